@@ -1,0 +1,1 @@
+"""Ullage: the GPU memory of a training job, before it runs."""

@@ -1,0 +1,31 @@
+"""How GPU memory behaves: an exact model of PyTorch's CUDA caching allocator. Standard library only.
+
+>>> from ullage.allocator import AllocatorConfig, CachingAllocator
+>>> gpu = CachingAllocator(80 * 2**30, AllocatorConfig.parse("max_split_size_mb:128"))
+>>> block = gpu.malloc(100 * 2**20)
+>>> gpu.free(block)
+>>> gpu.peak_allocated, gpu.peak_reserved
+(104857600, 104857600)
+"""
+
+from .block import Block
+from .caching import CachingAllocator
+from .config import AllocatorConfig, AllocatorConfigError
+from .out_of_memory import OutOfMemory
+from .replay import Difference, Event, History, ReplayResult, replay
+from .statistics import BlockInfo, SegmentInfo
+
+__all__ = [
+    "AllocatorConfig",
+    "AllocatorConfigError",
+    "Block",
+    "BlockInfo",
+    "CachingAllocator",
+    "Difference",
+    "Event",
+    "History",
+    "OutOfMemory",
+    "ReplayResult",
+    "SegmentInfo",
+    "replay",
+]

@@ -1,0 +1,217 @@
+"""The settings of the allocator: PYTORCH_ALLOC_CONF, parsed and checked as PyTorch does."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .constants import LARGE_BUFFER, MIB, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS, UNLIMITED
+
+ENVIRONMENT_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+# Options that PyTorch knows and that move no byte on the device: pinned host memory, locks, CUDA graphs.
+OPTIONS_WITHOUT_EFFECT = frozenset(
+    {
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+        "pinned_use_cuda_host_register",
+        "pinned_use_hip_host_register",
+        "pinned_num_register_threads",
+        "pinned_use_background_threads",
+        "pinned_reserve_segment_size_mb",
+        "pinned_max_round_threshold_mb",
+        "pinned_max_cached_size_mb",
+        "pinned_free_catch_all",
+        "graph_capture_record_stream_reuse",
+        "throw_on_cudamalloc_oom",
+    }
+)
+
+NO_ROUNDUP = (0,) * ROUNDUP_INTERVALS
+
+
+class AllocatorConfigError(ValueError):
+    """A setting that PyTorch would refuse, or that no model of the native allocator can follow.
+
+    >>> AllocatorConfig.parse("max_split_size_mb:5")
+    Traceback (most recent call last):
+    ...
+    ullage.allocator.config.AllocatorConfigError: max_split_size_mb must be at least 20, not 5
+    """
+
+
+@dataclass(frozen=True)
+class AllocatorConfig:
+    """What PYTORCH_ALLOC_CONF can say about device memory; sizes in bytes, defaults as PyTorch's.
+
+    ``garbage_collection_threshold`` acts only together with a ``memory_fraction`` below 1, as in PyTorch
+    (2.9 and later). ``roundup_power2_divisions`` is the table over powers of two from 1 MiB on: entry ``i``
+    holds for requests from ``2**i`` MiB to the next power, the first also for all below; 0 and 1 mean none.
+
+    >>> AllocatorConfig.parse("max_split_size_mb:128").max_split_size
+    134217728
+    """
+
+    max_split_size: int = UNLIMITED
+    roundup_power2_divisions: tuple[int, ...] = field(default=NO_ROUNDUP)
+    expandable_segments: bool = False
+    garbage_collection_threshold: float = 0.0
+    max_non_split_rounding: int = LARGE_BUFFER
+    memory_fraction: float = 1.0
+    large_segment_size: int = LARGE_BUFFER
+
+    def __post_init__(self) -> None:
+        if len(self.roundup_power2_divisions) != ROUNDUP_INTERVALS:
+            raise AllocatorConfigError(
+                f"roundup_power2_divisions needs {ROUNDUP_INTERVALS} entries, "
+                f"not {len(self.roundup_power2_divisions)}"
+            )
+        for divisions in self.roundup_power2_divisions:
+            _check_power_of_two("roundup_power2_divisions", divisions, zero=True)
+        if not 0.0 <= self.garbage_collection_threshold < 1.0:
+            raise AllocatorConfigError(
+                f"garbage_collection_threshold must lie in (0, 1), not {self.garbage_collection_threshold:g}"
+            )
+        if not 0.0 <= self.memory_fraction <= 1.0:
+            raise AllocatorConfigError(
+                f"per_process_memory_fraction must lie in [0, 1], not {self.memory_fraction:g}"
+            )
+        if self.large_segment_size <= MIN_LARGE_ALLOC:
+            raise AllocatorConfigError(
+                f"large_segment_size_mb must be more than {MIN_LARGE_ALLOC // MIB}, "
+                f"not {self.large_segment_size / MIB:g}"
+            )
+        for name, size in (
+            ("max_split_size_mb", self.max_split_size),
+            ("max_non_split_rounding_mb", self.max_non_split_rounding),
+        ):
+            if size < self.large_segment_size:
+                raise AllocatorConfigError(
+                    f"{name} must be at least {self.large_segment_size // MIB}, not {size / MIB:g}"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> AllocatorConfig:
+        """Read the value of PYTORCH_ALLOC_CONF.
+
+        Options that leave device memory as it is are accepted and forgotten; ``backend:cudaMallocAsync``
+        (another allocator) and unknown words are refused.
+
+        >>> AllocatorConfig.parse("expandable_segments:True,roundup_power2_divisions:4").expandable_segments
+        True
+        """
+        found = dict(_pairs(text))
+        large = _size(found, "large_segment_size_mb", LARGE_BUFFER)
+        config = cls(
+            max_split_size=_size(found, "max_split_size_mb", UNLIMITED),
+            roundup_power2_divisions=_divisions(found.pop("roundup_power2_divisions", "")),
+            expandable_segments=_flag(found, "expandable_segments"),
+            garbage_collection_threshold=_threshold(found),
+            max_non_split_rounding=_size(found, "max_non_split_rounding_mb", large),
+            memory_fraction=_real(found, "per_process_memory_fraction", 1.0),
+            large_segment_size=large,
+        )
+        backend = found.pop("backend", "native")
+        if backend != "native":
+            raise AllocatorConfigError(f"backend must be native, the allocator modelled here, not {backend}")
+        for name in found:
+            if name not in OPTIONS_WITHOUT_EFFECT:
+                raise AllocatorConfigError(f"an option that PyTorch knows is needed, not {name!r}")
+        return config
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> AllocatorConfig:
+        """Read PYTORCH_ALLOC_CONF or, where that is not set, PYTORCH_CUDA_ALLOC_CONF.
+
+        >>> AllocatorConfig.from_environment({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}).max_split_size
+        67108864
+        """
+        environment = os.environ if environment is None else environment
+        for name in ENVIRONMENT_NAMES:
+            if name in environment:
+                return cls.parse(environment[name])
+        return cls()
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Split ``key:value,key:[a:1,b:2]`` at the commas outside brackets."""
+    compact = re.sub(r"\s", "", text)
+    for item in re.findall(r"[^,\[\]]*\[[^\]]*\]?|[^,]+", compact):
+        name, colon, value = item.partition(":")
+        if not colon or not value:
+            raise AllocatorConfigError(f"an option of the form name:value is needed, not {item!r}")
+        yield name, value
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise AllocatorConfigError(f"{name} needs a whole number, not {text!r}")
+    return int(text)
+
+
+def _size(found: dict[str, str], name: str, default: int) -> int:
+    text = found.pop(name, None)
+    return default if text is None else min(_whole(name, text) * MIB, UNLIMITED)
+
+
+def _real(found: dict[str, str], name: str, default: float) -> float:
+    text = found.pop(name, None)
+    if text is None:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise AllocatorConfigError(f"{name} needs a number, not {text!r}") from None
+
+
+def _threshold(found: dict[str, str]) -> float:
+    given = "garbage_collection_threshold" in found
+    threshold = _real(found, "garbage_collection_threshold", 0.0)
+    if given and threshold <= 0.0:
+        raise AllocatorConfigError(f"garbage_collection_threshold must lie in (0, 1), not {threshold:g}")
+    return threshold
+
+
+def _flag(found: dict[str, str], name: str) -> bool:
+    text = found.pop(name, "False")
+    if text not in ("True", "False"):
+        raise AllocatorConfigError(f"{name} needs True or False, not {text!r}")
+    return text == "True"
+
+
+def _check_power_of_two(name: str, value: int, *, zero: bool = False) -> None:
+    if value < 0 or value & (value - 1) or (value == 0 and not zero):
+        raise AllocatorConfigError(f"{name} needs powers of two, not {value}")
+
+
+def _divisions(text: str) -> tuple[int, ...]:
+    """Fill the table from ``8`` or from ``[256:1,512:2,>:4]``, where 256 stands for 256 MiB."""
+    name = "roundup_power2_divisions"
+    if not text:
+        return NO_ROUNDUP
+    if not text.startswith("["):
+        divisions = _whole(name, text)
+        _check_power_of_two(name, divisions)
+        return (divisions,) * ROUNDUP_INTERVALS
+    if not text.endswith("]"):
+        raise AllocatorConfigError(f"{name} needs a closing bracket, not {text!r}")
+    table = list(NO_ROUNDUP)
+    last: int | None = None
+    for boundary_text, value_text in _pairs(text[1:-1]):
+        value = _whole(name, value_text)
+        _check_power_of_two(name, value, zero=True)
+        if boundary_text == ">":
+            # PyTorch keeps the interval before ">" as it was given; before 2.9 it was overwritten.
+            start = 1 if last is None else last + 1
+            table[start:] = [value] * len(table[start:])
+            continue
+        boundary = _whole(name, boundary_text)
+        _check_power_of_two(name, boundary)
+        index = min(boundary.bit_length() - 1, ROUNDUP_INTERVALS - 1)
+        if last is None:
+            table[:index] = [value] * index
+        table[index] = value
+        last = index
+    return tuple(table)

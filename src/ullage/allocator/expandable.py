@@ -1,0 +1,194 @@
+"""Expandable segments: one range of addresses for a stream and pool, memory mapped page by page.
+
+A page is 2 MiB in the small pool and 20 MiB (large_segment_size) in the large one. Unlike in PyTorch's
+code, a merge keeps the block with the lower address, see block.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import segments
+from .block import FREE, IN_USE, UNMAPPED, Block, FreeList, Pool
+from .constants import EXPANDABLE_EXTRA_DIVISOR, SEGMENT_ALLOC, SEGMENT_FREE, SMALL_BUFFER
+from .rounding import round_up
+
+if TYPE_CHECKING:
+    from .caching import CachingAllocator
+
+
+def page_size(allocator: CachingAllocator, pool: Pool) -> int:
+    """The unit in which memory is mapped.
+
+    >>> from ullage.allocator import CachingAllocator
+    >>> gpu = CachingAllocator(2**30); page_size(gpu, gpu.pools[0])
+    2097152
+    """
+    return SMALL_BUFFER if pool is allocator.pools[0] else allocator.config.large_segment_size
+
+
+def prefer_enclosed(blocks: list[Block], index: int) -> int:
+    """Best fit with growth in mind: a block before unmapped addresses counts as large as it can grow.
+
+    >>> prefer_enclosed([Block(0, 512, 0, 1), Block(4096, 1024, 0, 1)], 0)
+    0
+    """
+    while index + 1 < len(blocks) and _size_with_growth(blocks[index + 1]) < _size_with_growth(blocks[index]):
+        index += 1
+    return index
+
+
+def _size_with_growth(block: Block) -> int:
+    after = block.next
+    return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
+
+
+def allocate(
+    allocator: CachingAllocator, size: int, pool: Pool, free_list: FreeList, stream: int
+) -> Block | None:
+    """Map pages until a block of ``size`` bytes is there; None where the driver has no more.
+
+    >>> from ullage.allocator import AllocatorConfig, CachingAllocator
+    >>> gpu = CachingAllocator(2**30, AllocatorConfig(expandable_segments=True))
+    >>> allocate(gpu, 2**25, gpu.pools[1], gpu.pools[1].free_list(0), 0).size // 2**20
+    40
+    """
+    block = _find_room(allocator, size, pool, free_list, stream)
+    if block.state == UNMAPPED:
+        mapped = _map(allocator, block, min(block.size, size), pool, free_list)
+        if mapped is None:
+            return None
+        block = mapped
+    while block.size < size:
+        after = block.next
+        assert after is not None and after.state == UNMAPPED
+        mapped = _map(allocator, after, min(size - block.size, after.size), pool, free_list)
+        if mapped is None:
+            return None
+        block = mapped
+    free_list.remove(block)
+    return block
+
+
+def _find_room(allocator: CachingAllocator, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block:
+    """The lowest run of free and unmapped blocks with room for ``size``, or a new range of addresses."""
+    for unmapped in free_list.unmapped:
+        before = unmapped.prev
+        start = before if before is not None and before.state != IN_USE else unmapped
+        room = 0
+        block: Block | None = start
+        while room < size and block is not None and block.state != IN_USE:
+            room += block.size
+            block = block.next
+        if room >= size:
+            return start
+    total = allocator.total_memory
+    span = round_up(total + total // EXPANDABLE_EXTRA_DIVISOR, page_size(allocator, pool))
+    start = segments.new_segment(allocator, span, stream, pool, UNMAPPED)
+    free_list.add_unmapped(start)
+    return start
+
+
+def _map(
+    allocator: CachingAllocator, block: Block, size: int, pool: Pool, free_list: FreeList
+) -> Block | None:
+    """Put memory behind the first pages of an unmapped block; the free block that results, merged."""
+    size = round_up(size, page_size(allocator, pool))
+    if allocator.reserved + size > allocator.capacity:
+        return None
+    free_list.unmapped.remove(block)
+    address = block.address
+    if size < block.size:
+        rest = Block(address + size, block.size - size, block.stream, block.segment_id, pool, UNMAPPED)
+        _insert_after(block, rest)
+        free_list.add_unmapped(rest)
+        block.size = size
+    block.state = FREE
+    before, after = block.prev, block.next
+    if after is not None and after.state == FREE:
+        free_list.remove(after)
+        _absorb_next(block)
+    if before is not None and before.state == FREE:
+        free_list.remove(before)
+        _absorb_next(before)
+        block = before
+    block.born = pool.searches
+    free_list.add(block)
+    allocator.count_reserved(pool, size)
+    if allocator.on_event is not None:
+        allocator.on_event(SEGMENT_ALLOC, address, size)
+    return block
+
+
+def unmap(allocator: CachingAllocator, block: Block) -> None:
+    """Give back the pages that lie wholly inside a free block, and the range when nothing is left in it.
+
+    >>> from ullage.allocator import AllocatorConfig, CachingAllocator
+    >>> gpu = CachingAllocator(2**30, AllocatorConfig(expandable_segments=True))
+    >>> block = gpu.malloc(1); gpu.free(block); unmap(gpu, block); gpu.reserved
+    0
+    """
+    pool = block.pool
+    assert pool is not None
+    page = page_size(allocator, pool)
+    base = allocator.heads[block.segment_id].address
+    start = base + round_up(block.address - base, page)
+    end = base + (block.address + block.size - base) // page * page
+    if start >= end:
+        return
+    free_list = pool.by_stream[block.stream]
+    free_list.remove(block)
+    if start > block.address:
+        block = _cut(block, start - block.address, free_list, FREE)
+    if end < block.address + block.size:
+        rest = _cut(block, end - block.address, None, FREE)
+        rest.born = pool.searches
+        free_list.add(rest)
+    block.state = UNMAPPED
+    block = _merge_unmapped(block, free_list)
+    allocator.count_reserved(pool, start - end)
+    if allocator.on_event is not None:
+        allocator.on_event(SEGMENT_FREE, start, end - start)
+    if not block.is_split:
+        free_list.unmapped.remove(block)
+        segments.drop_segment(allocator, block)
+
+
+def _cut(block: Block, size: int, free_list: FreeList | None, state: int) -> Block:
+    """Cut a block after ``size`` bytes; with a list, its front goes there. The part behind is returned."""
+    assert block.pool is not None
+    rest = Block(block.address + size, block.size - size, block.stream, block.segment_id, block.pool, state)
+    _insert_after(block, rest)
+    block.size = size
+    if free_list is not None:
+        block.born = block.pool.searches
+        free_list.add(block)
+    return rest
+
+
+def _merge_unmapped(block: Block, free_list: FreeList) -> Block:
+    before, after = block.prev, block.next
+    if after is not None and after.state == UNMAPPED:
+        free_list.unmapped.remove(after)
+        _absorb_next(block)
+    if before is not None and before.state == UNMAPPED:
+        _absorb_next(before)
+        return before
+    free_list.add_unmapped(block)
+    return block
+
+
+def _insert_after(block: Block, rest: Block) -> None:
+    rest.prev, rest.next = block, block.next
+    if block.next is not None:
+        block.next.prev = rest
+    block.next = rest
+
+
+def _absorb_next(block: Block) -> None:
+    after = block.next
+    assert after is not None
+    block.size += after.size
+    block.next = after.next
+    if after.next is not None:
+        after.next.prev = block

@@ -1,0 +1,78 @@
+"""Every exception that Ullage raises on purpose.
+
+    UllageError
+    ├── UnknownName             no such GPU, model, estimator ...; carries the nearest valid names
+    ├── InvalidValue            a size, a duration, a setting that cannot be read
+    ├── MissingPackage          an optional package is needed; carries the line to type
+    ├── UnsupportedOperation    the virtual GPU cannot follow this operator or call
+    ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
+    └── NestedGPUError          a virtual GPU is already in use in another thread
+
+Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UllageError(Exception):
+    """The root of the tree; its text is one message for a person. `except UllageError` catches them all."""
+
+
+class UnknownName(UllageError, LookupError):
+    """A name that is not in a catalogue.
+
+    >>> str(UnknownName("GPU", "H20O", ["H200", "H100-80GB"]))
+    "no GPU named 'H20O'; did you mean 'H200'?"
+    """
+
+    def __init__(self, kind: str, name: str, valid: Iterable[str], hint: str = "") -> None:
+        self.kind, self.name, self.valid = kind, name, sorted(valid)
+        self.near = nearest(name, self.valid)
+        if self.near:
+            advice = "did you mean " + " or ".join(repr(near) for near in self.near) + "?"
+        else:
+            advice = "valid names: " + ", ".join(self.valid[:60])
+        super().__init__(f"no {kind} named {name!r}; {advice}" + (f" ({hint})" if hint else ""))
+
+
+class InvalidValue(UllageError, ValueError):
+    """A value that cannot be read; the text says what was needed and what was found."""
+
+
+class MissingPackage(UllageError, ImportError):
+    """An optional package is not installed.
+
+    >>> str(MissingPackage("timm", "models named timm:NAME"))
+    'models named timm:NAME need the package timm; type: pip install timm'
+    """
+
+    def __init__(self, package: str, purpose: str) -> None:
+        super().__init__(f"{purpose} need the package {package}; type: pip install {package}")
+        self.package = package
+
+
+class UnsupportedOperation(UllageError, NotImplementedError):
+    """Something that the virtual GPU cannot follow; the text names it and says what to do instead."""
+
+
+class UnsupportedPlatform(UllageError, RuntimeError):
+    """This PyTorch or this system cannot host a virtual GPU; the text says what was looked for."""
+
+
+class NestedGPUError(UllageError, RuntimeError):
+    """A second virtual GPU was started in another thread while one was in use."""
+
+
+def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:
+    """The valid names that look most like `name`, best first, whatever their case.
+
+    >>> nearest("a100", ["A100-40GB", "A100-80GB", "V100"])
+    ['A100-40GB', 'A100-80GB', 'V100']
+    """
+    by_folded = {candidate.casefold(): candidate for candidate in valid}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=limit, cutoff=0.6)
+    prefixed = [folded for folded in by_folded if folded.startswith(name.casefold()) and folded not in close]
+    return [by_folded[folded] for folded in (prefixed + close)[:limit]]

@@ -1,0 +1,84 @@
+"""Bytes and durations: read from what people write, printed as people read. Nowhere else."""
+
+from __future__ import annotations
+
+import re
+
+from ullage.errors import InvalidValue
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+_BYTE_FACTORS = {
+    "": 1, "b": 1,
+    "k": KIB, "kib": KIB, "kb": 1000,
+    "m": MIB, "mib": MIB, "mb": 1000**2,
+    "g": GIB, "gib": GIB, "gb": 1000**3,
+    "t": TIB, "tib": TIB, "tb": 1000**4,
+}  # fmt: skip
+_SECOND_FACTORS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from `"40GiB"`, `"40 GB"` (decimal), `"512M"` (binary) or a plain number.
+
+    >>> parse_bytes("1.5GiB")
+    1610612736
+    """
+    if isinstance(text, int):
+        return text
+    return round(_parse(text, _BYTE_FACTORS, "a size such as 512MiB, 40GB or 1.5GiB"))
+
+
+def format_bytes(count: int | None) -> str:
+    """Binary units, three significant digits from KiB on; unknown is said.
+
+    >>> format_bytes(1610612736), format_bytes(-512), format_bytes(None)
+    ('1.50 GiB', '-512 B', 'unknown')
+    """
+    if count is None:
+        return "unknown"
+    sign, size = ("-", -count) if count < 0 else ("", count)
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            value = size / factor
+            return f"{sign}{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+    return f"{sign}{size} B"
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds from `"90s"`, `"1.5h"`, `"250ms"` or a plain number.
+
+    >>> parse_duration("1.5h")
+    5400.0
+    """
+    if isinstance(text, int | float):
+        return float(text)
+    return _parse(text, _SECOND_FACTORS, "a duration such as 90s, 15m or 1.5h")
+
+
+def format_duration(seconds: float | None) -> str:
+    """A duration with two or three digits.
+
+    >>> format_duration(0.0123), format_duration(75), format_duration(None)
+    ('12.3 ms', '1 min 15 s', 'unknown')
+    """
+    if seconds is None:
+        return "unknown"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def _parse(text: str, factors: dict[str, float] | dict[str, int], needed: str) -> float:
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    factor = factors.get(match[2].casefold()) if match else None
+    if match is None or factor is None:
+        raise InvalidValue(f"needed {needed}; found {text!r}")
+    return float(match[1]) * factor

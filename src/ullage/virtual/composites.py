@@ -1,0 +1,126 @@
+"""Operators that PyTorch takes apart by asking which libraries it was built with.
+
+On a CPU build the answer would be that there is no cuDNN and no fused attention. While a virtual GPU is in use these
+operators are taken apart here, as a CUDA build does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ullage.virtual.attention_choice import CUDNN, EFFICIENT, FLASH, Attention, choose
+
+if TYPE_CHECKING:
+    from ullage.virtual.gpu import VirtualGPU
+
+_aten = torch.ops.aten
+_INT_MAX = 2**31 - 1
+
+
+def install(gpu: VirtualGPU) -> Callable[[], None]:
+    """Register the replacements; returns what removes them."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("batch_norm", batch_norm, "AutogradCUDA")
+    capability = gpu.spec.compute_capability or (0, 0)
+    library.impl("scaled_dot_product_attention", _attention_for(capability), "AutogradCUDA")
+    return library._destroy
+
+
+def batch_norm(
+    input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, enabled: bool
+) -> Any:
+    """Normalization.cpp, _select_batch_norm_backend and _batch_norm_impl_index."""
+    if _cudnn_normalizes(input, weight, bias, mean, var, training, eps, enabled):
+        fmt = torch._prims_common.suggest_memory_format(input)
+        return _aten.cudnn_batch_norm(
+            input.contiguous(memory_format=fmt), weight, bias, mean, var, training, momentum, eps
+        )[0]
+    return _aten.native_batch_norm(input, weight, bias, mean, var, training, momentum, eps)[0]
+
+
+def _cudnn_normalizes(
+    input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float, enabled: bool
+) -> bool:
+    if not (enabled and torch._C._get_cudnn_enabled()) or weight is None or bias is None:
+        return False
+    if torch.bfloat16 in (input.dtype, weight.dtype):
+        return False
+    if input.dtype is torch.float16 and weight.dtype is not torch.float32:
+        return False
+    tracked = (mean is not None and var is not None) or (mean is None and var is None and training)
+    batch_limit = 880801 if training else 65535
+    return tracked and input.dim() >= 3 and input.shape[0] <= batch_limit and eps >= 0.0 and input.numel() < _INT_MAX
+
+
+def _attention_for(capability: tuple[int, int]) -> Callable[..., torch.Tensor]:
+    def scaled_dot_product_attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """attention.cpp, scaled_dot_product_attention"""
+        attention = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        kernel = choose(attention, capability)
+        if kernel == CUDNN:
+            mask = _additive(attn_mask, query.dtype)
+            return _aten._scaled_dot_product_cudnn_attention(
+                query, key, value, mask, attention.trains, dropout_p, is_causal, False, scale=scale
+            )[0]
+        mask = _additive(attn_mask, query.dtype)
+        if kernel == FLASH:
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        if kernel == EFFICIENT:
+            if mask is not None:
+                mask = _padded_mask(mask, query, key)
+            return _aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, attention.trains, dropout_p, is_causal, scale=scale
+            )[0]
+        return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+
+    return scaled_dot_product_attention
+
+
+def _additive(mask: Any, dtype: torch.dtype) -> Any:
+    """convert_boolean_attn_mask: a mask of flags becomes one of numbers to add."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
+
+
+def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale: float | None) -> Any:
+    """Flash attention works on head sizes that are multiples of 8."""
+    size = query.shape[-1]
+    scale = size**-0.5 if scale is None else scale
+    missing = -size % 8
+    if missing:
+        query, key, value = (torch.constant_pad_nd(tensor, [0, missing]) for tensor in (query, key, value))
+    out = _aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
+    return out[..., :size] if missing else out
+
+
+_MASK_ALIGNMENT = 8  # attention.cpp, preprocess_mask: rows of a mask begin at multiples of 8 elements
+
+
+def _padded_mask(mask: Any, query: Any, key: Any) -> Any:
+    target = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    missing = -mask.shape[-1] % _MASK_ALIGNMENT
+    if missing:
+        last = mask.shape[-1]
+        mask = torch.constant_pad_nd(mask, [0, missing])[..., :last]
+    return mask.expand(target)
+
+
+def _math(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None, grouped: bool
+) -> Any:
+    return _aten._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=grouped
+    )[0]

@@ -1,0 +1,169 @@
+"""The virtual GPU itself, and the `with` statement that puts it in the place of "cuda"."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ullage.allocator import AllocatorConfig, CachingAllocator
+from ullage.errors import NestedGPUError, UnsupportedOperation
+from ullage.gpus import GPU, gpu as find_gpu
+from ullage.virtual import composites, kernels, steps, surface
+from ullage.virtual.host import Host
+from ullage.virtual.kernels.workspaces import Workspaces
+from ullage.virtual.memory import PARAMETERS, DeviceMemory
+from ullage.virtual.mode import VirtualMode
+from ullage.virtual.native import cuda_stand_in
+from ullage.virtual.values import Values
+
+_in_use = threading.RLock()
+_active: list[VirtualGPU] = []
+
+
+class VirtualGPU:
+    """A GPU that has shapes, an allocator and no arithmetic. Made by `virtual_gpu`.
+
+    >>> with virtual_gpu("H200") as gpu:
+    ...     x = torch.zeros(1000, 1000, device="cuda")
+    >>> gpu.peak_allocated
+    4000256
+    """
+
+    def __init__(self, spec: GPU, config: AllocatorConfig | None = None) -> None:
+        self.spec = spec
+        self.config = config or AllocatorConfig.from_environment()
+        self.context = spec.context or 0
+        usable = spec.usable or spec.memory
+        allocator = CachingAllocator(usable - self.context, self.config, total_memory=usable)
+        self.memory = DeviceMemory(allocator, self.context, usable)
+        self.host = Host()
+        self.values = Values(self)
+        self.workspaces = Workspaces(self)
+        self.progress = steps.Progress(self)
+        self.operator = ""
+        self.list_plans: dict[Any, Any] = {}
+        self.environment = dict(os.environ)
+        self._notes: dict[tuple[str, str], int] = {}
+        self._mode = VirtualMode(self)
+        self._restore: Any = None
+
+    # What the run showed; the names are those of the estimate.
+
+    @property
+    def peak_allocated(self) -> int:
+        """The most bytes that tensors held at once, as `torch.cuda.max_memory_allocated()`."""
+        return self.memory.allocator.peak_allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most bytes that the allocator held at once, as `torch.cuda.max_memory_reserved()`."""
+        return self.memory.allocator.peak_reserved
+
+    @property
+    def process_memory(self) -> int:
+        """What `nvidia-smi` shows for the process at its peak: the context and the reserved memory."""
+        return self.context + self.peak_reserved
+
+    @property
+    def notes(self) -> list[str]:
+        """Every assumption made on the way, in the order of its first use."""
+        return [text + (f" ({count} times)" if count > 1 else "") for (_, text), count in self._notes.items()]
+
+    @property
+    def timeline(self) -> list[tuple[int, int, int]]:
+        """Allocator calls, each with the bytes allocated and reserved after it."""
+        return self.memory.timeline
+
+    def note(self, kind: str, text: str) -> None:
+        """Add a line to the notes; the same line again is counted."""
+        self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
+
+    def refuse(self, what: str, advice: str) -> None:
+        """Say that something cannot be followed."""
+        raise UnsupportedOperation(f"the virtual GPU cannot follow {what}: {advice}")
+
+    def mark_parameter(self, tensor: torch.Tensor) -> None:
+        """A tensor on the GPU holds a parameter."""
+        self.memory.mark(tensor, PARAMETERS)
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Take a CPU tensor for pinned."""
+        tensor.untyped_storage().ullage_pinned = True  # type: ignore[attr-defined]
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor is taken for pinned."""
+        return not tensor.is_cuda and getattr(tensor.untyped_storage(), "ullage_pinned", False)
+
+    def settings(self) -> tuple[Any, ...]:
+        """The switches that decide which kernel PyTorch takes; part of what a plan is remembered by."""
+        return kernels.settings()
+
+    def __enter__(self) -> VirtualGPU:
+        if not _in_use.acquire(blocking=False):
+            raise NestedGPUError(
+                "another thread is using a virtual GPU; needed: one thread at a time in a process. "
+                "Use one process an estimate, or wait for the other thread."
+            )
+        try:
+            self._restore = _Restore()
+            if not _active:
+                self._restore.add(cuda_stand_in().remove)
+                cuda_stand_in().install()
+            self._restore.add(surface.install(self))
+            self._restore.add(composites.install(self))
+            self._restore.add(self.progress.install())
+            self._mode.__enter__()
+            self._restore.add(lambda: self._mode.__exit__(None, None, None))
+            _active.append(self)
+        except BaseException:
+            if self._restore is not None:
+                self._restore.run()
+            _in_use.release()
+            raise
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            _active.remove(self)
+            self._restore.run()
+            self.host.close()
+            self.memory.closed = True
+        finally:
+            _in_use.release()
+
+
+class _Restore:
+    """What has to be undone, the last first."""
+
+    def __init__(self) -> None:
+        self._actions: list[Any] = []
+
+    def add(self, action: Any) -> None:
+        self._actions.append(action)
+
+    def run(self) -> None:
+        while self._actions:
+            self._actions.pop()()
+
+
+def virtual_gpu(name: str | GPU = "H200", config: AllocatorConfig | None = None) -> VirtualGPU:
+    """A virtual GPU of that name, to be used in a `with` statement: inside, "cuda" is that GPU.
+
+    `config` are the allocator's settings; by default those of `PYTORCH_ALLOC_CONF`.
+
+    >>> with virtual_gpu("A100-40GB") as gpu:
+    ...     torch.cuda.get_device_name()
+    'NVIDIA A100-SXM4-40GB'
+
+    Not covered: more than one GPU, and tensors that go on being used outside the `with`.
+    """
+    return VirtualGPU(find_gpu(name), config)
+
+
+def current() -> VirtualGPU | None:
+    """The virtual GPU in use, the innermost one."""
+    return _active[-1] if _active else None

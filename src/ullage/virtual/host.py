@@ -1,0 +1,212 @@
+"""CPU tensors under a virtual GPU: they keep their data, but large ones are filled only when somebody looks.
+
+`torch.empty` on the CPU costs address space, not memory, until it is written to. So a large new CPU tensor is made
+empty, and what would fill it (zeros, random numbers, the initialisation of a layer, a change of type) is kept as a
+list of steps. The first operator that needs the values runs the steps; moving the tensor to the virtual GPU does not
+need them. A model of billions of parameters is built in milliseconds and next to no memory.
+
+What differs from PyTorch: random numbers are drawn when they are needed, so seeds give other (equally random) values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+SMALLEST_DEFERRED = 16 * 1024  # bytes; filling less than this costs no more than remembering it
+
+_storage_of = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
+_aten = torch.ops.aten
+
+# Factories that can wait, and what fills the empty tensor later: (place of the size argument, fill).
+_FACTORIES: dict[Any, Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]] = {
+    _aten.empty.memory_format: lambda out, args, kwargs: None,
+    _aten.zeros.default: lambda out, args, kwargs: out.zero_(),
+    _aten.ones.default: lambda out, args, kwargs: out.fill_(1),
+    _aten.full.default: lambda out, args, kwargs: out.fill_(args[1]),
+    _aten.randn.default: lambda out, args, kwargs: out.normal_(),
+    _aten.randn.generator: lambda out, args, kwargs: out.normal_(generator=kwargs.get("generator")),
+    _aten.rand.default: lambda out, args, kwargs: out.uniform_(),
+    _aten.rand.generator: lambda out, args, kwargs: out.uniform_(generator=kwargs.get("generator")),
+}
+_LIKE_FACTORIES: dict[Any, Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]] = {
+    _aten.empty_like.default: lambda out, args, kwargs: None,
+    _aten.zeros_like.default: lambda out, args, kwargs: out.zero_(),
+    _aten.ones_like.default: lambda out, args, kwargs: out.fill_(1),
+    _aten.randn_like.default: lambda out, args, kwargs: out.normal_(),
+    _aten.rand_like.default: lambda out, args, kwargs: out.uniform_(),
+}
+_COPIES = {_aten._to_copy.default, _aten.clone.default}
+_FACTORY_OPTIONS = ("dtype", "layout", "memory_format")
+
+
+class _Unfilled:
+    """The steps that would fill one storage, and the unfilled copies that were made of it."""
+
+    __slots__ = ("__weakref__", "copies", "key", "steps", "watch")
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.steps: list[Callable[[torch.Tensor], Any]] = []
+        self.copies: list[tuple[Any, _Unfilled]] = []
+        self.watch: Any = None
+
+
+class Host:
+    """The CPU side of one virtual GPU.
+
+    >>> Host().call(torch.ops.aten.zeros.default, ([2],), {})
+    tensor([0., 0.])
+    """
+
+    def __init__(self) -> None:
+        self._unfilled: dict[int, _Unfilled] = {}
+        self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator on CPU tensors, or put it off."""
+        if "pin_memory" in kwargs:
+            kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"} | {"pin_memory": False}
+        fill = _FACTORIES.get(func) or _LIKE_FACTORIES.get(func)
+        if fill is not None and _is_host(kwargs.get("device")):
+            made = self._defer_factory(func, fill, args, kwargs)
+            if made is not None:
+                return made
+        if self._unfilled:
+            if func in _COPIES:
+                made = self._defer_copy(func, args, kwargs)
+                if made is not None:
+                    return made
+            elif self._defer_in_place(func, args, kwargs):
+                return args[0]
+            elif not _is_view(func):
+                self.fill_all((args, kwargs))
+        return func(*args, **kwargs)
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """See to it that a CPU tensor has its values."""
+        if not self._unfilled or tensor.device.type != "cpu":
+            return
+        try:
+            unfilled = self._unfilled.get(_storage_of(tensor)._cdata)
+        except (RuntimeError, NotImplementedError):
+            return  # sparse tensors and the like have no storage
+        if unfilled is not None:
+            self._run(unfilled, tensor)
+
+    def fill_all(self, values: Any) -> None:
+        """The same for every tensor in nested arguments."""
+        if isinstance(values, torch.Tensor):
+            self.fill(values)
+        elif isinstance(values, list | tuple):
+            for value in values:
+                self.fill_all(value)
+        elif isinstance(values, dict):
+            for value in values.values():
+                self.fill_all(value)
+
+    def close(self) -> None:
+        """Fill what is left and still alive: outside the virtual GPU, nobody would."""
+        for unfilled in list(self._unfilled.values()):
+            storage = unfilled.watch() if unfilled.watch is not None else None
+            if storage is not None and unfilled.steps:
+                self._run(unfilled, torch.empty(0, dtype=torch.uint8).set_(storage))
+        self._unfilled.clear()
+
+    def _remember(self, tensor: torch.Tensor) -> _Unfilled:
+        storage = _storage_of(tensor)
+        unfilled = _Unfilled(storage._cdata)
+        unfilled.watch = weakref.ref(storage, lambda _, key=unfilled.key: self._unfilled.pop(key, None))  # type: ignore[misc]
+        self._unfilled[unfilled.key] = unfilled
+        return unfilled
+
+    def _defer_factory(self, func: Any, fill: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in _LIKE_FACTORIES:
+            source = args[0]
+            if source.device.type != "cpu" or source.numel() * source.element_size() < SMALLEST_DEFERRED:
+                return None
+            options = {name: kwargs[name] for name in _FACTORY_OPTIONS if kwargs.get(name) is not None}
+            out = torch.empty_like(source, **options)
+        else:
+            count = 1
+            for length in args[0]:
+                count *= length
+            if count * 4 < SMALLEST_DEFERRED:
+                return None
+            options = {name: kwargs[name] for name in _FACTORY_OPTIONS if kwargs.get(name) is not None}
+            if func is _aten.full.default and "dtype" not in options:
+                options["dtype"] = torch.full((), args[1]).dtype
+            out = torch.empty(args[0], **options)
+        if out.layout is not torch.strided:
+            return None
+        self._remember(out).steps.append(_Step(out, lambda target: fill(target, args, kwargs)))
+        return out
+
+    def _defer_copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = args[0]
+        unfilled = self._unfilled.get(_storage_of(source)._cdata) if source.layout is torch.strided else None
+        if unfilled is None or not _is_host(kwargs.get("device")):
+            return None
+        options = {name: kwargs[name] for name in ("dtype", "memory_format") if kwargs.get(name) is not None}
+        out = torch.empty_like(source, **options)
+        copy = self._remember(out)
+        copy.steps.append(_Step(out, lambda target: self._filled(source) is None or target.copy_(source)))
+        unfilled.copies.append((weakref.ref(_storage_of(out)), copy))
+        return out
+
+    def _defer_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """In-place changes of an unfilled tensor by numbers alone (`normal_`, `mul_`, `clamp_` ...) can wait too."""
+        if not (args and func._schema.name.endswith("_") and isinstance(args[0], torch.Tensor)):
+            return False
+        target = args[0]
+        unfilled = self._unfilled.get(_storage_of(target)._cdata) if target.layout is torch.strided else None
+        if unfilled is None or any(isinstance(value, torch.Tensor | list | tuple) for value in args[1:]):
+            return False
+        if any(isinstance(value, torch.Tensor) for value in kwargs.values()):
+            return False
+        if func._schema.name in ("aten::resize_", "aten::set_", "aten::as_strided_", "aten::t_", "aten::squeeze_"):
+            return False
+        if any(reference() is not None for reference, _ in unfilled.copies):
+            return False  # a copy still has to see the values of before
+        rest = args[1:]
+        unfilled.steps.append(_Step(target, lambda view: func(view, *rest, **kwargs)))
+        return True
+
+    def _filled(self, source: torch.Tensor) -> torch.Tensor:
+        self.fill(source)
+        return source
+
+    def _run(self, unfilled: _Unfilled, tensor: torch.Tensor) -> None:
+        self._unfilled.pop(unfilled.key, None)
+        for step in unfilled.steps:
+            step(tensor)
+        for reference, copy in unfilled.copies:
+            storage = reference()
+            if storage is not None and copy.key in self._unfilled:
+                self._run(copy, torch.empty(0, dtype=torch.uint8).set_(storage))
+
+
+class _Step:
+    """One filling step on a view of a storage, kept without holding the storage."""
+
+    __slots__ = ("act", "dtype", "offset", "size", "stride")
+
+    def __init__(self, view: torch.Tensor, act: Callable[[torch.Tensor], Any]) -> None:
+        self.size, self.stride, self.offset = tuple(view.shape), view.stride(), view.storage_offset()
+        self.dtype, self.act = view.dtype, act
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        target = torch.empty(0, dtype=self.dtype).set_(_storage_of(tensor), self.offset, self.size, self.stride)
+        self.act(target)
+
+
+def _is_host(device: torch.device | None) -> bool:
+    return device is None or device.type == "cpu"
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and all(value.alias_info is not None and not value.alias_info.is_write for value in returns)

@@ -1,0 +1,123 @@
+"""A plan: which tensors one operator call returns and what it asks of the allocator, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+OUTPUT, TEMPORARY, FREE = range(3)
+
+
+class New(NamedTuple):
+    """An output with memory of its own."""
+
+    size: Sequence[int]
+    stride: Sequence[int]
+    dtype: torch.dtype
+    nbytes: int
+
+
+class Alias(NamedTuple):
+    """An output over the storage of an argument; `offset` counts from the argument's own."""
+
+    argument: Any  # its place: an index, a name, or a pair (index, place in the list)
+    size: Sequence[int]
+    stride: Sequence[int]
+    offset: int
+
+
+class Same(NamedTuple):
+    """An output that is an argument itself."""
+
+    argument: Any
+
+
+Output = New | Alias | Same | None
+
+
+def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides as PyTorch gives them.
+
+    >>> contiguous_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [], 1
+    for length in reversed(size):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+def span_of_elements(size: Sequence[int], stride: Sequence[int]) -> int:
+    """How many elements a storage must have for this size and these strides."""
+    last = 1
+    for length, step in zip(size, stride, strict=True):
+        if length == 0:
+            return 0
+        last += (length - 1) * step
+    return last
+
+
+def new(size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> New:
+    """An output of this size, contiguous unless strides are given.
+
+    >>> new((2, 3), torch.float32).nbytes
+    24
+    """
+    strides = contiguous_strides(size) if stride is None else tuple(stride)
+    return New(tuple(size), strides, dtype, span_of_elements(size, strides) * dtype.itemsize)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What one call does: its outputs, and steps in the order of the real kernel.
+
+    A step is `(OUTPUT, place among the outputs)`, `(TEMPORARY, bytes)` or `(FREE, place among the temporaries)`.
+    Temporaries that are not freed in a step are freed at the end, the last one first. Without steps the outputs are
+    taken in their order.
+    """
+
+    outputs: list[Output]
+    steps: list[tuple[int, int]] | None = None
+    single: bool = False
+    as_list: bool = False
+    defaults: dict[int, Any] | None = None  # outputs that are plain numbers
+    host_outputs: dict[int, torch.dtype] | None = None  # outputs that are single numbers in CPU tensors
+    library: str = ""  # "cublas" or "cublaslt": its workspace is taken first, if this is the first use
+
+    def temporaries(self) -> list[int]:
+        """Sizes of the temporaries in order."""
+        return [value for step, value in self.steps or () if step == TEMPORARY]
+
+
+class Steps:
+    """Writes the steps of a plan in the order of the kernel.
+
+    >>> steps = Steps()
+    >>> steps.output(0).temporary(1024).steps
+    [(0, 0), (1, 1024)]
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+        self._count = 0
+
+    def output(self, *places: int) -> Steps:
+        """Take the memory of these outputs now."""
+        self.steps.extend((OUTPUT, place) for place in places)
+        return self
+
+    def temporary(self, *sizes: int) -> Steps:
+        """Take temporaries of so many bytes now; they are numbered from 0 in the order of taking."""
+        for size in sizes:
+            self.steps.append((TEMPORARY, size))
+            self._count += 1
+        return self
+
+    def free(self, *places: int) -> Steps:
+        """Give these temporaries back now; -1 is the last one taken."""
+        self.steps.extend((FREE, place if place >= 0 else self._count + place) for place in places)
+        return self

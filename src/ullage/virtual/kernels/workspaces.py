@@ -1,0 +1,64 @@
+"""Memory that libraries take at first use and keep: the workspaces of cuBLAS and cuBLASLt.
+
+aten/src/ATen/cuda/CublasHandlePool.cpp: one workspace a handle and stream, and a handle for every thread that
+multiplies matrices. The thread that runs the backward pass therefore has its own.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ullage.units import KIB, MIB
+from ullage.virtual.memory import WORKSPACE
+
+if TYPE_CHECKING:
+    from ullage.virtual.gpu import VirtualGPU
+
+_HOPPER_DEFAULT = 4096 * 8 * KIB  # ":4096:8" on compute capability 9 and 10: 32 MiB
+_DEFAULT = 8_519_680  # ":4096:2:16:8" before: 2 * 4 MiB + 8 * 16 KiB
+LT_DEFAULT = 1 * MIB
+
+
+class Workspaces:
+    """The workspaces of one virtual GPU."""
+
+    def __init__(self, gpu: VirtualGPU) -> None:
+        self._gpu = gpu
+        self._taken: dict[Any, Any] = {}
+
+    def need(self, library: str) -> None:
+        """A call of this library is about to run in this thread and stream."""
+        self.cublas()
+        if library == "cublaslt":
+            self.cublas_lt()
+
+    def cublas(self) -> None:
+        """A matrix product is about to run in this thread and stream."""
+        key = ("cublas", threading.get_ident(), self._gpu.memory.stream)
+        if key not in self._taken:
+            size = self.cublas_size()
+            self._taken[key] = self._gpu.memory.take(size, WORKSPACE) if size else None
+
+    def cublas_lt(self) -> None:
+        """A matrix product with cuBLASLt is about to run in this thread and stream."""
+        key = ("cublaslt", threading.get_ident(), self._gpu.memory.stream)
+        if key not in self._taken:
+            self._taken[key] = self._gpu.memory.take(LT_DEFAULT, WORKSPACE)
+
+    def cublas_size(self) -> int:
+        """Bytes of one cuBLAS workspace, by `CUBLAS_WORKSPACE_CONFIG` or the GPU's generation."""
+        written = self._gpu.environment.get("CUBLAS_WORKSPACE_CONFIG", "")
+        pairs = re.findall(r":(\d+):(\d+)", written)
+        if pairs:
+            return sum(int(kib) * int(count) for kib, count in pairs) * KIB
+        major = (self._gpu.spec.compute_capability or (0, 0))[0]
+        return _HOPPER_DEFAULT if major in (9, 10) else _DEFAULT
+
+    def clear(self) -> None:
+        """`torch._C._cuda_clearCublasWorkspaces()`."""
+        for taken in self._taken.values():
+            if taken is not None:
+                self._gpu.memory.give_back(taken)
+        self._taken.clear()

@@ -1,0 +1,223 @@
+"""Every operator call passes here: calls that touch the virtual GPU are counted, all others run as they are.
+
+A call's plan depends only on the shapes, types and layouts of its arguments (and a few switches), so it is worked
+out once and remembered; the second iteration and every repeated block cost microseconds an operator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ullage.errors import UnsupportedOperation
+from ullage.virtual import shapes
+from ullage.virtual.kernels.plan import FREE, OUTPUT, New, Plan, Same
+from ullage.virtual.kernels.registry import RULES, Call
+from ullage.virtual.native import view_without_data
+from ullage.virtual.special import SPECIAL, is_list_operator, list_operator
+
+if TYPE_CHECKING:
+    from ullage.virtual.gpu import VirtualGPU
+
+_Tensor = torch.Tensor
+
+# Operators whose output shape depends on the value of a float argument; for all others the value is left out of the
+# key, so that a changing learning rate does not make a new entry at every step.
+_FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "interpolate", "dropout", "attention", "scalar")
+
+
+class VirtualMode(TorchDispatchMode):
+    """The dispatch mode of one virtual GPU."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper against torch.compile costs microseconds a call and a second to import
+
+    def __init__(self, gpu: VirtualGPU) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self._operators: dict[Any, _Operator] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = _Operator(func, self)
+        return operator(args, kwargs or {})
+
+
+class _Operator:
+    """One operator overload on one virtual GPU, with the plans it has remembered."""
+
+    __slots__ = ("composite", "floats_matter", "func", "gpu", "mode", "name", "plans", "rule", "special", "written")
+
+    def __init__(self, func: Any, mode: VirtualMode) -> None:
+        self.func, self.mode, self.gpu = func, mode, mode.gpu
+        self.name = str(func)
+        self.rule = RULES.get(self.name)
+        self.special = list_operator if is_list_operator(self.name) else SPECIAL.get(self.name)
+        self.composite = self.special is None and self.rule is None and _is_composite(func)
+        self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
+        self.written = _written_places(func)
+        self.plans: dict[Any, Plan] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.special is not None:
+            return self.special(self.gpu, self.func, args, kwargs)
+        key, on_gpu = self._key(args, kwargs)
+        if not on_gpu:
+            return self.gpu.host.call(self.func, args, kwargs)
+        if self.composite:
+            with self.mode:
+                return self.func.decompose(*args, **kwargs)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.plans[key] = self._make_plan(args, kwargs)
+        gpu = self.gpu
+        gpu.operator = self.name
+        result = carry_out(gpu, plan, args, kwargs)
+        if self.written:
+            for place in self.written:
+                if place < len(args) and args[place] is not None:
+                    gpu.memory.written(args[place])
+        elif not args or hasattr(args[0], "ullage_value") or type(args[0]) is not _Tensor:
+            gpu.values.follow(self.func, args, kwargs, result)
+        return result
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        parts: list[Any] = []
+        on_gpu = _describe(args, parts, self.floats_matter)
+        if kwargs:
+            for name, value in kwargs.items():
+                parts.append(name)
+                on_gpu |= _describe((value,), parts, self.floats_matter)
+        if self.rule is not None:
+            parts.append(self.gpu.settings())
+        return tuple(parts), on_gpu
+
+    def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        def infer() -> Plan:
+            try:
+                return shapes.infer(self.func, args, kwargs)
+            except NotImplementedError as error:
+                raise UnsupportedOperation(
+                    f"the virtual GPU cannot follow {self.name}: PyTorch has no shape inference for it. "
+                    "Register one with torch.library.register_fake, or replace the operator."
+                ) from error
+
+        _check_devices(self.name, args)
+        if self.rule is not None:
+            return self.rule(Call(self.func, args, kwargs, self.gpu, infer))
+        return infer()
+
+
+def carry_out(gpu: VirtualGPU, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do to the allocator what the kernel would, and return its outputs."""
+    memory = gpu.memory
+    if plan.steps is None:
+        results = [_result(memory, output, args, kwargs) for output in plan.outputs]
+    else:
+        results = _carry_out_steps(memory, plan, args, kwargs)
+    if plan.library:
+        gpu.workspaces.need(plan.library)
+    if plan.defaults:
+        for place, value in plan.defaults.items():
+            results[place] = value
+    if plan.host_outputs:
+        for place, dtype in plan.host_outputs.items():
+            results[place] = torch.zeros((), dtype=dtype)
+    if plan.single:
+        return results[0]
+    return results if plan.as_list else tuple(results)
+
+
+def _carry_out_steps(memory: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    results: list[Any] = [None] * len(plan.outputs)
+    temporaries: list[Any] = []
+    try:
+        for step, value in plan.steps or ():
+            if step == OUTPUT:
+                results[value] = _result(memory, plan.outputs[value], args, kwargs)
+            elif step == FREE:
+                taken, temporaries[value] = temporaries[value], None
+                memory.give_back(taken)
+            else:
+                temporaries.append(memory.take(value) if value else None)
+    finally:
+        for taken in reversed(temporaries):
+            if taken is not None:
+                memory.give_back(taken)
+    for place, output in enumerate(plan.outputs):
+        if output is not None and not isinstance(output, New):
+            results[place] = _result(memory, output, args, kwargs)
+    return results
+
+
+def _result(memory: Any, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if type(output) is New:
+        return memory.tensor(*output)
+    if output is None:
+        return None
+    if type(output) is Same:
+        return shapes.argument_at(output.argument, args, kwargs)
+    base = shapes.argument_at(output.argument, args, kwargs)
+    return view_without_data(base, output.size, output.stride, base.storage_offset() + output.offset)
+
+
+def _describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
+    """Add what decides a call's plan to `parts`; true if a tensor or a device of the virtual GPU is among it."""
+    on_gpu = False
+    for value in values:
+        kind = type(value)
+        if isinstance(value, _Tensor):
+            cuda = value.is_cuda
+            on_gpu |= cuda
+            parts.append((value.shape, value.stride(), value.dtype, cuda))
+        elif kind is float:
+            parts.append((float, value) if floats_matter else float)
+        elif kind is int or kind is bool:
+            parts.append((kind, value))
+        elif kind is list or kind is tuple:
+            nested: list[Any] = []
+            on_gpu |= _describe(value, nested, floats_matter)
+            parts.append(tuple(nested))
+        elif kind is torch.device:
+            on_gpu |= value.type == "cuda"
+            parts.append(value)
+        elif kind is torch.Generator:
+            parts.append(kind)
+        else:
+            parts.append(value)
+    return on_gpu
+
+
+def _is_composite(func: Any) -> bool:
+    """Operators that PyTorch takes apart above us, except under `inference_mode`, where they arrive whole."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
+
+
+def _written_places(func: Any) -> tuple[int, ...]:
+    return tuple(
+        place
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write and not argument.kwarg_only
+    )
+
+
+_MAY_MIX_DEVICES = ("copy", "index", "where", "lift", "clamp", "_foreach", "_fused", "_amp", "attention", "dropout")
+
+
+def _check_devices(name: str, args: tuple[Any, ...]) -> None:
+    """PyTorch refuses a CPU tensor with dimensions beside one on the GPU, and so does the virtual GPU."""
+    if any(word in name for word in _MAY_MIX_DEVICES):
+        return
+    for value in args:
+        if isinstance(value, _Tensor) and not value.is_cuda and value.dim() > 0:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+                f"{value.device}! (when checking argument in method {name})"
+            )

@@ -1,0 +1,181 @@
+"""Makes PyTorch's C++ core accept tensors of type "cuda" where there is no CUDA.
+
+Two things stop such a tensor from training: autograd asks the registry of device guards for CUDA's guard (there is
+none on a CPU build), and asks the CUDA hooks whether the device has a context (there is none without a GPU). Both
+are plain pointers in exported C++ objects. While a virtual GPU is in use they point to PyTorch's own no-op guard
+(the one that FakeTensor uses) and to a copy of the hooks' table in which two answers are changed; afterwards they
+point where they did. Nothing is compiled, and a CPU build, a CUDA build and a machine with a GPU take the same path.
+
+The two places in the table are not assumed: they are found by watching which entries PyTorch calls. If they cannot
+be found, `UnsupportedPlatform` says so.
+
+Not covered: Windows (other names for the same symbols).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ullage.errors import UnsupportedPlatform
+
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10/core/impl/DeviceGuardImplInterface.h
+_HOOKS = "_ZN2at6detail12getCUDAHooksEv"  # aten/src/ATen/detail/CUDAHooksInterface.h
+_CUDA = 1  # c10/core/DeviceType.h: the place of CUDA in the registry of guards
+_TABLE_LENGTH = 96  # more than the hooks have virtual functions (about 60)
+_Pointer = ctypes.c_void_p
+
+
+class CUDAStandIn:
+    """The switch: `install` makes "cuda" tensors possible, `remove` puts everything back.
+
+    >>> stand_in = cuda_stand_in()
+    >>> stand_in.install(); stand_in.remove()
+    """
+
+    def __init__(self) -> None:
+        self._guards, self._hooks = _find_native_objects()
+        self._real_guard = self._guards[_CUDA]
+        self._real_table: int = self._hooks.value  # type: ignore[assignment]
+        self._noop_guard = self._make_noop_guard()
+        self._table = self._make_table()
+
+    def install(self) -> None:
+        """Point PyTorch at the stand-ins."""
+        self._guards[_CUDA] = self._noop_guard
+        self._hooks.value = ctypes.addressof(self._table)
+
+    def remove(self) -> None:
+        """Point PyTorch back at what it had."""
+        self._guards[_CUDA] = self._real_guard
+        self._hooks.value = self._real_table
+
+    def _make_noop_guard(self) -> int:
+        """PyTorch makes the guard itself if the present one counts no devices: show it one that does."""
+        no_devices = ctypes.CFUNCTYPE(ctypes.c_int8)(lambda: 0)
+        table = (_Pointer * 64)(*[ctypes.cast(no_devices, _Pointer).value] * 64)
+        counts_none = (_Pointer * 1)(ctypes.addressof(table))
+        self._guards[_CUDA] = ctypes.addressof(counts_none)
+        try:
+            torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+            guard = self._guards[_CUDA]
+        finally:
+            self._guards[_CUDA] = self._real_guard
+        if guard is None or guard == ctypes.addressof(counts_none):
+            raise UnsupportedPlatform(_advice("PyTorch made no device guard for CUDA"))
+        return int(guard)
+
+    def _make_table(self) -> Any:
+        """A copy of the hooks' table that says: CUDA is there, and no device has a context yet."""
+        original = (_Pointer * _TABLE_LENGTH).from_address(self._real_table)
+        table = (_Pointer * _TABLE_LENGTH)(*original)
+        watched: list[int] = []
+        self._watchers = [_watcher(watched, entry) for entry in range(_TABLE_LENGTH)]
+        watching = (_Pointer * _TABLE_LENGTH)(*[ctypes.cast(watcher, _Pointer).value for watcher in self._watchers])
+        yes = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, _Pointer).value  # native code that returns 1
+        try:
+            self._guards[_CUDA] = self._noop_guard
+            self._hooks.value = ctypes.addressof(watching)
+            torch._C._accelerator_getAccelerator()
+            for entry in set(watched):
+                table[entry] = watching[entry] = yes
+            watched.clear()
+            _smallest_backward()
+        except RuntimeError as error:
+            raise UnsupportedPlatform(_advice(f"a backward pass failed: {error}")) from error
+        finally:
+            self.remove()
+        for entry in set(watched):
+            table[entry] = watching[entry]  # the watcher answers 0
+        return table
+
+
+_installed: CUDAStandIn | None = None
+
+
+def cuda_stand_in() -> CUDAStandIn:
+    """The one switch of this process, made on first use (a few milliseconds)."""
+    global _installed
+    if _installed is None:
+        _installed = CUDAStandIn()
+    return _installed
+
+
+class _Wrapper(torch.Tensor):
+    """A tensor without data; only a step on the way to a plain one. It is asked one thing, whether it may be copied."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> bool:
+        return True
+
+
+_DEVICE = torch.device("cuda", 0)
+_make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_empty = torch.empty
+
+
+def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A plain `torch.Tensor` on cuda:0 with a storage of its own, of the right length, and no data.
+
+    >>> tensor_without_data((2, 3), (3, 1), torch.float32).device
+    device(type='cuda', index=0)
+    """
+    tensor = _empty(0)
+    tensor.data = _make_wrapper(_Wrapper, size, stride, dtype=dtype, device=_DEVICE)
+    return tensor
+
+
+def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    """Another tensor over the storage of `base`, with a version counter of its own until autograd joins them."""
+    view = _empty(0)
+    view.data = base
+    return view.as_strided_(size, stride, offset)
+
+
+def _find_native_objects() -> tuple[Any, Any]:
+    libraries = Path(torch.__file__).parent / "lib"
+    try:
+        suffix = "so" if (libraries / "libc10.so").exists() else "dylib"
+        guards = (_Pointer * 20).in_dll(ctypes.CDLL(str(libraries / f"libc10.{suffix}")), _GUARDS)
+        get_hooks = ctypes.CDLL(str(libraries / f"libtorch_cpu.{suffix}"))[_HOOKS]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UnsupportedPlatform(_advice(str(error))) from error
+    get_hooks.restype = _Pointer
+    return guards, _Pointer.from_address(get_hooks())
+
+
+def _watcher(watched: list[int], entry: int) -> Any:
+    def note_call() -> int:
+        watched.append(entry)
+        return 0
+
+    return ctypes.CFUNCTYPE(ctypes.c_long)(note_call)
+
+
+def _smallest_backward() -> None:
+    """One backward pass that runs no operator but `detach`."""
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.detach()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return grad
+
+    leaf = tensor_without_data((1,), (1,), torch.float32).requires_grad_()
+    grad = tensor_without_data((1,), (1,), torch.float32)
+    torch.autograd.grad([Same.apply(leaf)], [leaf], [grad])
+
+
+def _advice(found: str) -> str:
+    return (
+        f"this PyTorch ({torch.__version__}) cannot host a virtual GPU: {found}; "
+        "Ullage is tested on Linux with PyTorch 2.13: pip install torch==2.13.0"
+    )

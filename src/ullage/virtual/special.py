@@ -1,0 +1,306 @@
+"""Operators that are more than a plan: copies between CPU and GPU, values read back, lists of tensors, shapes by data.
+
+Each takes the virtual GPU, the operator and its arguments and returns what the operator would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ullage.virtual import shapes
+from ullage.virtual.kernels.plan import contiguous_strides, span_of_elements
+
+if TYPE_CHECKING:
+    from ullage.virtual.gpu import VirtualGPU
+
+Handler = Callable[["VirtualGPU", Any, tuple[Any, ...], dict[str, Any]], Any]
+SPECIAL: dict[str, Handler] = {}
+
+
+def special(*names: str) -> Callable[[Handler], Handler]:
+    """Register a handler for operators by name; a second one for the same operator is refused."""
+
+    def register(handler: Handler) -> Handler:
+        for name in names:
+            if name in SPECIAL:
+                raise ValueError(f"{name} already has a handler")
+            SPECIAL[name] = handler
+        return handler
+
+    return register
+
+
+@special("aten._to_copy.default")
+def to_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A copy of another type or to another device. To the GPU it takes memory, from it it has no values."""
+    source: torch.Tensor = args[0]
+    device = kwargs.get("device")
+    to_gpu = device.type == "cuda" if device is not None else source.is_cuda
+    if not to_gpu and not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    dtype = kwargs.get("dtype") or source.dtype
+    memory_format = kwargs.get("memory_format")
+    if to_gpu:
+        size, stride = _layout_of_copy(source, memory_format)
+        out = gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
+        if not source.is_cuda and isinstance(source, torch.nn.Parameter):
+            gpu.mark_parameter(out)
+        gpu.values.copied(source, out)
+        return out
+    return gpu.values.on_host(source, dtype)
+
+
+@special("aten.copy_.default")
+def copy_in_place(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`target.copy_(source)`; between devices CUDA casts and reorders through a temporary."""
+    target, source = args[0], args[1]
+    if target.is_cuda:
+        gpu.memory.written(target)
+        if not source.is_cuda and source.dtype != target.dtype and source.numel() > 0:
+            temporary = gpu.memory.take(source.numel() * source.element_size())
+            gpu.memory.give_back(temporary)
+        return target
+    if source.is_cuda:
+        gpu.host.fill(target)
+        target.copy_(gpu.values.on_host(source, target.dtype))
+        return target
+    return gpu.host.call(func, args, kwargs)
+
+
+@special("aten._local_scalar_dense.default")
+def local_scalar(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`.item()`, `float(x)`, `if x:` ..."""
+    if not args[0].is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    return gpu.values.scalar(args[0])
+
+
+@special("aten.equal.default")
+def equal(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.equal` of tensors whose values nobody knows: true if the sizes are equal."""
+    if not (args[0].is_cuda or args[1].is_cuda):
+        return gpu.host.call(func, args, kwargs)
+    gpu.note("values", "torch.equal compared tensors without data: answered by their sizes")
+    return args[0].shape == args[1].shape
+
+
+@special("aten.is_pinned.default")
+def is_pinned(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Pinned memory is ordinary CPU memory that says it is pinned."""
+    return gpu.pinned(args[0])
+
+
+@special("aten._pin_memory.default", "aten.pin_memory.default")
+def pin_memory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """A pinned copy."""
+    copy: torch.Tensor = gpu.host.call(torch.ops.aten.clone.default, (args[0],), {})
+    gpu.pin(copy)
+    return copy
+
+
+@special("aten.record_stream.default")
+def record_stream(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Delays the reuse of a block until another stream is done; taken as done at once."""
+    gpu.note("streams", "record_stream was followed without its delay")
+
+
+@special("aten.lift_fresh.default", "aten.lift.default")
+def lift(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """`torch.tensor(...)` hands its result over: nothing to do."""
+    tensor: torch.Tensor = args[0]
+    return tensor
+
+
+@special("aten.resize_.default")
+def resize(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`resize_`: a larger storage is a new allocation."""
+    tensor, size = args[0], list(args[1])
+    if not tensor.is_cuda:
+        gpu.host.fill(tensor)
+        return func(*args, **kwargs)
+    stride = contiguous_strides(size)
+    nbytes = span_of_elements(size, stride) * tensor.element_size()
+    if nbytes > tensor.untyped_storage().nbytes():
+        tensor.data = gpu.memory.tensor(size, stride, tensor.dtype, nbytes)
+    else:
+        tensor.as_strided_(size, stride)
+    return tensor
+
+
+@special(
+    "aten.set_.source_Tensor", "aten.set_.source_Storage_storage_offset", "aten.set_.source_Storage", "aten.set_.default"
+)
+def set_source(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`set_` on the GPU: the tensor takes over another's memory."""
+    tensor = args[0]
+    if not tensor.is_cuda:
+        return func(*args, **kwargs)
+    if len(args) == 1:
+        tensor.data = gpu.memory.tensor((0,), (1,), tensor.dtype, 0)
+    elif isinstance(args[1], torch.Tensor):
+        tensor.data = args[1]
+    else:
+        gpu.refuse("Tensor.set_ with a bare storage", "use the tensor that owns the storage")
+    return tensor
+
+
+# Lists of tensors: torch.optim's foreach and fused kernels work in place and take no memory of their own
+# (aten/src/ATen/native/cuda/ForeachFunctors.cuh); the out-of-place ones make one output a tensor, in order.
+
+
+def is_list_operator(name: str) -> bool:
+    """Operators over lists of tensors, handled by `list_operator`."""
+    return name.startswith(("aten._foreach_", "aten._fused_ada", "aten._fused_sgd", "aten._amp_foreach"))
+
+
+def list_operator(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A foreach, fused or GradScaler kernel."""
+    tensors = args[0]
+    if not (tensors and tensors[0].is_cuda):
+        gpu.host.fill_all((args, kwargs))
+        return func(*args, **kwargs)
+    gpu.operator = str(func)
+    returns = func._schema.returns
+    if not returns:
+        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+            gpu.values.set(args[1], torch.zeros(()))  # no infinity was found
+        return None
+    if "norm" in func._schema.name or func._schema.name.endswith("_max"):
+        return _foreach_norm(gpu, func, args, kwargs)
+    plan_cache = gpu.list_plans
+    memory = gpu.memory
+    outputs = []
+    for tensor in tensors:
+        key = (func, tensor.shape, tensor.stride(), tensor.dtype)
+        layout = plan_cache.get(key)
+        if layout is None:
+            size, stride = _layout_of_copy(tensor, None)
+            layout = (size, stride, tensor.dtype, span_of_elements(size, stride) * tensor.element_size())
+            plan_cache[key] = layout
+        outputs.append(memory.tensor(*layout))
+    return outputs
+
+
+_CHUNK = 65536  # elements a block works on; aten/src/ATen/native/cuda/MultiTensorApply.cuh
+
+
+def _foreach_norm(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """ForeachReduceOp.cu: one partial result a chunk of the longest tensor, then one number a tensor."""
+    tensors = args[0]
+    dtype = kwargs.get("dtype") or tensors[0].dtype
+    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
+    partial_type = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    partial = gpu.memory.take(max(1, chunks) * len(tensors) * partial_type.itemsize)
+    outputs = [gpu.memory.tensor((), (), dtype, dtype.itemsize) for _ in tensors]
+    gpu.memory.give_back(partial)
+    return outputs
+
+
+def _layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[Any, Any]:
+    """Size and strides of a copy: dense sources keep theirs, others become contiguous (`empty_like`)."""
+    size = source.shape
+    if memory_format is None or memory_format is torch.preserve_format:
+        stride = source.stride()
+        if span_of_elements(size, stride) == source.numel() and _does_not_overlap(size, stride):
+            return size, stride
+        return size, torch.empty_like(torch.empty_strided(size, stride, device="meta")).stride()
+    if memory_format is torch.contiguous_format:
+        return size, contiguous_strides(size)
+    return size, torch.empty(size, device="meta", memory_format=memory_format).stride()
+
+
+def _does_not_overlap(size: Any, stride: Any) -> bool:
+    expected = 1
+    for step, length in sorted(zip(stride, size, strict=True)):
+        if length == 1:
+            continue
+        if step != expected:
+            return False
+        expected *= length
+    return True
+
+
+# Shapes that depend on data take the largest shape possible; what that is, is said in the notes.
+
+
+@special("aten.nonzero.default")
+def nonzero(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every element may be non-zero."""
+    source = args[0]
+    if not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    known = gpu.values.known(source)
+    if known is not None:
+        count = int(torch.count_nonzero(known))
+    else:
+        count = source.numel()
+        gpu.note("shapes", f"nonzero of {tuple(source.shape)} taken as all {count} elements")
+    size, stride = (count, source.dim()), (1, max(count, 1))  # CUDA writes it transposed
+    return gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
+
+
+@special("aten.masked_select.default")
+def masked_select(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every element may be selected; CUDA goes through `nonzero` and `index`."""
+    source, mask = args
+    if not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    size = torch.broadcast_shapes(source.shape, mask.shape)
+    count = size.numel()
+    known = gpu.values.known(mask)
+    if known is not None:
+        count = int(torch.count_nonzero(known.expand(size)))
+    else:
+        gpu.note("shapes", f"masked_select of {tuple(size)} taken as all {count} elements")
+    indices = gpu.memory.take(max(1, count * len(size) * 8))
+    out = gpu.memory.tensor((count,), (1,), source.dtype, count * source.element_size())
+    gpu.memory.give_back(indices)
+    return out
+
+
+@special("aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default")
+def unique(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every element may be different."""
+    source = args[0]
+    if not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    gpu.note("shapes", f"unique of {tuple(source.shape)} taken as all different")
+    count, memory = source.numel(), gpu.memory
+    values = memory.tensor((count,), (1,), source.dtype, count * source.element_size())
+    inverse = memory.tensor(source.shape, contiguous_strides(source.shape), torch.int64, count * 8)
+    counts = memory.tensor((count,), (1,), torch.int64, count * 8)
+    return values, inverse, counts
+
+
+@special("aten.bincount.default")
+def bincount(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The largest value is not known: `minlength`, or one bin an element."""
+    source = args[0]
+    if not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    minimum = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    bins = minimum or source.numel()
+    gpu.note("shapes", f"bincount taken as {bins} bins")
+    return gpu.memory.tensor((bins,), (1,), torch.int64, bins * 8)
+
+
+@special("aten.repeat_interleave.Tensor")
+def repeat_interleave(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Needs the sum of the repeats: `output_size`, the known values, or one each."""
+    repeats = args[0]
+    if not repeats.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    size = kwargs.get("output_size")
+    known = gpu.values.known(repeats)
+    if size is None and known is not None:
+        size = int(known.sum())
+    if size is None:
+        size = repeats.numel()
+        gpu.note("shapes", f"repeat_interleave of {repeats.numel()} repeats taken as one each")
+    return gpu.memory.tensor((size,), (1,), repeats.dtype, size * repeats.element_size())
+
+
+__all__ = ["SPECIAL", "is_list_operator", "list_operator", "shapes", "special"]

@@ -1,0 +1,106 @@
+"""Values of tensors on the virtual GPU: known for small ones that came from the CPU, plausible for all others.
+
+A training loop asks for few values: a loss to print, a flag to check, lengths to loop over. Small tensors that were
+copied from the CPU keep their values until something writes to them. For any other, the answer is plausible (1 for
+numbers, 0 for flags such as "found an infinity") and a line in the notes says that it was asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ullage.virtual.gpu import VirtualGPU
+
+LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smaller
+
+
+class _Unknown(Exception):
+    """A value is needed that nobody knows."""
+
+
+class Values:
+    """What is known of the values on one virtual GPU."""
+
+    def __init__(self, gpu: VirtualGPU) -> None:
+        self._gpu = gpu
+
+    def copied(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """A small CPU tensor was copied to the GPU: its values are known there."""
+        if source.is_cuda:
+            known = self.known(source)
+            if known is not None:
+                self.set(target, known.to(target.dtype))
+        elif source.numel() <= LARGEST_KNOWN and (not source.is_floating_point() or source.numel() <= 1):
+            self._gpu.host.fill(source)
+            self.set(target, source.detach().to(target.dtype, copy=True))
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values as a CPU tensor, or `None`."""
+        value = getattr(tensor, "ullage_value", None)
+        if value is None or value[1] != self._gpu.memory.writes(tensor):
+            return None
+        known: torch.Tensor = value[0]
+        return known
+
+    def set(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Give a tensor known values; they hold until something writes to its memory."""
+        tensor.ullage_value = value, self._gpu.memory.writes(tensor)  # type: ignore[attr-defined]
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Repeat a call on known values, if all of its tensors are known and the result is small."""
+        if not isinstance(result, torch.Tensor) or result.numel() > LARGEST_KNOWN:
+            return
+        if result.is_floating_point() and result.numel() > 1:
+            return
+        try:
+            value = func(*self._known_arguments(args), **self._known_arguments(kwargs))
+        except (_Unknown, RuntimeError, IndexError):
+            return
+        if isinstance(value, torch.Tensor) and value.shape == result.shape:
+            self.set(result, value)
+
+    def _known_arguments(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            known = self.known(value) if value.is_cuda else value
+            if known is None:
+                raise _Unknown
+            return known
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if isinstance(value, list | tuple):
+            return type(value)(self._known_arguments(item) for item in value)
+        if isinstance(value, dict):
+            return {name: self._known_arguments(item) for name, item in value.items()}
+        return value
+
+    def scalar(self, tensor: torch.Tensor) -> Any:
+        """The answer to `.item()`."""
+        known = self.known(tensor)
+        if known is not None:
+            return known.item()
+        self._gpu.note("values", _asked(tensor, "one value"))
+        if tensor.dtype is torch.bool:
+            return False
+        if tensor.is_complex():
+            return complex(1.0)
+        return 1.0 if tensor.is_floating_point() else 1
+
+    def on_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The answer to `.cpu()`: known values, else ones (filled only if somebody looks)."""
+        known = self.known(tensor)
+        if known is not None:
+            return known.to(dtype)
+        if tensor.numel() <= LARGEST_KNOWN:
+            self._gpu.note("values", _asked(tensor, "values"))
+        call = self._gpu.host.call
+        fill = torch.ops.aten.zeros.default if dtype is torch.bool else torch.ops.aten.ones.default
+        out: torch.Tensor = call(fill, (list(tensor.shape),), {"dtype": dtype})
+        return out
+
+
+def _asked(tensor: torch.Tensor, what: str) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{what} of a {kind} tensor of size {tuple(tensor.shape)} asked for; it has no data, a plausible answer was given"
