@@ -1,1 +1,68 @@
-"""Ullage: the GPU memory of a training job, before it runs."""
+"""Ullage: how much GPU memory a training job will take, before it runs and without a GPU.
+
+    import ullage
+
+    e = ullage.estimate(train, gpu="H200")      # any function that trains on "cuda"
+    print(e)
+
+    with ullage.virtual_gpu("A100-40GB") as gpu:
+        train()
+    print(gpu.peak_reserved)
+
+The names below are the public ones; everything else may move. They are loaded on first use, because PyTorch takes a
+second to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ullage.errors import UllageError
+    from ullage.estimate import Estimate, estimate
+    from ullage.gpus import GPU, gpu, gpus
+    from ullage.virtual import VirtualGPU, virtual_gpu
+
+_HOMES = {
+    "Estimate": "ullage.estimate",
+    "GPU": "ullage.gpus",
+    "UllageError": "ullage.errors",
+    "VirtualGPU": "ullage.virtual",
+    "estimate": "ullage.estimate",
+    "gpu": "ullage.gpus",
+    "gpus": "ullage.gpus",
+    "virtual_gpu": "ullage.virtual",
+}
+
+__all__ = [
+    "GPU",
+    "Estimate",
+    "UllageError",
+    "VirtualGPU",
+    "__version__",
+    "estimate",
+    "gpu",
+    "gpus",
+    "virtual_gpu",
+]
+
+
+class Room(types.ModuleType):
+    """A package that shares its name with a public function: `ullage.estimate` is both, and calling it calls that."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'ullage' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,7 +11,7 @@
 from .block import Block
 from .caching import CachingAllocator
 from .config import AllocatorConfig, AllocatorConfigError
-from .out_of_memory import OutOfMemory
+from .out_of_memory import OutOfMemory, format_size
 from .replay import Difference, Event, History, ReplayResult, replay
 from .statistics import BlockInfo, SegmentInfo
 
@@ -25,6 +25,7 @@ __all__ = [
     "Event",
     "History",
     "OutOfMemory",
+    "format_size",
     "ReplayResult",
     "SegmentInfo",
     "replay",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -12,14 +13,17 @@ import torch
 from ullage.allocator import AllocatorConfig, CachingAllocator
 from ullage.errors import NestedGPUError, UnsupportedOperation
 from ullage.gpus import GPU, gpu as find_gpu
+from ullage.units import MIB
 from ullage.virtual import composites, kernels, steps, surface
+from ullage.virtual.casts import CastOrder
 from ullage.virtual.host import Host
 from ullage.virtual.kernels.workspaces import Workspaces
 from ullage.virtual.memory import PARAMETERS, DeviceMemory
 from ullage.virtual.mode import VirtualMode
-from ullage.virtual.native import cuda_stand_in
+from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
 from ullage.virtual.values import Values
 
+_storage_of = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]  # the one that fills nothing
 _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
 
@@ -33,13 +37,15 @@ class VirtualGPU:
     4000256
     """
 
-    def __init__(self, spec: GPU, config: AllocatorConfig | None = None) -> None:
+    def __init__(self, spec: GPU, config: AllocatorConfig | None = None, limited: bool = True) -> None:
         self.spec = spec
         self.config = config or AllocatorConfig.from_environment()
         self.context = spec.context or 0
-        usable = spec.usable or spec.memory
-        allocator = CachingAllocator(usable - self.context, self.config, total_memory=usable)
+        usable = spec.usable
+        capacity = usable - self.context if limited else 1 << 62
+        allocator = CachingAllocator(capacity, self.config, total_memory=usable)
         self.memory = DeviceMemory(allocator, self.context, usable)
+        self.casts = CastOrder(self.memory)
         self.host = Host()
         self.values = Values(self)
         self.workspaces = Workspaces(self)
@@ -50,23 +56,29 @@ class VirtualGPU:
         self._notes: dict[tuple[str, str], int] = {}
         self._mode = VirtualMode(self)
         self._restore: Any = None
+        self._kept_peaks = 0, 0
 
     # What the run showed; the names are those of the estimate.
 
     @property
     def peak_allocated(self) -> int:
         """The most bytes that tensors held at once, as `torch.cuda.max_memory_allocated()`."""
-        return self.memory.allocator.peak_allocated
+        return max(self._kept_peaks[0], self.memory.allocator.peak_allocated)
 
     @property
     def peak_reserved(self) -> int:
         """The most bytes that the allocator held at once, as `torch.cuda.max_memory_reserved()`."""
-        return self.memory.allocator.peak_reserved
+        return max(self._kept_peaks[1], self.memory.allocator.peak_reserved)
 
     @property
     def process_memory(self) -> int:
         """What `nvidia-smi` shows for the process at its peak: the context and the reserved memory."""
         return self.context + self.peak_reserved
+
+    @property
+    def upper(self) -> int:
+        """The bound for `process_memory` that placement may use: the largest context seen, and one segment more."""
+        return (self.spec.context_upper or self.context) + self.peak_reserved + 20 * MIB
 
     @property
     def notes(self) -> list[str]:
@@ -86,17 +98,21 @@ class VirtualGPU:
         """Say that something cannot be followed."""
         raise UnsupportedOperation(f"the virtual GPU cannot follow {what}: {advice}")
 
+    def keep_peaks(self) -> None:
+        """The code is about to reset PyTorch's peaks; those of the whole run must not be lost."""
+        self._kept_peaks = self.peak_allocated, self.peak_reserved
+
     def mark_parameter(self, tensor: torch.Tensor) -> None:
         """A tensor on the GPU holds a parameter."""
         self.memory.mark(tensor, PARAMETERS)
 
     def pin(self, tensor: torch.Tensor) -> None:
         """Take a CPU tensor for pinned."""
-        tensor.untyped_storage().ullage_pinned = True  # type: ignore[attr-defined]
+        _storage_of(tensor).ullage_pinned = True
 
     def pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor is taken for pinned."""
-        return not tensor.is_cuda and getattr(tensor.untyped_storage(), "ullage_pinned", False)
+        return not tensor.is_cuda and getattr(_storage_of(tensor), "ullage_pinned", False)
 
     def settings(self) -> tuple[Any, ...]:
         """The switches that decide which kernel PyTorch takes; part of what a plan is remembered by."""
@@ -113,6 +129,9 @@ class VirtualGPU:
             if not _active:
                 self._restore.add(cuda_stand_in().remove)
                 cuda_stand_in().install()
+            calling_thread = backward_in_calling_thread()
+            self._restore.add(lambda: calling_thread.__exit__(None, None, None))
+            self._restore.add(_lift_only_cpu_tensors())
             self._restore.add(surface.install(self))
             self._restore.add(composites.install(self))
             self._restore.add(self.progress.install())
@@ -134,6 +153,13 @@ class VirtualGPU:
             self.memory.closed = True
         finally:
             _in_use.release()
+
+
+def _lift_only_cpu_tensors() -> Callable[[], None]:
+    """`torch.tensor(..., device="cuda")` then copies to the GPU by an operator that the mode sees."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    return lambda: torch._C._set_only_lift_cpu_tensors(before)
 
 
 class _Restore:

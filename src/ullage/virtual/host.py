@@ -68,8 +68,10 @@ class Host:
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on CPU tensors, or put it off."""
-        if "pin_memory" in kwargs:
-            kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"} | {"pin_memory": False}
+        if kwargs.get("pin_memory"):
+            made = self.call(func, args, kwargs | {"pin_memory": False})
+            _storage_of(made).ullage_pinned = True  # as VirtualGPU.pin
+            return made
         fill = _FACTORIES.get(func) or _LIKE_FACTORIES.get(func)
         if fill is not None and _is_host(kwargs.get("device")):
             made = self._defer_factory(func, fill, args, kwargs)

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from ullage.allocator import Block, CachingAllocator, OutOfMemory
-from ullage.units import format_bytes
+from ullage.allocator import Block, CachingAllocator, OutOfMemory, format_size
 from ullage.virtual.native import tensor_without_data
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE = range(5)
@@ -25,18 +24,18 @@ _storage_of = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
 class Span:
     """One allocation: when it began and ended (in allocator calls), its rounded size and what it was for."""
 
-    __slots__ = ("begin", "end", "kind", "size")
+    __slots__ = ("begin", "block", "end", "index", "kind", "size")
 
-    def __init__(self, begin: int, size: int, kind: int) -> None:
-        self.begin, self.end, self.size, self.kind = begin, -1, size, kind
+    def __init__(self, begin: int, index: int, block: Block, kind: int) -> None:
+        self.begin, self.end, self.index, self.kind = begin, -1, index, kind
+        self.block: Block | None = block
+        self.size = block.size
 
 
 class _Watch(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage that knows the block behind it."""
 
-    __slots__ = ("block", "key", "span", "writes")
-    block: Block
-    key: int
+    __slots__ = ("span", "writes")
     span: Span
     writes: int
 
@@ -56,6 +55,7 @@ class DeviceMemory:
         self.stream = 0
         self.kind = ACTIVATIONS
         self.spans: list[Span] = []
+        self.requests: list[int] = []  # bytes asked for; for a free, minus how many requests ago it was asked for
         self.clock = 0
         self.peak_clock = 0
         self.timeline: list[tuple[int, int, int]] = []
@@ -68,24 +68,25 @@ class DeviceMemory:
         """A new tensor; `torch.OutOfMemoryError` where the card is full."""
         tensor = tensor_without_data(size, stride, dtype)
         if nbytes:
-            block, span = self._take(nbytes, self.kind)
-            storage = _storage_of(tensor)
-            watch = _Watch(storage, self._storage_died)
-            watch.block, watch.span, watch.key, watch.writes = block, span, id(watch), 0
-            self._watches[watch.key] = watch
-            storage.ullage = watch
+            self.attach(tensor, nbytes)
         return tensor
 
-    def take(self, nbytes: int, kind: int | None = None) -> tuple[Block, Span]:
+    def attach(self, tensor: torch.Tensor, nbytes: int) -> None:
+        """Take memory for a tensor that was made without."""
+        span = self._take(nbytes, self.kind)
+        storage = _storage_of(tensor)
+        watch = _Watch(storage, self._storage_died)
+        watch.span, watch.writes = span, 0
+        self._watches[id(watch)] = storage.ullage = watch
+
+    def take(self, nbytes: int, kind: int | None = None) -> Span:
         """A bare block, to be given back with `give_back`: a temporary or a library's workspace."""
         return self._take(nbytes, self.kind if kind is None else kind)
 
-    def give_back(self, taken: tuple[Block, Span]) -> None:
+    def give_back(self, taken: Span) -> None:
         """Free a bare block."""
         with self._lock:
-            self.allocator.free(taken[0])
-            self.clock += 1
-            taken[1].end = self.clock
+            self._free(taken)
 
     def span_of(self, tensor: torch.Tensor) -> Span | None:
         """What is known of the memory behind a tensor; `None` for one that is not on this GPU."""
@@ -95,7 +96,8 @@ class DeviceMemory:
     def address_of(self, tensor: torch.Tensor) -> int:
         """The address of a tensor's storage on the virtual card; 0 for one without elements."""
         watch = getattr(_storage_of(tensor), "ullage", None)
-        return watch.block.address if watch is not None else 0
+        block = watch.span.block if watch is not None else None
+        return block.address if block is not None else 0
 
     def written(self, tensor: torch.Tensor) -> None:
         """Something wrote to a tensor's memory."""
@@ -114,6 +116,15 @@ class DeviceMemory:
         if span is not None:
             span.kind = kind
 
+    def repeat(self, requests: list[int]) -> None:
+        """Do once more what the run asked for in one iteration; tensors no longer give anything back afterwards."""
+        self.closed = True
+        for number in requests:
+            if number > 0:
+                self._take(number, self.kind)
+            else:
+                self._free(self.spans[len(self.spans) + number])
+
     def live_at_peak(self) -> dict[str, int]:
         """Rounded bytes by kind at the moment of the highest `allocated`."""
         totals = [0] * len(KINDS)
@@ -123,44 +134,39 @@ class DeviceMemory:
                 totals[span.kind] += span.size
         return dict(zip(KINDS, totals, strict=True))
 
-    def _take(self, nbytes: int, kind: int) -> tuple[Block, Span]:
+    def _take(self, nbytes: int, kind: int) -> Span:
         with self._lock:
             allocator = self.allocator
             try:
                 block = allocator.malloc(nbytes, self.stream)
             except OutOfMemory as error:
                 raise torch.OutOfMemoryError(self._message(error)) from None
-            self.clock += 1
-            span = Span(self.clock, block.size, kind)
+            self.clock = clock = self.clock + 1
+            span = Span(clock, len(self.spans), block, kind)
             self.spans.append(span)
+            self.requests.append(nbytes)
             allocated = allocator.allocated
             if allocated > self._peak:
                 self._peak = allocated
-                self.peak_clock = self.clock
-            self.timeline.append((self.clock, allocated, allocator.reserved))
-            return block, span
+                self.peak_clock = clock
+            self.timeline.append((clock, allocated, allocator.reserved))
+            return span
 
     def _storage_died(self, watch: _Watch) -> None:
         if self.closed:
             return
         with self._lock:
-            self._watches.pop(watch.key, None)
-            self.allocator.free(watch.block)
+            self._watches.pop(id(watch), None)
+            self._free(watch.span)
+
+    def _free(self, span: Span) -> None:
+        if span.block is not None:
+            self.allocator.free(span.block)
+            span.block = None
             self.clock += 1
-            watch.span.end = self.clock
+            span.end = self.clock
+            self.requests.append(span.index - len(self.spans))
 
     def _message(self, error: OutOfMemory) -> str:
-        """PyTorch's own words (c10/cuda/CUDACachingAllocator.cpp)."""
-        allocator = self.allocator
-        in_use = self.context + allocator.reserved
-        free = max(0, self.total - in_use)
-        reserved_unused = allocator.reserved - allocator.allocated
-        return (
-            f"CUDA out of memory. Tried to allocate {format_bytes(error.requested)}. GPU 0 has a total capacity of "
-            f"{format_bytes(self.total)} of which {format_bytes(free)} is free. Including non-PyTorch memory, this "
-            f"process has {format_bytes(in_use)} memory in use. Of the allocated memory "
-            f"{format_bytes(allocator.allocated)} is allocated by PyTorch, and {format_bytes(reserved_unused)} is "
-            "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-            "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
-            "Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf)"
-        )
+        in_use = format_size(self.context + self.allocator.reserved)
+        return error.message(process=f"Including non-PyTorch memory, this process has {in_use} memory in use. ")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
 
 _Tensor = torch.Tensor
+_TO_COPY = torch.ops.aten._to_copy.default
+_Generator = torch._C.Generator  # torch.Generator is another class while a virtual GPU is in use
 
 # Operators whose output shape depends on the value of a float argument; for all others the value is left out of the
 # key, so that a changing learning rate does not make a new entry at every step.
@@ -40,13 +42,20 @@ class VirtualMode(TorchDispatchMode):
     def __init__(self, gpu: VirtualGPU) -> None:
         super().__init__()
         self.gpu = gpu
+        self._casts = gpu.casts
         self._operators: dict[Any, _Operator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._casts.waiting and func is not _TO_COPY:
+            self._casts.release()
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = _Operator(func, self)
         return operator(args, kwargs or {})
+
+
+# Plans do not depend on the run, only on the call and the kind of GPU: they are kept for the whole process.
+_plans: dict[tuple[Any, str], dict[Any, Plan]] = {}
 
 
 class _Operator:
@@ -62,7 +71,7 @@ class _Operator:
         self.composite = self.special is None and self.rule is None and _is_composite(func)
         self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
         self.written = _written_places(func)
-        self.plans: dict[Any, Plan] = {}
+        self.plans = _plans.setdefault((func, mode.gpu.spec.name if self.rule else ""), {})
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.special is not None:
@@ -187,7 +196,7 @@ def _describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
         elif kind is torch.device:
             on_gpu |= value.type == "cuda"
             parts.append(value)
-        elif kind is torch.Generator:
+        elif issubclass(kind, _Generator):
             parts.append(kind)
         else:
             parts.append(value)

@@ -75,7 +75,7 @@ class CUDAStandIn:
         watched: list[int] = []
         self._watchers = [_watcher(watched, entry) for entry in range(_TABLE_LENGTH)]
         watching = (_Pointer * _TABLE_LENGTH)(*[ctypes.cast(watcher, _Pointer).value for watcher in self._watchers])
-        yes = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, _Pointer).value  # native code that returns 1
+        yes, no = _native_answers()
         try:
             self._guards[_CUDA] = self._noop_guard
             self._hooks.value = ctypes.addressof(watching)
@@ -89,7 +89,7 @@ class CUDAStandIn:
         finally:
             self.remove()
         for entry in set(watched):
-            table[entry] = watching[entry]  # the watcher answers 0
+            table[entry] = no
         return table
 
 
@@ -130,11 +130,28 @@ def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Ten
     return tensor
 
 
-def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+def same_memory(base: torch.Tensor) -> torch.Tensor:
     """Another tensor over the storage of `base`, with a version counter of its own until autograd joins them."""
     view = _empty(0)
     view.data = base
+    return view
+
+
+def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    """The same with another size, other strides and another beginning."""
+    view = _empty(0)
+    view.data = base
     return view.as_strided_(size, stride, offset)
+
+
+def backward_in_calling_thread() -> Any:
+    """Inside this `with`, autograd starts no thread for the GPU: PyTorch fixes their number at its first backward pass."""
+    return torch.autograd.set_multithreading_enabled(False)
+
+
+def in_backward() -> bool:
+    """Whether autograd is running the present code: on a real GPU, that is the thread of the backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _find_native_objects() -> tuple[Any, Any]:
@@ -147,6 +164,13 @@ def _find_native_objects() -> tuple[Any, Any]:
         raise UnsupportedPlatform(_advice(str(error))) from error
     get_hooks.restype = _Pointer
     return guards, _Pointer.from_address(get_hooks())
+
+
+def _native_answers() -> tuple[Any, Any]:
+    """Two functions of the interpreter that answer 1 and 0 at once, whoever calls them and with what."""
+    python = ctypes.pythonapi
+    finalizing = python["Py_IsFinalizing" if hasattr(python, "Py_IsFinalizing") else "_Py_IsFinalizing"]
+    return ctypes.cast(python.Py_IsInitialized, _Pointer).value, ctypes.cast(finalizing, _Pointer).value
 
 
 def _watcher(watched: list[int], entry: int) -> Any:
@@ -171,7 +195,8 @@ def _smallest_backward() -> None:
 
     leaf = tensor_without_data((1,), (1,), torch.float32).requires_grad_()
     grad = tensor_without_data((1,), (1,), torch.float32)
-    torch.autograd.grad([Same.apply(leaf)], [leaf], [grad])
+    with backward_in_calling_thread():
+        torch.autograd.grad([Same.apply(leaf)], [leaf], [grad])
 
 
 def _advice(found: str) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from ullage.virtual import shapes
 from ullage.virtual.kernels.plan import contiguous_strides, span_of_elements
+from ullage.virtual.native import same_memory, tensor_without_data
 
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
@@ -45,6 +46,10 @@ def to_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     memory_format = kwargs.get("memory_format")
     if to_gpu:
         size, stride = _layout_of_copy(source, memory_format)
+        if gpu.casts.concerns(source, kwargs):
+            out = tensor_without_data(size, stride, dtype)
+            gpu.casts.hold(out, span_of_elements(size, stride) * dtype.itemsize)
+            return out
         out = gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
         if not source.is_cuda and isinstance(source, torch.nn.Parameter):
             gpu.mark_parameter(out)
@@ -105,6 +110,18 @@ def pin_memory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[s
 def record_stream(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Delays the reuse of a block until another stream is done; taken as done at once."""
     gpu.note("streams", "record_stream was followed without its delay")
+
+
+@special("aten.detach.default", "aten.alias.default")
+def detach(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The commonest call of all (autograd makes one for most tensors it saves): the same memory, nothing else."""
+    source = args[0]
+    if not source.is_cuda:
+        return func(source)
+    result = same_memory(source)
+    if hasattr(source, "ullage_value"):
+        result.ullage_value = source.ullage_value  # type: ignore[attr-defined]
+    return result
 
 
 @special("aten.lift_fresh.default", "aten.lift.default")

@@ -1,38 +1,62 @@
-"""What `torch.cuda` and its neighbours answer while a virtual GPU is in use."""
+"""What `torch.cuda` and its neighbours answer while a virtual GPU is in use.
+
+PyTorch's own Python code stays in place wherever it can: what it asks of its C++ part is replaced
+(`torch._C._cuda_...`), so that a CPU build, a CUDA build and a machine with a GPU give the same answers. Each
+file `surface_*.py` has one subject and puts its replacements into one list; leaving the `with` statement
+takes them back in the opposite order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
+from ullage.virtual import (
+    surface_accelerator,
+    surface_backends,
+    surface_construction,
+    surface_cuda,
+    surface_legacy,
+    surface_memory,
+    surface_parallel,
+    surface_random,
+    surface_refusals,
+    surface_saving,
+    surface_streams,
+    surface_tensors,
+    surface_threads,
+    torchvision_operators,
+)
+from ullage.virtual.replacements import Replacements
 
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
 
-_MISSING = object()
+_PARTS = (
+    surface_cuda,
+    surface_memory,
+    surface_streams,
+    surface_accelerator,
+    surface_random,
+    surface_backends,
+    surface_construction,
+    surface_tensors,
+    surface_saving,
+    surface_legacy,
+    surface_parallel,
+    surface_threads,
+    surface_refusals,
+)
 
 
 def install(gpu: VirtualGPU) -> Callable[[], None]:
     """Put the virtual GPU's answers in place; returns what takes them away again."""
-    replaced: list[tuple[Any, str, Any]] = []
-
-    def replace(owner: Any, name: str, value: Any) -> None:
-        replaced.append((owner, name, vars(owner).get(name, _MISSING)))
-        setattr(owner, name, value)
-
-    replace(torch.cuda, "_lazy_init", lambda: None)
-    replace(torch.cuda, "is_available", lambda: True)
-    replace(torch.cuda, "device_count", lambda: 1)
-    replace(torch.cuda, "current_device", lambda: 0)
-    replace(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
-
-    def restore() -> None:
-        while replaced:
-            owner, name, value = replaced.pop()
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-
-    return restore
+    torchvision_operators.make_torchvision_importable()
+    replacements = Replacements()
+    try:
+        for part in _PARTS:
+            part.install(gpu, replacements)
+    except BaseException:
+        replacements.undo()
+        raise
+    return replacements.undo

@@ -9,6 +9,9 @@ import torch
 from ullage.virtual.kernels import (  # noqa: F401
     attention,
     matmul,
+    pointwise,
+    reductions,
+    softmax,
 )
 
 

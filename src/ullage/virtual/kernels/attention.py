@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import New, Plan, Steps, new
+from ullage.virtual.kernels.plan import New, Plan, Steps, is_contiguous, new
 from ullage.virtual.kernels.registry import Call, kernel
 
 _SEED = 8  # bytes: one 64-bit number
@@ -37,7 +37,9 @@ def cudnn_forward(call: Call) -> Plan:
     steps = Steps().output(6, 7, 0)
     if needs_sums:
         steps.output(1)
-    plan = Plan(outputs, steps.temporary(256).steps)
+    if length > 1:  # a single row is another kernel, without workspace
+        steps.temporary(256)
+    plan = Plan(outputs, steps.steps)
     plan.defaults = {4: length, 5: key.shape[2]}
     return plan
 
@@ -47,8 +49,10 @@ def cudnn_backward(call: Call) -> Plan:
     """MHA.cpp, run_cudnn_SDP_bprop: sums of the gradient in single precision, and one number a row."""
     query, key, value = call.args[1:4]
     outputs = [_like_layout(tuple(tensor.shape), tensor, tensor.dtype) for tensor in (query, key, value)]
-    batch, heads, length, _ = query.shape
+    batch, heads, length, size = query.shape
     accumulated = query.numel() * 4 + batch * heads * length * 4 + 256
+    if key.shape[1] != heads:  # grouped heads: dK and dV of every query head, summed afterwards
+        accumulated += batch * heads * key.shape[2] * (size + value.shape[3]) * query.element_size()
     return Plan(list(outputs), Steps().output(0, 1, 2).temporary(accumulated).steps)
 
 
@@ -71,9 +75,11 @@ def flash_backward(call: Call) -> Plan:
     query, key, value = call.args[1:4]
     batch, heads, length, size = query.shape
     outputs = [_transposed(tuple(tensor.shape), tensor.dtype) for tensor in (query, key, value)]
+    copies = [_transposed_copy(tensor) for tensor in (call.args[0], call.args[4])]  # of the gradient and the output
     rows = -(-length // 128) * 128
     padded = -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64
-    steps = Steps().output(0, 1, 2).temporary(batch * heads * rows * 4, batch * rows * heads * padded * 4)
+    steps = Steps().temporary(*copies).output(0, 1, 2)
+    steps.temporary(batch * heads * rows * 4, batch * rows * heads * padded * 4)
     return Plan(list(outputs), steps.steps)
 
 
@@ -81,6 +87,13 @@ def _transposed(size: tuple[int, ...], dtype: torch.dtype) -> New:
     """Kernels write (batch, length, heads, size); the caller sees (batch, heads, length, size)."""
     batch, heads, length, last = size
     return new(size, dtype, (length * heads * last, last, heads * last, 1))
+
+
+def _transposed_copy(tensor: torch.Tensor) -> int:
+    """Bytes of a copy in the order (batch, length, heads, size); none if the tensor lies so already."""
+    order = (0, 2, 1, 3)
+    lies_so = is_contiguous([tensor.shape[dim] for dim in order], [tensor.stride(dim) for dim in order])
+    return 0 if lies_so else tensor.numel() * tensor.element_size()
 
 
 @kernel("aten._scaled_dot_product_efficient_attention.default")
@@ -97,26 +110,34 @@ def efficient_forward(call: Call) -> Plan:
     return plan
 
 
+_ROWS, _COLUMNS = 64, 64  # kBlockSizeI and the columns of a tile of dQ in kernel_backward.h, head sizes up to 64
+
+
 @kernel("aten._scaled_dot_product_efficient_attention_backward.default")
 def efficient_backward(call: Call) -> Plan:
-    """attention_backward.cu, _efficient_attention_backward"""
-    return _efficient_backward(call)
-
-
-def _efficient_backward(call: Call) -> Plan:
-    grad_out, query, key, value, bias = call.args[:5]
-    mask: Any = call.args[10]
+    """attention_backward.cu, _efficient_attention_backward; mem_eff_attention/kernel_backward.h"""
+    grad, query, key, value, bias = call.args[:5]
+    batch, heads, length, size = query.shape
     outputs: list[Any] = [_transposed(tuple(tensor.shape), tensor.dtype) for tensor in (query, key, value)]
-    outputs.append(None)
-    steps = Steps().output(0, 1, 2)
-    if bias is not None and mask[3]:
-        outputs[3] = _bias_gradient(bias)
+    outputs.append(_bias_gradient(bias) if bias is not None and call.args[10][3] else None)
+    steps = Steps().temporary(_transposed_copy(grad)).output(0, 1, 2)
+    if outputs[3] is not None:
         steps.output(3)
+    row_numbers = batch * heads * length * 4
+    if query.dtype is torch.float32:  # the kernel leaves the row sums of grad * out to PyTorch
+        steps.temporary(batch * heads * length * value.shape[3] * 4, row_numbers).free(-2)
+        if length > 1 and heads > 1:  # else turning them around is no copy
+            steps.temporary(row_numbers).free(-2)
+    else:
+        steps.temporary(row_numbers)
+    tiles = -(-length // _ROWS) * -(-size // _COLUMNS)
+    steps.temporary(batch * heads * tiles * (16 + _ROWS * _COLUMNS * 4))  # a lock, a counter, padding and the tile
     return Plan(outputs, steps.steps)
 
 
 def _bias_gradient(bias: torch.Tensor) -> New:
-    """Rows of the bias' gradient begin at multiples of 16 bytes' worth of elements."""
+    """Rows of the bias' gradient are padded to multiples of 16 elements."""
     batch, heads, length, last = bias.shape
-    rows = -(-last // 8) * 8
-    return new(tuple(bias.shape), bias.dtype, (heads * length * rows, length * rows, rows, 1))
+    row = -(-last // 16) * 16
+    whole = new((batch, heads, length, row), bias.dtype)
+    return New(tuple(bias.shape), whole.stride, bias.dtype, whole.nbytes)

@@ -51,6 +51,20 @@ def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether strides are row-major; dimensions of one element do not count.
+
+    >>> is_contiguous((2, 1, 3), (3, 99, 1))
+    True
+    """
+    expected = 1
+    for length, step in zip(reversed(size), reversed(stride), strict=True):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
 def span_of_elements(size: Sequence[int], stride: Sequence[int]) -> int:
     """How many elements a storage must have for this size and these strides."""
     last = 1

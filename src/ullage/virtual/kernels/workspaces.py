@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ullage.units import KIB, MIB
 from ullage.virtual.memory import WORKSPACE
+from ullage.virtual.native import in_backward
 
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
@@ -36,14 +37,14 @@ class Workspaces:
 
     def cublas(self) -> None:
         """A matrix product is about to run in this thread and stream."""
-        key = ("cublas", threading.get_ident(), self._gpu.memory.stream)
+        key = ("cublas", _thread(), self._gpu.memory.stream)
         if key not in self._taken:
             size = self.cublas_size()
             self._taken[key] = self._gpu.memory.take(size, WORKSPACE) if size else None
 
     def cublas_lt(self) -> None:
         """A matrix product with cuBLASLt is about to run in this thread and stream."""
-        key = ("cublaslt", threading.get_ident(), self._gpu.memory.stream)
+        key = ("cublaslt", _thread(), self._gpu.memory.stream)
         if key not in self._taken:
             self._taken[key] = self._gpu.memory.take(LT_DEFAULT, WORKSPACE)
 
@@ -62,3 +63,7 @@ class Workspaces:
             if taken is not None:
                 self._gpu.memory.give_back(taken)
         self._taken.clear()
+
+
+def _thread() -> Any:
+    return "backward" if in_backward() else threading.get_ident()

@@ -1,0 +1,36 @@
+# `make demo` and `make test` need Python 3.11 or newer and nothing else; they set everything up in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test test-all bench lint clean
+
+demo: $(READY)
+	$(BIN)/python examples/first_estimate.py
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(READY) lint
+	$(BIN)/python -m pytest
+
+bench: $(READY)
+	$(BIN)/python benchmarks/allocator_speed.py
+	$(BIN)/python benchmarks/virtual_gpu.py
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+
+# PyTorch first and alone: other packages that ask for it then find the version that is pinned.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,11 @@
+"""The answer to "how much memory will this take?"."""
+
+import sys
+
+from ullage import Room
+from ullage.estimate.function import estimate
+from ullage.estimate.result import Estimate
+
+__all__ = ["Estimate", "estimate"]
+
+sys.modules[__name__].__class__ = Room

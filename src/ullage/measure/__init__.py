@@ -1,0 +1,1 @@
+"""The same workloads on a real GPU."""

@@ -1,0 +1,133 @@
+"""Putting things in the place of others for a while: attributes, and modules that are imported later."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+_MISSING = object()
+Action = Callable[[ModuleType], None]
+
+
+class Replacements:
+    """A list of replacements that can be taken back, the last first.
+
+    >>> import math
+    >>> replacements = Replacements()
+    >>> replacements.put(math, "tau", 6)
+    >>> replacements.undo(); round(math.tau, 2)
+    6.28
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any] | Callable[[], None]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of a module or class; one that was not there is removed again."""
+        self._undo.append((owner, name, vars(owner).get(name, _MISSING)))
+        setattr(owner, name, value)
+
+    def put_all(self, owner: Any, values: Mapping[str, Any]) -> None:
+        """Set several attributes."""
+        for name, value in values.items():
+            self.put(owner, name, value)
+
+    def put_existing(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute that only some versions of PyTorch have."""
+        if hasattr(owner, name):
+            self.put(owner, name, value)
+
+    def on_undo(self, action: Callable[[], None]) -> None:
+        """Something else to do on the way back."""
+        self._undo.append(action)
+
+    def when_imported(self, module: str, action: Action) -> None:
+        """Act on a module now, or as soon as it is imported."""
+        loaded = sys.modules.get(module)
+        if loaded is not None:
+            action(loaded)
+        else:
+            self.on_undo(after_import(module, action))
+
+    def undo(self) -> None:
+        """Put everything back."""
+        while self._undo:
+            entry = self._undo.pop()
+            if not isinstance(entry, tuple):
+                entry()
+                continue
+            owner, name, value = entry
+            if value is _MISSING:
+                if name in vars(owner):
+                    delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_waiting: dict[str, list[Action]] = {}
+
+
+def after_import(module: str, action: Action) -> Callable[[], None]:
+    """Act on a module right after its import; returns what calls that off."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _waiting.setdefault(module, []).append(action)
+
+    def call_off() -> None:
+        actions = _waiting.get(module, [])
+        if action in actions:
+            actions.remove(action)
+        if not actions:
+            _waiting.pop(module, None)
+        if not _waiting and _finder in sys.meta_path:
+            sys.meta_path.remove(_finder)
+
+    return call_off
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing by itself: asks the other finders and wraps the loader of what somebody waits for."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _waiting:
+            return None
+        for finder in list(sys.meta_path):
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """A loader that hands the module to those who wait for it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for action in list(_waiting.get(module.__name__, ())):
+            action(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+_finder = _Finder()

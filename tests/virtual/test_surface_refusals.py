@@ -1,0 +1,67 @@
+"""What cannot be followed is refused in a sentence that names it; torch.compile is left out and noted."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+
+from ullage.errors import UnsupportedOperation
+from ullage.virtual import virtual_gpu
+
+
+@pytest.fixture
+def gpu():
+    with virtual_gpu("H200") as gpu:
+        yield gpu
+
+
+def compile_extension():
+    from torch.utils.cpp_extension import load
+
+    load("name", ["source.cu"])
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: torch.cuda.CUDAGraph(), "torch.cuda.CUDAGraph"),
+        (lambda: torch.cuda.graph(None), "torch.cuda.graph"),
+        (lambda: torch.cuda.make_graphed_callables(None, ()), "torch.cuda.make_graphed_callables"),
+        (lambda: torch.cuda.MemPool(), "torch.cuda.MemPool"),
+        (lambda: torch.distributed.init_process_group("nccl"), "NCCL"),
+        (lambda: torch.distributed.init_process_group(), "NCCL"),
+        (lambda: torch.zeros(3, device="cuda").untyped_storage().resize_(0), "UntypedStorage.resize_"),
+        (compile_extension, "torch.utils.cpp_extension.load"),
+    ],
+)
+def test_it_is_refused_by_name(gpu, call, name):
+    with pytest.raises(UnsupportedOperation, match=name):
+        call()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_triton_kernels_are_refused_by_name(gpu, tmp_path, monkeypatch):
+    (tmp_path / "some_kernel.py").write_text("import triton\n@triton.jit\ndef add(x):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import some_kernel
+
+    with pytest.raises(UnsupportedOperation, match="Triton kernel add"):
+        some_kernel.add[(1,)](torch.zeros(3, device="cuda"))
+
+
+def test_compiled_code_runs_eagerly(gpu):
+    layer = nn.Linear(3, 3).cuda()
+    layer.compile()
+    assert torch.compile(layer, mode="max-autotune")(torch.ones(2, 3, device="cuda")).shape == (2, 3)
+
+    @torch.compile(fullgraph=True)
+    def double(x):
+        return x * 2
+
+    assert double(torch.ones(2, device="cuda")).is_cuda
+    assert any("torch.compile" in note for note in gpu.notes)
+
+
+def test_no_graph_is_being_captured(gpu):
+    assert not torch.cuda.is_current_stream_capturing()

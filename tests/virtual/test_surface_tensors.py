@@ -1,0 +1,152 @@
+"""Tensors outside of operators: made of Python data, printed, copied, indexed, and their data asked for."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ullage.errors import UnsupportedOperation
+from ullage.virtual import virtual_gpu
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    with virtual_gpu("H200") as gpu:
+        yield gpu
+
+
+def deferred():
+    return torch.ones(100, 100)
+
+
+def test_tensors_are_made_of_python_data():
+    assert torch.tensor([1, 2], device="cuda").tolist() == [1, 2]
+    assert torch.tensor(2.5, device="cuda").item() == 2.5
+    assert torch.as_tensor(np.arange(3), device="cuda").tolist() == [0, 1, 2]
+    assert torch.asarray([[1, 2]], device="cuda:0").shape == (1, 2)
+    x = torch.tensor([1.0], device="cuda", requires_grad=True)
+    assert x.requires_grad and x.is_leaf
+    assert x.new_tensor([1, 2]).dtype is torch.float32
+    assert x.new(2, 3).shape == (2, 3) and x.new([1, 2, 3]).is_cuda
+    assert torch.tensor([x.detach()[0], torch.ones((), device="cuda")]).shape == (2,)
+
+
+def test_the_default_device_is_obeyed():
+    with torch.device("cuda"):
+        assert torch.tensor([1.0]).is_cuda and torch.zeros(3).is_cuda
+        layer = nn.Linear(3, 3)
+        layer(torch.randn(2, 3)).sum().backward()
+        assert layer.weight.grad.is_cuda
+        assert torch.tensor([1.0], device="cpu").device.type == "cpu"
+    assert torch.tensor([1.0]).device.type == "cpu"
+
+
+def test_lists_are_indices():
+    x = torch.zeros(4, 5, device="cuda")
+    assert x[[0, 2]].shape == (2, 5)
+    assert x[[0, 2], :2].shape == (2, 2)
+    x[[0, 1]] = 1.0
+    x[[0, 1], 2] = 3.0
+    assert x[0, 1:3].shape == (2,) and x[..., None].shape == (4, 5, 1)
+
+
+def test_addresses_are_those_of_the_blocks():
+    x, y = torch.zeros(100, device="cuda"), torch.zeros(100, device="cuda")
+    assert 0 != x.data_ptr() != y.data_ptr() != 0
+    assert x[10:].data_ptr() == x.data_ptr() + 40
+    assert x.untyped_storage().data_ptr() == x.data_ptr()
+    assert torch.zeros(0, device="cuda").data_ptr() == 0
+
+
+def test_printing_asks_for_no_values(gpu):
+    x = torch.zeros(2, 3, device="cuda")
+    assert repr(x) == f"{x}" == "tensor(..., device='cuda:0', size=(2, 3))"
+    assert "dtype=torch.float16" in str(x.half())
+    assert "requires_grad=True" in repr(nn.Parameter(x))
+    assert "grad_fn=<" in repr(nn.Parameter(x) * 2)
+    assert f"{x.sum()}" == "tensor(..., device='cuda:0', size=())"
+    assert not gpu.notes
+
+
+def test_a_number_is_formatted_as_one():
+    assert f"{torch.tensor(2.5, device='cuda'):.2f}" == "2.50"
+
+
+def test_deep_copies_take_memory_and_share_what_was_shared():
+    x = torch.zeros(1000, device="cuda", requires_grad=True)
+    before = torch.cuda.memory_allocated()
+    y = copy.deepcopy(x)
+    assert torch.cuda.memory_allocated() - before == 4096
+    assert y.requires_grad and y.shape == (1000,) and y.data_ptr() != x.data_ptr()
+    whole, part = copy.deepcopy([x.detach(), x.detach()[10:20]])
+    assert part.shape == (10,) and part.data_ptr() == whole.data_ptr() + 40
+    model = copy.deepcopy(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).cuda())
+    assert model[0].weight.is_cuda and model[1].running_mean.is_cuda
+
+
+def test_shallow_copies_share_memory():
+    x = torch.zeros(3, 4, device="cuda")
+    assert copy.copy(x).shape == (3, 4) and copy.copy(x).data_ptr() == x.data_ptr()
+    assert copy.copy(deferred()).sum() == 10000
+
+
+def test_a_deep_copy_of_a_cpu_tensor_has_its_values():
+    assert copy.deepcopy(deferred()).sum().item() == 10000
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda x: x.numpy().sum(),
+        lambda x: np.asarray(x).sum(),
+        lambda x: np.array(x.tolist()).sum(),
+        lambda x: torch.from_dlpack(x).sum().item(),
+        lambda x: pickle.loads(pickle.dumps(x)).sum().item(),
+        lambda x: np.frombuffer(bytes(x.untyped_storage().tolist()), np.float32).sum(),
+        lambda x: x.share_memory_().numpy().sum(),
+        lambda x: torch.multiprocessing.reductions.reduce_tensor(x) and x.numpy().sum(),
+    ],
+    ids=["numpy", "asarray", "tolist", "dlpack", "pickle", "storage", "share_memory_", "reduction"],
+)
+def test_data_that_leaves_is_there(leave):
+    assert leave(deferred()) == 10000
+
+
+def test_data_that_leaves_a_nested_virtual_gpu_is_there():
+    outer = deferred()
+    with virtual_gpu("A100-40GB"):
+        assert outer.numpy().sum() == 10000
+
+
+def test_data_of_the_gpu_leaves_only_through_the_cpu():
+    x = torch.ones(100, 100, device="cuda")
+    with pytest.raises(TypeError, match="can't convert cuda:0"):
+        x.numpy()
+    with pytest.raises(UnsupportedOperation, match="DLPack"):
+        x.__dlpack__()
+    assert not hasattr(x, "__cuda_array_interface__")
+    assert x.cpu().numpy().shape == (100, 100)
+    assert len(x.tolist()) == 100
+
+
+def test_memory_can_be_pinned():
+    assert deferred().pin_memory().is_pinned()
+    assert torch.empty(10, pin_memory=True).is_pinned()
+    assert torch.empty(1000, 1000, pin_memory=True).is_pinned()
+    assert not deferred().is_pinned()
+    assert deferred().pin_memory().to("cuda", non_blocking=True).is_cuda
+
+
+def test_the_old_types_work():
+    assert torch.cuda.FloatTensor(2, 3).shape == (2, 3)
+    assert torch.cuda.LongTensor([1, 2]).tolist() == [1, 2]
+    x = torch.ones(2).type("torch.cuda.HalfTensor")
+    assert x.is_cuda and x.type() == "torch.cuda.HalfTensor"
+    assert isinstance(x, torch.cuda.HalfTensor) and not isinstance(x, torch.cuda.FloatTensor)
+    assert x.type(torch.FloatTensor).device.type == "cpu"
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    assert torch.zeros(2).is_cuda
+    torch.set_default_device(None)
