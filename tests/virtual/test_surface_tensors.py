@@ -53,6 +53,17 @@ def test_lists_are_indices():
     assert x[0, 1:3].shape == (2,) and x[..., None].shape == (4, 5, 1)
 
 
+def test_shapes_change_in_place():
+    x = torch.zeros(3, 4, device="cuda")
+    address, before = x.data_ptr(), torch.cuda.memory_allocated()
+    assert x.t_().shape == (4, 3) and x.stride() == (1, 4)
+    assert x.unsqueeze_(0).shape == (1, 4, 3)
+    assert x.squeeze_(0).transpose_(0, 1).shape == (3, 4)
+    assert x.data_ptr() == address and torch.cuda.memory_allocated() == before
+    assert x.resize_as_(torch.zeros(7, device="cuda")).shape == (7,)
+    assert torch.ones(100, 200).t_().sum().item() == 20000
+
+
 def test_addresses_are_those_of_the_blocks():
     x, y = torch.zeros(100, device="cuda"), torch.zeros(100, device="cuda")
     assert 0 != x.data_ptr() != y.data_ptr() != 0

@@ -71,6 +71,17 @@ def test_everything_is_as_before_after_two_nested_ones():
     assert state() == before
 
 
+def test_a_nested_one_trains_and_counts_for_itself():
+    with virtual_gpu("H200") as outer:
+        layer = torch.nn.BatchNorm2d(3).cuda()
+        with virtual_gpu("A100-40GB") as inner:
+            torch.nn.BatchNorm2d(3).cuda()(torch.randn(2, 3, 64, 64, device="cuda")).sum().backward()
+            assert torch.cuda.memory_allocated() == inner.memory.allocator.allocated
+        assert inner.peak_allocated > outer.peak_allocated > 0
+        layer(torch.randn(2, 3, 64, 64, device="cuda")).sum().backward()
+        assert layer.weight.grad.is_cuda
+
+
 def test_cuda_is_gone_afterwards_as_if_it_had_never_been_there():
     if torch.cuda.is_available():
         pytest.skip("a real GPU is here")

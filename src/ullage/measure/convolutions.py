@@ -3,12 +3,13 @@
     export PYTHONPATH=src
     python3 -m ullage.measure.convolutions tasks.json.gz --out measured.jsonl.gz --seconds 480 --workers 12
 
-Several processes share the GPU, since most of a first call is cuDNN's choice and building of a plan on the
-CPU. Each process records the allocator's history (`torch.cuda.memory._record_memory_history`) for a few hundred
-calls and reads it once; an allocation of a size of its own before each call tells the calls apart. A line of
-the result has the form of the ground truth: `[[operator, arguments, keyword arguments], sizes requested in
-order, sizes of the outputs, number of requests]`. A call during which memory ran out is left out: PyTorch then
-tries cuDNN's next plan (Conv_v8.cpp, `try_configs`). Only PyTorch and the standard library are used.
+Several processes share the GPU, since most of a first call is cuDNN's choice and building of a plan on
+the CPU. Each process records the allocator's history (`torch.cuda.memory._record_memory_history`) for a
+few hundred calls and reads it once; an allocation of a size of its own before each call tells the calls
+apart. A line of the result has the form of the ground truth: `[[operator, arguments, keyword arguments],
+sizes requested in order, sizes of the outputs, number of requests]`. A call during which memory ran out
+is left out: PyTorch then tries cuDNN's next plan (Conv_v8.cpp, `try_configs`). Only PyTorch and the
+standard library are used.
 """
 
 from __future__ import annotations
@@ -181,6 +182,7 @@ def work(options: Options, next_chunk: Any, deadline: float, pipe: Any) -> None:
     torch.set_num_threads(1)
     torch.cuda.set_per_process_memory_fraction(0.82 / options.workers)
     layers, tasks = read_tasks(options.tasks)
+    tasks = [task for task in tasks[: options.limit] if _fits(layers, task, options.tensor_limit)]
     arena = Arena(options.tensor_limit + (1 << 20), options.device)
     with torch.no_grad():
         list(measure(layers, tasks[:1], arena, options.device))  # the libraries start here
@@ -188,13 +190,10 @@ def work(options: Options, next_chunk: Any, deadline: float, pipe: Any) -> None:
             with next_chunk.get_lock():
                 start = next_chunk.value
                 next_chunk.value = start + _CHUNK
-            if start >= min(len(tasks), options.limit):
+            chunk = tasks[start : start + _CHUNK]
+            if not chunk:
                 break
-            chunk = [
-                task for task in tasks[start : start + _CHUNK] if _fits(layers, task, options.tensor_limit)
-            ]
-            lines = list(measure(layers, chunk, arena, options.device)) if chunk else []
-            pipe.send((len(chunk), lines))
+            pipe.send((len(chunk), list(measure(layers, chunk, arena, options.device))))
     pipe.close()
 
 

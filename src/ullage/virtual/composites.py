@@ -23,6 +23,8 @@ _INT_MAX = 2**31 - 1
 def install(gpu: VirtualGPU) -> Callable[[], None]:
     """Register the replacements; returns what removes them."""
     library = torch.library.Library("aten", "IMPL")
+    for name in ("batch_norm", "scaled_dot_product_attention"):
+        torch.library._impls.discard(f"aten/{name}/AutogradCUDA")  # those of a GPU around this one may be there
     library.impl("batch_norm", batch_norm, "AutogradCUDA")
     capability = gpu.spec.compute_capability or (0, 0)
     library.impl("scaled_dot_product_attention", _attention_for(capability), "AutogradCUDA")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -42,8 +43,8 @@ class VirtualGPU:
         self.config = config or AllocatorConfig.from_environment()
         self.context = spec.context or 0
         usable = spec.usable
-        capacity = usable - self.context if limited else 1 << 62
-        allocator = CachingAllocator(capacity, self.config, total_memory=usable)
+        total = usable if limited else 1 << 62
+        allocator = CachingAllocator(total - self.context, self.config, total_memory=total)
         self.memory = DeviceMemory(allocator, self.context, usable)
         self.casts = CastOrder(self.memory)
         self.host = Host()
@@ -114,6 +115,10 @@ class VirtualGPU:
         """Whether a CPU tensor is taken for pinned."""
         return not tensor.is_cuda and getattr(_storage_of(tensor), "ullage_pinned", False)
 
+    def counting(self) -> VirtualMode:
+        """Inside this `with`, operators that a handler calls are counted like the user's."""
+        return self._mode
+
     def settings(self) -> tuple[Any, ...]:
         """The switches that decide which kernel PyTorch takes; part of what a plan is remembered by."""
         return kernels.settings()
@@ -132,6 +137,7 @@ class VirtualGPU:
             calling_thread = backward_in_calling_thread()
             self._restore.add(lambda: calling_thread.__exit__(None, None, None))
             self._restore.add(_lift_only_cpu_tensors())
+            self._restore.add(_spare_the_collector())
             self._restore.add(surface.install(self))
             self._restore.add(composites.install(self))
             self._restore.add(self.progress.install())
@@ -160,6 +166,12 @@ def _lift_only_cpu_tensors() -> Callable[[], None]:
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     return lambda: torch._C._set_only_lift_cpu_tensors(before)
+
+
+def _spare_the_collector() -> Callable[[], None]:
+    """What is alive now is no garbage: looking through it again and again would double the time of a run."""
+    gc.freeze()
+    return gc.unfreeze
 
 
 class _Restore:

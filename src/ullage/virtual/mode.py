@@ -21,7 +21,7 @@ from ullage.virtual.special import SPECIAL, is_list_operator, list_operator
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
 
-_Tensor = torch.Tensor
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _TO_COPY = torch.ops.aten._to_copy.default
 _Generator = torch._C.Generator  # torch.Generator is another class while a virtual GPU is in use
 
@@ -75,7 +75,9 @@ class _Operator:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.special is not None:
-            return self.special(self.gpu, self.func, args, kwargs)
+            result = self.special(self.gpu, self.func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         key, on_gpu = self._key(args, kwargs)
         if not on_gpu:
             return self.gpu.host.call(self.func, args, kwargs)
@@ -179,27 +181,32 @@ def _result(memory: Any, output: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
     """Add what decides a call's plan to `parts`; true if a tensor or a device of the virtual GPU is among it."""
     on_gpu = False
+    add = parts.append
     for value in values:
         kind = type(value)
-        if isinstance(value, _Tensor):
+        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
             cuda = value.is_cuda
             on_gpu |= cuda
-            parts.append((value.shape, value.stride(), value.dtype, cuda))
+            add(value.shape)
+            add(value.stride())
+            add(value.dtype)
+            add(cuda)
+        elif value is None or kind is torch.dtype:
+            add(value)
         elif kind is float:
-            parts.append((float, value) if floats_matter else float)
+            add((float, value) if floats_matter else float)
         elif kind is int or kind is bool:
-            parts.append((kind, value))
+            add((kind, value))
         elif kind is list or kind is tuple:
-            nested: list[Any] = []
-            on_gpu |= _describe(value, nested, floats_matter)
-            parts.append(tuple(nested))
+            add(len(value))
+            on_gpu |= _describe(value, parts, floats_matter)
         elif kind is torch.device:
             on_gpu |= value.type == "cuda"
-            parts.append(value)
-        elif issubclass(kind, _Generator):
-            parts.append(kind)
+            add(value)
+        elif kind is torch.Generator:
+            add(kind)
         else:
-            parts.append(value)
+            add(value)
     return on_gpu
 
 

@@ -53,7 +53,8 @@ class Settling:
         requests, marks = self._gpu.memory.requests, self._marks
         for period in range(1, min(8, (len(marks) - 1) // 2) + 1):
             middle = marks[-1 - period]
-            if requests[marks[-1 - 2 * period] : middle] == requests[middle:] and len(requests) > middle:
+            last = _sizes(requests[middle:])
+            if last and last == _sizes(requests[marks[-1 - 2 * period] : middle]):
                 return period
         return None
 
@@ -67,3 +68,8 @@ class Settling:
             quiet = quiet + 1 if allocator.peak_reserved == before else 0
             if quiet == QUIET_REPETITIONS:
                 return
+
+
+def _sizes(requests: list[int]) -> list[int]:
+    """What was asked for, without the frees: how long ago a block was taken differs once more after the first time."""
+    return [number for number in requests if number > 0]

@@ -78,9 +78,11 @@ def copy_in_place(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
 @special("aten._local_scalar_dense.default")
 def local_scalar(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`.item()`, `float(x)`, `if x:` ..."""
-    if not args[0].is_cuda:
-        return gpu.host.call(func, args, kwargs)
-    return gpu.values.scalar(args[0])
+    tensor = args[0]
+    if tensor.is_cuda:
+        return gpu.values.scalar(tensor)
+    gpu.host.fill(tensor)
+    return func(tensor)
 
 
 @special("aten.equal.default")
@@ -175,7 +177,7 @@ def is_list_operator(name: str) -> bool:
 
 def list_operator(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A foreach, fused or GradScaler kernel."""
-    tensors = args[0]
+    tensors = next((value for value in args if isinstance(value, list | tuple)), ())
     if not (tensors and tensors[0].is_cuda):
         gpu.host.fill_all((args, kwargs))
         return func(*args, **kwargs)
@@ -238,6 +240,25 @@ def _does_not_overlap(size: Any, stride: Any) -> bool:
             return False
         expected *= length
     return True
+
+
+@special("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
+def index_by_mask(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """IndexingUtils.h, expandTensors: a mask of flags is turned into the places where it is true."""
+    source, indices = args[0], args[1]
+    masks = (torch.bool, torch.uint8)
+    if not source.is_cuda or not any(index is not None and index.dtype in masks for index in indices):
+        return NotImplemented
+    places: list[torch.Tensor | None] = []
+    with gpu.counting():
+        for index in indices:
+            if index is not None and index.dtype in masks:
+                places += list(torch.nonzero(index.to(source.device)).unbind(1))
+            else:
+                places.append(index)
+        if len(args) > 2 and args[2].dim() and args[2].shape[0] not in (1, places[0].shape[0]):  # type: ignore[union-attr]
+            places = [None if place is None else place[: args[2].shape[0]] for place in places]
+        return func(source, places, *args[2:], **kwargs)
 
 
 # Shapes that depend on data take the largest shape possible; what that is, is said in the notes.

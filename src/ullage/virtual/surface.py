@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ullage.virtual import (
+    in_place_views,  # noqa: F401  (registers itself)
     surface_accelerator,
     surface_backends,
     surface_construction,
     surface_cuda,
+    surface_events,
     surface_legacy,
     surface_memory,
     surface_parallel,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 _PARTS = (
     surface_cuda,
     surface_memory,
+    surface_events,
     surface_streams,
     surface_accelerator,
     surface_random,

@@ -38,8 +38,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
         "_accelerator_hooks_maybe_exchange_device": exchange_device,
     }
     replacements.put_all(torch._C, functions)
-    remembered = getattr(
-        torch.accelerator, "get_device_capability", None
-    )  # PyTorch 2.10 remembers its answers
+    # PyTorch remembers this answer, so it has to be made to forget it.
+    remembered: Any = getattr(torch.accelerator, "get_device_capability", None)
     if hasattr(remembered, "cache_clear"):
         replacements.on_undo(remembered.cache_clear)

@@ -1,7 +1,7 @@
 """Tensors made of Python data, as in `torch.tensor([loss, 2.0], device="cuda")`.
 
-PyTorch's C++ part reads such data behind the back of dispatch modes (and copies it to the GPU by an operator, see
-`VirtualGPU.__enter__`). What it cannot read there, numbers that lie on the virtual GPU, is asked for here, and
+PyTorch's C++ part reads such data behind the back of dispatch modes (and copies it to the GPU by an operator,
+see `VirtualGPU.__enter__`). What it cannot read, numbers that lie on the virtual GPU, is asked for here, and
 pinned memory, which it would ask CUDA for, is pinned afterwards.
 """
 

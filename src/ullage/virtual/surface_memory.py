@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ullage.allocator import Block
+from ullage.virtual.memory import Span
 from ullage.virtual.replacements import Replacements
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class MemoryFunctions:
     def __init__(self, gpu: VirtualGPU) -> None:
         self._gpu = gpu
         self._fraction = gpu.config.memory_fraction
-        self._raw: dict[int, tuple[Block, Any]] = {}
+        self._raw: dict[int, Span] = {}
         self._history: list[dict[str, Any]] | None = None
         self._before_history: Any = None
         self._limit = 0
@@ -66,8 +66,9 @@ class MemoryFunctions:
     def raw_alloc(self, size: int, stream: int = 0) -> int:
         """`caching_allocator_alloc`: a bare address."""
         taken = self._gpu.memory.take(size)
-        self._raw[taken[0].address] = taken
-        return taken[0].address
+        address = taken.block.address if taken.block is not None else 0
+        self._raw[address] = taken
+        return address
 
     def raw_delete(self, address: int) -> None:
         """`caching_allocator_delete`."""

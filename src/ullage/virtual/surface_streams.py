@@ -1,4 +1,4 @@
-"""Streams and events. The allocator keeps free blocks by stream and is told the current one.
+"""Streams. The allocator keeps free blocks by stream and is told the current one.
 
 In CUDA the current stream belongs to a thread. As long as one thread chooses streams, the memory's `stream`
 is a plain attribute; when a second one does, it becomes a property that knows the thread.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.replacements import Replacements
+from ullage.virtual.surface_events import CudaEvent
 
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
@@ -24,7 +24,6 @@ _POOL = 32  # c10/cuda/CUDAStream.cpp, kStreamsPerPool: streams are handed out i
 _FIRST_EXTERNAL = 1000
 _HANDLES = 0x5500_0000_0000  # where imitated cudaStream_t lie
 _Stream: Any = torch.Stream
-_Event: Any = torch.Event
 
 
 class _MemoryOfManyThreads(DeviceMemory):
@@ -175,80 +174,6 @@ class CudaExternalStream(CudaStream):
         return super().__new__(cls, device, stream_ptr=stream_ptr, **named)
 
 
-class AnyEvent(_Event):  # type: ignore[misc]
-    """`torch.Event` while a virtual GPU is in use: it remembers the host's time."""
-
-    def __new__(cls, device: Any = None, *, enable_timing: bool = False, **named: Any) -> Any:
-        kind = torch.device(
-            "cuda" if device is None else "cuda:0" if isinstance(device, int) else device
-        ).type
-        if kind != "cuda":
-            return _Event(device=device, enable_timing=enable_timing, **named)
-        event = _Event.__new__(cls, device="cuda", enable_timing=enable_timing)
-        event._timed, event._when = enable_timing, None
-        return event
-
-    def record(self, stream: Any = None) -> None:
-        """Note the time."""
-        self._when = time.perf_counter()
-
-    def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
-
-    def query(self) -> bool:
-        """Everything is done as soon as it is asked for."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds that the host took between two events; nothing ran on the virtual GPU."""
-        if not (self._timed and end_event._timed):
-            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        if self._when is None or end_event._when is None:
-            raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if _in_use:
-            note = "the time between CUDA events was asked for; it is the host's, not a GPU's"
-            _in_use[-1].gpu.note("time", note)
-        return float(max(1e-3, (end_event._when - self._when) * 1e3))
-
-    def ipc_handle(self) -> Any:
-        """Events are not shared between processes."""
-        _in_use[-1].gpu.refuse("an event shared between processes", "use one process")
-
-    @property
-    def cuda_event(self) -> int:
-        """The handle; 0 before the first record."""
-        return 0 if self._when is None else _HANDLES + (id(self) & 0xFFFF_FFFF)
-
-    event_id = cuda_event
-
-
-class CudaEvent(AnyEvent):
-    """`torch.cuda.Event` while a virtual GPU is in use."""
-
-    def __new__(
-        cls,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        external: bool = False,
-    ) -> Any:
-        return super().__new__(cls, enable_timing=enable_timing)
-
-    @property
-    def _as_parameter_(self) -> Any:
-        return ctypes.c_void_p(self.cuda_event)
-
-    def __repr__(self) -> str:
-        return (
-            f"<torch.cuda.Event {self.cuda_event:#x}>"
-            if self.cuda_event
-            else "<torch.cuda.Event uninitialized>"
-        )
-
-
 def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     """Put the streams and events in place."""
     streams = Streams(gpu)
@@ -284,7 +209,6 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
         replacements.put(torch.cuda, name, stand_in)
         replacements.put(torch.cuda.streams, name, stand_in)
     replacements.put(torch, "Stream", AnyStream)
-    replacements.put(torch, "Event", AnyEvent)
 
 
 def _maker(kind: Any) -> Any:
@@ -295,8 +219,6 @@ for _kind, _name, _module in (
     (AnyStream, "Stream", "torch"),
     (CudaStream, "Stream", "torch.cuda.streams"),
     (CudaExternalStream, "ExternalStream", "torch.cuda.streams"),
-    (AnyEvent, "Event", "torch"),
-    (CudaEvent, "Event", "torch.cuda.streams"),
 ):
     _kind.__name__ = _kind.__qualname__ = _name
     _kind.__module__ = _module

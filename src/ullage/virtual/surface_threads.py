@@ -30,12 +30,12 @@ class _ModeOfThread(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __init__(self, gpu: VirtualGPU) -> None:
+    def __init__(self, gpu: VirtualGPU, left: threading.Event) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._gpu = gpu
+        self._gpu, self._left = gpu, left
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._gpu.memory.closed:
+        if self._left.is_set():
             return func(*args, **(kwargs or {}))
         return self._gpu._mode.__torch_dispatch__(func, types, args, kwargs)
 
@@ -43,6 +43,8 @@ class _ModeOfThread(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     """Let `threading.Thread.start` give the new thread its mode."""
     original = threading.Thread.start
+    left = threading.Event()
+    replacements.on_undo(left.set)
 
     @functools.wraps(original)
     def start(self: threading.Thread) -> None:
@@ -51,7 +53,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
 
             def run_with_mode() -> None:
                 with backward_in_calling_thread():
-                    _push_on_torch_dispatch_stack(_ModeOfThread(gpu))
+                    _push_on_torch_dispatch_stack(_ModeOfThread(gpu, left))
                     try:
                         run()
                     finally:
