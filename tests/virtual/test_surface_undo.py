@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import ModuleType
 
 import pytest
 import torch
@@ -30,7 +31,12 @@ NAMES_IN_TORCH = ("tensor", "as_tensor", "asarray", "compile", "Generator", "Str
 
 
 def state():
-    names = {(place.__name__, name): value for place in PLACES for name, value in vars(place).items()}
+    names = {
+        (place.__name__, name): value
+        for place in PLACES
+        for name, value in vars(place).items()
+        if not isinstance(value, ModuleType)  # modules that PyTorch imports late
+    }
     names |= {("torch", name): getattr(torch, name) for name in NAMES_IN_TORCH}
     names["locations"] = list(torch.serialization._package_registry)
     names["plans"] = list(torch.backends.cuda.cufft_plan_cache.caches)

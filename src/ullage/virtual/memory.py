@@ -73,15 +73,31 @@ class DeviceMemory:
 
     def attach(self, tensor: torch.Tensor, nbytes: int) -> None:
         """Take memory for a tensor that was made without."""
-        span = self._take(nbytes, self.kind)
         storage = _storage_of(tensor)
         watch = _Watch(storage, self._storage_died)
-        watch.span, watch.writes = span, 0
+        watch.span = self.take(nbytes)
+        watch.writes = 0
         self._watches[id(watch)] = storage.ullage = watch
 
     def take(self, nbytes: int, kind: int | None = None) -> Span:
         """A bare block, to be given back with `give_back`: a temporary or a library's workspace."""
-        return self._take(nbytes, self.kind if kind is None else kind)
+        with self._lock:
+            allocator = self.allocator
+            try:
+                block = allocator.malloc(nbytes, self.stream)
+            except OutOfMemory as error:
+                raise torch.OutOfMemoryError(self._message(error)) from None
+            self.clock = clock = self.clock + 1
+            spans = self.spans
+            span = Span(clock, len(spans), block, self.kind if kind is None else kind)
+            spans.append(span)
+            self.requests.append(nbytes)
+            allocated = allocator.allocated
+            if allocated > self._peak:
+                self._peak = allocated
+                self.peak_clock = clock
+            self.timeline.append((clock, allocated, allocator.reserved))
+            return span
 
     def give_back(self, taken: Span) -> None:
         """Free a bare block."""
@@ -116,14 +132,28 @@ class DeviceMemory:
         if span is not None:
             span.kind = kind
 
-    def repeat(self, requests: list[int]) -> None:
-        """Do once more what the run asked for in one iteration; tensors no longer give anything back afterwards."""
+    def repeat(self, requests: list[int], times: int, quiet: int) -> int:
+        """Do again what the run asked for in one iteration, on the allocator alone, and say how often it was done.
+
+        At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
+        tensors no longer give anything back.
+        """
         self.closed = True
-        for number in requests:
-            if number > 0:
-                self._take(number, self.kind)
-            else:
-                self._free(self.spans[len(self.spans) + number])
+        allocator, stream = self.allocator, self.stream
+        blocks: list[Any] = [span.block for span in self.spans]
+        unchanged = 0
+        for done in range(times):
+            before = allocator.peak_reserved
+            for number in requests:
+                if number > 0:
+                    blocks.append(allocator.malloc(number, stream))
+                else:
+                    allocator.free(blocks[number])
+                    blocks[number] = None
+            unchanged = unchanged + 1 if allocator.peak_reserved == before else 0
+            if unchanged == quiet:
+                return done + 1
+        return times
 
     def live_at_peak(self) -> dict[str, int]:
         """Rounded bytes by kind at the moment of the highest `allocated`."""
@@ -134,38 +164,17 @@ class DeviceMemory:
                 totals[span.kind] += span.size
         return dict(zip(KINDS, totals, strict=True))
 
-    def _take(self, nbytes: int, kind: int) -> Span:
-        with self._lock:
-            allocator = self.allocator
-            try:
-                block = allocator.malloc(nbytes, self.stream)
-            except OutOfMemory as error:
-                raise torch.OutOfMemoryError(self._message(error)) from None
-            self.clock = clock = self.clock + 1
-            span = Span(clock, len(self.spans), block, kind)
-            self.spans.append(span)
-            self.requests.append(nbytes)
-            allocated = allocator.allocated
-            if allocated > self._peak:
-                self._peak = allocated
-                self.peak_clock = clock
-            self.timeline.append((clock, allocated, allocator.reserved))
-            return span
-
     def _storage_died(self, watch: _Watch) -> None:
-        if self.closed:
-            return
-        with self._lock:
-            self._watches.pop(id(watch), None)
-            self._free(watch.span)
+        if not self.closed:
+            with self._lock:
+                del self._watches[id(watch)]
+                self._free(watch.span)
 
     def _free(self, span: Span) -> None:
-        if span.block is not None:
-            self.allocator.free(span.block)
-            span.block = None
-            self.clock += 1
-            span.end = self.clock
-            self.requests.append(span.index - len(self.spans))
+        self.allocator.free(span.block)
+        span.block = None
+        self.clock = span.end = self.clock + 1
+        self.requests.append(span.index - len(self.spans))
 
     def _message(self, error: OutOfMemory) -> str:
         in_use = format_size(self.context + self.allocator.reserved)

@@ -87,9 +87,11 @@ class _Operator:
         plan = self.plans.get(key)
         if plan is None:
             plan = self.plans[key] = self._make_plan(args, kwargs)
+            plan.quick = _quick(plan)
         gpu = self.gpu
         gpu.operator = self.name
-        result = carry_out(gpu, plan, args, kwargs)
+        quick = plan.quick
+        result = carry_out(gpu, plan, args, kwargs) if quick is None else gpu.memory.tensor(*quick)
         if self.written:
             for place in self.written:
                 if place < len(args) and args[place] is not None:
@@ -123,6 +125,13 @@ class _Operator:
         if self.rule is not None:
             return self.rule(Call(self.func, args, kwargs, self.gpu, infer))
         return infer()
+
+
+def _quick(plan: Plan) -> New | None:
+    """The output, if it is all that there is to a plan, which is the common case."""
+    if plan.single and not plan.steps and not plan.library and type(plan.outputs[0]) is New:
+        return plan.outputs[0]
+    return None
 
 
 def carry_out(gpu: VirtualGPU, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

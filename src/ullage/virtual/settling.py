@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
 
 MOST_REPEATED_CALLS = 200_000  # allocator calls; a second's work
-QUIET_REPETITIONS = 3
+QUIET_REPETITIONS = 2
 MOST_REPETITIONS = 20
 
 
@@ -31,7 +31,6 @@ class Settling:
         self._gpu = gpu
         self._steps, self._most_steps = steps, most_steps
         self._marks: list[int] = [0]
-        self.repeated = 0
 
     def after_step(self) -> None:
         """One optimizer step is done; raises `Settled` when nothing new is to be expected."""
@@ -59,15 +58,8 @@ class Settling:
         return None
 
     def _repeat(self, requests: list[int]) -> None:
-        allocator = self._gpu.memory.allocator
-        quiet, repetitions = 0, min(MOST_REPETITIONS, MOST_REPEATED_CALLS // max(1, len(requests)))
-        for _ in range(repetitions):
-            before = allocator.peak_reserved
-            self._gpu.memory.repeat(requests)
-            self.repeated += 1
-            quiet = quiet + 1 if allocator.peak_reserved == before else 0
-            if quiet == QUIET_REPETITIONS:
-                return
+        times = min(MOST_REPETITIONS, MOST_REPEATED_CALLS // max(1, len(requests)))
+        self._gpu.memory.repeat(requests, times, QUIET_REPETITIONS)
 
 
 def _sizes(requests: list[int]) -> list[int]:

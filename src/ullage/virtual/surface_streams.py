@@ -201,7 +201,6 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     for name, stand_in in (
         ("Stream", CudaStream),
         ("ExternalStream", CudaExternalStream),
-        ("Event", CudaEvent),
     ):
         original = getattr(torch.cuda, name)
         if original is not stand_in:

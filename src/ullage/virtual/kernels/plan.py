@@ -100,6 +100,7 @@ class Plan:
     as_list: bool = False
     defaults: dict[int, Any] | None = None  # outputs that are plain numbers
     host_outputs: dict[int, torch.dtype] | None = None  # outputs that are single numbers in CPU tensors
+    quick: New | None = None  # the only output of a plan without steps; filled in by the mode
     library: str = ""  # "cublas" or "cublaslt": its workspace is taken first, if this is the first use
 
     def temporaries(self) -> list[int]:
