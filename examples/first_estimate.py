@@ -26,8 +26,8 @@ def train() -> None:
     ).cuda()  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(100):
-        images = torch.randn(512, 3, 224, 224).cuda(non_blocking=True)
-        labels = torch.randint(0, 1000, (512,)).cuda(non_blocking=True)
+        images = torch.randn(768, 3, 224, 224).cuda(non_blocking=True)
+        labels = torch.randint(0, 1000, (768,)).cuda(non_blocking=True)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = nn.functional.cross_entropy(model(images), labels)

@@ -244,7 +244,8 @@ def test_embeddings_losses_and_indexing(gpu):
     table = nn.Embedding(1000, 64, padding_idx=0).cuda()
     tokens = torch.randint(0, 1000, (8, 16), device="cuda")
     out = table(tokens)
-    loss = nn.functional.cross_entropy(out.flatten(0, 1), torch.randint(0, 64, (128,), device="cuda"), label_smoothing=0.1)
+    labels = torch.randint(0, 64, (128,), device="cuda")
+    loss = nn.functional.cross_entropy(out.flatten(0, 1), labels, label_smoothing=0.1)
     loss = loss + nn.functional.kl_div(out.log_softmax(-1), out.softmax(-1), reduction="batchmean")
     loss = loss + nn.functional.binary_cross_entropy_with_logits(out, torch.zeros_like(out)) + out[tokens[0] > 5].sum()
     loss.backward()
@@ -367,6 +368,12 @@ def test_a_second_thread_is_refused():
 def test_a_tensor_of_the_cpu_beside_one_of_the_gpu_is_refused_as_pytorch_does(gpu):
     with pytest.raises(RuntimeError, match="same device"):
         torch.zeros(3, device="cuda") + torch.zeros(3)
+
+
+def test_a_second_gpu_is_refused_as_pytorch_does(gpu):
+    for make in (lambda: torch.zeros(3, device="cuda:1"), lambda: torch.zeros(3).to("cuda:1")):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            make()
 
 
 def test_an_operator_without_shape_inference_is_named(gpu):

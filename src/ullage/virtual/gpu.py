@@ -13,7 +13,8 @@ import torch
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
 from ullage.errors import NestedGPUError, UnsupportedOperation
-from ullage.gpus import GPU, gpu as find_gpu
+from ullage.gpus import GPU
+from ullage.gpus import gpu as find_gpu
 from ullage.units import MIB
 from ullage.virtual import composites, kernels, steps, surface
 from ullage.virtual.casts import CastOrder
@@ -24,7 +25,7 @@ from ullage.virtual.mode import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
 from ullage.virtual.values import Values
 
-_storage_of = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]  # the one that fills nothing
+_storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
 _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
 

@@ -18,7 +18,7 @@ import torch
 
 SMALLEST_DEFERRED = 16 * 1024  # bytes; filling less than this costs no more than remembering it
 
-_storage_of = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
+_storage_of: Any = torch._C.TensorBase.untyped_storage
 _aten = torch.ops.aten
 
 # Factories that can wait, and what fills the empty tensor later: (place of the size argument, fill).

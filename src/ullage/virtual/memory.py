@@ -18,7 +18,7 @@ from ullage.virtual.native import tensor_without_data
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE = range(5)
 KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace")
 
-_storage_of = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
+_storage_of: Any = torch._C.TensorBase.untyped_storage
 
 
 class Span:
@@ -171,6 +171,7 @@ class DeviceMemory:
                 self._free(watch.span)
 
     def _free(self, span: Span) -> None:
+        assert span.block is not None
         self.allocator.free(span.block)
         span.block = None
         self.clock = span.end = self.clock + 1

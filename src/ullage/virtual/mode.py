@@ -16,7 +16,7 @@ from ullage.virtual import shapes
 from ullage.virtual.kernels.plan import FREE, OUTPUT, New, Plan, Same
 from ullage.virtual.kernels.registry import RULES, Call
 from ullage.virtual.native import view_without_data
-from ullage.virtual.special import SPECIAL, is_list_operator, list_operator
+from ullage.virtual.special import SPECIAL, is_gpu, is_list_operator, list_operator
 
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
@@ -210,7 +210,7 @@ def _describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
             add(len(value))
             on_gpu |= _describe(value, parts, floats_matter)
         elif kind is torch.device:
-            on_gpu |= value.type == "cuda"
+            on_gpu |= is_gpu(value)
             add(value)
         elif kind is torch.Generator:
             add(kind)

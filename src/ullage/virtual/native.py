@@ -39,7 +39,7 @@ class CUDAStandIn:
     def __init__(self) -> None:
         self._guards, self._hooks = _find_native_objects()
         self._real_guard = self._guards[_CUDA]
-        self._real_table: int = self._hooks.value  # type: ignore[assignment]
+        self._real_table: int = self._hooks.value
         self._noop_guard = self._make_noop_guard()
         self._table = self._make_table()
 
@@ -60,7 +60,7 @@ class CUDAStandIn:
         counts_none = (_Pointer * 1)(ctypes.addressof(table))
         self._guards[_CUDA] = ctypes.addressof(counts_none)
         try:
-            torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+            torch._C._ensureCUDADeviceGuardSet()
             guard = self._guards[_CUDA]
         finally:
             self._guards[_CUDA] = self._real_guard
@@ -107,15 +107,17 @@ def cuda_stand_in() -> CUDAStandIn:
 class _Wrapper(torch.Tensor):
     """A tensor without data; only a step on the way to a plain one. It is asked one thing, whether it may be copied."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> bool:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> bool:
         return True
 
 
 _DEVICE = torch.device("cuda", 0)
-_make_wrapper = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_make_wrapper = torch.Tensor._make_wrapper_subclass
 _empty = torch.empty
 
 
@@ -190,7 +192,7 @@ def _smallest_backward() -> None:
             return x.detach()
 
         @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
             return grad
 
     leaf = tensor_without_data((1,), (1,), torch.float32).requires_grad_()

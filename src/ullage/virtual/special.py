@@ -34,12 +34,23 @@ def special(*names: str) -> Callable[[Handler], Handler]:
     return register
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Whether a device is the virtual GPU; a second GPU is refused in PyTorch's words."""
+    if device.type != "cuda":
+        return False
+    if device.index:
+        raise torch.AcceleratorError(
+            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
+        )
+    return True
+
+
 @special("aten._to_copy.default")
 def to_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A copy of another type or to another device. To the GPU it takes memory, from it it has no values."""
     source: torch.Tensor = args[0]
     device = kwargs.get("device")
-    to_gpu = device.type == "cuda" if device is not None else source.is_cuda
+    to_gpu = is_gpu(device) if device is not None else source.is_cuda
     if not to_gpu and not source.is_cuda:
         return gpu.host.call(func, args, kwargs)
     dtype = kwargs.get("dtype") or source.dtype
@@ -85,12 +96,12 @@ def local_scalar(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict
     return func(tensor)
 
 
-@special("aten.equal.default")
+@special("aten.equal.default", "aten.allclose.default")
 def equal(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.equal` of tensors whose values nobody knows: true if the sizes are equal."""
+    """`torch.equal` and `allclose` of tensors whose values nobody knows: true if the sizes are equal."""
     if not (args[0].is_cuda or args[1].is_cuda):
         return gpu.host.call(func, args, kwargs)
-    gpu.note("values", "torch.equal compared tensors without data: answered by their sizes")
+    gpu.note("values", "torch.equal or allclose compared tensors without data: answered by their sizes")
     return args[0].shape == args[1].shape
 
 
@@ -150,7 +161,10 @@ def resize(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 @special(
-    "aten.set_.source_Tensor", "aten.set_.source_Storage_storage_offset", "aten.set_.source_Storage", "aten.set_.default"
+    "aten.set_.default",
+    "aten.set_.source_Tensor",
+    "aten.set_.source_Storage",
+    "aten.set_.source_Storage_storage_offset",
 )
 def set_source(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`set_` on the GPU: the tensor takes over another's memory."""

@@ -103,4 +103,5 @@ class Values:
 
 def _asked(tensor: torch.Tensor, what: str) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
-    return f"{what} of a {kind} tensor of size {tuple(tensor.shape)} asked for; it has no data, a plausible answer was given"
+    size = tuple(tensor.shape)
+    return f"{what} of a {kind} tensor of size {size} asked for; it has no data, a plausible answer was given"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import New, Plan, Steps, is_contiguous, new
+from ullage.virtual.kernels.plan import New, Output, Plan, Steps, is_contiguous, new
 from ullage.virtual.kernels.registry import Call, kernel
 
 _SEED = 8  # bytes: one 64-bit number
@@ -33,7 +33,7 @@ def cudnn_forward(call: Call) -> Plan:
     out = _like_layout((batch, heads, length, value.shape[3]), query, query.dtype)
     sums = new((batch, heads, length, 1), torch.float32) if needs_sums else None
     number = new((), torch.int64)
-    outputs = [out, sums, None, None, None, None, number, number, None]
+    outputs: list[Output] = [out, sums, None, None, None, None, number, number, None]
     steps = Steps().output(6, 7, 0)
     if needs_sums:
         steps.output(1)

@@ -7,7 +7,6 @@ import torch
 from ullage.virtual.kernels.plan import Plan
 from ullage.virtual.kernels.registry import Call, kernel
 
-
 _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
