@@ -22,7 +22,7 @@ _storage_of: Any = torch._C.TensorBase.untyped_storage
 
 
 class Span:
-    """One allocation: when it began and ended (in allocator calls), its rounded size and what it was for."""
+    """One allocation: its block, when it began and ended (in allocator calls), its rounded size, what it was for."""
 
     __slots__ = ("begin", "block", "end", "index", "kind", "size")
 
@@ -33,10 +33,15 @@ class Span:
 
 
 class _Watch(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage that knows the block behind it."""
+    """A weak reference to a storage that is also the span of its memory: one object less for every tensor."""
 
-    __slots__ = ("span", "writes")
-    span: Span
+    __slots__ = ("begin", "block", "end", "index", "kind", "size", "writes")
+    begin: int
+    block: Block | None
+    end: int
+    index: int
+    kind: int
+    size: int
     writes: int
 
 
@@ -54,13 +59,13 @@ class DeviceMemory:
         self.context, self.total = context, total
         self.stream = 0
         self.kind = ACTIVATIONS
-        self.spans: list[Span] = []
+        self.spans: list[Span | _Watch] = []
         self.requests: list[int] = []  # bytes asked for; for a free, minus how many requests ago it was asked for
         self.clock = 0
         self.peak_clock = 0
-        self.timeline: list[tuple[int, int, int]] = []
         self.closed = False
-        self._watches: dict[int, _Watch] = {}
+        self._reserved = 0
+        self._reserved_at: list[tuple[int, int]] = []
         self._lock = threading.RLock()
         self._peak = -1
 
@@ -74,45 +79,73 @@ class DeviceMemory:
     def attach(self, tensor: torch.Tensor, nbytes: int) -> None:
         """Take memory for a tensor that was made without."""
         storage = _storage_of(tensor)
-        watch = _Watch(storage, self._storage_died)
-        watch.span = self.take(nbytes)
-        watch.writes = 0
-        self._watches[id(watch)] = storage.ullage = watch
+        with self._lock:
+            block = self._block(nbytes)
+            watch = _Watch(storage, self._storage_died)
+            watch.block, watch.size, watch.kind = block, block.size, self.kind
+            watch.begin, watch.end, watch.writes = self.clock, -1, 0
+            spans = self.spans
+            watch.index = len(spans)
+            spans.append(watch)  # this keeps the weak reference alive, too
+            storage.ullage = watch
 
     def take(self, nbytes: int, kind: int | None = None) -> Span:
         """A bare block, to be given back with `give_back`: a temporary or a library's workspace."""
         with self._lock:
-            allocator = self.allocator
-            try:
-                block = allocator.malloc(nbytes, self.stream)
-            except OutOfMemory as error:
-                raise torch.OutOfMemoryError(self._message(error)) from None
-            self.clock = clock = self.clock + 1
-            spans = self.spans
-            span = Span(clock, len(spans), block, self.kind if kind is None else kind)
-            spans.append(span)
-            self.requests.append(nbytes)
-            allocated = allocator.allocated
-            if allocated > self._peak:
-                self._peak = allocated
-                self.peak_clock = clock
-            self.timeline.append((clock, allocated, allocator.reserved))
+            block = self._block(nbytes)
+            span = Span(self.clock, len(self.spans), block, self.kind if kind is None else kind)
+            self.spans.append(span)
             return span
+
+    def _block(self, nbytes: int) -> Block:
+        allocator = self.allocator
+        try:
+            block = allocator.malloc(nbytes, self.stream)
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(self._message(error)) from None
+        self.clock = clock = self.clock + 1
+        self.requests.append(nbytes)
+        if allocator.allocated > self._peak:
+            self._peak = allocator.allocated
+            self.peak_clock = clock
+        if allocator.reserved != self._reserved:
+            self.note_reserved()
+        return block
+
+    def note_reserved(self) -> None:
+        """The reserved memory has changed."""
+        self._reserved = self.allocator.reserved
+        self._reserved_at.append((self.clock, self._reserved))
+
+    @property
+    def timeline(self) -> list[tuple[int, int, int]]:
+        """Allocator calls, each with the bytes allocated and reserved after it."""
+        changes = [0] * (self.clock + 1)
+        for span in self.spans:
+            changes[span.begin] += span.size
+            if span.end != -1:
+                changes[span.end] -= span.size
+        points, allocated, reserved = [], 0, 0
+        steps = dict(self._reserved_at)
+        for clock in range(1, self.clock + 1):
+            allocated += changes[clock]
+            reserved = steps.get(clock, reserved)
+            points.append((clock, allocated, reserved))
+        return points
 
     def give_back(self, taken: Span) -> None:
         """Free a bare block."""
         with self._lock:
             self._free(taken)
 
-    def span_of(self, tensor: torch.Tensor) -> Span | None:
+    def span_of(self, tensor: torch.Tensor) -> Span | _Watch | None:
         """What is known of the memory behind a tensor; `None` for one that is not on this GPU."""
-        watch = getattr(_storage_of(tensor), "ullage", None)
-        return watch.span if watch is not None else None
+        return getattr(_storage_of(tensor), "ullage", None)
 
     def address_of(self, tensor: torch.Tensor) -> int:
         """The address of a tensor's storage on the virtual card; 0 for one without elements."""
         watch = getattr(_storage_of(tensor), "ullage", None)
-        block = watch.span.block if watch is not None else None
+        block = watch.block if watch is not None else None
         return block.address if block is not None else 0
 
     def written(self, tensor: torch.Tensor) -> None:
@@ -167,10 +200,9 @@ class DeviceMemory:
     def _storage_died(self, watch: _Watch) -> None:
         if not self.closed:
             with self._lock:
-                del self._watches[id(watch)]
-                self._free(watch.span)
+                self._free(watch)
 
-    def _free(self, span: Span) -> None:
+    def _free(self, span: Span | _Watch) -> None:
         assert span.block is not None
         self.allocator.free(span.block)
         span.block = None

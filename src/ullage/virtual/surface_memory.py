@@ -52,7 +52,7 @@ class MemoryFunctions:
         """`empty_cache`."""
         memory = self._gpu.memory
         memory.allocator.empty_cache()
-        memory.timeline.append((memory.clock, memory.allocator.allocated, memory.allocator.reserved))
+        memory.note_reserved()
 
     def set_fraction(self, fraction: float, device: int = 0) -> None:
         """`set_per_process_memory_fraction`."""

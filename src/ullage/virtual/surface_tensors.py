@@ -171,7 +171,7 @@ def _storage_methods(gpu: VirtualGPU) -> dict[str, Any]:
         """The address of the storage."""
         watch = getattr(self, "ullage", None)
         if watch is not None:
-            return int(watch.span.block.address)
+            return int(watch.block.address)
         return 0 if self.device.type == "cuda" else int(_StorageBase.data_ptr(self))
 
     def resize(self: Any, size: int) -> Any:

@@ -73,7 +73,8 @@ def make_torchvision_importable() -> None:
         return
     library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema in _SCHEMAS:
-        library.define(schema)
+        if not hasattr(torch.ops.torchvision, schema.split("(")[0]):  # somebody else may have helped himself
+            library.define(schema)
     library.impl("_cuda_version", lambda: -1, "CompositeExplicitAutograd")
     _kept.append(library)  # an operator lives as long as the library that declared it
     after_import("torchvision.extension", _say_that_they_are_there)
