@@ -49,9 +49,7 @@ _RANDOM_WEIGHT = 0.3  # of a layer seen in one model at one resolution
 _MOST_BYTES = 1_200_000_000
 _MOST_OPERATIONS = 300e9
 # Families of timm with no convolution but the first one.
-_PLAIN = re.compile(
-    r"^(vit_|deit|beit|eva|mixer|gmlp|gmixer|resmlp|cait|xcit|swin|flexivit|naflex|samvit|test_|aimv2)"
-)
+_PLAIN = re.compile(r"^(vit_|deit|beit|eva|mixer|gmlp|gmixer|resmlp|cait|xcit|swin|flexivit|naflex|samvit|test_|aimv2)")
 _EVERY_PLAIN = 12  # of those, one in so many
 _VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")
 _DENSE = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
@@ -94,9 +92,9 @@ def declare_torchvision_operators() -> list[Any]:
     """Make torchvision importable where its compiled operators do not load; keep the result."""
     libraries = []
     for name in ("nms", "qnms"):
-        library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+        library = torch.library.Library("torchvision", "FRAGMENT")
         try:
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         except RuntimeError:
             continue
         libraries.append(library)
@@ -147,9 +145,7 @@ def collect(seconds: float, resolutions: int) -> Counter[Layer]:
         if model is None:
             _say(f"{name}: not built")
             continue
-        chosen = list(
-            dict.fromkeys([_default_input(model), *shapes[:1], *chance.sample(shapes[1:], len(shapes) - 1)])
-        )
+        chosen = list(dict.fromkeys([_default_input(model), *shapes[:1], *chance.sample(shapes[1:], len(shapes) - 1)]))
         for shape in [shape for shape in chosen if shape is not None][:resolutions]:
             total.update(dict.fromkeys(_run(model, shape), 1))
         done += 1

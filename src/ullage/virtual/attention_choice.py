@@ -69,7 +69,7 @@ def _cudnn(attention: Attention, capability: tuple[int, int]) -> bool:
         return False
     if not (_all_have_type(attention, _LOW_PRECISION) and _four_dimensions(attention) and _heads_agree(attention)):
         return False
-    if not _mask_suits_cudnn(attention) or (attention.dropout * 16) % 1 != 0:
+    if not _mask_suits_cudnn(attention):
         return False
     if not (_not_empty(attention) and _last_stride_is_one(attention, ignore_single=True)):
         return False

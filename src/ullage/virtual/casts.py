@@ -1,49 +1,88 @@
 """The order in which autocast casts the arguments of one operator.
 
 PyTorch writes the casts as arguments of one C++ call, and C++ leaves their order to the compiler: builds for x86-64,
-which run on nearly every GPU server, cast the last argument first; builds for 64-bit ARM the first. Where this
-machine's build does it the other way, the casts before an operator wait for it and then take their memory in the
-order of x86-64. Whether it does is asked of the build itself.
+which run on nearly every GPU server, cast the last argument first; builds for 64-bit ARM the first. The order decides
+where the casts lie in memory and in which order their gradients are made. Where this machine's build does it the other
+way, autocast's operators of several tensors are replaced while a virtual GPU is in use by ones that cast the last
+argument first. Whether it does is asked of the build itself.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-if TYPE_CHECKING:
-    from ullage.virtual.memory import DeviceMemory
+# aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP: those that take several tensors.
+_OPERATORS = (
+    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input",
+    "convolution", "_convolution", "prelu", "scaled_dot_product_attention",
+    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+)  # fmt: skip
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
-class CastOrder:
-    """Holds the casts of one operator back until it comes."""
+# Casts of leaves, until the `with` of autocast ends; PyTorch's own is out of reach for Python. One for the process, as
+# PyTorch's is one for the thread: only one thread at a time has a virtual GPU.
+_kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __init__(self, memory: DeviceMemory) -> None:
-        self._memory = memory
-        self.waiting: list[tuple[torch.Tensor, int]] = []
-        self.turned_around = first_argument_is_cast_first()
 
-    def concerns(self, source: torch.Tensor, kwargs: dict[str, Any]) -> bool:
-        """Whether a copy is a cast by autocast: autocast is off while it works itself, inside its own `with`."""
-        if not self.turned_around or len(kwargs) != 1 or not source.is_cuda or torch.is_autocast_enabled("cuda"):
-            return False
-        if kwargs.get("dtype") is not torch.get_autocast_dtype("cuda") or source.dtype is not torch.float32:
-            return False
-        depth = torch.autocast_increment_nesting()
-        torch.autocast_decrement_nesting()
-        return depth > 1
+def install() -> Callable[[], None]:
+    """Put the replacements in place, where they are needed; returns what takes them away."""
+    if not first_argument_is_cast_first():
+        return lambda: None
+    library: Any = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they replace kernels is what they are for
+        for name in _OPERATORS:
+            base, _, overload = name.partition(".")
+            operator = getattr(getattr(torch.ops.aten, base), overload or "default")
+            torch.library._impls.discard(f"aten/{name}/AutocastCUDA")  # of a virtual GPU around this one
+            library.impl(name, _replacement(operator), "AutocastCUDA")
+    clear = torch.clear_autocast_cache
 
-    def hold(self, tensor: torch.Tensor, nbytes: int) -> None:
-        """Keep a cast without memory until `release`."""
-        self.waiting.append((tensor, nbytes))
+    def clear_both() -> None:
+        _kept.clear()
+        clear()
 
-    def release(self) -> None:
-        """An operator comes: give the casts their memory, the last one first."""
-        waiting, self.waiting = self.waiting, []
-        for tensor, nbytes in reversed(waiting):
-            self._memory.attach(tensor, nbytes)
+    torch.clear_autocast_cache = clear_both
+
+    def remove() -> None:
+        torch.clear_autocast_cache = clear
+        _kept.clear()
+        library._destroy()
+
+    return remove
+
+
+def _replacement(operator: Any) -> Callable[..., Any]:
+    def cast_and_call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            kind = torch.get_autocast_dtype("cuda")
+            named = {name: _cast(value, kind) for name, value in reversed(kwargs.items())}
+            placed = [_cast(value, kind) for value in reversed(args)]
+            return operator(*reversed(placed), **named)
+
+    return cast_and_call
+
+
+def _cast(value: Any, kind: torch.dtype) -> Any:
+    """autocast_mode.cpp, cached_cast"""
+    if not isinstance(value, torch.Tensor) or not value.is_cuda or not value.is_floating_point():
+        return value
+    if value.dtype is kind or value.dtype is torch.float64:
+        return value
+    leaf = value.dtype is torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
+    if not leaf or not torch.is_autocast_cache_enabled():
+        return value.to(kind)
+    kept = _kept.get(id(value))
+    if kept is None:
+        kept = _kept[id(value)] = value, value.to(kind)
+    return kept[1]
 
 
 class _Watch(TorchDispatchMode):

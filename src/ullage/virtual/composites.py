@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _INT_MAX = 2**31 - 1
+_gpus: list[VirtualGPU] = []  # those in use, the innermost last
 
 
 def install(gpu: VirtualGPU) -> Callable[[], None]:
@@ -26,9 +27,31 @@ def install(gpu: VirtualGPU) -> Callable[[], None]:
     for name in ("batch_norm", "scaled_dot_product_attention"):
         torch.library._impls.discard(f"aten/{name}/AutogradCUDA")  # those of a GPU around this one may be there
     library.impl("batch_norm", batch_norm, "AutogradCUDA")
-    capability = gpu.spec.compute_capability or (0, 0)
-    library.impl("scaled_dot_product_attention", _attention_for(capability), "AutogradCUDA")
-    return library._destroy
+    library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradCUDA")
+    _register_missing_kernels(library)
+    _gpus.append(gpu)
+
+    def remove() -> None:
+        _gpus.remove(gpu)
+        library._destroy()
+
+    return remove
+
+
+# Operators that have a CUDA kernel and a formula for all other devices. On a CPU build, with no kernel for CUDA,
+# autograd would take the formula and the mode would see its parts.
+_KERNEL_OR_FORMULA = ("silu_backward", "mish_backward", "_fused_rms_norm")
+
+
+def _register_missing_kernels(library: torch.library.Library) -> None:
+    for name in _KERNEL_OR_FORMULA:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            torch.library._impls.discard(f"aten/{name}/CUDA")
+            library.impl(name, _never_called, "CUDA")
+
+
+def _never_called(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("the virtual GPU's mode comes before this kernel")
 
 
 def batch_norm(
@@ -57,37 +80,33 @@ def _cudnn_normalizes(
     return tracked and input.dim() >= 3 and input.shape[0] <= batch_limit and eps >= 0.0 and input.numel() < _INT_MAX
 
 
-def _attention_for(capability: tuple[int, int]) -> Callable[..., torch.Tensor]:
-    def scaled_dot_product_attention(
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        """attention.cpp, scaled_dot_product_attention"""
-        attention = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        kernel = choose(attention, capability)
-        if kernel == CUDNN:
-            mask = _additive(attn_mask, query.dtype)
-            return _aten._scaled_dot_product_cudnn_attention(
-                query, key, value, mask, attention.trains, dropout_p, is_causal, False, scale=scale
-            )[0]
-        mask = _additive(attn_mask, query.dtype)
-        if kernel == FLASH:
-            return _flash(query, key, value, dropout_p, is_causal, scale)
-        if kernel == EFFICIENT:
-            if mask is not None:
-                mask = _padded_mask(mask, query, key)
-            return _aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, attention.trains, dropout_p, is_causal, scale=scale
-            )[0]
-        return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
-
-    return scaled_dot_product_attention
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """attention.cpp, scaled_dot_product_attention"""
+    attention = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    kernel = choose(attention, _gpus[-1].spec.compute_capability or (0, 0))
+    mask = _additive(attn_mask, query.dtype)
+    if kernel == CUDNN:
+        return _aten._scaled_dot_product_cudnn_attention(
+            query, key, value, mask, attention.trains, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if kernel == FLASH:
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if kernel == EFFICIENT:
+        if mask is not None:
+            mask = _padded_mask(mask, query, key)
+        return _aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, attention.trains, dropout_p, is_causal, scale=scale
+        )[0]
+    return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def _additive(mask: Any, dtype: torch.dtype) -> Any:

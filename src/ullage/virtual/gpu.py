@@ -16,8 +16,7 @@ from ullage.errors import NestedGPUError, UnsupportedOperation
 from ullage.gpus import GPU
 from ullage.gpus import gpu as find_gpu
 from ullage.units import MIB
-from ullage.virtual import composites, kernels, steps, surface
-from ullage.virtual.casts import CastOrder
+from ullage.virtual import accumulation, casts, composites, kernels, steps, surface
 from ullage.virtual.host import Host
 from ullage.virtual.kernels.workspaces import Workspaces
 from ullage.virtual.memory import PARAMETERS, DeviceMemory
@@ -47,7 +46,6 @@ class VirtualGPU:
         total = usable if limited else 1 << 62
         allocator = CachingAllocator(total - self.context, self.config, total_memory=total)
         self.memory = DeviceMemory(allocator, self.context, usable)
-        self.casts = CastOrder(self.memory)
         self.host = Host()
         self.values = Values(self)
         self.workspaces = Workspaces(self)
@@ -130,6 +128,7 @@ class VirtualGPU:
                 "another thread is using a virtual GPU; needed: one thread at a time in a process. "
                 "Use one process an estimate, or wait for the other thread."
             )
+        accumulation.measure(lambda function: _run_once(VirtualGPU(self.spec, AllocatorConfig()), function))
         try:
             self._restore = _Restore()
             if not _active:
@@ -141,6 +140,7 @@ class VirtualGPU:
             self._restore.add(_spare_the_collector())
             self._restore.add(surface.install(self))
             self._restore.add(composites.install(self))
+            self._restore.add(casts.install())
             self._restore.add(self.progress.install())
             self._mode.__enter__()
             self._restore.add(lambda: self._mode.__exit__(None, None, None))
@@ -173,6 +173,11 @@ def _spare_the_collector() -> Callable[[], None]:
     """What is alive now is no garbage: looking through it again and again would double the time of a run."""
     gc.freeze()
     return gc.unfreeze
+
+
+def _run_once(card: VirtualGPU, function: Callable[[], None]) -> None:
+    with card:
+        function()
 
 
 class _Restore:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
-_TO_COPY = torch.ops.aten._to_copy.default
 _Generator = torch._C.Generator  # torch.Generator is another class while a virtual GPU is in use
 
 # Operators whose output shape depends on the value of a float argument; for all others the value is left out of the
@@ -42,12 +41,9 @@ class VirtualMode(TorchDispatchMode):
     def __init__(self, gpu: VirtualGPU) -> None:
         super().__init__()
         self.gpu = gpu
-        self._casts = gpu.casts
         self._operators: dict[Any, _Operator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._casts.waiting and func is not _TO_COPY:
-            self._casts.release()
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = _Operator(func, self)

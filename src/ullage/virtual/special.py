@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ullage.virtual import shapes
-from ullage.virtual.kernels.plan import contiguous_strides, span_of_elements
-from ullage.virtual.native import same_memory, tensor_without_data
+from ullage.virtual.accumulation import adds_in_place
+from ullage.virtual.kernels.plan import contiguous_strides, is_dense, span_of_elements
+from ullage.virtual.native import same_memory
 
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
@@ -57,10 +58,6 @@ def to_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     memory_format = kwargs.get("memory_format")
     if to_gpu:
         size, stride = _layout_of_copy(source, memory_format)
-        if gpu.casts.concerns(source, kwargs):
-            out = tensor_without_data(size, stride, dtype)
-            gpu.casts.hold(out, span_of_elements(size, stride) * dtype.itemsize)
-            return out
         out = gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
         if not source.is_cuda and isinstance(source, torch.nn.Parameter):
             gpu.mark_parameter(out)
@@ -123,6 +120,15 @@ def pin_memory(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[s
 def record_stream(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Delays the reuse of a block until another stream is done; taken as done at once."""
     gpu.note("streams", "record_stream was followed without its delay")
+
+
+@special("aten.add.Tensor")
+def add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An addition by autograd itself may reuse its first summand."""
+    if args[0].__class__ is torch.Tensor and args[0].is_cuda and not kwargs and adds_in_place(args, frames_up=3):
+        gpu.memory.written(args[0])
+        return args[0]
+    return NotImplemented
 
 
 @special("aten.detach.default", "aten.alias.default")
@@ -237,23 +243,12 @@ def _layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | N
     size = source.shape
     if memory_format is None or memory_format is torch.preserve_format:
         stride = source.stride()
-        if span_of_elements(size, stride) == source.numel() and _does_not_overlap(size, stride):
+        if is_dense(size, stride):
             return size, stride
         return size, torch.empty_like(torch.empty_strided(size, stride, device="meta")).stride()
     if memory_format is torch.contiguous_format:
         return size, contiguous_strides(size)
     return size, torch.empty(size, device="meta", memory_format=memory_format).stride()
-
-
-def _does_not_overlap(size: Any, stride: Any) -> bool:
-    expected = 1
-    for step, length in sorted(zip(stride, size, strict=True)):
-        if length == 1:
-            continue
-        if step != expected:
-            return False
-        expected *= length
-    return True
 
 
 @special("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")

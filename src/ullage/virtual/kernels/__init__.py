@@ -8,10 +8,19 @@ import torch
 
 from ullage.virtual.kernels import (  # noqa: F401
     attention,
+    batch_normalization,
+    embedding,
+    extremes,
+    indexing,
     matmul,
+    normalization,
     pointwise,
+    pooling,
     reductions,
+    resampling,
     softmax,
+    sorting,
+    statistics,
 )
 
 

@@ -65,6 +65,24 @@ def is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
+def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements fill a stretch of memory, in whatever order of dimensions.
+
+    >>> is_dense((2, 3), (1, 2)), is_dense((2, 3), (6, 2))
+    (True, False)
+    """
+    expected = 1
+    for step, length in sorted(zip(stride, size, strict=True)):
+        if length == 0:
+            return True
+        if length == 1:
+            continue
+        if step != expected:
+            return False
+        expected *= length
+    return True
+
+
 def span_of_elements(size: Sequence[int], stride: Sequence[int]) -> int:
     """How many elements a storage must have for this size and these strides."""
     last = 1
@@ -118,7 +136,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []
-        self._count = 0
+        self._sizes: list[int] = []
 
     def output(self, *places: int) -> Steps:
         """Take the memory of these outputs now."""
@@ -129,10 +147,18 @@ class Steps:
         """Take temporaries of so many bytes now; they are numbered from 0 in the order of taking."""
         for size in sizes:
             self.steps.append((TEMPORARY, size))
-            self._count += 1
+            self._sizes.append(size)
         return self
+
+    def take(self, size: int) -> int:
+        """Take one temporary now and return its number, for `free`."""
+        self.temporary(size)
+        return len(self._sizes) - 1
 
     def free(self, *places: int) -> Steps:
         """Give these temporaries back now; -1 is the last one taken."""
-        self.steps.extend((FREE, place if place >= 0 else self._count + place) for place in places)
+        for place in places:
+            number = place if place >= 0 else len(self._sizes) + place
+            if self._sizes[number]:
+                self.steps.append((FREE, number))
         return self

@@ -6,7 +6,6 @@ import torch
 
 from ullage.virtual.kernels.plan import New, Plan, Steps, new
 from ullage.virtual.kernels.registry import Call, kernel
-from ullage.virtual.kernels.softmax import contiguous_copy
 
 
 @kernel("aten.native_dropout.default")
@@ -49,24 +48,3 @@ def unfold_backward(call: Call) -> Plan:
     plan = call.infer()
     _, size, dim, *_ = call.args
     return Plan(plan.outputs, Steps().output(0).temporary(size[dim] * 8).steps, single=True)
-
-
-@kernel("aten.cumsum.default", "aten.cumprod.default")
-def cumulative_sum(call: Call) -> Plan:
-    """ScanKernels.cpp: a cast first; one row alone is scanned by CUB, which takes a buffer."""
-    plan = call.infer()
-    source, out = call.args[0], plan.outputs[0]
-    assert isinstance(out, New)
-    steps = Steps().output(0)
-    if source.dtype is not out.dtype:
-        steps.temporary(source.numel() * out.dtype.itemsize)
-    if source.numel() == (source.shape[call.args[1]] if source.dim() else 1) and source.numel() > 0:
-        steps.temporary(1023 if source.numel() <= 4096 else 1023 + source.numel() // 128)
-    return Plan(plan.outputs, steps.steps, single=True)
-
-
-@kernel("aten.avg_pool2d.default", "aten.im2col.default", "aten.embedding.default")
-def copies_input(call: Call) -> Plan:
-    """Kernels that want their input contiguous."""
-    plan = call.infer()
-    return Plan(plan.outputs, Steps().output(0).temporary(contiguous_copy(call.args[0])).steps, single=True)

@@ -222,15 +222,13 @@ def partial_size(dtype: torch.dtype) -> int:
 
 
 def add_buffers(steps: Steps, call: Call, source: torch.Tensor, dims: Sequence[int], kind: Kind, out_itemsize: int) -> None:
-    """Add the buffers of a reduction to the steps of a plan."""
+    """Add the buffers of a reduction to the steps of a plan: they live as long as its kernel."""
     whole = iterate(source.shape, source.stride(), dims, source.dtype.itemsize, out_itemsize)
     parts = split_to_32_bits(whole)
     for part in parts:
         sizes = buffer_sizes(part, kind, call.gpu.spec.sms or 1, call.gpu.spec.max_threads_per_sm or 2048)
         if sizes is not None:
-            steps.temporary(*sizes)
-            if len(parts) > 1:
-                steps.free(-1, -2)
+            steps.temporary(*sizes).free(-1, -2)
 
 
 def _dims(value: object) -> list[int]:
