@@ -9,6 +9,7 @@ from torch import nn
 import ullage
 
 WIDTH, HEIGHT, LEFT, TOP = 900, 320, 70, 40
+RESERVED = "reserved by the allocator"
 
 
 def train() -> None:
@@ -53,7 +54,7 @@ def draw(answer: ullage.Estimate) -> str:
 {"".join(lines)}
 <path d="{path(area)}" fill="#7aa6d8" stroke="none"/>
 <path d="{path(reserved)}" fill="none" stroke="#c0392b" stroke-width="2"/>
-<text x="{WIDTH - 24}" y="{y(answer.peak_reserved) - 6:.1f}" text-anchor="end" fill="#c0392b">reserved by the allocator</text>
+<text x="{WIDTH - 24}" y="{y(answer.peak_reserved) - 6:.1f}" text-anchor="end" fill="#c0392b">{RESERVED}</text>
 <text x="{WIDTH - 24}" y="{ground - 10:.1f}" text-anchor="end" fill="#fff">allocated by tensors</text>
 <text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{last} requests and frees</text>
 </svg>

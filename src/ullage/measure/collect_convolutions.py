@@ -59,7 +59,7 @@ class Recorder(TorchDispatchMode):
     """Counts the layers that a model's forward call dispatches."""
 
     def __init__(self, layers: Counter[Layer]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._layers = layers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -38,7 +38,8 @@ def choose(attention: Attention, capability: tuple[int, int]) -> str:
     """The kernel that a GPU of this compute capability takes: "cudnn", "flash", "efficient" or "math".
 
     >>> q = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16)
-    >>> choose(Attention(q, q, q, None, 0.0, True, False), (9, 0)), choose(Attention(q, q, q, None, 0.0, True, False), (8, 0))
+    >>> attention = Attention(q, q, q, None, 0.0, True, False)
+    >>> choose(attention, (9, 0)), choose(attention, (8, 0))
     ('cudnn', 'flash')
     """
     able = {CUDNN: _cudnn, FLASH: _flash, EFFICIENT: _efficient}

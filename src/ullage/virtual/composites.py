@@ -93,11 +93,11 @@ def scaled_dot_product_attention(
     """attention.cpp, scaled_dot_product_attention"""
     attention = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     kernel = choose(attention, _gpus[-1].spec.compute_capability or (0, 0))
-    mask = _additive(attn_mask, query.dtype)
-    if kernel == CUDNN:
+    if kernel == CUDNN:  # it takes masks of flags as they are
         return _aten._scaled_dot_product_cudnn_attention(
-            query, key, value, mask, attention.trains, dropout_p, is_causal, False, scale=scale
+            query, key, value, attn_mask, attention.trains, dropout_p, is_causal, False, scale=scale
         )[0]
+    mask = _additive(attn_mask, query.dtype)
     if kernel == FLASH:
         return _flash(query, key, value, dropout_p, is_causal, scale)
     if kernel == EFFICIENT:
@@ -142,6 +142,22 @@ def _padded_mask(mask: Any, query: Any, key: Any) -> Any:
 def _math(
     query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None, grouped: bool
 ) -> Any:
-    return _aten._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=grouped
-    )[0]
+    """_scaled_dot_product_attention_math; written out because PyTorch's adds the mask out of place under a mode."""
+    kind = query.dtype
+    if kind in (torch.float16, torch.bfloat16) and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+        query, key, value = query.float(), key.float(), value.float()
+    factor = (query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
+    query = query * (-factor if scale is not None and scale < 0 else factor)
+    if causal:
+        ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        mask = _additive(ones.tril(), query.dtype)
+    if grouped and key.shape[-3] != query.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    weights = torch.matmul(query, key.transpose(-2, -1) * factor)
+    if mask is not None:
+        weights.add_(mask)
+    weights = _aten._safe_softmax(weights, -1)
+    if dropout > 0.0:
+        weights = torch.dropout(weights, dropout, True)
+    return torch.matmul(weights, value).to(kind)

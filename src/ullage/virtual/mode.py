@@ -229,7 +229,7 @@ def _written_places(func: Any) -> tuple[int, ...]:
     )
 
 
-_MAY_MIX_DEVICES = ("copy", "index", "where", "lift", "clamp", "_foreach", "_fused", "_amp", "attention", "dropout")
+_MAY_MIX_DEVICES = ("copy", "index", "where", "lift", "clamp", "_foreach", "_fused", "_amp", "attention", "dropout", "ctc", "rnn")
 
 
 def _check_devices(name: str, args: tuple[Any, ...]) -> None:

@@ -68,13 +68,10 @@ def to_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 @special("aten.copy_.default")
 def copy_in_place(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`target.copy_(source)`; between devices CUDA casts and reorders through a temporary."""
+    """`target.copy_(source)`; a cast between devices is done on the CPU."""
     target, source = args[0], args[1]
     if target.is_cuda:
         gpu.memory.written(target)
-        if not source.is_cuda and source.dtype != target.dtype and source.numel() > 0:
-            temporary = gpu.memory.take(source.numel() * source.element_size())
-            gpu.memory.give_back(temporary)
         return target
     if source.is_cuda:
         gpu.host.fill(target)

@@ -31,7 +31,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     cudnn: Any = torch.backends.cudnn
     replacements.put(cudnn.m, "_init", lambda: True)
     replacements.put(cudnn.m, "__cudnn_version", CUDNN_VERSION)
-    limit_switch = ContextProp(get_limit, set_limit)  # type: ignore[no-untyped-call]
+    limit_switch = ContextProp(get_limit, set_limit)
     replacements.put(type(cudnn), "benchmark_limit", limit_switch)
     replacements.put_all(
         torch._C,

@@ -196,7 +196,7 @@ _NVTX = SimpleNamespace(
 
 def _forget_initialization(replacements: Replacements) -> None:
     """PyTorch's C++ part remembers that torch.cuda was initialized; only the virtual GPU was."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         return
     require = _set_requires_device_init()
     if require is not None:

@@ -118,14 +118,14 @@ def _copying(gpu: VirtualGPU) -> dict[str, Any]:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf or type(self) is not torch.Tensor or self.layout is not torch.strided:
-            return original(self, memo)  # type: ignore[no-untyped-call]
+            return original(self, memo)
         with torch.no_grad():
             if self.is_cuda:
                 made = _copy_with_storage(gpu, self, memo)
             elif _is_unfilled(gpu, self):
                 made = self.clone()
             else:
-                return original(self, memo)  # type: ignore[no-untyped-call]
+                return original(self, memo)
             if self.requires_grad:
                 made.requires_grad_()
             if self.grad is not None:
@@ -137,7 +137,7 @@ def _copying(gpu: VirtualGPU) -> dict[str, Any]:
     def shallow(self: torch.Tensor) -> Any:
         """`copy.copy`: another tensor over the same memory."""
         if not self.is_cuda or type(self) is not torch.Tensor:
-            pickled: Any = self.__reduce_ex__(4)  # type: ignore[no-untyped-call]
+            pickled: Any = self.__reduce_ex__(4)
             return copy._reconstruct(self, None, *pickled)  # type: ignore[attr-defined]
         made = view_of(self.detach(), self.shape, self.stride(), int(self.storage_offset()))
         return made.requires_grad_(self.requires_grad)

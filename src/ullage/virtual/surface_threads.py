@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
 
 
-class _ModeOfThread(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ModeOfThread(TorchDispatchMode):
     """The virtual GPU's mode in another thread; after the `with` statement, operators run as they are."""
 
     supports_higher_order_operators = True
@@ -31,7 +31,7 @@ class _ModeOfThread(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __init__(self, gpu: VirtualGPU, left: threading.Event) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._gpu, self._left = gpu, left
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

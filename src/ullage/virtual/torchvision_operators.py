@@ -71,7 +71,7 @@ def make_torchvision_importable() -> None:
     folders = spec.submodule_search_locations if spec is not None else None
     if not folders or _loads(Path(folders[0])):
         return
-    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")
     for schema in _SCHEMAS:
         if not hasattr(torch.ops.torchvision, schema.split("(")[0]):  # somebody else may have helped himself
             library.define(schema)
@@ -85,7 +85,7 @@ def _loads(folder: Path) -> bool:
     files = sorted(folder.glob("_C*.so")) or sorted(folder.glob("_C*.pyd"))
     try:
         for file in files[:1]:
-            torch.ops.load_library(str(file))  # type: ignore[no-untyped-call]
+            torch.ops.load_library(str(file))
         return bool(files)
     except (OSError, RuntimeError):
         return False

@@ -7,6 +7,7 @@ numbers, 0 for flags such as "found an infinity") and a line in the notes says t
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
 
 LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smaller
+
+
+@functools.cache
+def has_no_fixed_result(func: Any) -> bool:
+    """Operators whose result is random or undefined."""
+    return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
 
 
 class _Unknown(Exception):
@@ -51,9 +58,7 @@ class Values:
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat a call on known values, if all of its tensors are known and the result is small."""
-        if not isinstance(result, torch.Tensor) or result.numel() > LARGEST_KNOWN:
-            return
-        if result.is_floating_point() and result.numel() > 1:
+        if not isinstance(result, torch.Tensor) or result.numel() > LARGEST_KNOWN or has_no_fixed_result(func):
             return
         try:
             value = func(*self._known_arguments(args), **self._known_arguments(kwargs))

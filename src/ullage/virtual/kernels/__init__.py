@@ -9,9 +9,11 @@ import torch
 from ullage.virtual.kernels import (  # noqa: F401
     attention,
     batch_normalization,
+    convolution,
     embedding,
     extremes,
     indexing,
+    losses,
     matmul,
     normalization,
     pointwise,

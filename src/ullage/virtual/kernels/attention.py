@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ _SEED = 8  # bytes: one 64-bit number
 
 
 def _like_layout(size: tuple[int, ...], source: torch.Tensor, dtype: torch.dtype) -> New:
-    """A tensor of this size whose dimensions lie in memory in the order of the source's (MHA.cpp, alloc_with_matching_layout)."""
+    """A tensor of this size whose dimensions lie in the order of the source's (MHA.cpp, alloc_with_matching_layout)."""
     order = sorted(range(len(size)), key=lambda dim: source.stride(dim), reverse=True)
     if source.shape == torch.Size(size) and source.is_contiguous():
         return new(size, dtype)
@@ -58,15 +59,43 @@ def cudnn_backward(call: Call) -> Plan:
 
 @kernel("aten._scaled_dot_product_flash_attention.default")
 def flash_forward(call: Call) -> Plan:
-    """flash_api.cpp, mha_fwd"""
-    query, _, value = call.args[:3]
-    batch, heads, length, _ = query.shape
+    """flash_api.cpp, mha_fwd: short runs split the keys among blocks and keep their partial results."""
+    query, key, value = call.args[:3]
+    batch, heads, length, size = query.shape
     out = _transposed((batch, heads, length, value.shape[3]), query.dtype)
     sums = new((batch, heads, length), torch.float32)
     state = [new((2,), torch.uint64), new((), torch.uint64)]
-    plan = Plan([out, sums, None, None, None, None, *state, new((0,), query.dtype)], Steps().output(0, 1, 6, 7, 8).steps)
-    plan.defaults = {4: length, 5: call.args[1].shape[2]}
+    steps = Steps().output(0, 1)
+    splits = 1
+    if not call.argument(3, "dropout_p", 0.0):
+        splits = _splits(batch * heads * -(-length // 64), key.shape[2], size, 2 * (call.gpu.spec.sms or 1))
+    if splits > 1:
+        rows = splits * batch * heads * length
+        steps.temporary(rows * 4, rows * _rounded_head(size) * 4)
+    steps.output(6, 7, 8)
+    if splits > 1:
+        steps.free(0, 1)
+    plan = Plan([out, sums, None, None, None, None, *state, new((0,), query.dtype)], steps.steps)
+    plan.defaults = {4: length, 5: key.shape[2]}
     return plan
+
+
+def _rounded_head(size: int) -> int:
+    """Flash attention's tiles: multiples of 32 up to 128, of 64 above."""
+    return -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64
+
+
+def _splits(blocks: int, keys: int, size: int, slots: int) -> int:
+    """flash_api.cpp, num_splits_heuristic: as many splits as bring the multiprocessors near their best use."""
+    if blocks >= 0.8 * slots:
+        return 1
+    key_blocks = -(-keys // (256 if size <= 64 else 128 if size <= 128 else 64))
+    use: dict[int, float] = {}
+    for splits in range(1, min(128, slots, key_blocks) + 1):
+        if splits == 1 or -(-key_blocks // splits) != -(-key_blocks // (splits - 1)):
+            waves = blocks * splits / slots
+            use[splits] = waves / math.ceil(waves)
+    return next(splits for splits, value in use.items() if value >= 0.85 * max(use.values()))
 
 
 @kernel("aten._scaled_dot_product_flash_attention_backward.default")
@@ -77,7 +106,7 @@ def flash_backward(call: Call) -> Plan:
     outputs = [_transposed(tuple(tensor.shape), tensor.dtype) for tensor in (query, key, value)]
     copies = [_transposed_copy(tensor) for tensor in (call.args[0], call.args[4])]  # of the gradient and the output
     rows = -(-length // 128) * 128
-    padded = -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64
+    padded = _rounded_head(size)
     steps = Steps().temporary(*copies).output(0, 1, 2)
     steps.temporary(batch * heads * rows * 4, batch * rows * heads * padded * 4)
     return Plan(list(outputs), steps.steps)
@@ -105,19 +134,34 @@ def efficient_forward(call: Call) -> Plan:
     out = _transposed((batch, heads, length, value.shape[3]), query.dtype)
     rows = -(-length // 32) * 32 if needs_sums else 0
     sums = new((batch, heads, rows), torch.float32)
-    plan = Plan([out, sums, None, None])
+    steps = Steps().output(0, 1)
+    if query.dtype is not torch.float32 and value.shape[3] > 128:  # too large for registers: summed in memory
+        steps.temporary(batch * heads * length * value.shape[3] * 4)
+    plan = Plan([out, sums, None, None], steps.steps)
     plan.host_outputs = {2: torch.int64, 3: torch.int64}
     return plan
 
 
-_ROWS, _COLUMNS = 64, 64  # kBlockSizeI and the columns of a tile of dQ in kernel_backward.h, head sizes up to 64
+def _backward_workspace(query: torch.Tensor, keys: int) -> int:
+    """Bytes a head: tiles of dQ, each with a lock, a counter and padding, and sums of dK and dV where halves need them.
+
+    Tiles are 64 x 64 for head sizes up to 64 (kernel_backward.h); above, 128 rows, and 128 columns in half precision
+    up to 128, else 64 (measured on an H200 for head sizes to 256).
+    """
+    length, size = query.shape[2:]
+    half = query.dtype is not torch.float32
+    rows = 64 if size <= 64 else 128
+    columns = 128 if half and 64 < size <= 128 else 64
+    tiles = -(-length // rows) * -(-size // columns) * (16 + rows * columns * 4)
+    sums = 2 * (-(-keys // 64) * 64) * (-(-size // 128) * 128) * 4 if half and size > 128 else 0
+    return int(tiles + sums)
 
 
 @kernel("aten._scaled_dot_product_efficient_attention_backward.default")
 def efficient_backward(call: Call) -> Plan:
     """attention_backward.cu, _efficient_attention_backward; mem_eff_attention/kernel_backward.h"""
     grad, query, key, value, bias = call.args[:5]
-    batch, heads, length, size = query.shape
+    batch, heads, length, _ = query.shape
     outputs: list[Any] = [_transposed(tuple(tensor.shape), tensor.dtype) for tensor in (query, key, value)]
     outputs.append(_bias_gradient(bias) if bias is not None and call.args[10][3] else None)
     steps = Steps().temporary(_transposed_copy(grad)).output(0, 1, 2)
@@ -125,13 +169,14 @@ def efficient_backward(call: Call) -> Plan:
         steps.output(3)
     row_numbers = batch * heads * length * 4
     if query.dtype is torch.float32:  # the kernel leaves the row sums of grad * out to PyTorch
-        steps.temporary(batch * heads * length * value.shape[3] * 4, row_numbers).free(-2)
+        steps.temporary(batch * heads * length * value.shape[3] * 4, row_numbers)
         if length > 1 and heads > 1:  # else turning them around is no copy
-            steps.temporary(row_numbers).free(-2)
+            steps.temporary(row_numbers).free(-2, -3)
+        else:
+            steps.free(-2)
     else:
         steps.temporary(row_numbers)
-    tiles = -(-length // _ROWS) * -(-size // _COLUMNS)
-    steps.temporary(batch * heads * tiles * (16 + _ROWS * _COLUMNS * 4))  # a lock, a counter, padding and the tile
+    steps.temporary(batch * heads * _backward_workspace(query, key.shape[2])).free(-2, -1)
     return Plan(outputs, steps.steps)
 
 

@@ -4,18 +4,51 @@ from __future__ import annotations
 
 import torch
 
-from ullage.virtual.kernels.plan import Plan
+from ullage.virtual.kernels.plan import Plan, Same, Steps
 from ullage.virtual.kernels.registry import Call, kernel
 
+_POINTER, _STRIDE, _PROBLEM_SIZE = 8, 8, 12  # bytes; three 32-bit sizes make a problem
+_TENSOR_MAPS = 4 * 128  # bytes a multiprocessor: descriptors of the operands
 _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-@kernel("aten.mm.default", "aten.bmm.default", "aten.baddbmm.default", "aten.addbmm.default", "aten.mv.default")
+def _copy_for_cublas(matrix: torch.Tensor) -> int:
+    """Blas.cpp, prepare_matrix_for_cublas: bytes of a copy, unless rows or columns lie together in memory."""
+    rows, columns = matrix.shape[-2:]
+    down, along = matrix.stride()[-2:]
+    usable = (down == 1 and along >= max(1, rows)) or (along == 1 and down >= max(1, columns))
+    return 0 if usable else matrix.numel() * matrix.element_size()
+
+
+def _with_copies(plan: Plan, *matrices: torch.Tensor) -> Plan:
+    copies = [size for matrix in matrices if (size := _copy_for_cublas(matrix))]
+    if copies:
+        plan.steps = Steps().output(0).temporary(*copies).steps
+    return plan
+
+
+@kernel("aten.mm.default", "aten.bmm.default")
 def product(call: Call) -> Plan:
-    """Blas.cpp: every product needs a cuBLAS handle with its workspace."""
+    """Blas.cpp: every product needs a cuBLAS handle with its workspace; the right factor is looked at first."""
     plan = call.infer()
     plan.library = "cublas"
-    return plan
+    return _with_copies(plan, call.args[1], call.args[0])
+
+
+@kernel("aten.mv.default")
+def product_with_vector(call: Call) -> Plan:
+    """Blas.cpp, addmv_out_cuda: as a product of matrices."""
+    plan = call.infer()
+    plan.library = "cublas"
+    return _with_copies(plan, call.args[0])
+
+
+@kernel("aten.baddbmm.default", "aten.addbmm.default")
+def sum_of_products(call: Call) -> Plan:
+    """Blas.cpp, baddbmm_out_cuda_impl."""
+    plan = call.infer()
+    plan.library = "cublas"
+    return _with_copies(plan, call.args[2], call.args[1])
 
 
 @kernel("aten.addmm.default", "aten.addmm_.default", "aten._addmm_activation.default")
@@ -26,4 +59,24 @@ def product_with_bias(call: Call) -> Plan:
     scaled = call.kwargs.get("beta", 1) != 1
     fused = bias.dim() == 1 and bias.is_contiguous() and bias.dtype in _LT_TYPES and not scaled
     plan.library = "cublaslt" if fused and right.shape[0] > 1 and right.shape[1] > 1 else "cublas"
+    return plan if isinstance(plan.outputs[0], Same) else _with_copies(plan, right, call.args[1])
+
+
+@kernel("aten._grouped_mm.default")
+def grouped_product(call: Call) -> Plan:
+    """GroupMM.cu, bf16bf16_grouped_gemm_impl_sm90_sm100: pointers and strides of each group, and CUTLASS's workspace.
+
+    Other types and older GPUs multiply one group after another.
+    """
+    plan = call.infer()
+    left, right = call.args[:2]
+    generation = (call.gpu.spec.compute_capability or (0, 0))[0]
+    if left.dtype is not torch.bfloat16 or generation not in (9, 10):
+        return plan
+    offsets = call.argument(2, "offs")
+    groups = offsets.shape[0] if offsets is not None else (left if left.dim() == 3 else right).shape[0]
+    pointers = (groups + groups % 2) * 3 * _POINTER
+    arguments = pointers + groups * (3 * _STRIDE + _PROBLEM_SIZE)
+    workspace = _TENSOR_MAPS * (call.gpu.spec.sms or 1)
+    plan.steps = Steps().output(0).temporary(arguments, workspace).steps
     return plan

@@ -120,6 +120,7 @@ class Plan:
     host_outputs: dict[int, torch.dtype] | None = None  # outputs that are single numbers in CPU tensors
     quick: New | None = None  # the only output of a plan without steps; filled in by the mode
     library: str = ""  # "cublas" or "cublaslt": its workspace is taken first, if this is the first use
+    uncertain: int = 0  # bytes by which a temporary could be larger, where the choice of the kernel is not sure
 
     def temporaries(self) -> list[int]:
         """Sizes of the temporaries in order."""

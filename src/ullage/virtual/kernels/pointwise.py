@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ullage.virtual.kernels.layouts import accumulate_type, copy_size, like
 from ullage.virtual.kernels.plan import New, Plan, Steps, new
 from ullage.virtual.kernels.registry import Call, kernel
 
@@ -20,18 +21,19 @@ def dropout(call: Call) -> Plan:
 
 @kernel("aten.roll.default")
 def roll(call: Call) -> Plan:
-    """TensorTransformations.cu: one dimension at a time, each time into a new tensor."""
+    """TensorTransformations.cu: one dimension at a time, each time from a contiguous tensor into a new one."""
     plan = call.infer()
     source = call.args[0]
-    dims = call.argument(2, "dims", [])
+    times = max(1, len(call.argument(2, "dims", [])))
     size = source.numel() * source.element_size()
-    steps = Steps()
-    if len(dims) <= 1:
-        if not source.is_contiguous():
-            steps.temporary(size)
-        return Plan(plan.outputs, steps.output(0).steps, single=True)
-    for _ in dims[:-1]:
-        steps.temporary(size)
+    steps, before = Steps(), None
+    if not source.is_contiguous():
+        before = steps.take(size)
+    for _ in range(times - 1):
+        after = steps.take(size)
+        if before is not None:
+            steps.free(before)
+        before = after
     return Plan(plan.outputs, steps.output(0).steps, single=True)
 
 
@@ -46,5 +48,48 @@ def power_of_number(call: Call) -> Plan:
 def unfold_backward(call: Call) -> Plan:
     """UnfoldBackward.h: an index along the unfolded dimension."""
     plan = call.infer()
-    _, size, dim, *_ = call.args
-    return Plan(plan.outputs, Steps().output(0).temporary(size[dim] * 8).steps, single=True)
+    grad, _, dim, length, step = call.args
+    covered = (grad.shape[dim] - 1) * step + length
+    return Plan(plan.outputs, Steps().output(0).temporary(covered * 8).steps, single=True)
+
+
+@kernel("aten.log_sigmoid_forward.default")
+def log_sigmoid(call: Call) -> Plan:
+    """Activation.cpp, log_sigmoid_forward_cuda: the buffer of the CPU kernel stays empty."""
+    source = call.args[0]
+    return Plan([like(source), new((0,), source.dtype)])
+
+
+@kernel("aten.glu_backward.default")
+def glu_backward(call: Call) -> Plan:
+    """Activation.cpp, glu_backward_cuda: contiguous, whatever the input is."""
+    source = call.args[1]
+    return Plan([new(tuple(source.shape), source.dtype)], single=True)
+
+
+@kernel("aten.rrelu_with_noise.default")
+def rrelu(call: Call) -> Plan:
+    """RreluWithNoise.cu: works on contiguous tensors."""
+    source = call.args[0]
+    steps = Steps().output(0)
+    if copy_size(source):
+        steps.temporary(copy_size(source))
+    return Plan([new(tuple(source.shape), source.dtype)], steps.steps, single=True)
+
+
+@kernel("aten._weight_norm_interface.default")
+def weight_norm(call: Call) -> Plan:
+    """WeightNorm.cu: norms of half-precision weights are kept in single precision."""
+    direction, magnitude = call.args[:2]
+    return Plan([like(direction), new(tuple(magnitude.shape), accumulate_type(magnitude.dtype))])
+
+
+@kernel("aten.scatter_reduce.two")
+def scatter_reduce(call: Call) -> Plan:
+    """TensorAdvancedIndexing.cpp, scatter_reduce_two: for a mean, how many values went to each place."""
+    plan = call.infer()
+    source = call.args[0]
+    if call.args[4] != "mean":
+        return plan
+    size = source.numel() * source.element_size()
+    return Plan(plan.outputs, Steps().output(0).temporary(size, size, source.numel()).steps, single=True)

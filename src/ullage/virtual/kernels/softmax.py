@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ullage.virtual.kernels.layouts import twin
 from ullage.virtual.kernels.plan import New, Plan, Steps
 from ullage.virtual.kernels.registry import Call, kernel
 
@@ -23,11 +24,12 @@ def softmax(call: Call) -> Plan:
 
 @kernel("aten._softmax_backward_data.default")
 def softmax_backward(call: Call) -> Plan:
-    """softmax_backward_cuda_out: the gradient times the output is a tensor of its own."""
+    """softmax_backward_cuda_out: the gradient times the output is a tensor of its own, then contiguous copies."""
     plan = call.infer()
     grad, output = call.args[:2]
-    steps = Steps().output(0).temporary(max(grad.element_size(), output.element_size()) * grad.numel())
-    for tensor in (output,):
+    product = twin(grad) * twin(output)
+    steps = Steps().output(0).temporary(product.numel() * product.element_size())
+    for tensor in (product, output):
         if not tensor.is_contiguous():
             steps.temporary(contiguous_copy(tensor))
     return Plan(plan.outputs, steps.steps, single=True)

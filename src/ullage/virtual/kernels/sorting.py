@@ -10,7 +10,7 @@ import math
 import torch
 
 from ullage.virtual.kernels import cub
-from ullage.virtual.kernels.layouts import copy_size, is_dense, twin
+from ullage.virtual.kernels.layouts import ceil_div, copy_size, is_dense, twin
 from ullage.virtual.kernels.plan import New, Plan, Steps
 from ullage.virtual.kernels.registry import Call, kernel
 
@@ -65,6 +65,64 @@ def _add_large_sort(steps: Steps, call: Call, source: torch.Tensor, length: int)
         steps.temporary(cub.radix_sort(count, _INDEX, 0, bits, call.gpu)).free(-1, second, first)
     else:
         steps.temporary(count * _INDEX, cub.segmented_radix_sort(count, key, _INDEX)).free(-1, -2)
+
+
+# TensorTopK.cu: rows and their lengths from which several blocks share a row; threads of a block; registers of a
+# thread, which limit the blocks of a multiprocessor; bounds of the items that a thread reads; radix digits.
+_SHARED_ROWS = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
+_SHARED_ROWS_BEYOND = 400
+_THREADS, _REGISTERS, _FEWEST_ITEMS, _MOST_ITEMS, _DIGITS = 256, 40, 4, 64, 256
+_REGISTERS_A_MULTIPROCESSOR = 65536
+
+
+@kernel("aten.topk.default")
+def topk(call: Call) -> Plan:
+    """TensorTopK.cu, and Sorting.cpp, topk_out_cuda: found, then sorted if asked for."""
+    plan = call.infer()
+    source, values = call.args[0], plan.outputs[0]
+    assert isinstance(values, New)
+    dim = call.argument(2, "dim", -1)
+    steps = Steps().output(0, 1)
+    if source.dim() == 0 or source.numel() == 0:
+        return plan
+    copy = steps.take(copy_size(source))
+    length = source.shape[dim]
+    rows = source.numel() // length
+    if _shares_rows(rows, length):
+        _add_shared_search(steps, call, source, rows, length)
+    if call.argument(4, "sorted", True) and values.size[dim] > _SMALL:
+        count, itemsize = values.nbytes // values.dtype.itemsize, values.dtype.itemsize
+        sorted_places, sorted_values = steps.take(count * _INDEX), steps.take(count * itemsize)
+        add_sort(steps, call, torch.empty(values.size, dtype=values.dtype, device="meta"), dim)
+        steps.temporary(count * _INDEX).free(-1, sorted_values, sorted_places)
+    return Plan(plan.outputs, steps.free(copy).steps)
+
+
+def _shares_rows(rows: int, length: int) -> bool:
+    for most_rows, least_length in _SHARED_ROWS:
+        if rows <= most_rows:
+            return length >= least_length
+    return length >= _SHARED_ROWS_BEYOND
+
+
+def _add_shared_search(steps: Steps, call: Call, source: torch.Tensor, rows: int, length: int) -> None:
+    """TensorTopK.cu, mbtopk::launch: what the blocks of a row count together."""
+    blocks_at_once = _REGISTERS_A_MULTIPROCESSOR // (_REGISTERS * _THREADS) * (call.gpu.spec.sms or 1)
+    items = min(max(ceil_div(length * rows, blocks_at_once * _THREADS), _FEWEST_ITEMS), _MOST_ITEMS)
+    blocks = rows * ceil_div(length, items * _THREADS)
+    taken = (
+        rows * source.element_size(),
+        2 * rows * 4,
+        2 * rows * max(4, source.element_size()),
+        blocks * _DIGITS * 2,
+        rows * _DIGITS * 4,
+        blocks * 4,
+        blocks * 4,
+    )
+    steps.temporary(*taken)
+    for _ in range(2):
+        steps.temporary(cub.scan_by_key(blocks, 4, call.gpu)).free(-1)
+    steps.free(*range(-3, -3 - len(taken), -1))
 
 
 @kernel("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")

@@ -1,0 +1,179 @@
+"""cuDNN's choice of a plan: a table of measured calls for one kind of GPU, and trees for all others.
+
+Both files are written by `ullage.measure.convolution_table` from calls that this project measured; none is larger than
+needed to be read in a moment at the first convolution.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ullage.virtual.kernels.cudnn_workspaces import ITEM_BYTES, Formula, Problem, product
+
+DATA_FOLDER = Path(__file__).with_name("data")
+TABLE, TREES = "convolution_table.npz", "convolution_trees.npz"
+HASH_BITS = 44  # a problem that was never measured is taken for one that was in 1 of 60 million cases
+
+use_table = True  # set to False to see what the trees alone would say
+
+
+class Table(NamedTuple):
+    """Sorted hashes of problems and their workspaces, for one compute capability and number of multiprocessors."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    hashes: Any
+    sizes: Any
+    header: dict[str, Any]
+
+
+class Trees(NamedTuple):
+    """The trees of one direction, joined end to end; a leaf has feature -1."""
+
+    roots: list[int]
+    feature: list[int]
+    threshold: list[int]
+    right: list[int]  # a node's left child follows it; for a leaf, the number of its first vote
+    votes: list[tuple[int, float]]
+    ends: list[int]
+    formulas: list[Formula]
+
+
+def hash_of(problem: Problem) -> int:
+    """A hash that stays the same from run to run.
+
+    >>> layer = Problem("f", (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f16", False)
+    >>> 0 <= hash_of(layer) < 2**HASH_BITS
+    True
+    """
+    text = repr(tuple(problem)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> (64 - HASH_BITS)
+
+
+@cache
+def table(path: Path) -> Table | None:
+    """Read a table of measured calls; `None` where there is none."""
+    if not path.exists():
+        return None
+    with np.load(path) as file:
+        header = json.loads(bytes(file["header"]).decode())
+        hashes = np.cumsum(file["steps"], dtype=np.uint64)
+        sizes = np.zeros(len(hashes), dtype=np.uint64)
+        sizes[file["nonzero"].view(bool)] = file["sizes"]
+    return Table(tuple(header["compute_capability"]), header["multiprocessors"], hashes, sizes, header)
+
+
+def measured(problem: Problem, capability: tuple[int, int] | None, multiprocessors: int | None) -> int | None:
+    """The measured workspace of this very problem on this kind of GPU."""
+    if not use_table:
+        return None
+    found = table(DATA_FOLDER / TABLE)
+    if found is None or (capability, multiprocessors) != (found.capability, found.multiprocessors):
+        return None
+    wanted = np.uint64(hash_of(problem))
+    place = int(np.searchsorted(found.hashes, wanted))
+    if place == len(found.hashes) or found.hashes[place] != wanted:
+        return None
+    return int(found.sizes[place])
+
+
+def features(problem: Problem) -> list[int]:
+    """Whole numbers that cuDNN's choice may turn on: sizes, alignment, and the matrix product that it amounts to."""
+    source, out, weight, groups = problem.source, problem.out, problem.weight, problem.groups
+    inner, outer = source[1] // groups, out[1] // groups
+    pixels, out_pixels, taps = product(source[2:]), product(out[2:]), product(weight[2:])
+    batch, item = source[0], ITEM_BYTES[problem.kind]
+    rows, depth = batch * out_pixels, inner * taps
+    tiles = -(-rows // 128) * -(-outer // 128) * groups
+    filter_tiles = -(-outer // 128) * -(-depth // 128) * groups
+    data_tiles = -(-batch * pixels // 128) * -(-inner // 128) * groups
+    return [
+        {"f32": 0, "f16": 1, "bf16": 2}[problem.kind],
+        int(problem.channels_last),
+        batch,
+        inner,
+        outer,
+        groups,
+        source[-2],
+        source[-1],
+        pixels,
+        out_pixels,
+        weight[-2],
+        weight[-1],
+        taps,
+        problem.stride[-1],
+        problem.padding[-1],
+        problem.dilation[-1],
+        len(source),
+        inner % 8,
+        outer % 8,
+        min(out_pixels & -out_pixels, 16),
+        min(inner & -inner, 256),
+        min(outer & -outer, 256),
+        rows,
+        batch * pixels,
+        depth,
+        outer * taps,
+        tiles,
+        filter_tiles,
+        data_tiles,
+        batch * source[1] * pixels * item,
+        batch * out[1] * out_pixels * item,
+        outer * groups * depth * item,
+        min(rows * outer * groups * depth >> 12, 2**31 - 1),
+        1000 * inner // outer,
+        100 * rows // (outer * groups),
+        max(outer * groups, source[1]),
+        min(outer * groups, source[1]),
+    ]
+
+
+@cache
+def trees(path: Path) -> dict[str, Trees]:
+    """Read the trees of all directions."""
+    if not path.exists():
+        return {}
+    found = {}
+    with np.load(path) as file:
+        for direction in "fdw":
+            part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "threshold", "right", "labels", "shares")}
+            lists = {name: values.tolist() for name, values in part.items()}
+            formulas = [Formula(*row) for row in file[f"{direction}_formulas"].tolist()]
+            found[direction] = _joined(lists, formulas)
+    return found
+
+
+def _joined(lists: dict[str, list[int]], formulas: list[Formula]) -> Trees:
+    """Give every node its place: a right child is counted from its node, a leaf names how many votes it has."""
+    votes = [(label, share / 255) for label, share in zip(lists["labels"], lists["shares"], strict=True)]
+    right, ends, vote = [], [], 0
+    for node, (feature, step) in enumerate(zip(lists["feature"], lists["right"], strict=True)):
+        if feature < 0:
+            right.append(vote)
+            vote += step
+            ends.append(vote)
+        else:
+            right.append(node + step)
+            ends.append(0)
+    return Trees(lists["roots"], lists["feature"], lists["threshold"], right, votes, ends, formulas)
+
+
+def votes(problem: Problem) -> list[tuple[Formula, float]]:
+    """What the trees say of a problem: formulas, each with the share of the measured calls in its leaf."""
+    grown = trees(DATA_FOLDER / TREES).get(problem.direction)
+    if grown is None:
+        return []
+    values = features(problem)
+    feature, threshold, right = grown.feature, grown.threshold, grown.right
+    found = []
+    for node in grown.roots:
+        while feature[node] >= 0:
+            node = node + 1 if values[feature[node]] <= threshold[node] else right[node]
+        found += [(grown.formulas[label], share) for label, share in grown.votes[right[node] : grown.ends[node]]]
+    return found

@@ -1,0 +1,151 @@
+"""cuDNN's part of a convolution: how many bytes of workspace the plan that it chooses takes.
+
+cuDNN is closed. What is written here was found by laying formulas beside measured calls (`ullage.measure`): almost
+every workspace is a sum of copies in another layout (NHWC for NCHW tensors, channels padded to what a tensor core
+reads at once), partial results of a split sum, and a constant. Which sum it is, is cuDNN's choice of an engine: a table
+of measured calls knows it for one kind of GPU, trees that were grown on the same measurements guess it for the rest.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+FORWARD, DATA, FILTER = "f", "d", "w"
+ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+# How a copy is padded: not taken at all; as it is; channels to 16 bytes; channels of a group to 32 elements.
+NONE, PLAIN, PADDED, WIDE = range(4)
+BATCH = -1  # as the number of partial results: one a sample
+
+_RUNNER_UP = 0.1  # share of the votes from which another size counts as possible
+
+
+class Problem(NamedTuple):
+    """A convolution as cuDNN sees it: a transposed one is the data gradient of the one it transposes."""
+
+    direction: str
+    source: tuple[int, ...]
+    weight: tuple[int, ...]
+    out: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    kind: str
+    channels_last: bool
+
+
+class Workspace(NamedTuple):
+    """Bytes of the likeliest plan, and of the largest one that is not unlikely."""
+
+    size: int
+    larger: int
+
+
+class Formula(NamedTuple):
+    """A workspace as a sum: copies of the tensors, partial results in single precision, a constant."""
+
+    source: int
+    out: int
+    weight: int
+    partials: int
+    constant: int
+
+
+class Terms(NamedTuple):
+    """Bytes of what a workspace is made of; a tuple has a place for each padding."""
+
+    source: tuple[int, ...]
+    out: tuple[int, ...]
+    weight: tuple[int, ...]
+    partial: int  # one partial result: the tensor that is computed, in single precision
+    batch: int
+
+
+def round_up(number: int, unit: int) -> int:
+    """The next multiple.
+
+    >>> round_up(13, 8)
+    16
+    """
+    return -(-number // unit) * unit
+
+
+def product(lengths: tuple[int, ...]) -> int:
+    """How many elements.
+
+    >>> product((2, 3))
+    6
+    """
+    count = 1
+    for length in lengths:
+        count *= length
+    return count
+
+
+def terms(problem: Problem) -> Terms:
+    """What a workspace for this problem can be made of.
+
+    >>> layer = Problem("f", (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f16", False)
+    >>> terms(layer).source
+    (0, 384, 1024, 384)
+    """
+    groups, item = problem.groups, ITEM_BYTES[problem.kind]
+    inner, outer = problem.source[1] // groups, problem.out[1] // groups
+    rows = problem.source[0] * product(problem.source[2:]) * item
+    out_rows = problem.out[0] * product(problem.out[2:]) * item
+    taps = product(problem.weight[2:]) * item
+    unit, wide = 16 // item, 32 if groups > 1 else 1
+
+    def padded(per_group: int, step: int) -> int:
+        return round_up(per_group, step) * groups
+
+    copies = (
+        tuple(rows * padded(inner, step) for step in (1, unit, wide)),
+        tuple(out_rows * padded(outer, step) for step in (1, unit, wide)),
+        tuple(taps * padded(outer, step) * round_up(inner, step) for step in (1, unit, wide)),
+    )
+    partial = copies["fdw".index({"f": "d", "d": "f", "w": "w"}[problem.direction])][0] // item * 4
+    return Terms(*((0, *sizes) for sizes in copies), partial, problem.source[0])
+
+
+def evaluate(formula: Formula, parts: Terms) -> int:
+    """Bytes by a formula.
+
+    >>> evaluate(Formula(PLAIN, PLAIN, NONE, 0, 16), Terms((0, 100), (0, 50), (0, 9), 36, 2))
+    166
+    """
+    partials = parts.batch if formula.partials == BATCH else formula.partials
+    copies = parts.source[formula.source] + parts.out[formula.out] + parts.weight[formula.weight]
+    return copies + partials * parts.partial + formula.constant
+
+
+@lru_cache(maxsize=65536)
+def workspace(problem: Problem, capability: tuple[int, int] | None, multiprocessors: int | None) -> Workspace:
+    """The workspace of a problem: measured for this kind of GPU, or else what the trees say.
+
+    Not covered: `torch.backends.cudnn.benchmark`, which tries plans and takes the fastest; double precision, which
+    runs without tensor cores and is taken to need none.
+    """
+    from ullage.virtual.kernels import cudnn_choice
+
+    if problem.kind not in ITEM_BYTES:
+        return Workspace(0, 0)
+    measured = cudnn_choice.measured(problem, capability, multiprocessors)
+    if measured is not None:
+        return Workspace(measured, measured)
+    return by_votes(cudnn_choice.votes(problem), terms(problem))
+
+
+def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
+    """The size with the most votes; different formulas may give the same size."""
+    shares: dict[int, float] = {}
+    for formula, weight in votes:
+        size = evaluate(formula, parts)
+        shares[size] = shares.get(size, 0.0) + weight
+    if not shares:
+        return Workspace(0, 0)
+    size = max(shares, key=lambda candidate: (shares[candidate], candidate))
+    least = _RUNNER_UP * sum(shares.values())
+    return Workspace(size, max(size, *(other for other, share in shares.items() if share >= least)))
