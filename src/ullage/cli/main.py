@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from ullage.errors import UllageError
+from ullage.errors import UllageError, UnknownName
 from ullage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def gpus(
     if as_json:
         print(json.dumps([vars(card) for card in found], default=str))
         return
-    table = Table("GPU", "memory", "usable", "SMs", "compute capability", "context", "measured here")
+    name = Column("GPU", no_wrap=True)
+    table = Table(name, "memory", "usable", "SMs", "compute capability", "context", "measured here")
     for card in found:
         capability = ".".join(str(part) for part in card.compute_capability or ("?", "?"))
         table.add_row(
@@ -112,6 +113,35 @@ def _print_accuracy(results: list[Comparison], worst: int) -> None:
     for result in results:
         if result.failed:
             print(f"not estimated: {result.id} {result.model}: {result.failed}")
+
+
+@app.command()
+def diff(
+    row: Annotated[str, typer.Argument(help="The id of a measured run.")],
+    truth: Annotated[Path, typer.Option(help="Measured runs: a JSONL file; histories lie beside it.")],
+    gpu: Annotated[str, typer.Option(help="The GPU it was measured on.")] = "H200",
+    around: Annotated[int, typer.Option(help="How many requests to show before and after.", min=1)] = 6,
+) -> None:
+    """Show the first request in which the virtual run differs from the recorded one, and who asked.
+
+    Example: ullage diff d0149 --truth h200_train_steps.jsonl
+    """
+    from ullage.measure.differences import first_difference, recorded_requests, virtual_requests
+    from ullage.workload import Configuration, read_rows, train
+
+    rows = {str(line.get("id")): line for line in read_rows(truth)}
+    if row not in rows:
+        raise UnknownName("measured run", row, rows)
+    history = rows[row].get("events")
+    if not history:
+        with_history = [name for name, line in rows.items() if line.get("events")]
+        raise UllageError(f"run {row} has no recorded history; {len(with_history)} runs have: {', '.join(with_history[:8])} ...")
+    configuration = Configuration.from_row(rows[row])
+    recorded = recorded_requests(truth.parent / history)
+    virtual = virtual_requests(lambda: train(configuration), gpu)
+    found = first_difference(recorded, virtual, around)
+    print(f"{rows[row]['model']}: {len(recorded):,} requests and frees recorded, {len(virtual):,} on the virtual GPU")
+    print(found if found is not None else "no difference")
 
 
 def main() -> None:

@@ -109,11 +109,8 @@ def one_batch(configuration: Configuration) -> tuple[torch.Tensor, torch.Tensor]
     return torch.randn(size, *(configuration.input or ())), torch.randint(0, configuration.classes, (size,))
 
 
-def loss_of(configuration: Configuration, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
-    """The loss: the model's own for transformers, cross entropy for classifiers."""
-    if configuration.source == "hf":
-        return model(input_ids=inputs, labels=targets).loss
-    out = model(inputs)
+def classification_loss(out: Any, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy, also of the second classifier of Inception-like networks."""
     if not hasattr(out, "logits"):
         return functional.cross_entropy(out, targets)
     loss = functional.cross_entropy(out.logits, targets)
@@ -141,12 +138,17 @@ def train(configuration: Configuration, iterations: int = 5, device: str = "cuda
     cast = _AMP.get(configuration.precision)
     scaler = torch.amp.GradScaler("cuda") if configuration.precision == "amp_fp16" else None
     for _ in range(iterations):
-        on_device, wanted = inputs.to(device), targets.to(device)
+        on_device = inputs.to(device)
+        wanted = targets.to(device)
         if configuration.channels_last:
             on_device = on_device.to(memory_format=torch.channels_last)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=cast, enabled=cast is not None):
-            loss = loss_of(configuration, model, on_device, wanted)
+            if configuration.source == "hf":
+                loss = model(input_ids=on_device, labels=wanted).loss
+            else:
+                out = model(on_device)  # alive through the backward pass, as in most people's loops
+                loss = classification_loss(out, wanted)
         if scaler is not None:
             scaler.scale(loss).backward()
             scaler.step(optimizer)

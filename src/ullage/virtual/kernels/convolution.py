@@ -51,7 +51,12 @@ class Settings(NamedTuple):
     def viewed_as_2d(self) -> Settings:
         """ConvParams::view1d_as_2d."""
         return Settings(
-            (1, *self.stride), (0, *self.padding), (1, *self.dilation), self.transposed, (0, *self.output_padding), self.groups
+            (1, *self.stride),
+            (0, *self.padding),
+            (1, *self.dilation),
+            self.transposed,
+            (0, *self.output_padding),
+            self.groups,
         )
 
 
@@ -240,12 +245,16 @@ class _Run:
         channels_last = prefers_channels_last(source, weight)
         self.steps.output(place)
         weight_copy = self.copy(weight, channels_last)[1]
-        source_copy = self.copy(source, channels_last)[1]  # the input gradient of a transposed convolution comes as it is
+        source_copy = self.copy(source, channels_last)[
+            1
+        ]  # the input gradient of a transposed convolution comes as it is
         self.workspace(_problem(FORWARD, source.size, weight, out, settings, channels_last))
         self.drop(weight_copy, source_copy)
         return new(out, source.dtype, _strides(out, channels_last))
 
-    def convolve_back(self, place: int, grad: Operand, weight: Operand, size: Sequence[int], settings: Settings) -> Output:
+    def convolve_back(
+        self, place: int, grad: Operand, weight: Operand, size: Sequence[int], settings: Settings
+    ) -> Output:
         """ConvShared.cpp, cudnn_convolution_backward_input, as which a transposed convolution runs too."""
         channels_last = prefers_channels_last(grad, weight)
         self.steps.output(place)
@@ -255,7 +264,9 @@ class _Run:
         self.drop(weight_copy, grad_copy)
         return new(size, grad.dtype, _strides(size, channels_last))
 
-    def filter_gradient(self, place: int, grad: Operand, source: Operand, weight: Operand, settings: Settings) -> Output:
+    def filter_gradient(
+        self, place: int, grad: Operand, source: Operand, weight: Operand, settings: Settings
+    ) -> Output:
         """ConvShared.cpp, cudnn_convolution_backward_weight."""
         channels_last = prefers_channels_last(source, grad)
         grad_copy = self.copy(grad, channels_last)[1]

@@ -142,7 +142,10 @@ def trees(path: Path) -> dict[str, Trees]:
     found = {}
     with np.load(path) as file:
         for direction in "fdw":
-            part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "threshold", "right", "labels", "shares")}
+            part = {
+                name: file[f"{direction}_{name}"]
+                for name in ("roots", "feature", "threshold", "right", "labels", "shares")
+            }
             lists = {name: values.tolist() for name, values in part.items()}
             formulas = [Formula(*row) for row in file[f"{direction}_formulas"].tolist()]
             found[direction] = _joined(lists, formulas)

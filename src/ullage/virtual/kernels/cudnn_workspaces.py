@@ -98,16 +98,16 @@ def terms(problem: Problem) -> Terms:
     taps = product(problem.weight[2:]) * item
     unit, wide = 16 // item, 32 if groups > 1 else 1
 
+    steps = (1, unit, wide)
+
     def padded(per_group: int, step: int) -> int:
         return round_up(per_group, step) * groups
 
-    copies = (
-        tuple(rows * padded(inner, step) for step in (1, unit, wide)),
-        tuple(out_rows * padded(outer, step) for step in (1, unit, wide)),
-        tuple(taps * padded(outer, step) * round_up(inner, step) for step in (1, unit, wide)),
-    )
-    partial = copies["fdw".index({"f": "d", "d": "f", "w": "w"}[problem.direction])][0] // item * 4
-    return Terms(*((0, *sizes) for sizes in copies), partial, problem.source[0])
+    source = (0, *(rows * padded(inner, step) for step in steps))
+    out = (0, *(out_rows * padded(outer, step) for step in steps))
+    weight = (0, *(taps * padded(outer, step) * round_up(inner, step) for step in steps))
+    computed = {FORWARD: out, DATA: source, FILTER: weight}[problem.direction]
+    return Terms(source, out, weight, computed[PLAIN] // item * 4, problem.source[0])
 
 
 def evaluate(formula: Formula, parts: Terms) -> int:

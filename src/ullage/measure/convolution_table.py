@@ -1,0 +1,293 @@
+"""Makes what the virtual GPU knows of cuDNN's workspaces out of measured calls: a table, and trees for all else.
+
+    python3 -m ullage.measure.convolution_table measured.jsonl.gz --out FOLDER --describe '{"gpu": "NVIDIA H200", ...}'
+
+The table holds every measured problem. For the trees each workspace is first put into a formula: those that explain
+most are found greedily, and what none explains gets the nearest of a few rounded sizes. Decision trees then learn which
+formula cuDNN takes. `--held-out` leaves out every seventh layer, with all its batch sizes and types, and says how well
+the trees do on it. Needs scikit-learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ullage.measure.convolution_calls import read_calls, workspaces_of
+from ullage.virtual.kernels.cudnn_choice import HASH_BITS, TABLE, TREES, features, hash_of
+from ullage.virtual.kernels.cudnn_workspaces import (
+    BATCH,
+    NONE,
+    PADDED,
+    Formula,
+    Problem,
+    Terms,
+    by_votes,
+    evaluate,
+    terms,
+)
+
+_SAMPLE = 40_000  # problems that formulas are looked for in
+_LEAST = 10  # of the sample that a formula has to explain
+_SMALL = 1024  # a constant beside partial results is smaller
+_STEPS_AN_OCTAVE = 8  # of rounded sizes: at most 4.5 % off
+_MODES = [(source, out, weight) for source in range(4) for out in range(4) for weight in range(4)]
+_BATCH_CODE = 1023
+_EVERY = 7  # layer is held out
+
+
+class Measured(NamedTuple):
+    """The measured problems of one direction, and what their workspaces can be made of, in columns."""
+
+    problems: list[Problem]
+    sizes: Any
+    parts: list[Terms]
+
+
+def measured_problems(path: Path) -> dict[Problem, int]:
+    """Every problem of a measured file; calls that PyTorch's part does not explain are left out."""
+    found: dict[Problem, int] = {}
+    for row in read_calls(path):
+        for problem, size in workspaces_of(row) or ():
+            found[problem] = size
+    return found
+
+
+def write_table(path: Path, found: dict[Problem, int], header: dict[str, Any]) -> None:
+    """Sorted hashes as steps, which fit 32 bits, and the sizes that are not zero."""
+    rows = sorted((hash_of(problem), size) for problem, size in found.items())
+    hashes = np.array([number for number, _ in rows], dtype=np.uint64)
+    sizes = np.array([size for _, size in rows], dtype=np.uint64)
+    steps = np.diff(hashes, prepend=np.uint64(0))
+    if steps.max() >= 2**32:
+        raise ValueError(f"too few problems ({len(rows)}) for hashes of {HASH_BITS} bits: steps do not fit 32 bits")
+    np.savez_compressed(
+        path,
+        header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
+        steps=steps.astype(np.uint32),
+        nonzero=(sizes > 0).astype(np.uint8),
+        sizes=sizes[sizes > 0],
+    )
+
+
+def _candidates(part: Measured, chosen: Any) -> Any:
+    """Every formula that gives a problem's size exactly, as a packed number; -1 where there is none."""
+    parts = [part.parts[place] for place in chosen]
+    sizes = part.sizes[chosen]
+    columns = [np.array([getattr(row, name) for row in parts], dtype=np.int64) for name in ("source", "out", "weight")]
+    partial = np.array([row.partial for row in parts], dtype=np.int64)
+    batch = np.array([row.batch for row in parts], dtype=np.int64)
+    found = []
+    for number, modes in enumerate(_MODES):
+        left = sizes - sum(column[:, mode] for column, mode in zip(columns, modes, strict=True))
+        count, rest = np.divmod(left, partial)
+        after_batch = left - batch * partial
+        found.append(np.where(left >= 0, _pack(number, 0, left), -1))
+        fits = (count > 0) & (count < _BATCH_CODE) & (rest < _SMALL)
+        found.append(np.where(fits, _pack(number, count, rest), -1))
+        fits = (after_batch >= 0) & (after_batch < _SMALL)
+        found.append(np.where(fits, _pack(number, _BATCH_CODE, after_batch), -1))
+    return np.stack(found, 1)
+
+
+def _pack(modes: int, partials: Any, constant: Any) -> Any:
+    return (modes << 52) | (partials << 40) | constant
+
+
+def _unpack(code: int) -> Formula:
+    partials = (code >> 40) & _BATCH_CODE
+    return Formula(*_MODES[code >> 52], BATCH if partials == _BATCH_CODE else partials, code & ((1 << 40) - 1))
+
+
+def _plainness(code: int) -> tuple[int, int, bool]:
+    formula = _unpack(code)
+    modes = formula[:3]
+    return sum(mode > 1 for mode in modes), sum(mode > 0 for mode in modes), formula.partials > 0
+
+
+def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
+    """Formulas, those that explain most first, each with the share of the problems that no earlier one explains."""
+    chosen = np.random.default_rng(seed).permutation(len(part.problems))[:_SAMPLE]
+    codes = _candidates(part, chosen)
+    found: list[tuple[Formula, float]] = []
+    while len(codes):
+        values, counts = np.unique(codes[codes >= 0], return_counts=True)
+        if counts.max() < _LEAST:
+            break
+        best = min((int(code) for code in values[counts == counts.max()]), key=_plainness)
+        explained = (codes == best).any(1)
+        found.append((_unpack(best), float(explained.sum()) / len(chosen)))
+        codes = codes[~explained]
+    return found
+
+
+def rounded(size: int, parts: Terms) -> Formula:
+    """The stand-in for a size that no formula gives: copies as far as they fit, and the rest rounded."""
+    for modes in ((PADDED, PADDED, PADDED), (PADDED, PADDED, NONE), (NONE, NONE, NONE)):
+        copies = evaluate(Formula(*modes, 0, 0), parts)
+        if copies <= size:
+            break
+    rest = max(size - copies, 1)
+    return Formula(*modes, 0, round(2 ** (round(np.log2(rest) * _STEPS_AN_OCTAVE) / _STEPS_AN_OCTAVE)))
+
+
+def label(part: Measured, formulas: Sequence[Formula]) -> tuple[list[int], list[Formula]]:
+    """The number of each problem's formula, and all formulas with the rounded ones."""
+    known = {formula: number for number, formula in enumerate(formulas)}
+    labels = []
+    for size, parts in zip(part.sizes.tolist(), part.parts, strict=True):
+        for number, formula in enumerate(formulas):
+            if evaluate(formula, parts) == size:
+                labels.append(number)
+                break
+        else:
+            labels.append(known.setdefault(rounded(size, parts), len(known)))
+    return labels, list(known)
+
+
+def grow(part: Measured, labels: Sequence[int], count: int, leaves: int, seed: int = 0) -> list[Any]:
+    """Decision trees on the features, each on another sample of the problems."""
+    classifier = importlib.import_module("sklearn.tree").DecisionTreeClassifier
+    rows = np.array([features(problem) for problem in part.problems], dtype=np.float64)
+    targets = np.array(labels)
+    grown = []
+    for number in range(count):
+        tree = classifier(
+            criterion="entropy", max_leaf_nodes=leaves, max_features=0.5, min_samples_leaf=1, random_state=seed + number
+        )
+        grown.append(tree.fit(rows, targets))
+    return grown
+
+
+def export(grown: Sequence[Any]) -> dict[str, Any]:
+    """The trees as flat arrays: nodes in depth-first order, the left child next to its node."""
+    feature: list[int] = []
+    threshold: list[int] = []
+    right: list[int] = []
+    labels: list[int] = []
+    shares: list[int] = []
+    roots = []
+    for tree in grown:
+        inner, classes = tree.tree_, tree.classes_
+        roots.append(len(feature))
+
+        def add(node: int, inner: Any = inner, classes: Any = classes) -> None:
+            place = len(feature)
+            if inner.children_left[node] < 0:
+                values = inner.value[node][0] / inner.value[node][0].sum()
+                top = [int(number) for number in np.argsort(-values)[:3] if values[number] >= 0.08]
+                feature.append(-1)
+                threshold.append(0)
+                right.append(len(top))
+                labels.extend(int(classes[number]) for number in top)
+                shares.extend(round(255 * float(values[number])) for number in top)
+                return
+            feature.append(int(inner.feature[node]))
+            threshold.append(int(np.floor(inner.threshold[node])))
+            right.append(0)
+            add(inner.children_left[node])
+            right[place] = len(feature) - place
+            add(inner.children_right[node])
+
+        add(0)
+    return {
+        "roots": np.array(roots, dtype=np.int32),
+        "feature": np.array(feature, dtype=np.int8),
+        "threshold": np.array(threshold, dtype=np.int64),
+        "right": np.array(right, dtype=np.int32),
+        "labels": np.array(labels, dtype=np.int16),
+        "shares": np.array(shares, dtype=np.uint8),
+    }
+
+
+def layer_of(problem: Problem) -> int:
+    """A number for the layer of a problem, whatever its batch size, type, layout and direction."""
+    layer = (problem.source[1:], problem.weight, problem.stride, problem.groups)
+    return zlib.crc32(repr(layer).encode())
+
+
+def _part(rows: Sequence[tuple[Problem, int]]) -> Measured:
+    problems = [problem for problem, _ in rows]
+    return Measured(
+        problems, np.array([size for _, size in rows], dtype=np.int64), [terms(problem) for problem in problems]
+    )
+
+
+def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> dict[str, float]:
+    """How well trees do: exact, within 1 MiB, the sum of the errors beside the sum of the sizes, and the bound."""
+    rows = np.array([features(problem) for problem in part.problems], dtype=np.float64)
+    leaves = [(tree, tree.predict_proba(rows)) for tree in grown]
+    guesses, larger = [], []
+    for place, parts in enumerate(part.parts):
+        votes = []
+        for tree, shares in leaves:
+            top = [number for number in np.argsort(-shares[place])[:3] if shares[place][number] >= 0.08]
+            votes += [(formulas[tree.classes_[number]], float(shares[place][number])) for number in top]
+        found = by_votes(votes, parts)
+        guesses.append(found.size)
+        larger.append(found.larger)
+    errors = np.abs(np.array(guesses) - part.sizes)
+    return {
+        "problems": len(guesses),
+        "exact": float((errors == 0).mean()),
+        "within_1_mib": float((errors <= 2**20).mean()),
+        "error_of_bytes": float(errors.sum() / max(part.sizes.sum(), 1)),
+        "not_above_larger": float((part.sizes <= np.array(larger)).mean()),
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measured", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--describe", type=json.loads, required=True, help="JSON: gpu, compute_capability, multiprocessors, ..."
+    )
+    parser.add_argument("--trees", type=int, default=3)
+    parser.add_argument("--leaves", type=int, default=12_000, help="of a tree")
+    parser.add_argument("--held-out", action="store_true")
+    options = parser.parse_args()
+    found: dict[Problem, int] = {}
+    for path in options.measured:
+        found |= measured_problems(path)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if not options.held_out:
+        write_table(options.out / TABLE, found, options.describe)
+    arrays: dict[str, Any] = {}
+    for direction in "fdw":
+        rows = [(problem, size) for problem, size in found.items() if problem.direction == direction]
+        held = [row for row in rows if layer_of(row[0]) % _EVERY == 0]
+        part = _part([row for row in rows if layer_of(row[0]) % _EVERY] if options.held_out else rows)
+        shares = find_formulas(part)
+        labels, formulas = label(part, [formula for formula, _ in shares])
+        print(
+            direction,
+            len(part.problems),
+            "problems;",
+            len(shares),
+            "formulas explain",
+            round(sum(s for _, s in shares), 4),
+        )
+        for formula, share in shares[:12]:
+            print(f"  {share:7.2%}", formula)
+        grown = grow(part, labels, options.trees, options.leaves)
+        if options.held_out:
+            print("  held out:", judge(grown, formulas, _part(held)), flush=True)
+            continue
+        for name, values in export(grown).items():
+            arrays[f"{direction}_{name}"] = values
+        arrays[f"{direction}_formulas"] = np.array(formulas, dtype=np.int64)
+    if arrays:
+        np.savez_compressed(options.out / TREES, **arrays)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The command line as a person uses it: real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", Path(__file__).parents[1] / ".." / "shared" / "groundtruth"))
+
+ROW = {
+    "id": "one", "model": "mlp:x", "widths": [784, 256, 10], "batch": 512, "opt": "sgd", "precision": "fp32",
+    "peak_alloc": 73022464, "peak_reserved": 92274688, "end_reserved": 92274688, "nvml_end": 870318080,
+}  # fmt: skip
+
+
+def ullage(*words):
+    return subprocess.run([sys.executable, "-m", "ullage", *map(str, words)], capture_output=True, text=True, timeout=300)
+
+
+def test_help_names_the_commands():
+    answer = ullage("--help")
+    assert answer.returncode == 0
+    for command in ("gpus", "evaluate", "diff"):
+        assert command in answer.stdout
+
+
+def test_gpus_as_table_and_as_json():
+    assert "A100-40GB" in ullage("gpus", "a100").stdout
+    cards = json.loads(ullage("gpus", "a100", "--json").stdout)
+    assert {"A100-40GB", "A100-80GB"} <= {card["name"] for card in cards}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("gpus", "nothing-like-it"), "no GPU"),
+        (("evaluate", "--truth", "/no/such/file"), "cannot read"),
+        (("diff", "x", "--truth", "/no/such/file"), "cannot read"),
+    ],
+)
+def test_an_error_is_one_line(words, text):
+    answer = ullage(*words)
+    assert answer.returncode == 1
+    assert text in answer.stderr and "Traceback" not in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_evaluate_compares_with_measured_runs(tmp_path):
+    file = tmp_path / "truth.jsonl"
+    file.write_text(json.dumps(ROW) + "\n")
+    answer = ullage("evaluate", "--truth", file, "--json")
+    assert answer.returncode == 0, answer.stderr
+    values = json.loads(answer.stdout)
+    assert values["rows"][0]["reserved"] == values["rows"][0]["reserved_truth"] == 92274688
+    assert {line["figure"] for line in values["summary"]} == {"allocated", "reserved", "process"}
+    table = ullage("evaluate", "--truth", file)
+    assert "reserved" in table.stdout and "upper holds" in table.stdout
+
+
+def test_a_broken_line_is_named_by_its_number(tmp_path):
+    file = tmp_path / "truth.jsonl"
+    file.write_text(json.dumps(ROW) + "\n{broken\n")
+    answer = ullage("evaluate", "--truth", file)
+    assert answer.returncode == 1 and "line 2" in answer.stderr
+
+
+@pytest.mark.skipif(not (TRUTH / "events").is_dir(), reason=f"no recorded histories at {TRUTH}")
+def test_diff_finds_no_difference_where_there_is_none_and_names_who_asked_where_there_is(tmp_path):
+    rows = {row["id"]: row for row in map(json.loads, (TRUTH / "h200_train_steps.jsonl").read_text().splitlines())}
+    same = ullage("diff", "d0659", "--truth", TRUTH / "h200_train_steps.jsonl")
+    assert same.returncode == 0 and "no difference" in same.stdout
+    wrong = dict(rows["d0659"], batch=256, events=str((TRUTH / rows["d0659"]["events"]).resolve()))
+    file = tmp_path / "truth.jsonl"
+    file.write_text(json.dumps(wrong) + "\n")
+    found = ullage("diff", "d0659", "--truth", file)
+    assert "first difference" in found.stdout and "->" in found.stdout
