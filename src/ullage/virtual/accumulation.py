@@ -23,10 +23,15 @@ _MEASURING = (-1, -1)
 _alone: tuple[int, int] | None = None
 
 
+def called_by_engine(frames_up: int) -> bool:
+    """Whether the code so many frames up was called by autograd's engine and not by Python."""
+    return torch._C._current_graph_task_id() != -1 and sys._getframe(frames_up + 1).f_code is _ENGINE
+
+
 def adds_in_place(args: tuple[Any, ...], frames_up: int) -> bool:
     """Whether this call of `aten.add.Tensor` is the engine's and would be done in place on a real GPU."""
     global _alone
-    if torch._C._current_graph_task_id() == -1 or sys._getframe(frames_up + 1).f_code is not _ENGINE:
+    if not called_by_engine(frames_up + 1):
         return False
     first = args[0]
     held = first._use_count(), torch._C._storage_Use_Count(_storage_of(first)._cdata)

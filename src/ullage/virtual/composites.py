@@ -24,9 +24,10 @@ _gpus: list[VirtualGPU] = []  # those in use, the innermost last
 def install(gpu: VirtualGPU) -> Callable[[], None]:
     """Register the replacements; returns what removes them."""
     library = torch.library.Library("aten", "IMPL")
-    for name in ("batch_norm", "scaled_dot_product_attention"):
+    for name in ("batch_norm", "linear", "scaled_dot_product_attention"):
         torch.library._impls.discard(f"aten/{name}/AutogradCUDA")  # those of a GPU around this one may be there
     library.impl("batch_norm", batch_norm, "AutogradCUDA")
+    library.impl("linear", linear, "AutogradCUDA")
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradCUDA")
     _register_missing_kernels(library)
     _gpus.append(gpu)
@@ -52,6 +53,18 @@ def _register_missing_kernels(library: torch.library.Library) -> None:
 
 def _never_called(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("the virtual GPU's mode comes before this kernel")
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """Linear.cpp; here because PyTorch's adds the bias out of place under a dispatch mode."""
+    if bias is None:
+        return torch.matmul(input, weight.t())
+    if input.dim() == 2:
+        return torch.addmm(bias, input, weight.t())
+    if input.dim() > 2 and input.is_contiguous():
+        flat = torch.addmm(bias, input.reshape(-1, input.shape[-1]), weight.t())
+        return flat.view(*input.shape[:-1], flat.shape[-1])
+    return torch.matmul(input, weight.t()).add_(bias)
 
 
 def batch_norm(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ullage.virtual import shapes
-from ullage.virtual.accumulation import adds_in_place
+from ullage.virtual.accumulation import adds_in_place, called_by_engine
 from ullage.virtual.kernels.plan import contiguous_strides, is_dense, span_of_elements
 from ullage.virtual.native import same_memory
 
@@ -125,6 +125,16 @@ def add(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if args[0].__class__ is torch.Tensor and args[0].is_cuda and not kwargs and adds_in_place(args, frames_up=3):
         gpu.memory.written(args[0])
         return args[0]
+    return NotImplemented
+
+
+@special("aten.scatter_add.default", "aten.index_add.default")
+def add_at_indices(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """FunctionsManual.cpp, gather_backward and index_select_backward: in place, except under a dispatch mode."""
+    if args[0].is_cuda and called_by_engine(frames_up=3):
+        with gpu.counting():
+            in_place = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::") + "_").default
+            return in_place(*args, **kwargs)
     return NotImplemented
 
 
@@ -252,6 +262,10 @@ def _layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | N
 def index_by_mask(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """IndexingUtils.h, expandTensors: a mask of flags is turned into the places where it is true."""
     source, indices = args[0], args[1]
+    if func is torch.ops.aten.index_put.default and source.is_cuda and called_by_engine(frames_up=3):
+        # FunctionsManual.cpp, index_backward: in place, except under a dispatch mode
+        with gpu.counting():
+            return torch.ops.aten._index_put_impl_(source, indices, args[2], True, True)
     masks = (torch.bool, torch.uint8)
     if not source.is_cuda or not any(index is not None and index.dtype in masks for index in indices):
         return NotImplemented
