@@ -17,7 +17,9 @@ ROW = {
 
 
 def ullage(*words):
-    return subprocess.run([sys.executable, "-m", "ullage", *map(str, words)], capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "ullage", *map(str, words)], capture_output=True, text=True, timeout=300
+    )
 
 
 def test_help_names_the_commands():

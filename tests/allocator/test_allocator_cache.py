@@ -13,9 +13,7 @@ CARD = 1024 * MIB
 NONE = (0,) * 16
 
 
-@pytest.mark.parametrize(
-    ("size", "block"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)]
-)
+@pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])
 def test_blocks_are_multiples_of_512(size: int, block: int) -> None:
     assert block_size(size, NONE) == block
     assert CachingAllocator(CARD).malloc(size).size == block

@@ -26,9 +26,7 @@ def test_the_rounding_limit_follows_the_large_segment_size() -> None:
 
 
 def test_flags_and_numbers() -> None:
-    config = parse(
-        "expandable_segments:True,garbage_collection_threshold:0.6,per_process_memory_fraction:0.25"
-    )
+    config = parse("expandable_segments:True,garbage_collection_threshold:0.6,per_process_memory_fraction:0.25")
     assert config.expandable_segments
     assert config.garbage_collection_threshold == 0.6
     assert config.memory_fraction == 0.25

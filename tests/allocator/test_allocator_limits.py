@@ -52,9 +52,7 @@ def test_the_message_is_pytorchs() -> None:
 
 
 def test_a_fraction_limits_what_is_reserved() -> None:
-    gpu = CachingAllocator(
-        90 * MIB, AllocatorConfig.parse("per_process_memory_fraction:0.5"), total_memory=100 * MIB
-    )
+    gpu = CachingAllocator(90 * MIB, AllocatorConfig.parse("per_process_memory_fraction:0.5"), total_memory=100 * MIB)
     gpu.malloc(50 * MIB)
     with pytest.raises(OutOfMemory) as caught:
         gpu.malloc(1)

@@ -65,10 +65,7 @@ def check_statistics(gpu: CachingAllocator) -> None:
     for key, value in stats.items():
         if key.endswith(".current"):
             assert value <= stats[key.replace(".current", ".peak")]
-            assert (
-                value
-                == stats[key.replace(".current", ".allocated")] - stats[key.replace(".current", ".freed")]
-            )
+            assert value == stats[key.replace(".current", ".allocated")] - stats[key.replace(".current", ".freed")]
         if ".all." in key and not key.endswith(".peak"):
             parts = (stats[key.replace(".all.", f".{pool}.")] for pool in ("small_pool", "large_pool"))
             assert value == sum(parts)

@@ -10,9 +10,7 @@ import pytest
 
 from ullage.allocator import History, replay
 
-GROUNDTRUTH = Path(
-    os.environ.get("ULLAGE_GROUNDTRUTH", Path(__file__).resolve().parents[3] / "shared" / "groundtruth")
-)
+GROUNDTRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", Path(__file__).resolve().parents[3] / "shared" / "groundtruth"))
 RECORDED = sorted((GROUNDTRUTH / "events").glob("*.npz"))
 HAND_COMPUTED = sorted((Path(__file__).parent / "histories").glob("*.json"))
 

@@ -73,9 +73,7 @@ def test_rates_are_in_proportion(card: GPU) -> None:
         assert card.bf16_tflops == card.fp16_tflops
 
 
-@pytest.mark.parametrize(
-    "card", [card for card in CARDS if card.sms and card.fp32_tflops], ids=lambda card: card.name
-)
+@pytest.mark.parametrize("card", [card for card in CARDS if card.sms and card.fp32_tflops], ids=lambda card: card.name)
 def test_fp32_rate_needs_a_clock_that_exists(card: GPU) -> None:
     assert card.sms and card.fp32_tflops
     lanes = 64 if card.compute_capability in ((6, 0), (7, 0), (7, 5), (8, 0)) else 128
@@ -85,9 +83,7 @@ def test_fp32_rate_needs_a_clock_that_exists(card: GPU) -> None:
 @every_gpu
 def test_the_context_is_ordered(card: GPU) -> None:
     assert card.context is not None and card.context_upper is not None
-    assert (
-        300 * MIB <= (card.context_bare or card.context) <= card.context <= card.context_upper <= 1000 * MIB
-    )
+    assert 300 * MIB <= (card.context_bare or card.context) <= card.context <= card.context_upper <= 1000 * MIB
 
 
 def test_only_the_h200_context_was_measured() -> None:

@@ -83,9 +83,7 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_known_cards_keep_their_figures_and_order() -> None:
-    nvml = FakeNVML(
-        [FakeDevice("NVIDIA H200", 143771 * MIB, (9, 0)), FakeDevice(b"Tesla T4", 15360 * MIB, (7, 5))]
-    )
+    nvml = FakeNVML([FakeDevice("NVIDIA H200", 143771 * MIB, (9, 0)), FakeDevice(b"Tesla T4", 15360 * MIB, (7, 5))])
     assert local_gpus(nvml) == [gpu("H200"), gpu("T4")]
     assert nvml.open == 0
 

@@ -11,9 +11,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None,
 
 
 def run(code):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -59,9 +59,7 @@ class CachingAllocator(Counters):
     ) -> None:
         total_memory = capacity if total_memory is None else total_memory
         if not 0 <= capacity <= total_memory:
-            raise ValueError(
-                f"a capacity of 0 to {total_memory} (the total memory) is needed, not {capacity}"
-            )
+            raise ValueError(f"a capacity of 0 to {total_memory} (the total memory) is needed, not {capacity}")
         grows = config.expandable_segments
         self._small: Final = Pool("small_pool", MIN_BLOCK_SIZE)
         self._large: Final = Pool(

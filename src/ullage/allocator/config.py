@@ -65,8 +65,7 @@ class AllocatorConfig:
     def __post_init__(self) -> None:
         if len(self.roundup_power2_divisions) != ROUNDUP_INTERVALS:
             raise AllocatorConfigError(
-                f"roundup_power2_divisions needs {ROUNDUP_INTERVALS} entries, "
-                f"not {len(self.roundup_power2_divisions)}"
+                f"roundup_power2_divisions needs {ROUNDUP_INTERVALS} entries, not {len(self.roundup_power2_divisions)}"
             )
         for divisions in self.roundup_power2_divisions:
             _check_power_of_two("roundup_power2_divisions", divisions, zero=True)
@@ -75,9 +74,7 @@ class AllocatorConfig:
                 f"garbage_collection_threshold must lie in (0, 1), not {self.garbage_collection_threshold:g}"
             )
         if not 0.0 <= self.memory_fraction <= 1.0:
-            raise AllocatorConfigError(
-                f"per_process_memory_fraction must lie in [0, 1], not {self.memory_fraction:g}"
-            )
+            raise AllocatorConfigError(f"per_process_memory_fraction must lie in [0, 1], not {self.memory_fraction:g}")
         if self.large_segment_size <= MIN_LARGE_ALLOC:
             raise AllocatorConfigError(
                 f"large_segment_size_mb must be more than {MIN_LARGE_ALLOC // MIB}, "

@@ -43,9 +43,7 @@ def _size_with_growth(block: Block) -> int:
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
-def allocate(
-    allocator: CachingAllocator, size: int, pool: Pool, free_list: FreeList, stream: int
-) -> Block | None:
+def allocate(allocator: CachingAllocator, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block | None:
     """Map pages until a block of ``size`` bytes is there; None where the driver has no more.
 
     >>> from ullage.allocator import AllocatorConfig, CachingAllocator
@@ -89,9 +87,7 @@ def _find_room(allocator: CachingAllocator, size: int, pool: Pool, free_list: Fr
     return start
 
 
-def _map(
-    allocator: CachingAllocator, block: Block, size: int, pool: Pool, free_list: FreeList
-) -> Block | None:
+def _map(allocator: CachingAllocator, block: Block, size: int, pool: Pool, free_list: FreeList) -> Block | None:
     """Put memory behind the first pages of an unmapped block; the free block that results, merged."""
     size = round_up(size, page_size(allocator, pool))
     if allocator.reserved + size > allocator.capacity:

@@ -27,9 +27,7 @@ class OutOfMemory(RuntimeError):
         device_free: int,
         device_total: int,
     ) -> None:
-        super().__init__(
-            requested, rounded, segment_size, allowed, reserved, allocated, device_free, device_total
-        )
+        super().__init__(requested, rounded, segment_size, allowed, reserved, allocated, device_free, device_total)
         self.requested = requested
         self.rounded = rounded
         self.segment_size = segment_size

@@ -52,8 +52,7 @@ class History:
     def __post_init__(self) -> None:
         if not len(self.action) == len(self.addr) == len(self.size):
             raise ValueError(
-                "a history needs lists of one length, "
-                f"not {len(self.action)}, {len(self.addr)} and {len(self.size)}"
+                f"a history needs lists of one length, not {len(self.action)}, {len(self.addr)} and {len(self.size)}"
             )
 
     def __len__(self) -> int:

@@ -40,9 +40,7 @@ def take_cached(allocator: CachingAllocator, rounded: int, pool: Pool, free_list
     return block
 
 
-def obtain(
-    allocator: CachingAllocator, size: int, rounded: int, pool: Pool, free_list: FreeList, stream: int
-) -> Block:
+def obtain(allocator: CachingAllocator, size: int, rounded: int, pool: Pool, free_list: FreeList, stream: int) -> Block:
     """Get a block from the driver, at need after giving cached memory back.
 
     >>> from ullage.allocator import CachingAllocator

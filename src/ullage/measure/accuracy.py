@@ -45,7 +45,11 @@ class Comparison:
 def compare(row: dict[str, Any], gpu: str = "H200", run: Callable[[], Any] | None = None) -> Comparison:
     """Estimate a measured run; `run` trains it, by default the standard loop over its configuration."""
     begin = time.perf_counter()
-    common = {"id": str(row.get("id", "")), "model": str(row.get("model", "")), "precision": str(row.get("precision", ""))}
+    common = {
+        "id": str(row.get("id", "")),
+        "model": str(row.get("model", "")),
+        "precision": str(row.get("precision", "")),
+    }
     try:
         if run is None:
             configuration = Configuration.from_row(row)

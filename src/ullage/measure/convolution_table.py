@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import zlib
 from collections.abc import Sequence
@@ -23,7 +24,6 @@ import numpy as np
 from ullage.measure.convolution_calls import read_calls, workspaces_of
 from ullage.virtual.kernels.cudnn_choice import HASH_BITS, TABLE, TREES, features, hash_of
 from ullage.virtual.kernels.cudnn_workspaces import (
-    BATCH,
     NONE,
     PADDED,
     Formula,
@@ -34,12 +34,19 @@ from ullage.virtual.kernels.cudnn_workspaces import (
     terms,
 )
 
-_SAMPLE = 40_000  # problems that formulas are looked for in
-_LEAST = 10  # of the sample that a formula has to explain
+_SAMPLE = 25_000  # problems that formulas are looked for in
+_LEAST = 6  # of the sample that a formula has to explain
 _SMALL = 1024  # a constant beside partial results is smaller
 _STEPS_AN_OCTAVE = 8  # of rounded sizes: at most 4.5 % off
-_MODES = [(source, out, weight) for source in range(4) for out in range(4) for weight in range(4)]
-_BATCH_CODE = 1023
+_MODES = [(0, 0, 0)] + [
+    (padding * source, padding * out, padding * weight)
+    for padding in (1, 2, 3)
+    for source, out, weight in itertools.product((0, 1), repeat=3)
+    if source or out or weight
+]
+_PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were seen to take
+_SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
+_MOST = 1000  # partial results
 _EVERY = 7  # layer is held out
 
 
@@ -81,35 +88,51 @@ def _candidates(part: Measured, chosen: Any) -> Any:
     """Every formula that gives a problem's size exactly, as a packed number; -1 where there is none."""
     parts = [part.parts[place] for place in chosen]
     sizes = part.sizes[chosen]
-    columns = [np.array([getattr(row, name) for row in parts], dtype=np.int64) for name in ("source", "out", "weight")]
-    partial = np.array([row.partial for row in parts], dtype=np.int64)
+    tensors = [_columns([getattr(row, name) for row in parts], 4) for name in ("source", "out", "weight")]
+    partial = _columns([row.partial for row in parts], 5)
     batch = np.array([row.batch for row in parts], dtype=np.int64)
+    groups = np.array([row.groups for row in parts], dtype=np.int64)
     found = []
     for number, modes in enumerate(_MODES):
-        left = sizes - sum(column[:, mode] for column, mode in zip(columns, modes, strict=True))
-        count, rest = np.divmod(left, partial)
-        after_batch = left - batch * partial
-        found.append(np.where(left >= 0, _pack(number, 0, left), -1))
-        fits = (count > 0) & (count < _BATCH_CODE) & (rest < _SMALL)
-        found.append(np.where(fits, _pack(number, count, rest), -1))
-        fits = (after_batch >= 0) & (after_batch < _SMALL)
-        found.append(np.where(fits, _pack(number, _BATCH_CODE, after_batch), -1))
+        copies = sum(column[:, mode] for column, mode in zip(tensors, modes, strict=True))
+        for per_group, constant in enumerate(_PER_GROUP):
+            left = sizes - copies - constant * groups
+            fits = (left >= 0) & ((per_group == 0) | ((groups > 1) & (left < _SMALL)))
+            found.append(np.where(fits, _pack(number, 0, per_group, 0, left), -1))
+            for padding in range(1, 5):
+                count, rest = np.divmod(left, np.maximum(partial[:, padding], 1))
+                known = (partial[:, padding] > 0) & ((padding == 1) | (partial[:, padding] != partial[:, 1]))
+                fits = known & (left > 0) & (count > 0) & (rest < _SMALL) & ((per_group == 0) | (groups > 1))
+                few = fits & (count < _MOST)
+                found.append(np.where(few, _pack(number, padding, per_group, np.minimum(count, _MOST), rest), -1))
+                for times, factor in enumerate(_SAMPLES):
+                    by_batch = fits & (count == factor * batch)
+                    found.append(np.where(by_batch, _pack(number, padding, per_group, _MOST + times, rest), -1))
     return np.stack(found, 1)
 
 
-def _pack(modes: int, partials: Any, constant: Any) -> Any:
-    return (modes << 52) | (partials << 40) | constant
+def _columns(rows: Sequence[tuple[int, ...]], width: int) -> Any:
+    """Sizes by padding; one that a problem does not know counts as nothing."""
+    return np.array([(*row, *[0] * (width - len(row))) for row in rows], dtype=np.int64)
+
+
+def _pack(modes: int, padding: int, per_group: int, count: Any, constant: Any) -> Any:
+    return (modes << 56) | (padding << 53) | (per_group << 51) | (count << 40) | constant
 
 
 def _unpack(code: int) -> Formula:
-    partials = (code >> 40) & _BATCH_CODE
-    return Formula(*_MODES[code >> 52], BATCH if partials == _BATCH_CODE else partials, code & ((1 << 40) - 1))
+    count = (code >> 40) & 0x7FF
+    if count >= _MOST:
+        count = -_SAMPLES[count - _MOST]
+    modes, padding, per_group = _MODES[code >> 56], (code >> 53) & 7, _PER_GROUP[(code >> 51) & 3]
+    return Formula(*modes, padding, count, code & ((1 << 40) - 1), per_group)
 
 
-def _plainness(code: int) -> tuple[int, int, bool]:
+def _plainness(code: int) -> tuple[int, ...]:
+    """For choosing among formulas that explain as much: the least padding, the fewest terms."""
     formula = _unpack(code)
-    modes = formula[:3]
-    return sum(mode > 1 for mode in modes), sum(mode > 0 for mode in modes), formula.partials > 0
+    modes = (formula.source, formula.out, formula.weight)
+    return formula.count > 0, max(modes), sum(mode > 0 for mode in modes), formula.partial, formula.per_group
 
 
 def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
@@ -131,11 +154,11 @@ def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
 def rounded(size: int, parts: Terms) -> Formula:
     """The stand-in for a size that no formula gives: copies as far as they fit, and the rest rounded."""
     for modes in ((PADDED, PADDED, PADDED), (PADDED, PADDED, NONE), (NONE, NONE, NONE)):
-        copies = evaluate(Formula(*modes, 0, 0), parts)
+        copies = evaluate(Formula(*modes, 0, 0, 0, 0), parts)
         if copies <= size:
             break
     rest = max(size - copies, 1)
-    return Formula(*modes, 0, round(2 ** (round(np.log2(rest) * _STEPS_AN_OCTAVE) / _STEPS_AN_OCTAVE)))
+    return Formula(*modes, 0, 0, round(2 ** (round(np.log2(rest) * _STEPS_AN_OCTAVE) / _STEPS_AN_OCTAVE)), 0)
 
 
 def label(part: Measured, formulas: Sequence[Formula]) -> tuple[list[int], list[Formula]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ullage.virtual import rnn_composites
 from ullage.virtual.attention_choice import CUDNN, EFFICIENT, FLASH, Attention, choose
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ def install(gpu: VirtualGPU) -> Callable[[], None]:
     library.impl("linear", linear, "AutogradCUDA")
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradCUDA")
     _register_missing_kernels(library)
+    remove_rnn = rnn_composites.install(gpu, library)
     _gpus.append(gpu)
 
     def remove() -> None:
         _gpus.remove(gpu)
+        remove_rnn()
         library._destroy()
 
     return remove

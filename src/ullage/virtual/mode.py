@@ -26,7 +26,17 @@ _Generator = torch._C.Generator  # torch.Generator is another class while a virt
 
 # Operators whose output shape depends on the value of a float argument; for all others the value is left out of the
 # key, so that a changing learning rate does not make a new entry at every step.
-_FLOATS_MATTER = ("arange", "linspace", "logspace", "range", "upsample", "interpolate", "dropout", "attention", "scalar")
+_FLOATS_MATTER = (
+    "arange",
+    "linspace",
+    "logspace",
+    "range",
+    "upsample",
+    "interpolate",
+    "dropout",
+    "attention",
+    "scalar",
+)
 
 
 class VirtualMode(TorchDispatchMode):
@@ -229,7 +239,20 @@ def _written_places(func: Any) -> tuple[int, ...]:
     )
 
 
-_MAY_MIX_DEVICES = ("copy", "index", "where", "lift", "clamp", "_foreach", "_fused", "_amp", "attention", "dropout", "ctc", "rnn")
+_MAY_MIX_DEVICES = (
+    "copy",
+    "index",
+    "where",
+    "lift",
+    "clamp",
+    "_foreach",
+    "_fused",
+    "_amp",
+    "attention",
+    "dropout",
+    "ctc",
+    "rnn",
+)
 
 
 def _check_devices(name: str, args: tuple[Any, ...]) -> None:

@@ -29,9 +29,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     replacements.put(torch.Tensor, "new_tensor", new_tensor)
 
 
-def tensor(
-    data: Any, *, pin_memory: bool = False, requires_grad: bool = False, **options: Any
-) -> torch.Tensor:
+def tensor(data: Any, *, pin_memory: bool = False, requires_grad: bool = False, **options: Any) -> torch.Tensor:
     """`torch.tensor`."""
     made = _tensor(_plain(data), **options)
     if pin_memory:
@@ -53,7 +51,5 @@ def new_tensor(self: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
 def _plain(data: Any) -> Any:
     """Nested lists in which tensors of the GPU are replaced by their numbers."""
     if isinstance(data, list | tuple) and any(isinstance(item, list | tuple | _Tensor) for item in data):
-        return [
-            item.tolist() if isinstance(item, _Tensor) and item.is_cuda else _plain(item) for item in data
-        ]
+        return [item.tolist() if isinstance(item, _Tensor) and item.is_cuda else _plain(item) for item in data]
     return data

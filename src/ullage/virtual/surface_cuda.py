@@ -124,15 +124,9 @@ def _device_functions(gpu: VirtualGPU) -> dict[str, Any]:
         "_cuda_sleep": lambda cycles: None,
         "_cuda_get_sync_debug_mode": lambda: debug_mode[0],
         "_cuda_set_sync_debug_mode": lambda mode: debug_mode.__setitem__(0, mode),
-        "_cuda_getCurrentBlasHandle": refuse(
-            "a cuBLAS handle", "there is no cuBLAS behind it; use torch.matmul"
-        ),
-        "_cuda_getCurrentSolverHandle": refuse(
-            "a cuSOLVER handle", "there is no cuSOLVER behind it; use torch.linalg"
-        ),
-        "_cuda_jiterator_compile_and_launch_kernel": refuse(
-            "a jiterator kernel", "write it with PyTorch operators"
-        ),
+        "_cuda_getCurrentBlasHandle": refuse("a cuBLAS handle", "there is no cuBLAS behind it; use torch.matmul"),
+        "_cuda_getCurrentSolverHandle": refuse("a cuSOLVER handle", "there is no cuSOLVER behind it; use torch.linalg"),
+        "_cuda_jiterator_compile_and_launch_kernel": refuse("a jiterator kernel", "write it with PyTorch operators"),
     }
 
 
@@ -157,9 +151,7 @@ def _nvml_answers(gpu: VirtualGPU) -> dict[str, Any]:
 
     def plausible(name: str, value: int) -> Any:
         def answer(device: Any = None) -> int:
-            gpu.note(
-                "nvml", f"torch.cuda.{name}() asked for; a virtual GPU has no sensor, {value} was answered"
-            )
+            gpu.note("nvml", f"torch.cuda.{name}() asked for; a virtual GPU has no sensor, {value} was answered")
             return value
 
         return answer
@@ -210,9 +202,7 @@ def _set_requires_device_init() -> Any:
     if not _found:
         library = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
         try:
-            function = ctypes.PyDLL(str(library))[
-                "_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"
-            ]
+            function = ctypes.PyDLL(str(library))["_ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb"]
             function.argtypes, function.restype = [ctypes.c_int8, ctypes.c_bool], None
         except (OSError, AttributeError):
             function = None

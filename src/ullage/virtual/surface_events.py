@@ -22,9 +22,7 @@ class AnyEvent(_Event):  # type: ignore[misc]
     """`torch.Event` while a virtual GPU is in use: it remembers the host's time."""
 
     def __new__(cls, device: Any = None, *, enable_timing: bool = False, **named: Any) -> Any:
-        kind = torch.device(
-            "cuda" if device is None else "cuda:0" if isinstance(device, int) else device
-        ).type
+        kind = torch.device("cuda" if device is None else "cuda:0" if isinstance(device, int) else device).type
         if kind != "cuda":
             return _Event(device=device, enable_timing=enable_timing, **named)
         event = _Event.__new__(cls, device="cuda", enable_timing=enable_timing)
@@ -85,11 +83,7 @@ class CudaEvent(AnyEvent):
         return ctypes.c_void_p(self.cuda_event)
 
     def __repr__(self) -> str:
-        return (
-            f"<torch.cuda.Event {self.cuda_event:#x}>"
-            if self.cuda_event
-            else "<torch.cuda.Event uninitialized>"
-        )
+        return f"<torch.cuda.Event {self.cuda_event:#x}>" if self.cuda_event else "<torch.cuda.Event uninitialized>"
 
 
 def install(gpu: VirtualGPU, replacements: Replacements) -> None:
@@ -98,9 +92,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     replacements.on_undo(lambda: _in_use.remove(gpu))
     original: Any = torch.cuda.Event
     if original is not CudaEvent:  # code that imported the class before gets the same events from it
-        replacements.put(
-            original, "__new__", staticmethod(lambda cls, *args, **named: CudaEvent(*args, **named))
-        )
+        replacements.put(original, "__new__", staticmethod(lambda cls, *args, **named: CudaEvent(*args, **named)))
     replacements.put(torch.cuda, "Event", CudaEvent)
     replacements.put(torch.cuda.streams, "Event", CudaEvent)
     replacements.put(torch, "Event", AnyEvent)

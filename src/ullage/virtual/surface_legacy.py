@@ -63,9 +63,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
         if kind is None:
             original(t)
             return
-        gpu.note(
-            "default type", "a default tensor type on CUDA was taken for a default device and a default dtype"
-        )
+        gpu.note("default type", "a default tensor type on CUDA was taken for a default device and a default dtype")
         if kind.dtype.is_floating_point:
             torch.set_default_dtype(kind.dtype)
         torch.set_default_device("cuda")

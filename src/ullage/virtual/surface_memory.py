@@ -81,9 +81,7 @@ class MemoryFunctions:
         segments: list[dict[str, Any]] = []
         for segment in self._gpu.memory.allocator.snapshot():
             blocks = [{**block, "frames": []} for block in segment["blocks"]]
-            segments.append(
-                {**segment, "device": 0, "segment_pool_id": (0, 0), "blocks": blocks, "frames": []}
-            )
+            segments.append({**segment, "device": 0, "segment_pool_id": (0, 0), "blocks": blocks, "frames": []})
         return {
             "segments": segments,
             "device_traces": [list(self._history or ())],

@@ -20,9 +20,7 @@ _COMPILED = "torch.compile was left out: the eager code was followed, whose memo
 def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     """Put the refusals in place."""
     replacements.put(torch, "compile", _compile(gpu))
-    replacements.when_imported(
-        "torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module)
-    )
+    replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
     _refuse_graphs(gpu, replacements)
     _refuse_nccl(gpu, replacements)
     replacements.when_imported("triton.runtime.jit", lambda module: _refuse_triton(gpu, replacements, module))

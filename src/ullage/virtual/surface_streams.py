@@ -72,14 +72,10 @@ class Streams:
             memory.__class__ = _MemoryOfManyThreads
             memory.stream_of_thread = local  # type: ignore[attr-defined]
             if known:
-                self.gpu.note(
-                    "streams", "a second thread chose a stream while the first was not on its default stream"
-                )
+                self.gpu.note("streams", "a second thread chose a stream while the first was not on its default stream")
         memory.stream = number
         if number:
-            self.gpu.note(
-                "streams", "side streams were used; a backward pass is counted on the stream that is current"
-            )
+            self.gpu.note("streams", "side streams were used; a backward pass is counted on the stream that is current")
 
 
 _in_use: list[Streams] = []
@@ -91,9 +87,7 @@ class AnyStream(_Stream):  # type: ignore[misc]
     def __new__(cls, device: Any = None, *, priority: int = 0, **named: Any) -> Any:
         if "stream_id" in named:
             return _Stream.__new__(cls, **named)
-        kind = torch.device(
-            "cuda" if device is None else "cuda:0" if isinstance(device, int) else device
-        ).type
+        kind = torch.device("cuda" if device is None else "cuda:0" if isinstance(device, int) else device).type
         if kind != "cuda":
             return _Stream(device=device, priority=priority)
         number = _in_use[-1].new(priority)
@@ -190,9 +184,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
             "_cuda_getDefaultStream": lambda device=0: (0, 0, _CUDA),
             "_cuda_getCurrentRawStream": lambda device=0: numbered(streams.current()).cuda_stream,
             "_cuda_getStreamFromExternal": lambda pointer, device=0: (streams.external(pointer), 0, _CUDA),
-            "_cuda_setStream": lambda stream_id, device_index=0, device_type=_CUDA: streams.set_current(
-                stream_id
-            ),
+            "_cuda_setStream": lambda stream_id, device_index=0, device_type=_CUDA: streams.set_current(stream_id),
             "_accelerator_getStream": lambda device=0: numbered(streams.current()),
             "_accelerator_setStream": lambda stream: streams.set_current(stream.stream_id),
         },

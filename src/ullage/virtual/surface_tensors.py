@@ -84,9 +84,7 @@ def _leaving(gpu: VirtualGPU) -> dict[str, Any]:
     def filling(method: Any) -> Callable[..., Any]:
         def call(self: torch.Tensor, *args: Any, **options: Any) -> Any:
             if self.is_cuda:
-                gpu.refuse(
-                    "DLPack", "the tensor has no data that another library could read; move it to the CPU"
-                )
+                gpu.refuse("DLPack", "the tensor has no data that another library could read; move it to the CPU")
             gpu.host.fill(self)
             return method(self, *args, **options)
 

@@ -36,8 +36,7 @@ _SCHEMAS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "box_iou_rotated(Tensor boxes1, Tensor boxes2) -> Tensor",
     f"roi_align(Tensor input, Tensor rois, {_POOLED}, int sampling_ratio, bool aligned) -> Tensor",
-    f"_roi_align_backward(Tensor grad, Tensor rois, {_POOLED}, {_IMAGE}, int sampling_ratio, bool aligned)"
-    " -> Tensor",
+    f"_roi_align_backward(Tensor grad, Tensor rois, {_POOLED}, {_IMAGE}, int sampling_ratio, bool aligned) -> Tensor",
     "qroi_align(Tensor input, Tensor rois, float input_scale, int input_zero_point, float rois_scale, "
     f"int rois_zero_point, {_POOLED}, int sampling_ratio, bool aligned) -> Tensor",
     f"roi_pool(Tensor input, Tensor rois, {_POOLED}) -> (Tensor, Tensor)",

@@ -50,7 +50,9 @@ class Configuration:
                 raise InvalidValue(f"needed {name} among {', '.join(valid)}; found {getattr(self, name)!r}")
         needed = {"tv": ("input",), "timm": ("input",), "hf": ("conf", "seq", "vocab"), "mlp": ("widths",)}
         if self.source not in needed:
-            raise InvalidValue(f"needed a model such as tv:resnet50, timm:NAME, hf:CLASS or mlp:NAME; found {self.model!r}")
+            raise InvalidValue(
+                f"needed a model such as tv:resnet50, timm:NAME, hf:CLASS or mlp:NAME; found {self.model!r}"
+            )
         for name in needed[self.source]:
             if getattr(self, name) is None:
                 raise InvalidValue(f"{self.model} needs {name!r}")

@@ -57,7 +57,9 @@ def _transformers(configuration: Configuration) -> nn.Module:
         if not hasattr(transformers, name):
             raise UnknownName("transformers class", name, dir(transformers))
     settings = getattr(transformers, f"{configuration.conf}Config")(**configuration.hf_config)
-    model: Any = getattr(transformers, configuration.name)._from_config(settings, attn_implementation=configuration.attn)
+    model: Any = getattr(transformers, configuration.name)._from_config(
+        settings, attn_implementation=configuration.attn
+    )
     if configuration.ckpt:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if hasattr(model.config, "use_cache"):

@@ -20,6 +20,7 @@ from ullage.virtual.kernels import (  # noqa: F401
     pooling,
     reductions,
     resampling,
+    rnn,
     softmax,
     sorting,
     statistics,

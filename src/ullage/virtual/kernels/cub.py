@@ -33,7 +33,14 @@ def _generation(gpu: Any) -> int:
 
 
 # tuning_radix_sort.cuh: threads and items (for 4-byte types) of keys with 0 or 8 bytes of value beside them
-_SMALL_KEYS = {(1, 0): (512, 19), (2, 0): (512, 19), (1, 8): (384, 18), (2, 8): (512, 23), (1, 4): (512, 14), (2, 4): (512, 12)}
+_SMALL_KEYS = {
+    (1, 0): (512, 19),
+    (2, 0): (512, 19),
+    (1, 8): (384, 18),
+    (2, 8): (512, 23),
+    (1, 4): (512, 14),
+    (2, 4): (512, 12),
+}
 
 
 def _onesweep_tile(key: int, value: int, generation: int) -> int:
@@ -110,7 +117,14 @@ def unique_by_key(count: int, key: int, gpu: Any) -> int:
 
 
 # tuning_scan_by_key.cuh: keys and sums of 8 bytes each, or of 4
-_BY_KEY_TILES = {(9, 8): 224 * 11, (9, 4): 288 * 14, (8, 8): 224 * 10, (8, 4): 256 * 15, (7, 8): 256 * 9, (7, 4): 256 * 9}
+_BY_KEY_TILES = {
+    (9, 8): 224 * 11,
+    (9, 4): 288 * 14,
+    (8, 8): 224 * 10,
+    (8, 4): 256 * 15,
+    (7, 8): 256 * 9,
+    (7, 4): 256 * 9,
+}
 
 
 def scan_by_key(count: int, key: int, gpu: Any) -> int:

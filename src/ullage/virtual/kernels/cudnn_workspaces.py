@@ -14,9 +14,9 @@ from typing import NamedTuple
 FORWARD, DATA, FILTER = "f", "d", "w"
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
-# How a copy is padded: not taken at all; as it is; channels to 16 bytes; channels of a group to 32 elements.
-NONE, PLAIN, PADDED, WIDE = range(4)
-BATCH = -1  # as the number of partial results: one a sample
+# How a tensor is padded: not taken at all; as it is; channels to 16 bytes; channels of a group, of input and output
+# alike, to 32 elements. The filters of a depthwise convolution are also padded to 64 channels.
+NONE, PLAIN, PADDED, WIDE, SIXTY_FOUR = range(5)
 
 _RUNNER_UP = 0.1  # share of the votes from which another size counts as possible
 
@@ -44,13 +44,15 @@ class Workspace(NamedTuple):
 
 
 class Formula(NamedTuple):
-    """A workspace as a sum: copies of the tensors, partial results in single precision, a constant."""
+    """A workspace as a sum: copies of the tensors, partial results in single precision, constants."""
 
-    source: int
+    source: int  # a padding
     out: int
     weight: int
-    partials: int
+    partial: int
+    count: int  # of partial results; a negative number counts them by the sample
     constant: int
+    per_group: int
 
 
 class Terms(NamedTuple):
@@ -59,8 +61,9 @@ class Terms(NamedTuple):
     source: tuple[int, ...]
     out: tuple[int, ...]
     weight: tuple[int, ...]
-    partial: int  # one partial result: the tensor that is computed, in single precision
+    partial: tuple[int, ...]  # one partial result: the tensor that is computed, in single precision
     batch: int
+    groups: int
 
 
 def round_up(number: int, unit: int) -> int:
@@ -89,36 +92,42 @@ def terms(problem: Problem) -> Terms:
 
     >>> layer = Problem("f", (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f16", False)
     >>> terms(layer).source
-    (0, 384, 1024, 384)
+    (0, 384, 1024)
     """
     groups, item = problem.groups, ITEM_BYTES[problem.kind]
     inner, outer = problem.source[1] // groups, problem.out[1] // groups
     rows = problem.source[0] * product(problem.source[2:]) * item
     out_rows = problem.out[0] * product(problem.out[2:]) * item
     taps = product(problem.weight[2:]) * item
-    unit, wide = 16 // item, 32 if groups > 1 else 1
-
-    steps = (1, unit, wide)
-
-    def padded(per_group: int, step: int) -> int:
-        return round_up(per_group, step) * groups
-
-    source = (0, *(rows * padded(inner, step) for step in steps))
-    out = (0, *(out_rows * padded(outer, step) for step in steps))
-    weight = (0, *(taps * padded(outer, step) * round_up(inner, step) for step in steps))
+    unit = 16 // item
+    common = round_up(max(inner, outer), 32)
+    channels = ((inner, outer), (round_up(inner, unit), round_up(outer, unit)))
+    if groups > 1:
+        channels += ((common, common),)
+    source = (0, *(rows * groups * width for width, _ in channels))
+    out = (0, *(out_rows * groups * width for _, width in channels))
+    weight = (0, *(taps * groups * width * height for width, height in channels))
     computed = {FORWARD: out, DATA: source, FILTER: weight}[problem.direction]
-    return Terms(source, out, weight, computed[PLAIN] // item * 4, problem.source[0])
+    partial = [size // item * 4 for size in computed]
+    if problem.direction == FILTER and groups > 1:
+        partial.append(round_up(groups * outer, 64) * inner * taps // item * 4)
+    return Terms(source, out, weight, tuple(partial), problem.source[0], groups)
 
 
 def evaluate(formula: Formula, parts: Terms) -> int:
-    """Bytes by a formula.
+    """Bytes by a formula; a padding that a problem does not know is the last one it knows.
 
-    >>> evaluate(Formula(PLAIN, PLAIN, NONE, 0, 16), Terms((0, 100), (0, 50), (0, 9), 36, 2))
+    >>> evaluate(Formula(PLAIN, PLAIN, NONE, NONE, 0, 16, 0), Terms((0, 100), (0, 50), (0, 9), (0, 36), 2, 1))
     166
     """
-    partials = parts.batch if formula.partials == BATCH else formula.partials
-    copies = parts.source[formula.source] + parts.out[formula.out] + parts.weight[formula.weight]
-    return copies + partials * parts.partial + formula.constant
+    count = formula.count if formula.count >= 0 else -formula.count * parts.batch
+    size = formula.constant + formula.per_group * parts.groups + count * _padded(parts.partial, formula.partial)
+    size += _padded(parts.source, formula.source)
+    return size + _padded(parts.out, formula.out) + _padded(parts.weight, formula.weight)
+
+
+def _padded(sizes: tuple[int, ...], padding: int) -> int:
+    return sizes[min(padding, len(sizes) - 1)]
 
 
 @lru_cache(maxsize=65536)

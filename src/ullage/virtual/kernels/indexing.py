@@ -44,7 +44,12 @@ def _add_index_copies(steps: Steps, indices: list[torch.Tensor]) -> None:
         steps.temporary(*[size for index in widened if (size := copy_size(index))])
 
 
-@kernel("aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default", "aten._unsafe_index_put.default")
+@kernel(
+    "aten.index_put.default",
+    "aten.index_put_.default",
+    "aten._index_put_impl_.default",
+    "aten._unsafe_index_put.default",
+)
 def index_put(call: Call) -> Plan:
     """TensorAdvancedIndexing.cpp, index_put and _index_put_impl_."""
     target, indices, values = call.args[:3]
@@ -109,5 +114,3 @@ def _slice(target: torch.Tensor, expanded: list[Any], used: list[tuple[int, Any]
 def _are_apart(expanded: list[Any]) -> bool:
     used = [dim for dim, index in enumerate(expanded) if index is not None]
     return used[-1] - used[0] + 1 != len(used)
-
-

@@ -65,7 +65,9 @@ def _backward(
         if copy_size(tensor):
             steps.temporary(copy_size(tensor))
     outputs: list[Output] = [new(tuple(source.shape), source.dtype) if mask[0] else None]
-    outputs += [new(tuple(p.shape), p.dtype) if wanted else None for p, wanted in zip(parameters, mask[1:], strict=True)]
+    outputs += [
+        new(tuple(p.shape), p.dtype) if wanted else None for p, wanted in zip(parameters, mask[1:], strict=True)
+    ]
     rows = source.numel() // max(1, columns)
     sms = call.gpu.spec.sms or 1
     in_parts = rows > _MANY_ROWS and columns // _BLOCK_WIDTH < sms // 2

@@ -15,7 +15,9 @@ from ullage.virtual.kernels.plan import New, Output, Plan, Steps, contiguous_str
 from ullage.virtual.kernels.registry import Call, kernel
 
 
-def outputs_then_copies(call: Call, *tensors: Any, memory_format: torch.memory_format = torch.contiguous_format) -> Plan:
+def outputs_then_copies(
+    call: Call, *tensors: Any, memory_format: torch.memory_format = torch.contiguous_format
+) -> Plan:
     """Outputs in order, then a copy of each of these tensors that is not in the wanted layout."""
     plan = call.infer()
     made = [place for place, output in enumerate(plan.outputs) if isinstance(output, New)]
@@ -126,5 +128,3 @@ def unfold(call: Call) -> Plan:
 def fold(call: Call) -> Plan:
     """Col2Im.cu, col2im_cuda: as im2col, the other way round."""
     return unfold(call)
-
-

@@ -35,7 +35,9 @@ class Iteration:
         return sum(stride == 0 for stride in self.output_strides)
 
 
-def iterate(size: Sequence[int], stride: Sequence[int], dims: Sequence[int], itemsize: int, out_itemsize: int) -> Iteration:
+def iterate(
+    size: Sequence[int], stride: Sequence[int], dims: Sequence[int], itemsize: int, out_itemsize: int
+) -> Iteration:
     """Order and join the dimensions of a reduction over `dims` (TensorIteratorBase::reorder_dimensions, coalesce).
 
     >>> iterate((8, 128, 512), (65536, 512, 1), (0, 1), 2, 2).shape
@@ -221,7 +223,9 @@ def partial_size(dtype: torch.dtype) -> int:
     return max(4, dtype.itemsize) if dtype.is_floating_point else dtype.itemsize
 
 
-def add_buffers(steps: Steps, call: Call, source: torch.Tensor, dims: Sequence[int], kind: Kind, out_itemsize: int) -> None:
+def add_buffers(
+    steps: Steps, call: Call, source: torch.Tensor, dims: Sequence[int], kind: Kind, out_itemsize: int
+) -> None:
     """Add the buffers of a reduction to the steps of a plan: they live as long as its kernel."""
     whole = iterate(source.shape, source.stride(), dims, source.dtype.itemsize, out_itemsize)
     parts = split_to_32_bits(whole)
@@ -243,7 +247,11 @@ def sum_and_mean(call: Call) -> Plan:
     plan = call.infer()
     source, out = call.args[0], plan.outputs[0]
     assert isinstance(out, New)
-    dims = _dims(call.args[1]) if call.func._overloadname in ("dim_IntList", "dim", "dim_OptIntList") and len(call.args) > 1 else []
+    dims = (
+        _dims(call.args[1])
+        if call.func._overloadname in ("dim_IntList", "dim", "dim_OptIntList") and len(call.args) > 1
+        else []
+    )
     steps = Steps().output(0)
     half_to_single = source.dtype in (torch.float16, torch.bfloat16) and out.dtype is torch.float32
     if source.dtype is not out.dtype and not half_to_single:

@@ -47,7 +47,9 @@ def channels_last_or_contiguous(call: Call) -> Plan:
     return _through_contiguous(call, source)
 
 
-@kernel("aten.upsample_nearest3d.default", "aten._upsample_bilinear2d_aa.default", "aten._upsample_bicubic2d_aa.default")
+@kernel(
+    "aten.upsample_nearest3d.default", "aten._upsample_bilinear2d_aa.default", "aten._upsample_bicubic2d_aa.default"
+)
 def contiguous_stand_in(call: Call) -> Plan:
     """UpSampleNearest3d.cu, UpSampleBilinear2d.cu (antialiased)."""
     return _through_contiguous(call, call.args[0])
