@@ -26,6 +26,7 @@ from ullage.virtual.kernels.cudnn_choice import HASH_BITS, TABLE, TREES, feature
 from ullage.virtual.kernels.cudnn_workspaces import (
     NONE,
     PADDED,
+    WIDE,
     Formula,
     Problem,
     Terms,
@@ -132,7 +133,7 @@ def _plainness(code: int) -> tuple[int, ...]:
     """For choosing among formulas that explain as much: the least padding, the fewest terms."""
     formula = _unpack(code)
     modes = (formula.source, formula.out, formula.weight)
-    return formula.count > 0, max(modes), sum(mode > 0 for mode in modes), formula.partial, formula.per_group
+    return formula.partials > 0, max(modes), sum(mode > 0 for mode in modes), formula.partial, formula.per_group
 
 
 def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
@@ -153,7 +154,9 @@ def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
 
 def rounded(size: int, parts: Terms) -> Formula:
     """The stand-in for a size that no formula gives: copies as far as they fit, and the rest rounded."""
-    for modes in ((PADDED, PADDED, PADDED), (PADDED, PADDED, NONE), (NONE, NONE, NONE)):
+    paddings = (WIDE, PADDED) if parts.groups > 1 else (PADDED,)
+    choices = [modes for padding in paddings for modes in ((padding,) * 3, (padding, padding, NONE))]
+    for modes in (*choices, (NONE, NONE, NONE)):
         copies = evaluate(Formula(*modes, 0, 0, 0, 0), parts)
         if copies <= size:
             break
@@ -207,7 +210,6 @@ def export(grown: Sequence[Any]) -> dict[str, Any]:
                 values = inner.value[node][0] / inner.value[node][0].sum()
                 top = [int(number) for number in np.argsort(-values)[:3] if values[number] >= 0.08]
                 feature.append(-1)
-                threshold.append(0)
                 right.append(len(top))
                 labels.extend(int(classes[number]) for number in top)
                 shares.extend(round(255 * float(values[number])) for number in top)
@@ -220,11 +222,13 @@ def export(grown: Sequence[Any]) -> dict[str, Any]:
             add(inner.children_right[node])
 
         add(0)
+    thresholds, places = np.unique(np.array(threshold, dtype=np.int64), return_inverse=True)
     return {
         "roots": np.array(roots, dtype=np.int32),
         "feature": np.array(feature, dtype=np.int8),
-        "threshold": np.array(threshold, dtype=np.int64),
-        "right": np.array(right, dtype=np.int32),
+        "thresholds": thresholds,
+        "threshold": places.astype(np.uint16 if len(thresholds) < 2**16 else np.uint32),
+        "step": np.array(right, dtype=np.int32),
         "labels": np.array(labels, dtype=np.int16),
         "shares": np.array(shares, dtype=np.uint8),
     }

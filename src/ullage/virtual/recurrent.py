@@ -26,15 +26,19 @@ def _tensor(gpu: VirtualGPU, size: Sequence[int], dtype: torch.dtype) -> torch.T
 
 def parts_of(buffer: torch.Tensor, weights: Sequence[torch.Tensor], stride: int) -> list[torch.Tensor]:
     """The places of the weights in the flat buffer: all matrices, then all biases."""
-    matrices = [index for index, weight in enumerate(weights) if weight.dim() > 1]
-    biases = [index for index, weight in enumerate(weights) if weight.dim() == 1]
+    biases = _biases(len(weights), stride)
     parts: list[Any] = [None] * len(weights)
     offset = 0
-    for index in (*matrices, *biases):
+    for index in (*[index for index in range(len(weights)) if index not in biases], *biases):
         size = tuple(weights[index].shape)
         parts[index] = view_without_data(buffer, size, contiguous_strides(size), offset)
         offset += elements(size)
     return parts
+
+
+def _biases(count: int, stride: int) -> list[int]:
+    """Each layer and direction has `stride` weights: two matrices, two biases if any, a projection if any."""
+    return [index for index in range(count) if stride >= 4 and index % stride in (2, 3)]
 
 
 @special("aten._cudnn_rnn_flatten_weight.default")
@@ -88,7 +92,7 @@ def _weight_gradients(
     copy = memory.take(source_copy) if source_copy else None
     buffer = _tensor(gpu, (network.parameters(),), weights[0].dtype)
     workspace = memory.take(network.workspace())
-    if any(weight.dim() == 1 for weight in weights):
+    if _biases(len(weights), stride):
         grads = parts_of(buffer, weights, stride)
     else:  # without biases, the buffer is larger than the gradients: they are copied out of it
         grads = [_tensor(gpu, weight.shape, weight.dtype) for weight in weights]
@@ -117,15 +121,18 @@ def pack_padded_sequence(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwar
     by_batch = lengths_of(gpu, lengths, source.shape[1] if batch_first else source.shape[0])
     with gpu.counting():
         timed = source.transpose(0, 1) if batch_first else source
-        pieces, sizes, before = [], [], 0
+        pieces: list[Any] = []
+        sizes, before = [], 0
         for place, length in enumerate(reversed(by_batch)):
             if length > before:
                 batch = len(by_batch) - place
-                piece = timed[before:length, :batch].contiguous()
-                pieces.append(piece.view(-1, *timed.shape[2:]))
+                pieces.append(timed[before:length, :batch].contiguous().view(-1, *timed.shape[2:]))
                 sizes += [batch] * (length - before)
                 before = length
-        return torch.cat(pieces), torch.tensor(sizes, dtype=torch.int64)
+        packed = torch.cat(pieces)
+        for place in range(len(pieces)):
+            pieces[place] = None  # freed from the first to the last, as a C++ vector does
+        return packed, torch.tensor(sizes, dtype=torch.int64)
 
 
 def lengths_of(gpu: VirtualGPU, lengths: torch.Tensor, longest: int) -> list[int]:

@@ -116,7 +116,7 @@ class _Networks:
         stride = (4 if has_biases else 2) + (1 if projected else 0)
         network = Network(mode, source.shape[-1], hidden_size, projected, layers, 2 if both else 1, 1, 1, 1, False,
                           False, train, source.dtype)  # fmt: skip
-        flat = _flat_buffer(params, network)
+        flat = _flat_buffer(params, network, stride)
         state = self._state(dropout, train)
         params = list(params)
         if torch.is_autocast_enabled("cuda") and source.dtype is not torch.float64:
@@ -153,13 +153,13 @@ def _plain(mode: int, overload: str, *args: Any) -> Any:
     return getattr(getattr(_aten, name), overload).decompose(*args)
 
 
-def _flat_buffer(params: Sequence[Any], network: Network) -> torch.Tensor | None:
+def _flat_buffer(params: Sequence[Any], network: Network, stride: int) -> torch.Tensor | None:
     """RNN.cpp, try_get_weight_buf: the buffer behind the parameters, if they lie in it as cuDNN wants them."""
     storage = _storage_of(params[0])
     count = network.parameters()
     if storage.nbytes() < count * params[0].element_size():
         return None
-    expected = parts_of(view_without_data(params[0].detach(), (count,), (1,), 0), params, 0)
+    expected = parts_of(view_without_data(params[0].detach(), (count,), (1,), 0), params, stride)
     for param, part in zip(params, expected, strict=True):
         if _storage_of(param)._cdata != storage._cdata or param.storage_offset() != part.storage_offset():
             return None

@@ -34,14 +34,15 @@ class Table(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """The trees of one direction, joined end to end; a leaf has feature -1."""
+    """The trees of one direction, joined end to end in depth-first order; a leaf has feature -1."""
 
     roots: list[int]
-    feature: list[int]
-    threshold: list[int]
-    right: list[int]  # a node's left child follows it; for a leaf, the number of its first vote
-    votes: list[tuple[int, float]]
-    ends: list[int]
+    feature: Any
+    threshold: Any
+    right: Any  # a node's left child follows it; for a leaf, the place of its first vote
+    ends: Any  # of the votes of a leaf
+    labels: list[int]
+    shares: list[int]
     formulas: list[Formula]
 
 
@@ -131,6 +132,11 @@ def features(problem: Problem) -> list[int]:
         100 * rows // (outer * groups),
         max(outer * groups, source[1]),
         min(outer * groups, source[1]),
+        -(-rows // 256) * -(-outer // 128) * groups,
+        -(-rows // 64) * -(-outer // 64) * groups,
+        -(-batch * pixels // 64) * -(-inner // 64) * groups,
+        -(-outer // 64) * -(-depth // 64) * groups,
+        min(pixels & -pixels, 16),
     ]
 
 
@@ -142,29 +148,16 @@ def trees(path: Path) -> dict[str, Trees]:
     found = {}
     with np.load(path) as file:
         for direction in "fdw":
-            part = {
-                name: file[f"{direction}_{name}"]
-                for name in ("roots", "feature", "threshold", "right", "labels", "shares")
-            }
-            lists = {name: values.tolist() for name, values in part.items()}
+            part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "step", "labels", "shares")}
+            leaf, step = part["feature"] < 0, part["step"]
+            ends = np.cumsum(np.where(leaf, step, 0))
+            right = np.where(leaf, ends - step, np.arange(len(step)) + step)
+            threshold = np.zeros(len(step), dtype=np.int64)
+            threshold[~leaf] = file[f"{direction}_thresholds"][file[f"{direction}_threshold"]]
             formulas = [Formula(*row) for row in file[f"{direction}_formulas"].tolist()]
-            found[direction] = _joined(lists, formulas)
+            rest = (part["labels"].tolist(), part["shares"].tolist(), formulas)
+            found[direction] = Trees(part["roots"].tolist(), part["feature"], threshold, right, ends, *rest)
     return found
-
-
-def _joined(lists: dict[str, list[int]], formulas: list[Formula]) -> Trees:
-    """Give every node its place: a right child is counted from its node, a leaf names how many votes it has."""
-    votes = [(label, share / 255) for label, share in zip(lists["labels"], lists["shares"], strict=True)]
-    right, ends, vote = [], [], 0
-    for node, (feature, step) in enumerate(zip(lists["feature"], lists["right"], strict=True)):
-        if feature < 0:
-            right.append(vote)
-            vote += step
-            ends.append(vote)
-        else:
-            right.append(node + step)
-            ends.append(0)
-    return Trees(lists["roots"], lists["feature"], lists["threshold"], right, votes, ends, formulas)
 
 
 def votes(problem: Problem) -> list[tuple[Formula, float]]:
@@ -176,7 +169,8 @@ def votes(problem: Problem) -> list[tuple[Formula, float]]:
     feature, threshold, right = grown.feature, grown.threshold, grown.right
     found = []
     for node in grown.roots:
-        while feature[node] >= 0:
-            node = node + 1 if values[feature[node]] <= threshold[node] else right[node]
-        found += [(grown.formulas[label], share) for label, share in grown.votes[right[node] : grown.ends[node]]]
+        while (place := feature[node]) >= 0:
+            node = node + 1 if values[place] <= threshold[node] else int(right[node])
+        for vote in range(right[node], grown.ends[node]):
+            found.append((grown.formulas[grown.labels[vote]], grown.shares[vote] / 255))
     return found

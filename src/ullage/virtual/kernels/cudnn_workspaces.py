@@ -50,7 +50,7 @@ class Formula(NamedTuple):
     out: int
     weight: int
     partial: int
-    count: int  # of partial results; a negative number counts them by the sample
+    partials: int  # how many; a negative number counts them by the sample
     constant: int
     per_group: int
 
@@ -101,9 +101,9 @@ def terms(problem: Problem) -> Terms:
     taps = product(problem.weight[2:]) * item
     unit = 16 // item
     common = round_up(max(inner, outer), 32)
-    channels = ((inner, outer), (round_up(inner, unit), round_up(outer, unit)))
+    channels = [(inner, outer), (round_up(inner, unit), round_up(outer, unit))]
     if groups > 1:
-        channels += ((common, common),)
+        channels.append((common, common))
     source = (0, *(rows * groups * width for width, _ in channels))
     out = (0, *(out_rows * groups * width for _, width in channels))
     weight = (0, *(taps * groups * width * height for width, height in channels))
@@ -120,7 +120,7 @@ def evaluate(formula: Formula, parts: Terms) -> int:
     >>> evaluate(Formula(PLAIN, PLAIN, NONE, NONE, 0, 16, 0), Terms((0, 100), (0, 50), (0, 9), (0, 36), 2, 1))
     166
     """
-    count = formula.count if formula.count >= 0 else -formula.count * parts.batch
+    count = formula.partials if formula.partials >= 0 else -formula.partials * parts.batch
     size = formula.constant + formula.per_group * parts.groups + count * _padded(parts.partial, formula.partial)
     size += _padded(parts.source, formula.source)
     return size + _padded(parts.out, formula.out) + _padded(parts.weight, formula.weight)

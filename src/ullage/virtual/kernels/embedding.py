@@ -11,7 +11,7 @@ import torch
 
 from ullage.virtual.kernels import cub
 from ullage.virtual.kernels.layouts import accumulate_type, ceil_div, copy_size
-from ullage.virtual.kernels.plan import New, Plan, Steps, new
+from ullage.virtual.kernels.plan import New, Output, Plan, Steps, new
 from ullage.virtual.kernels.registry import Call, kernel
 
 _FEW_INDICES = 3072  # Embedding.cu, embedding_dense_backward_cuda: up to so many, one kernel without sorting
@@ -80,3 +80,40 @@ def _adds_atomically(call: Call, segments: int, parts: int, columns: int) -> boo
     blocks = ceil_div(segments * warped, min(warped, _BLOCK))
     few = blocks < (call.gpu.spec.sms or 1) * _ATOMIC_BLOCKS
     return few and parts > 4 * blocks and not torch._C._get_deterministic_algorithms()
+
+
+_MAX = 2  # embedding_bag's modes: sum, mean, max
+
+
+@kernel("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
+def embedding_bag(call: Call) -> Plan:
+    """EmbeddingBag.cu, _embedding_bag_cuda: sizes of the bags and the bag of every index before the output."""
+    weight, indices, offsets = call.args[:3]
+    bags = offsets.shape[0] - (1 if call.argument(7, "include_last_offset", False) else 0)
+    out = new((bags, weight.shape[1]), weight.dtype)
+    places = new((bags, weight.shape[1]) if call.argument(4, "mode", 0) == _MAX else (0,), indices.dtype)
+    outputs: list[Output] = [out, new(tuple(indices.shape), indices.dtype), new((bags,), indices.dtype), places]
+    return Plan(outputs, Steps().output(2, 1, 0, 3).steps)
+
+
+@kernel("aten._embedding_bag_dense_backward.default", "aten._embedding_bag_backward.default")
+def embedding_bag_backward(call: Call) -> Plan:
+    """EmbeddingBag.cu, _embedding_bag_dense_backward_cuda: sums as for an embedding, over bags."""
+    is_front = call.func._schema.name.endswith("bag_backward")  # it has the offsets too, and whether it is sparse
+    grad, indices = call.args[:2]
+    weights, by_frequency, mode = call.args[6:9] if is_front else call.args[5:8]
+    out = new((weights, grad.shape[1]), grad.dtype)
+    steps = Steps()
+    if copy_size(grad):
+        steps.temporary(copy_size(grad))
+    count, width = indices.numel(), indices.element_size()
+    if mode == _MAX or count == 0:
+        return Plan([out], steps.output(0).steps, single=True)
+    steps.temporary(count * width, count * width)
+    steps.temporary(count * width, cub.radix_sort(count, width, width, 8 * width, call.gpu)).free(-1, -2)
+    if by_frequency:
+        steps.temporary(count * width)
+        for _ in range(2):
+            steps.temporary(cub.scan_by_key(count, width, call.gpu)).free(-1)
+    add_segment_sums(steps, call, out, grad.dtype, indices, count, bags=True)
+    return Plan([out], steps.steps, single=True)

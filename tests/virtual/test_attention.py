@@ -1,0 +1,129 @@
+"""Attention: the kernel that is chosen, and what each asks for, beside what an H200 was seen to ask for."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import ullage
+from ullage.virtual.attention_choice import Attention, choose
+
+MEASURED = json.loads((Path(__file__).parent / "data" / "operators_h200.json").read_text())
+HOPPER, AMPERE, CONSUMER, VOLTA = (9, 0), (8, 0), (8, 9), (7, 0)
+
+
+def attention(dtype=torch.bfloat16, size=64, length=128, keys=None, mask=None, dropout=0.0, causal=False, heads=8):
+    query = torch.empty(2, heads, length, size, dtype=dtype)
+    key = torch.empty(2, heads, keys or length, size, dtype=dtype)
+    return Attention(query, key, key, mask, dropout, causal, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "capability", "expected"),
+    [
+        (attention(), HOPPER, "cudnn"),
+        (attention(), AMPERE, "flash"),
+        (attention(torch.float32), HOPPER, "efficient"),
+        (attention(torch.float16), VOLTA, "efficient"),
+        (attention(torch.bfloat16), VOLTA, "math"),
+        (attention(torch.float64), HOPPER, "math"),
+        (attention(size=36), HOPPER, "flash"),
+        (attention(size=256), HOPPER, "flash"),
+        (attention(mask=torch.zeros(128, 128, dtype=torch.bfloat16)), HOPPER, "cudnn"),
+        (attention(mask=torch.zeros(2, 8, 128, 128, requires_grad=True)), HOPPER, "efficient"),
+        (attention(mask=torch.zeros(128, 128, dtype=torch.bfloat16)), AMPERE, "efficient"),
+        (attention(causal=True, length=64, keys=128), AMPERE, "efficient"),
+        (attention(torch.float32, size=30), HOPPER, "math"),
+    ],
+)
+def test_the_kernel_is_chosen_as_pytorch_chooses(given, capability, expected):
+    assert choose(given, capability) == expected
+
+
+def test_switches_and_sdpa_kernel_are_obeyed():
+    with sdpa_kernel(SDPBackend.MATH):
+        assert choose(attention(), HOPPER) == "math"
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        assert choose(attention(), HOPPER) == "flash"
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        assert choose(attention(), HOPPER) == "flash"
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def test_the_math_kernel_makes_the_square_matrix():
+    def peak(backend):
+        with ullage.virtual_gpu("H200") as gpu, sdpa_kernel(backend):
+            q = torch.randn(1, 4, 2048, 64, device="cuda", requires_grad=True)
+            functional.scaled_dot_product_attention(q, q, q).sum().backward()
+        return gpu.peak_allocated
+
+    square = 4 * 2048 * 2048 * 4
+    assert peak(SDPBackend.MATH) > peak(SDPBackend.EFFICIENT_ATTENTION) + square
+
+
+def call(kind, q, k, v, grad, out, sums, number, causal):
+    """The operator that was measured."""
+    aten = torch.ops.aten
+    length, keys = q.shape[2], k.shape[2]
+    operators = {
+        "eff_fwd": lambda: aten._scaled_dot_product_efficient_attention(q, k, v, None, True),
+        "eff_bwd": lambda: aten._scaled_dot_product_efficient_attention_backward(
+            grad, q, k, v, None, out, sums, number, number, 0.0, [True, True, True, False]
+        ),
+        "flash_fwd": lambda: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal),
+        "flash_bwd": lambda: aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, out, sums, None, None, length, keys, 0.0, causal, number, number
+        ),
+        "cudnn_fwd": lambda: aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal),
+        "cudnn_bwd": lambda: aten._scaled_dot_product_cudnn_attention_backward(
+            grad, q, k, v, out, sums, number, number, None, None, None, length, keys, 0.0, causal
+        ),
+    }
+    return operators[kind]()
+
+
+def requests_of(gpu, run):
+    """What a call takes (0) and frees (1), in order."""
+    events = []
+    gpu.memory.allocator.on_event = lambda action, address, size: events.append((action, size))
+    kept = run()
+    gpu.memory.allocator.on_event = None
+    del kept
+    sizes = [size for action, size in events if action == 0]
+    return sizes, [0 if action == 0 else 1 for action, _ in events if action in (0, 2)]
+
+
+def test_every_kernel_asks_for_what_an_h200_was_seen_to_ask_for():
+    with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
+        for kind, dtype, size, length, keys, causal, events in MEASURED["attention"]:
+
+            def tensor(rows, size=size, dtype=dtype):
+                return torch.zeros(2, rows, 4, size, device="cuda", dtype=getattr(torch, dtype)).transpose(1, 2)
+
+            q, k, v, grad, out = tensor(length), tensor(keys), tensor(keys), tensor(length), tensor(length)
+            sums, number = torch.zeros(2, 4, length, device="cuda"), torch.zeros((), dtype=torch.int64)
+            arguments = (kind, q, k, v, grad, out, sums, number, causal)
+            sizes, order = requests_of(gpu, lambda arguments=arguments: call(*arguments))
+            expected = [size for action, size in events if action == 0], [action for action, _ in events]
+            assert (sizes, order) == expected, (kind, dtype, size, length, keys, causal)
+
+
+def test_norms_of_lists_ask_for_what_an_h200_was_seen_to_ask_for():
+    with ullage.virtual_gpu("H200") as gpu:
+        for name, events in MEASURED["norms"]:
+            operation, _, rest = name.partition(" ")
+            sizes, _, dtype = rest.rpartition(" ")
+            tensors = [torch.zeros(n, device="cuda", dtype=getattr(torch, dtype[6:])) for n in json.loads(sizes)]
+            if operation == "foreach_norm":
+                got = requests_of(gpu, lambda tensors=tensors: torch._foreach_norm(tensors))
+            else:
+                parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
+                for parameter in parameters:
+                    parameter.grad = torch.zeros_like(parameter)
+                got = requests_of(gpu, lambda parameters=parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0))
+            assert got[0] == [size for action, size in events if action == "alloc"], name

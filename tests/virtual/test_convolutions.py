@@ -1,0 +1,177 @@
+"""What convolutions ask of the allocator: PyTorch's order and copies, cuDNN's workspaces."""
+
+import pytest
+import torch
+
+import ullage
+from ullage.virtual.kernels import cudnn_choice
+from ullage.virtual.kernels.cudnn_workspaces import workspace
+
+FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
+TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@pytest.fixture
+def without_table(monkeypatch):
+    monkeypatch.setattr(cudnn_choice, "use_table", False)
+    monkeypatch.setattr("ullage.virtual.mode._plans", {})
+    workspace.cache_clear()
+    yield
+    workspace.cache_clear()
+
+
+def tensor(size, kind="f32", layout="c"):
+    made = torch.empty(size, dtype=TYPES[kind], device="cuda")
+    if layout == "c":
+        return made
+    return made.contiguous(memory_format=torch.channels_last if len(size) == 4 else torch.channels_last_3d)
+
+
+def requests(gpu, operator, *arguments):
+    """Sizes asked for during one call, and its outputs."""
+    sizes = []
+    gpu.memory.allocator.on_event = lambda action, address, size: sizes.append(size) if action == 0 else None
+    try:
+        with torch.no_grad():
+            outputs = operator(*arguments)
+    finally:
+        gpu.memory.allocator.on_event = None
+    return sizes, outputs
+
+
+def backward(gpu, grad, source, weight, mask=(True, True, False), kind="f32", layout="c", groups=1, **settings):
+    """Requests of a backward call; settings are by dimension."""
+    dims = len(source) - 2
+    values = [settings.get(name, [start] * dims) for name, start in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    tensors = [tensor(size, kind, layout) for size in (grad, source, weight)]
+    bias = [grad[1]] if mask[2] else None
+    rest = (settings.get("transposed", False), [0] * dims, groups, list(mask))
+    return requests(gpu, BACKWARD, *tensors, bias, *values, *rest)
+
+
+def test_measured_forward_call_with_copies_and_partial_results():
+    with ullage.virtual_gpu("H200") as gpu:
+        arguments = (None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+        sizes, _ = requests(gpu, FORWARD, tensor((32, 128, 64, 64)), tensor((128, 128, 3, 3)), *arguments)
+    assert sizes == [16777216, 88670579]
+
+
+MEASURED = [
+    (
+        dict(grad=(8, 224, 7, 7), source=(8, 768, 7, 7), weight=(224, 768, 3, 3), kind="bf16", padding=[1, 1]),
+        [602112, 3874320, 3096576, 3874320],
+    ),
+    (
+        dict(grad=(96, 128, 36, 36), source=(96, 1824, 36, 36), weight=(128, 1824, 1, 1), layout="cl"),
+        [907739136, 131, 933888, 32686336],
+    ),
+    (
+        dict(grad=(8, 216, 20, 20), source=(8, 8, 20, 20), weight=(8, 216, 1, 1), kind="f16", transposed=True),
+        [51200, 3456, 1558160],
+    ),
+    (dict(grad=(32, 1, 1024), source=(32, 1, 1024), weight=(1, 1, 5), kind="f16", padding=[2]), [65536, 10, 1545895]),
+    (
+        dict(grad=(2, 256, 32, 32), source=(2, 256, 32, 32), weight=(256, 256, 3, 3), padding=[1, 1], mask=(True,) * 3),
+        [2097152, 6553616, 2359296, 18874368, 1024],
+    ),
+    (
+        dict(
+            grad=(128, 384, 1, 4, 4),
+            source=(128, 192, 1, 4, 4),
+            weight=(384, 192, 1, 3, 3),
+            layout="cl",
+            padding=[0, 1, 1],
+        ),
+        [1572864, 2654208, 7078263],
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), MEASURED)
+def test_measured_backward_calls_are_exact(call, expected):
+    with ullage.virtual_gpu("H200") as gpu:
+        assert backward(gpu, **call)[0] == expected
+
+
+def test_depthwise_gradients_come_from_pytorchs_own_kernel_the_filter_first():
+    call = dict(grad=(2, 144, 32, 32), source=(2, 144, 64, 64), weight=(144, 1, 5, 5), stride=[2, 2], padding=[2, 2])
+    with ullage.virtual_gpu("H200") as gpu:
+        assert backward(gpu, **call, groups=144)[0] == [14400, 4718592]
+
+
+def test_channels_last_is_kept_by_output_and_gradients():
+    with ullage.virtual_gpu("H200"):
+        layer = torch.nn.Conv2d(8, 16, 3, device="cuda").to(memory_format=torch.channels_last)
+        x = torch.zeros(2, 8, 10, 10, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
+        y = layer(x)
+        y.sum().backward()
+        for made in (y, x.grad, layer.weight.grad):
+            assert made.is_contiguous(memory_format=torch.channels_last)
+        assert layer.bias.grad.shape == (16,)
+
+
+def test_a_contiguous_filter_is_copied_for_a_channels_last_input():
+    with ullage.virtual_gpu("H200") as gpu:
+        arguments = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        source, weight = tensor((4, 64, 16, 16), "f16", "cl"), tensor((64, 64, 3, 3), "f16")
+        sizes, out = requests(gpu, FORWARD, source, weight, *arguments)
+    assert sizes[:2] == [out.nbytes, weight.nbytes]
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_gradients_that_are_not_wanted_are_none_and_take_nothing():
+    sizes = dict(grad=(2, 64, 16, 16), source=(2, 64, 16, 16), weight=(64, 64, 3, 3), padding=[1, 1])
+    with ullage.virtual_gpu("H200") as gpu:
+        asked, (data, weight, bias) = backward(gpu, **sizes, mask=(False, True, False))
+        assert data is None and bias is None and weight.shape == (64, 64, 3, 3)
+        assert asked[0] == weight.nbytes
+        _, (data, weight, bias) = backward(gpu, **sizes, mask=(True, False, False))
+        assert weight is None and bias is None and data.shape == (2, 64, 16, 16)
+
+
+def test_bias_gradient_is_the_last_output_asked_for():
+    sizes = dict(grad=(2, 24, 16, 16), source=(2, 8, 16, 16), weight=(24, 8, 1, 1))
+    with ullage.virtual_gpu("H200") as gpu:
+        asked, (_, _, bias) = backward(gpu, **sizes, mask=(True, True, True))
+    assert bias.shape == (24,) and asked[-1] == bias.nbytes
+
+
+def test_an_empty_batch_takes_no_workspace():
+    with ullage.virtual_gpu("H200") as gpu:
+        arguments = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        sizes, out = requests(gpu, FORWARD, tensor((0, 8, 16, 16)), tensor((8, 8, 3, 3)), *arguments)
+    assert sizes == [] and out.shape == (0, 8, 16, 16)
+
+
+def test_one_dimensional_convolutions_keep_their_shape():
+    with ullage.virtual_gpu("H200"):
+        layer = torch.nn.Conv1d(4, 6, 3, padding=1, device="cuda")
+        x = torch.zeros(2, 4, 32, device="cuda", requires_grad=True)
+        y = layer(x)
+        y.sum().backward()
+        assert y.shape == (2, 6, 32) and x.grad.shape == x.shape and layer.weight.grad.shape == (6, 4, 3)
+
+
+def test_trees_alone_find_a_workspace_of_copies(without_table):
+    # In NCHW the tensor-core kernels work on NHWC copies of input, output and filter.
+    source, out, weight = 32 * 512 * 14 * 14 * 2, 32 * 512 * 14 * 14 * 2, 512 * 512 * 9 * 2
+    with ullage.virtual_gpu("H200") as gpu:
+        arguments = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        sizes, _ = requests(gpu, FORWARD, tensor((32, 512, 14, 14), "f16"), tensor((512, 512, 3, 3), "f16"), *arguments)
+    assert sizes[0] == out
+    assert len(sizes) == 2 and sizes[1] - (source + out + weight) in (16, 147)
+
+
+@pytest.mark.parametrize("card", ["A100-40GB", "RTX-4090"])
+def test_other_gpus_use_the_trees(card):
+    with ullage.virtual_gpu(card) as gpu:
+        call = dict(grad=(8, 224, 7, 7), source=(8, 768, 7, 7), weight=(224, 768, 3, 3), kind="bf16", padding=[1, 1])
+        sizes, outputs = backward(gpu, **call)
+    assert sizes[0] == outputs[0].nbytes and outputs[1].nbytes in sizes
+
+
+def test_without_cudnn_columns_take_the_place_of_its_workspace():
+    with ullage.virtual_gpu("H200") as gpu, torch.backends.cudnn.flags(enabled=False):
+        arguments = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        sizes, out = requests(gpu, FORWARD, tensor((2, 8, 16, 16)), tensor((8, 8, 3, 3)), *arguments)
+    assert sizes == [out.nbytes, 8 * 9 * 16 * 16 * 4]
