@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ullage.measure.convolution_tasks import layout_strides
-from ullage.virtual.kernels.convolution import Operand, backward_plan, forward_plan, settings_of
+from ullage.virtual.kernels.convolution import backward_plan, forward_plan
+from ullage.virtual.kernels.convolution_layouts import Operand, settings_of
 from ullage.virtual.kernels.cudnn_workspaces import Problem, Workspace
 from ullage.virtual.kernels.plan import OUTPUT, TEMPORARY, New, Output
 

@@ -25,6 +25,9 @@ from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
 from ullage.virtual.values import Values
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
+LARGE_SEGMENT = 20 * MIB
+UNMEASURED_SHARE = 20  # a twentieth: libraries choose other kernels on other generations
+
 _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
 
@@ -51,6 +54,7 @@ class VirtualGPU:
         self.workspaces = Workspaces(self)
         self.progress = steps.Progress(self)
         self.operator = ""
+        self.uncertain = 0  # bytes by which the most doubtful temporary of the run could be larger
         self.list_plans: dict[Any, Any] = {}
         self.environment = dict(os.environ)
         self._notes: dict[tuple[str, str], int] = {}
@@ -77,8 +81,15 @@ class VirtualGPU:
 
     @property
     def upper(self) -> int:
-        """The bound for `process_memory` that placement may use: the largest context seen, and one segment more."""
-        return (self.spec.context_upper or self.context) + self.peak_reserved + 20 * MIB
+        """The bound for `process_memory` that placement may use.
+
+        It has the largest context seen on such a card, and above the peak one segment more (two runs of the same
+        job differ by as much), the temporary by which the most doubtful kernel choice could be larger, and on
+        GPUs whose kernels were not measured a share of the whole.
+        """
+        context = self.spec.context_upper or self.context
+        unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
+        return context + self.peak_reserved + unmeasured + self.uncertain + LARGE_SEGMENT
 
     @property
     def notes(self) -> list[str]:

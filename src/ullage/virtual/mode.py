@@ -143,6 +143,8 @@ def _quick(plan: Plan) -> New | None:
 def carry_out(gpu: VirtualGPU, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do to the allocator what the kernel would, and return its outputs."""
     memory = gpu.memory
+    if plan.uncertain > gpu.uncertain:
+        gpu.uncertain = plan.uncertain
     if plan.steps is None:
         results = [_result(memory, output, args, kwargs) for output in plan.outputs]
     else:

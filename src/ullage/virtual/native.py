@@ -147,7 +147,7 @@ def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -
 
 
 def backward_in_calling_thread() -> Any:
-    """Inside this `with`, autograd starts no thread for the GPU: PyTorch fixes their number at its first backward pass."""
+    """Inside this `with` autograd starts no thread for the GPU: their number is fixed at the first backward pass."""
     return torch.autograd.set_multithreading_enabled(False)
 
 

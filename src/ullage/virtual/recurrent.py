@@ -74,7 +74,7 @@ def cudnn_rnn_backward(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs
     grad_source = _time_first(gpu, source, batch_first and not network.packed)
     grad_hx = _tensor(gpu, hx.shape, hx.dtype)
     grad_cx = _tensor(gpu, cx.shape, cx.dtype) if cx is not None else None
-    taken.append(memory.take(network.workspace()))
+    taken.append(memory.take(network.workspace(backward=True)))
     for temporary in reversed(taken):
         memory.give_back(temporary)
     grads: list[Any] = [None] * len(weights)
@@ -91,7 +91,7 @@ def _weight_gradients(
     memory = gpu.memory
     copy = memory.take(source_copy) if source_copy else None
     buffer = _tensor(gpu, (network.parameters(),), weights[0].dtype)
-    workspace = memory.take(network.workspace())
+    workspace = memory.take(network.workspace(backward=True))
     if _biases(len(weights), stride):
         grads = parts_of(buffer, weights, stride)
     else:  # without biases, the buffer is larger than the gradients: they are copied out of it

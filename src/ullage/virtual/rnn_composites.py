@@ -1,7 +1,7 @@
 """torch.lstm, torch.gru, torch.rnn_tanh and torch.rnn_relu as a CUDA build takes them apart: into cuDNN's networks.
 
 aten/src/ATen/native/cudnn/RNN.cpp (_cudnn_impl, try_get_weight_buf, get_dropout_state), aten/src/ATen/native/RNN.cpp,
-aten/src/ATen/cudnn/AutocastRNN.cpp
+aten/src/ATen/cudnn/AutocastRNN.cpp. torch.ctc_loss is here too: it wants the same lengths as numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.backends.cudnn import rnn as cudnn_rnn
 
 from ullage.virtual.kernels.rnn import GRU, LSTM, RELU, TANH, Network
 from ullage.virtual.native import view_without_data
-from ullage.virtual.recurrent import parts_of
+from ullage.virtual.recurrent import lengths_of, parts_of
 from ullage.virtual.special import SPECIAL
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _MODES = {"rnn_relu": RELU, "rnn_tanh": TANH, "lstm": LSTM, "gru": GRU}
 _NAMES = {"RNN_RELU": RELU, "RNN_TANH": TANH, "LSTM": LSTM, "GRU": GRU}
 _ACCEPTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _STATE_A_THREAD = 24  # bytes of cuDNN's random number generator for every thread that the GPU can hold
-_storage_of = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
+_storage_of = torch._C.TensorBase.untyped_storage
 
 
 def install(gpu: VirtualGPU, library: torch.library.Library) -> Callable[[], None]:
@@ -37,6 +37,8 @@ def install(gpu: VirtualGPU, library: torch.library.Library) -> Callable[[], Non
             torch.library._impls.discard(f"aten/{name}.{overload}/AutogradCUDA")
             library.impl(f"{name}.{overload}", front, "AutogradCUDA")
             handlers[f"aten.{name}.{overload}"] = _under_inference_mode(front)
+    torch.library._impls.discard("aten/ctc_loss.Tensor/AutogradCUDA")
+    library.impl("ctc_loss.Tensor", networks.ctc_loss, "AutogradCUDA")
     before = {name: SPECIAL.get(name) for name in handlers}
     SPECIAL.update(handlers)
     get_mode = cudnn_rnn.get_cudnn_mode
@@ -103,6 +105,19 @@ class _Networks:
                              sizes)  # fmt: skip
 
         return front
+
+    def ctc_loss(
+        self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> Any:  # fmt: skip
+        """LossCTC.cpp: lengths are brought to the CPU (under a mode PyTorch would keep them as tensors)."""
+        batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
+        longest = targets.shape[-1] if targets.dim() == 2 or batch == 1 else targets.numel() // max(1, batch)
+        numbers = [
+            lengths_of(self._gpu, input_lengths.reshape(-1), log_probs.shape[0]),
+            lengths_of(self._gpu, target_lengths.reshape(-1), longest),
+        ]
+        return _aten.ctc_loss.IntList(log_probs, targets, *numbers, blank, reduction, zero_infinity)
 
     def _run(
         self, mode: int, source: Any, hidden: Any, params: Any, has_biases: bool, layers: int, dropout: float,

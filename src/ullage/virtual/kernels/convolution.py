@@ -2,200 +2,38 @@
 
 aten/src/ATen/native/Convolution.cpp chooses the backend, aten/src/ATen/native/ConvUtils.h the memory format,
 aten/src/ATen/native/cudnn/ConvShared.cpp makes the copies and outputs, aten/src/ATen/native/cuda/DepthwiseConv2d.cu
-and DepthwiseConv3d.cu are PyTorch's own depthwise kernels. How large cuDNN's workspace is, `cudnn_workspaces.py` says.
+and DepthwiseConv3d.cu are PyTorch's own depthwise kernels. How large cuDNN's workspace is, `cudnn_choice.py` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import torch
 
-from ullage.virtual.kernels.cudnn_workspaces import DATA, FILTER, FORWARD, Problem, Workspace, workspace
-from ullage.virtual.kernels.plan import Output, Plan, Steps, contiguous_strides, is_contiguous, new
+from ullage.virtual.kernels.convolution_layouts import (
+    Operand,
+    Settings,
+    copy_bytes,
+    cudnn_runs_depthwise,
+    is_depthwise,
+    laid_out,
+    operand,
+    output_size,
+    prefers_channels_last,
+    settings_of,
+    strides_of,
+    suggests_channels_last,
+)
+from ullage.virtual.kernels.cudnn_choice import workspace
+from ullage.virtual.kernels.cudnn_workspaces import DATA, FILTER, FORWARD, Problem, Workspace
+from ullage.virtual.kernels.plan import Output, Plan, Steps, new
 from ullage.virtual.kernels.reductions import Kind, add_buffers, partial_size
 from ullage.virtual.kernels.registry import Call, kernel
 
 Ask = Callable[[Problem], Workspace]
 
 _KINDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
-
-
-class Operand(NamedTuple):
-    """A tensor as far as its layout matters."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a dense copy."""
-        count = self.dtype.itemsize
-        for length in self.size:
-            count *= length
-        return count
-
-
-class Settings(NamedTuple):
-    """The arguments of a convolution that are no tensors, one entry a spatial dimension."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
-
-    def viewed_as_2d(self) -> Settings:
-        """ConvParams::view1d_as_2d."""
-        return Settings(
-            (1, *self.stride),
-            (0, *self.padding),
-            (1, *self.dilation),
-            self.transposed,
-            (0, *self.output_padding),
-            self.groups,
-        )
-
-
-def operand(tensor: torch.Tensor) -> Operand:
-    """What of a tensor matters here."""
-    return Operand(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
-
-
-def settings_of(arguments: Sequence[Any], dims: int) -> Settings:
-    """Settings from stride, padding, dilation, transposed, output_padding, groups; single numbers are spread.
-
-    >>> settings_of([[2], [1, 1], [1], False, [0], 1], 2).stride
-    (2, 2)
-    """
-    stride, padding, dilation, transposed, output_padding, groups = arguments
-
-    def spread(values: Sequence[int]) -> tuple[int, ...]:
-        return tuple(values) * dims if len(values) == 1 else tuple(values)
-
-    return Settings(spread(stride), spread(padding), spread(dilation), bool(transposed), spread(output_padding), groups)
-
-
-def channels_last_strides(size: Sequence[int]) -> tuple[int, ...]:
-    """Strides with the channels closest together.
-
-    >>> channels_last_strides((2, 3, 4, 5))
-    (60, 1, 15, 3)
-    """
-    order = (0, *range(2, len(size)), 1)
-    inner = contiguous_strides([size[dim] for dim in order])
-    strides = [0] * len(size)
-    for dim, step in zip(order, inner, strict=True):
-        strides[dim] = step
-    return tuple(strides)
-
-
-def suggests_channels_last(tensor: Operand) -> bool:
-    """c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d: what `suggest_memory_format` goes by.
-
-    >>> suggests_channels_last(Operand((2, 3, 4, 4), (48, 1, 12, 3), torch.float32))
-    True
-    """
-    size, stride = tensor.size, tensor.stride
-    if len(size) not in (4, 5) or stride[1] == 0:
-        return False
-    least = 0
-    for dim in (1, *reversed(range(2, len(size))), 0):
-        if size[dim] == 0 or stride[dim] < least or (dim == 0 and least == stride[1]):
-            return False
-        least = stride[dim] * max(size[dim], 1)
-    return True
-
-
-def prefers_channels_last(first: Operand, second: Operand) -> bool:
-    """ConvUtils.h, cudnn_conv_suggest_memory_format: one of the two suffices, but not in double precision."""
-    if torch.float64 in (first.dtype, second.dtype):
-        return False
-    return suggests_channels_last(first) or suggests_channels_last(second)
-
-
-def _strides(size: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    return channels_last_strides(size) if channels_last else contiguous_strides(size)
-
-
-def _copy_bytes(tensor: Operand, channels_last: bool) -> int:
-    """What `tensor.contiguous(format)` takes: nothing if it is laid out so already."""
-    size, stride = tensor.size, tensor.stride
-    if channels_last:
-        order = (0, *range(2, len(size)), 1)
-        size, stride = tuple(size[dim] for dim in order), tuple(stride[dim] for dim in order)
-    return 0 if is_contiguous(size, stride) else tensor.nbytes
-
-
-def _laid_out(tensor: Operand, channels_last: bool) -> Operand:
-    """The result of `tensor.contiguous(format)`."""
-    if _copy_bytes(tensor, channels_last) == 0:
-        return tensor
-    return tensor._replace(stride=_strides(tensor.size, channels_last))
-
-
-def output_size(source: Sequence[int], weight: Sequence[int], settings: Settings) -> tuple[int, ...]:
-    """ConvUtils.h, conv_output_size and conv_input_size.
-
-    >>> output_size((2, 3, 8, 8), (16, 3, 3, 3), Settings((2, 2), (1, 1), (1, 1), False, (0, 0), 1))
-    (2, 16, 4, 4)
-    """
-    lengths = []
-    for dim, length in enumerate(source[2:]):
-        border = 2 * settings.padding[dim] - settings.dilation[dim] * (weight[2 + dim] - 1)
-        if settings.transposed:
-            lengths.append((length - 1) * settings.stride[dim] - border + settings.output_padding[dim] + 1)
-        else:
-            lengths.append((length + border - 1) // settings.stride[dim] + 1)
-    channels = weight[1] * settings.groups if settings.transposed else weight[0]
-    return (source[0], channels, *lengths)
-
-
-def is_depthwise(source: Operand, weight: Operand, settings: Settings) -> bool:
-    """Convolution.cpp, ConvParams::is_depthwise."""
-    channels = source.size[1]
-    return (
-        not settings.transposed
-        and len(source.size) in (4, 5)
-        and channels == settings.groups > 1
-        and weight.size[0] % channels == 0
-    )
-
-
-def cudnn_runs_depthwise(source: Operand, weight: Operand, settings: Settings) -> bool:
-    """Convolution.cpp, ConvParams::use_cudnn_depthwise: channels last always, else only some half-precision sizes."""
-    if prefers_channels_last(source, weight):
-        return True
-    size, stride = source.size, settings.stride
-    fits = (
-        source.dtype is torch.float16
-        and weight.dtype is torch.float16
-        and len(size) == 4
-        and all(step == 1 for step in settings.dilation)
-        and (stride[0] == stride[1] or size[2] == 1)
-        and size[1] >= 32
-    )
-    return fits and _cudnn_is_faster(size, stride[1], weight.size)
-
-
-def _cudnn_is_faster(size: Sequence[int], stride: int, weight: Sequence[int]) -> bool:
-    """Convolution.cpp, check_cudnn_depthwise_workload_with_filter."""
-    batch, channels, height, width = size
-    if height == 1 and stride == 1:
-        return True
-    filter_width = weight[3]
-    if weight[2] != filter_width or filter_width not in (1, 3, 5) or width < 7:
-        return False
-    if stride != 2:
-        return stride == 1
-    if batch == 1:
-        return filter_width != 1 or width <= 28
-    if filter_width == 1:
-        return batch <= 16 and channels >= 128 and width <= 7
-    return channels >= 512 or (channels >= 256 and width >= 28)
 
 
 def _problem(
@@ -223,9 +61,9 @@ class _Run:
 
     def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
         """`tensor.contiguous(format)`, and the number of its temporary for `drop`."""
-        size = _copy_bytes(tensor, channels_last)
+        size = copy_bytes(tensor, channels_last)
         place = self.steps.take(size) if size else None
-        return _laid_out(tensor, channels_last), place
+        return laid_out(tensor, channels_last), place
 
     def drop(self, *places: int | None) -> None:
         """Give copies back, the last one first."""
@@ -245,12 +83,10 @@ class _Run:
         channels_last = prefers_channels_last(source, weight)
         self.steps.output(place)
         weight_copy = self.copy(weight, channels_last)[1]
-        source_copy = self.copy(source, channels_last)[
-            1
-        ]  # the input gradient of a transposed convolution comes as it is
+        source_copy = self.copy(source, channels_last)[1]
         self.workspace(_problem(FORWARD, source.size, weight, out, settings, channels_last))
         self.drop(weight_copy, source_copy)
-        return new(out, source.dtype, _strides(out, channels_last))
+        return new(out, source.dtype, strides_of(out, channels_last))
 
     def convolve_back(
         self, place: int, grad: Operand, weight: Operand, size: Sequence[int], settings: Settings
@@ -262,7 +98,7 @@ class _Run:
         grad_copy = self.copy(grad, channels_last)[1]
         self.workspace(_problem(DATA, size, weight, grad.size, settings, channels_last))
         self.drop(weight_copy, grad_copy)
-        return new(size, grad.dtype, _strides(size, channels_last))
+        return new(size, grad.dtype, strides_of(size, channels_last))
 
     def filter_gradient(
         self, place: int, grad: Operand, source: Operand, weight: Operand, settings: Settings
@@ -274,7 +110,7 @@ class _Run:
         self.steps.output(place)
         self.workspace(_problem(FILTER, source.size, weight, grad.size, settings, channels_last))
         self.drop(grad_copy, source_copy)
-        return new(weight.size, grad.dtype, _strides(weight.size, channels_last))
+        return new(weight.size, grad.dtype, strides_of(weight.size, channels_last))
 
 
 def _as_2d(tensor: Operand) -> Operand:
@@ -372,7 +208,7 @@ def _cudnn_back(
         kept.append(place)
     wanted = suggests_channels_last(source)
     if suggests_channels_last(grad) is not wanted:  # Tensor.to(memory_format) goes by what the strides suggest
-        grad = grad._replace(stride=_strides(grad.size, wanted))
+        grad = grad._replace(stride=strides_of(grad.size, wanted))
         kept.append(run.steps.take(grad.nbytes))
     outputs: list[Output] = [None, None]
     if mask[0]:

@@ -128,6 +128,6 @@ _BY_KEY_TILES = {
 
 
 def scan_by_key(count: int, key: int, gpu: Any) -> int:
-    """cub::DeviceScan::InclusiveSumByKey of values as long as their keys: 16 bytes a tile, and each tile's first key."""
+    """cub::DeviceScan::InclusiveSumByKey, values as long as keys: 16 bytes a tile, and each tile's first key."""
     tiles = -(-count // _BY_KEY_TILES[_generation(gpu), key])
     return _packed((tiles + _WARP) * 16, (tiles + 1) * key)

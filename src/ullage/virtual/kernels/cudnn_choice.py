@@ -1,20 +1,28 @@
-"""cuDNN's choice of a plan: a table of measured calls for one kind of GPU, and trees for all others.
+"""cuDNN's choice of a plan: a table of measured calls for a kind of GPU, and trees for everything else.
 
-Both files are written by `ullage.measure.convolution_table` from calls that this project measured; none is larger than
-needed to be read in a moment at the first convolution.
+Tables and trees are written by `ullage.measure.convolution_table` from calls that this project measured; they are read
+at the first convolution. A table that is put beside them (`convolution_table*.npz`) serves the GPUs its header names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ullage.virtual.kernels.cudnn_workspaces import ITEM_BYTES, Formula, Problem, product
+from ullage.virtual.kernels.cudnn_workspaces import (
+    ITEM_BYTES,
+    Formula,
+    Problem,
+    Workspace,
+    by_votes,
+    product,
+    terms,
+)
 
 DATA_FOLDER = Path(__file__).with_name("data")
 TABLE, TREES = "convolution_table.npz", "convolution_trees.npz"
@@ -24,25 +32,23 @@ use_table = True  # set to False to see what the trees alone would say
 
 
 class Table(NamedTuple):
-    """Sorted hashes of problems and their workspaces, for one compute capability and number of multiprocessors."""
+    """Sorted hashes of problems and their workspaces; the header names the GPU, driver and libraries."""
 
-    capability: tuple[int, int]
-    multiprocessors: int
+    header: dict[str, Any]
     hashes: Any
     sizes: Any
-    header: dict[str, Any]
 
 
 class Trees(NamedTuple):
     """The trees of one direction, joined end to end in depth-first order; a leaf has feature -1."""
 
     roots: list[int]
-    feature: Any
-    threshold: Any
-    right: Any  # a node's left child follows it; for a leaf, the place of its first vote
-    ends: Any  # of the votes of a leaf
-    labels: list[int]
-    shares: list[int]
+    feature: memoryview
+    threshold: memoryview
+    right: memoryview  # a node's left child follows it; for a leaf, the place of its first vote
+    ends: memoryview  # of the votes of a leaf
+    labels: memoryview
+    shares: memoryview
     formulas: list[Formula]
 
 
@@ -58,26 +64,35 @@ def hash_of(problem: Problem) -> int:
 
 
 @cache
-def table(path: Path) -> Table | None:
-    """Read a table of measured calls; `None` where there is none."""
-    if not path.exists():
-        return None
+def tables(folder: Path) -> dict[tuple[tuple[int, ...], int], Path]:
+    """The tables in a folder by compute capability and number of multiprocessors; only their headers are read."""
+    found = {}
+    for path in sorted(folder.glob("convolution_table*.npz")):
+        with np.load(path) as file:
+            header = json.loads(bytes(file["header"]).decode())
+        found[tuple(header["compute_capability"]), header["multiprocessors"]] = path
+    return found
+
+
+@cache
+def table(path: Path) -> Table:
+    """Read a table of measured calls."""
     with np.load(path) as file:
         header = json.loads(bytes(file["header"]).decode())
         hashes = np.cumsum(file["steps"], dtype=np.uint64)
         sizes = np.zeros(len(hashes), dtype=np.uint64)
         sizes[file["nonzero"].view(bool)] = file["sizes"]
-    return Table(tuple(header["compute_capability"]), header["multiprocessors"], hashes, sizes, header)
+    return Table(header, hashes, sizes)
 
 
 def measured(problem: Problem, capability: tuple[int, int] | None, multiprocessors: int | None) -> int | None:
     """The measured workspace of this very problem on this kind of GPU."""
-    if not use_table:
+    if not use_table or capability is None or multiprocessors is None:
         return None
-    found = table(DATA_FOLDER / TABLE)
-    if found is None or (capability, multiprocessors) != (found.capability, found.multiprocessors):
+    path = tables(DATA_FOLDER).get((tuple(capability), multiprocessors))
+    if path is None:
         return None
-    wanted = np.uint64(hash_of(problem))
+    found, wanted = table(path), np.uint64(hash_of(problem))
     place = int(np.searchsorted(found.hashes, wanted))
     if place == len(found.hashes) or found.hashes[place] != wanted:
         return None
@@ -155,8 +170,10 @@ def trees(path: Path) -> dict[str, Trees]:
             threshold = np.zeros(len(step), dtype=np.int64)
             threshold[~leaf] = file[f"{direction}_thresholds"][file[f"{direction}_threshold"]]
             formulas = [Formula(*row) for row in file[f"{direction}_formulas"].tolist()]
-            rest = (part["labels"].tolist(), part["shares"].tolist(), formulas)
-            found[direction] = Trees(part["roots"].tolist(), part["feature"], threshold, right, ends, *rest)
+            columns: dict[str, Any] = {"threshold": threshold, "right": right, "ends": ends}
+            columns |= {name: part[name] for name in ("feature", "labels", "shares")}
+            views: dict[str, Any] = {name: memoryview(column) for name, column in columns.items()}  # quick to index
+            found[direction] = Trees(roots=part["roots"].tolist(), formulas=formulas, **views)
     return found
 
 
@@ -170,7 +187,27 @@ def votes(problem: Problem) -> list[tuple[Formula, float]]:
     found = []
     for node in grown.roots:
         while (place := feature[node]) >= 0:
-            node = node + 1 if values[place] <= threshold[node] else int(right[node])
+            node = node + 1 if values[place] <= threshold[node] else right[node]
         for vote in range(right[node], grown.ends[node]):
             found.append((grown.formulas[grown.labels[vote]], grown.shares[vote] / 255))
     return found
+
+
+@lru_cache(maxsize=65536)
+def workspace(problem: Problem, capability: tuple[int, int] | None, multiprocessors: int | None) -> Workspace:
+    """The workspace of a problem: measured for this kind of GPU, or else what the trees say.
+
+    Not covered: `torch.backends.cudnn.benchmark`, which tries plans and takes the fastest; double precision, which
+    runs without tensor cores and is taken to need none.
+
+    >>> layer = Problem("f", (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f16", False)
+    >>> found = workspace(layer, (8, 0), 108)
+    >>> 0 <= found.size <= found.larger
+    True
+    """
+    if problem.kind not in ITEM_BYTES:
+        return Workspace(0, 0)
+    known = measured(problem, capability, multiprocessors)
+    if known is not None:
+        return Workspace(known, known)
+    return by_votes(votes(problem), terms(problem))

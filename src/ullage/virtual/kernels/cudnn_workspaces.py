@@ -3,12 +3,15 @@
 cuDNN is closed. What is written here was found by laying formulas beside measured calls (`ullage.measure`): almost
 every workspace is a sum of copies in another layout (NHWC for NCHW tensors, channels padded to what a tensor core
 reads at once), partial results of a split sum, and a constant. Which sum it is, is cuDNN's choice of an engine: a table
-of measured calls knows it for one kind of GPU, trees that were grown on the same measurements guess it for the rest.
+of measured calls knows it for one kind of GPU, trees that were grown on the same measurements guess it for the rest
+(`cudnn_choice.py`).
+
+Everything was measured on Hopper. Other generations have other engines: the copies are the same kind of sum there, the
+constants and the choice need not be, until their owner measures them and builds a table (`ullage.measure`).
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 FORWARD, DATA, FILTER = "f", "d", "w"
@@ -128,23 +131,6 @@ def evaluate(formula: Formula, parts: Terms) -> int:
 
 def _padded(sizes: tuple[int, ...], padding: int) -> int:
     return sizes[min(padding, len(sizes) - 1)]
-
-
-@lru_cache(maxsize=65536)
-def workspace(problem: Problem, capability: tuple[int, int] | None, multiprocessors: int | None) -> Workspace:
-    """The workspace of a problem: measured for this kind of GPU, or else what the trees say.
-
-    Not covered: `torch.backends.cudnn.benchmark`, which tries plans and takes the fastest; double precision, which
-    runs without tensor cores and is taken to need none.
-    """
-    from ullage.virtual.kernels import cudnn_choice
-
-    if problem.kind not in ITEM_BYTES:
-        return Workspace(0, 0)
-    measured = cudnn_choice.measured(problem, capability, multiprocessors)
-    if measured is not None:
-        return Workspace(measured, measured)
-    return by_votes(cudnn_choice.votes(problem), terms(problem))
 
 
 def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:

@@ -57,7 +57,7 @@ def embedding_backward(call: Call) -> Plan:
 def add_segment_sums(
     steps: Steps, call: Call, out: New, dtype: torch.dtype, indices: Any, count: int, bags: bool = False
 ) -> None:
-    """EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel: the gradient of the weights, and everything beside."""
+    """EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel: the gradient, and everything beside it."""
     width, (weights, columns) = indices.element_size(), out.size
     steps.output(0)
     steps.temporary(count * width, 8)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ullage.virtual.kernels.plan import Plan, Same, Steps
+from ullage.virtual.kernels.layouts import ceil_div
+from ullage.virtual.kernels.plan import New, Plan, Same, Steps
 from ullage.virtual.kernels.registry import Call, kernel
 
 _POINTER, _STRIDE, _PROBLEM_SIZE = 8, 8, 12  # bytes; three 32-bit sizes make a problem
@@ -68,15 +69,25 @@ def grouped_product(call: Call) -> Plan:
 
     Other types and older GPUs multiply one group after another.
     """
-    plan = call.infer()
     left, right = call.args[:2]
+    offsets = call.argument(2, "offs")
+    groups = offsets.shape[0] if offsets is not None else (left if left.dim() == 3 else right).shape[0]
+    plan = Plan([_grouped_output(left, right, groups)], single=True)
     generation = (call.gpu.spec.compute_capability or (0, 0))[0]
     if left.dtype is not torch.bfloat16 or generation not in (9, 10):
         return plan
-    offsets = call.argument(2, "offs")
-    groups = offsets.shape[0] if offsets is not None else (left if left.dim() == 3 else right).shape[0]
     pointers = (groups + groups % 2) * 3 * _POINTER
     arguments = pointers + groups * (3 * _STRIDE + _PROBLEM_SIZE)
     workspace = _TENSOR_MAPS * (call.gpu.spec.sms or 1)
     plan.steps = Steps().output(0).temporary(arguments, workspace).steps
     return plan
+
+
+def _grouped_output(left: torch.Tensor, right: torch.Tensor, groups: int) -> New:
+    """GroupedMMUtils.h, create_grouped_gemm_output_tensor: rows begin at multiples of 16 bytes."""
+    size: tuple[int, ...] = (left.shape[-2], right.shape[-1])
+    if left.dim() == right.dim():
+        size = (groups, *size)
+    row = ceil_div(size[-1] * left.element_size(), 16) * 16 // left.element_size()
+    stride = (row, 1) if len(size) == 2 else (size[1] * row, row, 1)
+    return New(size, stride, left.dtype, size[0] * stride[0] * left.element_size())

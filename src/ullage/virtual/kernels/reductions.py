@@ -120,7 +120,7 @@ def split_to_32_bits(iteration: Iteration) -> list[Iteration]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a reduction kernel is compiled for: bytes of an input element, of a partial result, values a thread reads."""
+    """What a reduction kernel is compiled for: bytes of an element and of a partial result, values a thread reads."""
 
     itemsize: int
     partial: int

@@ -87,14 +87,14 @@ class Network:
             size += self.directions * _aligned(ceil_div(bits, 8))
         return size
 
-    def workspace(self) -> int:
+    def workspace(self, backward: bool = False) -> int:
         """Bytes that every pass takes and gives back.
 
         >>> Network(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).workspace()
         12370304
         """
         itemsize = self.dtype.itemsize
-        elements = self._packed_elements() if self.packed else self._elements()
+        elements = self._packed_elements() if self.packed else self._elements(backward)
         lengths = 0 if self.packed else _aligned(8 * self.batch)
         fixed = _HEADER + lengths + _LIBRARY * self.layers * self.directions
         return _aligned(elements * itemsize) + self.matrices() * itemsize + fixed
@@ -111,10 +111,19 @@ class Network:
             return 2 * token + state
         return min(2 * token + state, token + 8 * self.batch * self.hidden + 5 * state)
 
-    def _elements(self) -> int:
+    def _persists(self) -> bool:
+        """RNN.cpp, get_algo: one layer of half precision may stay on the multiprocessors (compute capability 8 on)."""
+        fits = self.layers == self.directions == 1 and self.hidden <= 1024 and not self.projected
+        even = self.hidden % 128 == self.inputs % 128 == self.batch % 8 == 0
+        good = self.mode != GRU and self.batch <= 128 and (self.mode == LSTM or self.batch < 96 or self.hidden < 896)
+        return self.dtype is torch.float16 and fits and even and good
+
+    def _elements(self, backward: bool) -> int:
         """Small networks stay on the multiprocessors for all steps, which takes more room for the gates."""
-        most = 192 if self.mode in (LSTM, GRU) else 384
-        small = self.hidden <= most and self.dtype is not torch.bfloat16 and not self.projected
+        most = (192, 384) if not backward else (128, 256)
+        small = self.hidden <= most[0 if self.mode in (LSTM, GRU) else 1]
+        small = small and self.dtype is not torch.bfloat16 and not self.projected
+        small = small or self._persists()
         if self.mode == LSTM:
             return self._lstm_elements(small)
         if self.directions == 2:

@@ -24,10 +24,7 @@ def sort(call: Call) -> Plan:
     """Sort.cpp, sort_cuda_kernel."""
     plan = call.infer()
     source = call.args[0]
-    if call.func._overloadname == "stable":
-        dim = call.argument(2, "dim", -1)
-    else:
-        dim = call.argument(1, "dim", -1)
+    dim = call.argument(2 if call.func._overloadname == "stable" else 1, "dim", -1)
     steps = Steps().output(0, 1)
     add_sort(steps, call, source, dim)
     return Plan(plan.outputs, steps.steps)

@@ -1,0 +1,174 @@
+"""LSTM, GRU and RNN go through cuDNN: what their modules ask for, forward and backward, as recorded on an H200."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ullage
+from ullage.virtual.kernels.rnn import GRU, LSTM, TANH, Network
+
+RECORDED = Path(__file__).parent / "data" / "rnn_h200.jsonl.gz"
+CLASSES = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+MIB = 2**20
+
+
+def network(mode, **changes):
+    shape = dict(inputs=64, hidden=128, projected=0, layers=1, directions=1, steps=20, batch=16, tokens=320)
+    kind = dict(packed=False, dropout=False, train=True, dtype=torch.float32)
+    return Network(mode, **(shape | kind | changes))
+
+
+def module(kind, inputs, hidden, layers, both, batch_first, dtype, dropout, projected, bias):
+    options = {"proj_size": projected} if projected else {}
+    made = CLASSES[kind](
+        inputs, hidden, layers, bidirectional=both, batch_first=batch_first, dropout=dropout, bias=bias, **options
+    )
+    return made.cuda().to(getattr(torch, dtype.removeprefix("torch.")))
+
+
+def run(gpu, config):
+    """One training step (or a pass without gradients) of the module of a configuration; its events."""
+    kind, inputs, hidden, layers, both, batch_first, dtype, dropout, steps, batch = config[:10]
+    train, projected, packed, autocast, bias, grad, grad_input, states = config[10:]
+    model = module(kind, inputs, hidden, layers, both, batch_first, dtype, dropout, projected, bias).train(train)
+    own = getattr(torch, dtype.removeprefix("torch."))
+    cast = None if autocast == "None" else getattr(torch, autocast.removeprefix("torch."))
+    size = (batch, steps, inputs) if batch_first else (steps, batch, inputs)
+    source = torch.randn(size, device="cuda", dtype=own if cast is None else torch.float32)
+    source.requires_grad_(grad and grad_input)
+
+    def step():
+        given, state = source, ()
+        if states:
+            rows = layers * (2 if both else 1)
+            state = (torch.zeros(rows, batch, projected or hidden, device="cuda", dtype=own),)
+            if kind == "LSTM":
+                state = ((*state, torch.zeros(rows, batch, hidden, device="cuda", dtype=own)),)
+        if packed:
+            lengths = torch.linspace(steps, steps // 2, batch).long()
+            given = nn.utils.rnn.pack_padded_sequence(source, lengths, batch_first=batch_first)
+        with torch.autocast("cuda", dtype=cast, enabled=cast is not None), torch.set_grad_enabled(grad):
+            out = model(given, *state)
+        if grad:
+            values = out[0].data if packed else out[0]
+            (values if values.dtype is torch.float32 else values.float()).sum().backward()
+
+    events, alive, taken = [], {}, [0]
+
+    def on_event(action, address, size):
+        if action == 0:
+            alive[address] = taken[0]
+            taken[0] += 1
+            events.append(size)
+        elif action == 1 and address in alive:
+            events.append(-1 - alive.pop(address))
+
+    step()  # the state of dropout is made at first use
+    source.grad = None
+    model.zero_grad(set_to_none=True)
+    gpu.memory.allocator.on_event = on_event
+    try:
+        step()
+    finally:
+        gpu.memory.allocator.on_event = None
+    return events
+
+
+def recorded():
+    with gzip.open(RECORDED, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.mark.parametrize("kind", list(CLASSES))
+def test_modules_ask_for_what_they_asked_for_on_an_h200(kind):
+    for config, real in recorded():
+        if config[0] != kind:
+            continue
+        with ullage.virtual_gpu("H200") as gpu:
+            gpu.workspaces.need = lambda library: None
+            assert run(gpu, config) == real, config
+
+
+def test_the_reserve_holds_gates_and_cells():
+    unit = 320 * 128 * 4
+    assert network(LSTM).reserve() == 5 * unit + 256
+    assert network(GRU).reserve() == 6 * unit + 256
+    assert network(TANH).reserve() == unit + 256
+    assert network(LSTM, layers=3).reserve() == (3 * 5 + 2) * unit + 256
+    assert network(LSTM, layers=2, dropout=True).reserve() == 11 * unit + 320 * 128 // 8 + 256
+
+
+def test_the_workspace_grows_by_8_mib_a_layer_and_direction():
+    for mode in (LSTM, GRU, TANH):
+        one, two = network(mode, layers=2), network(mode, layers=3)
+        assert 8 * MIB < two.workspace() - one.workspace() < 9 * MIB
+
+
+def test_flattening_moves_the_parameters_into_one_buffer():
+    with ullage.virtual_gpu("H200") as gpu:
+        model = nn.LSTM(64, 128).cuda()
+        assert len({parameter.untyped_storage().data_ptr() for parameter in model.parameters()}) == 1
+        assert gpu.memory.allocator.allocated == 4 * network(LSTM).parameters()
+        names = [name for name, _ in model.named_parameters()]
+        assert names[0] == "weight_ih_l0" and model.weight_ih_l0.shape == (512, 64)
+
+
+def test_dropout_takes_its_state_once():
+    with ullage.virtual_gpu("H200") as gpu:
+        model = nn.LSTM(64, 128, 2, dropout=0.5).cuda()
+        source = torch.randn(20, 16, 64, device="cuda")
+        before = gpu.memory.allocator.allocated
+        model(source)[0].sum()
+        after_one = gpu.memory.allocator.allocated - before
+        model(source)[0].sum()
+        assert after_one == gpu.memory.allocator.allocated - before == 132 * 2048 * 24
+
+
+def test_without_cudnn_the_cells_run_one_step_after_another():
+    with ullage.virtual_gpu("H200"), torch.backends.cudnn.flags(enabled=False):
+        for kind in (nn.LSTM, nn.GRU, nn.RNN):
+            model = kind(8, 16).cuda()
+            out, _ = model(torch.randn(5, 3, 8, device="cuda"))
+            out.sum().backward()
+            assert out.shape == (5, 3, 16) and model.weight_hh_l0.grad.shape == model.weight_hh_l0.shape
+
+
+def test_under_inference_mode_there_is_no_reserve():
+    with ullage.virtual_gpu("H200") as gpu:
+        model = nn.LSTM(64, 128).cuda().eval()
+        source = torch.randn(20, 16, 64, device="cuda")
+        gpu.memory.allocator.reset_peaks()
+        before = gpu.memory.allocator.allocated
+        with torch.inference_mode():
+            out, (hidden, cells) = model(source)
+        assert out.shape == (20, 16, 128) and hidden.shape == cells.shape == (1, 16, 128)
+        assert gpu.memory.allocator.allocated - before == out.numel() * 4 + 2 * hidden.numel() * 4
+
+
+def test_weights_that_were_not_flattened_are_compacted_at_every_call():
+    with ullage.virtual_gpu("H200") as gpu:
+        model = nn.GRU(64, 128).cuda().bfloat16()  # torch.backends.cudnn.is_acceptable knows no bfloat16
+        source = torch.randn(20, 16, 64, device="cuda", dtype=torch.bfloat16)
+        sizes = []
+        gpu.memory.allocator.on_event = lambda action, address, size: sizes.append(size) if action == 0 else None
+        model(source)
+        gpu.memory.allocator.on_event = None
+        assert network(GRU).parameters() * 2 in sizes
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ctc_loss_takes_lengths_from_either_device(device):
+    with ullage.virtual_gpu("H200") as gpu:
+        scores = torch.randn(50, 16, 20, device="cuda", requires_grad=True)
+        targets = torch.randint(1, 20, (16, 30), device="cuda")
+        lengths = torch.full((16,), 50, device=device), torch.full((16,), 30, device=device)
+        sizes = []
+        gpu.memory.allocator.on_event = lambda action, address, size: sizes.append(size) if action == 0 else None
+        torch.nn.functional.ctc_loss(scores.log_softmax(-1), targets, *lengths).backward()
+        gpu.memory.allocator.on_event = None
+        assert sizes.count(16 * 50 * (2 * 30 + 1) * 4) == 2  # prefixes forward, suffixes backward
+        assert scores.grad.shape == scores.shape
