@@ -109,10 +109,8 @@ class CachingAllocator(Counters):
         """
         if size <= 0:
             return _no_block(size, stream)
-        if self._rounds_to_512:
-            rounded = (size + 511) & -512
-        else:
-            rounded = block_size(size, self.config.roundup_power2_divisions)
+        divisions = self.config.roundup_power2_divisions
+        rounded = (size + 511) & -512 if self._rounds_to_512 else block_size(size, divisions)
         pool = self._small if rounded <= SMALL_SIZE else self._large
         free_list = pool.by_stream.get(stream)
         if free_list is None:

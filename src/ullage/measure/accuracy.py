@@ -45,21 +45,17 @@ class Comparison:
 def compare(row: dict[str, Any], gpu: str = "H200", run: Callable[[], Any] | None = None) -> Comparison:
     """Estimate a measured run; `run` trains it, by default the standard loop over its configuration."""
     begin = time.perf_counter()
-    common = {
-        "id": str(row.get("id", "")),
-        "model": str(row.get("model", "")),
-        "precision": str(row.get("precision", "")),
-    }
+    figures: dict[str, Any] = {}
     try:
         if run is None:
             configuration = Configuration.from_row(row)
-            answer = estimate(lambda: train(configuration), gpu=gpu)
+            figures = _figures(row, estimate(lambda: train(configuration), gpu=gpu))
         else:
-            answer = estimate(run, gpu=gpu)
+            figures = _figures(row, estimate(run, gpu=gpu))
     except (UllageError, RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        return Comparison(**common, seconds=time.perf_counter() - begin, failed=text)
-    return Comparison(**common, seconds=time.perf_counter() - begin, **_figures(row, answer))
+        figures = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+    figures |= {name: str(row.get(name, "")) for name in ("id", "model", "precision")}
+    return Comparison(seconds=time.perf_counter() - begin, **figures)
 
 
 def _figures(row: dict[str, Any], answer: Estimate) -> dict[str, int | None]:

@@ -107,7 +107,7 @@ Build = Callable[[], torch.nn.Module]
 def models() -> Iterator[tuple[str, Build, tuple[tuple[int, ...], ...]]]:
     """Names, constructors and input shapes: torchvision's models, then timm's, families in turn."""
     import timm
-    import torchvision  # type: ignore[import-untyped]
+    import torchvision
 
     square = tuple((3, side, side) for side in _RESOLUTIONS)
     for name in torchvision.models.list_models(module=torchvision.models):

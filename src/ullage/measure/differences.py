@@ -88,9 +88,12 @@ def virtual_requests(function: Callable[[], Any], gpu: str = "H200") -> list[Req
         elif action == FREE:
             requests.append(Request(FREE, sizes[address], card.operator, where()))
 
+    def leave(module: Any, args: Any, out: Any) -> None:
+        modules.pop()
+
     hooks = torch.nn.modules.module
     before = hooks.register_module_forward_pre_hook(lambda module, args: modules.append(type(module).__name__))
-    after = hooks.register_module_forward_hook(lambda module, args, out: modules.pop() and None, always_call=True)
+    after = hooks.register_module_forward_hook(leave, always_call=True)
     try:
         with card:
             card.memory.allocator.on_event = note
