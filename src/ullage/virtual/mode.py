@@ -12,11 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.errors import UnsupportedOperation
-from ullage.virtual import shapes
+from ullage.virtual import shapes, shapes_by_data  # noqa: F401  (the second registers its handlers)
 from ullage.virtual.kernels.plan import FREE, OUTPUT, New, Plan, Same
 from ullage.virtual.kernels.registry import RULES, Call
+from ullage.virtual.lists import is_list_operator, list_operator
 from ullage.virtual.native import view_without_data
-from ullage.virtual.special import SPECIAL, is_gpu, is_list_operator, list_operator
+from ullage.virtual.special import SPECIAL, is_gpu
 
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU

@@ -1,4 +1,4 @@
-"""Operators that are more than a plan: copies between CPU and GPU, values read back, lists of tensors, shapes by data.
+"""Operators that are more than a plan: copies between CPU and GPU, values read back, tensors over others' memory.
 
 Each takes the virtual GPU, the operator and its arguments and returns what the operator would.
 """
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ullage.virtual import shapes
 from ullage.virtual.accumulation import adds_in_place, called_by_engine
 from ullage.virtual.kernels.plan import contiguous_strides, is_dense, span_of_elements
 from ullage.virtual.native import same_memory
@@ -57,7 +56,7 @@ def to_copy(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     dtype = kwargs.get("dtype") or source.dtype
     memory_format = kwargs.get("memory_format")
     if to_gpu:
-        size, stride = _layout_of_copy(source, memory_format)
+        size, stride = layout_of_copy(source, memory_format)
         out = gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
         if not source.is_cuda and isinstance(source, torch.nn.Parameter):
             gpu.mark_parameter(out)
@@ -193,59 +192,7 @@ def set_source(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return tensor
 
 
-# Lists of tensors: torch.optim's foreach and fused kernels work in place and take no memory of their own
-# (aten/src/ATen/native/cuda/ForeachFunctors.cuh); the out-of-place ones make one output a tensor, in order.
-
-
-def is_list_operator(name: str) -> bool:
-    """Operators over lists of tensors, handled by `list_operator`."""
-    return name.startswith(("aten._foreach_", "aten._fused_ada", "aten._fused_sgd", "aten._amp_foreach"))
-
-
-def list_operator(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A foreach, fused or GradScaler kernel."""
-    tensors = next((value for value in args if isinstance(value, list | tuple)), ())
-    if not (tensors and tensors[0].is_cuda):
-        gpu.host.fill_all((args, kwargs))
-        return func(*args, **kwargs)
-    gpu.operator = str(func)
-    returns = func._schema.returns
-    if not returns:
-        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
-            gpu.values.set(args[1], torch.zeros(()))  # no infinity was found
-        return None
-    if "norm" in func._schema.name or func._schema.name.endswith("_max"):
-        return _foreach_norm(gpu, func, args, kwargs)
-    plan_cache = gpu.list_plans
-    memory = gpu.memory
-    outputs = []
-    for tensor in tensors:
-        key = (func, tensor.shape, tensor.stride(), tensor.dtype)
-        layout = plan_cache.get(key)
-        if layout is None:
-            size, stride = _layout_of_copy(tensor, None)
-            layout = (size, stride, tensor.dtype, span_of_elements(size, stride) * tensor.element_size())
-            plan_cache[key] = layout
-        outputs.append(memory.tensor(*layout))
-    return outputs
-
-
-_CHUNK = 65536  # elements a block works on; aten/src/ATen/native/cuda/MultiTensorApply.cuh
-
-
-def _foreach_norm(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """ForeachReduceOp.cu: one partial result a chunk of the longest tensor, then one number a tensor."""
-    tensors = args[0]
-    dtype = kwargs.get("dtype") or tensors[0].dtype
-    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
-    partial_type = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    partial = gpu.memory.take(max(1, chunks) * len(tensors) * partial_type.itemsize)
-    outputs = [gpu.memory.tensor((), (), dtype, dtype.itemsize) for _ in tensors]
-    gpu.memory.give_back(partial)
-    return outputs
-
-
-def _layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[Any, Any]:
+def layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[Any, Any]:
     """Size and strides of a copy: dense sources keep theirs, others become contiguous (`empty_like`)."""
     size = source.shape
     if memory_format is None or memory_format is torch.preserve_format:
@@ -256,109 +203,3 @@ def _layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | N
     if memory_format is torch.contiguous_format:
         return size, contiguous_strides(size)
     return size, torch.empty(size, device="meta", memory_format=memory_format).stride()
-
-
-@special("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
-def index_by_mask(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """IndexingUtils.h, expandTensors: a mask of flags is turned into the places where it is true."""
-    source, indices = args[0], args[1]
-    if func is torch.ops.aten.index_put.default and source.is_cuda and called_by_engine(frames_up=3):
-        # FunctionsManual.cpp, index_backward: in place, except under a dispatch mode
-        with gpu.counting():
-            return torch.ops.aten._index_put_impl_(source, indices, args[2], True, True)
-    masks = (torch.bool, torch.uint8)
-    if not source.is_cuda or not any(index is not None and index.dtype in masks for index in indices):
-        return NotImplemented
-    places: list[torch.Tensor | None] = []
-    with gpu.counting():
-        for index in indices:
-            if index is not None and index.dtype in masks:
-                places += list(torch.nonzero(index.to(source.device)).unbind(1))
-            else:
-                places.append(index)
-        if len(args) > 2 and args[2].dim() and args[2].shape[0] not in (1, places[0].shape[0]):  # type: ignore[union-attr]
-            places = [None if place is None else place[: args[2].shape[0]] for place in places]
-        return func(source, places, *args[2:], **kwargs)
-
-
-# Shapes that depend on data take the largest shape possible; what that is, is said in the notes.
-
-
-@special("aten.nonzero.default")
-def nonzero(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every element may be non-zero."""
-    source = args[0]
-    if not source.is_cuda:
-        return gpu.host.call(func, args, kwargs)
-    known = gpu.values.known(source)
-    if known is not None:
-        count = int(torch.count_nonzero(known))
-    else:
-        count = source.numel()
-        gpu.note("shapes", f"nonzero of {tuple(source.shape)} taken as all {count} elements")
-    size, stride = (count, source.dim()), (1, max(count, 1))  # CUDA writes it transposed
-    return gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
-
-
-@special("aten.masked_select.default")
-def masked_select(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every element may be selected; CUDA goes through `nonzero` and `index`."""
-    source, mask = args
-    if not source.is_cuda:
-        return gpu.host.call(func, args, kwargs)
-    size = torch.broadcast_shapes(source.shape, mask.shape)
-    count = size.numel()
-    known = gpu.values.known(mask)
-    if known is not None:
-        count = int(torch.count_nonzero(known.expand(size)))
-    else:
-        gpu.note("shapes", f"masked_select of {tuple(size)} taken as all {count} elements")
-    indices = gpu.memory.take(max(1, count * len(size) * 8))
-    out = gpu.memory.tensor((count,), (1,), source.dtype, count * source.element_size())
-    gpu.memory.give_back(indices)
-    return out
-
-
-@special("aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default")
-def unique(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every element may be different."""
-    source = args[0]
-    if not source.is_cuda:
-        return gpu.host.call(func, args, kwargs)
-    gpu.note("shapes", f"unique of {tuple(source.shape)} taken as all different")
-    count, memory = source.numel(), gpu.memory
-    values = memory.tensor((count,), (1,), source.dtype, count * source.element_size())
-    inverse = memory.tensor(source.shape, contiguous_strides(source.shape), torch.int64, count * 8)
-    counts = memory.tensor((count,), (1,), torch.int64, count * 8)
-    return values, inverse, counts
-
-
-@special("aten.bincount.default")
-def bincount(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The largest value is not known: `minlength`, or one bin an element."""
-    source = args[0]
-    if not source.is_cuda:
-        return gpu.host.call(func, args, kwargs)
-    minimum = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-    bins = minimum or source.numel()
-    gpu.note("shapes", f"bincount taken as {bins} bins")
-    return gpu.memory.tensor((bins,), (1,), torch.int64, bins * 8)
-
-
-@special("aten.repeat_interleave.Tensor")
-def repeat_interleave(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Needs the sum of the repeats: `output_size`, the known values, or one each."""
-    repeats = args[0]
-    if not repeats.is_cuda:
-        return gpu.host.call(func, args, kwargs)
-    size = kwargs.get("output_size")
-    known = gpu.values.known(repeats)
-    if size is None and known is not None:
-        size = int(known.sum())
-    if size is None:
-        size = repeats.numel()
-        gpu.note("shapes", f"repeat_interleave of {repeats.numel()} repeats taken as one each")
-    return gpu.memory.tensor((size,), (1,), repeats.dtype, size * repeats.element_size())
-
-
-__all__ = ["SPECIAL", "is_list_operator", "list_operator", "shapes", "special"]
