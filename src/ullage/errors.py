@@ -72,7 +72,9 @@ def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:
     >>> nearest("a100", ["A100-40GB", "A100-80GB", "V100"])
     ['A100-40GB', 'A100-80GB', 'V100']
     """
+    folded = name.casefold()
     by_folded = {candidate.casefold(): candidate for candidate in valid}
-    close = difflib.get_close_matches(name.casefold(), by_folded, n=limit, cutoff=0.6)
-    prefixed = [folded for folded in by_folded if folded.startswith(name.casefold()) and folded not in close]
-    return [by_folded[folded] for folded in (prefixed + close)[:limit]]
+    beginning = sorted(candidate for candidate in by_folded if folded and candidate.startswith(folded))
+    similar = difflib.get_close_matches(folded, by_folded, n=limit, cutoff=0.6)
+    best = beginning + [candidate for candidate in similar if candidate not in beginning]
+    return [by_folded[candidate] for candidate in best[:limit]]

@@ -39,7 +39,7 @@ def is_gpu(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     if device.index:
-        raise torch.AcceleratorError(
+        raise getattr(torch, "AcceleratorError", RuntimeError)(  # PyTorch before 2.8 has no name for it
             "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
         )
     return True
