@@ -12,6 +12,7 @@ import torch
 
 from ullage.virtual.accumulation import adds_in_place, called_by_engine
 from ullage.virtual.kernels.plan import contiguous_strides, is_dense, span_of_elements
+from ullage.virtual.kernels.registry import register
 from ullage.virtual.native import same_memory
 
 if TYPE_CHECKING:
@@ -22,16 +23,8 @@ SPECIAL: dict[str, Handler] = {}
 
 
 def special(*names: str) -> Callable[[Handler], Handler]:
-    """Register a handler for operators by name; a second one for the same operator is refused."""
-
-    def register(handler: Handler) -> Handler:
-        for name in names:
-            if name in SPECIAL:
-                raise ValueError(f"{name} already has a handler")
-            SPECIAL[name] = handler
-        return handler
-
-    return register
+    """Register a handler for operators by name."""
+    return register(SPECIAL, names)
 
 
 def is_gpu(device: torch.device) -> bool:

@@ -39,17 +39,12 @@ def embedding_backward(call: Call) -> Plan:
     steps = Steps()
     if copy_size(grad):
         steps.temporary(copy_size(grad))
-    count, width = indices.numel(), indices.element_size()
+    count = indices.numel()
     if count <= _FEW_INDICES and not by_frequency:
         if copy_size(indices):
             steps.temporary(copy_size(indices))
         return Plan([out], steps.output(0).steps, single=True)
-    steps.temporary(count * width, count * width)
-    steps.temporary(count * width, cub.radix_sort(count, width, width, 8 * width, call.gpu)).free(-1, -2)
-    if by_frequency:
-        steps.temporary(count * width)
-        for _ in range(2):
-            steps.temporary(cub.scan_by_key(count, width, call.gpu)).free(-1)
+    _add_sorted_indices(steps, call, indices, by_frequency)
     add_segment_sums(steps, call, out, grad.dtype, indices, count)
     return Plan([out], steps.steps, single=True)
 
@@ -106,14 +101,20 @@ def embedding_bag_backward(call: Call) -> Plan:
     steps = Steps()
     if copy_size(grad):
         steps.temporary(copy_size(grad))
-    count, width = indices.numel(), indices.element_size()
+    count = indices.numel()
     if mode == _MAX or count == 0:
         return Plan([out], steps.output(0).steps, single=True)
+    _add_sorted_indices(steps, call, indices, by_frequency)
+    add_segment_sums(steps, call, out, grad.dtype, indices, count, bags=True)
+    return Plan([out], steps.steps, single=True)
+
+
+def _add_sorted_indices(steps: Steps, call: Call, indices: torch.Tensor, by_frequency: bool) -> None:
+    """Indices sorted together with their places, and how often each occurs where gradients are scaled by that."""
+    count, width = indices.numel(), indices.element_size()
     steps.temporary(count * width, count * width)
     steps.temporary(count * width, cub.radix_sort(count, width, width, 8 * width, call.gpu)).free(-1, -2)
     if by_frequency:
         steps.temporary(count * width)
         for _ in range(2):
             steps.temporary(cub.scan_by_key(count, width, call.gpu)).free(-1)
-    add_segment_sums(steps, call, out, grad.dtype, indices, count, bags=True)
-    return Plan([out], steps.steps, single=True)

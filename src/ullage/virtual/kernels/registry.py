@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ullage.virtual.kernels.plan import Plan
 
@@ -32,18 +32,31 @@ class Call:
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 Rule = Callable[[Call], Plan]
 RULES: dict[str, Rule] = {}
 
 
-def kernel(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operators by name, such as `"aten.sum.dim_IntList"`; a second rule for one is refused."""
+def register(table: dict[str, F], names: tuple[str, ...]) -> Callable[[F], F]:
+    """A decorator that enters a function under these names; a name that is taken is refused.
 
-    def register(rule: Rule) -> Rule:
+    >>> table = {}
+    >>> @register(table, ("a", "b"))
+    ... def both(): ...
+    >>> sorted(table)
+    ['a', 'b']
+    """
+
+    def enter(function: F) -> F:
         for name in names:
-            if name in RULES:
-                raise ValueError(f"{name} already has a rule: {RULES[name].__name__}")
-            RULES[name] = rule
-        return rule
+            if name in table:
+                raise ValueError(f"{name} is taken by {table[name].__qualname__}")
+            table[name] = function
+        return function
 
-    return register
+    return enter
+
+
+def kernel(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators by name, such as `"aten.sum.dim_IntList"`."""
+    return register(RULES, names)
