@@ -18,6 +18,7 @@ test-all: $(READY) lint
 
 bench: $(READY)
 	$(BIN)/python benchmarks/allocator_speed.py
+	$(BIN)/python benchmarks/billions.py
 	$(BIN)/python benchmarks/virtual_gpu.py
 
 lint: $(READY)

@@ -1,0 +1,29 @@
+"""Large models cost the estimator neither their memory nor their initialisation."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import resource, torch, ullage
+
+def train():
+    model = torch.nn.Sequential(*[torch.nn.Linear(20480, 20480) for _ in range(10)])
+    assert not model[0].weight.is_cuda
+    model = model.to(torch.bfloat16).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.randn(8, 20480, dtype=torch.bfloat16, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+estimate = ullage.estimate(train, gpu="H200")
+print(estimate.breakdown["parameters"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_four_billion_parameters_take_less_than_two_gibibytes():
+    answer = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
+    assert answer.returncode == 0, answer.stderr
+    parameters, resident_kib = map(int, answer.stdout.split())
+    assert parameters == 10 * (20480 * 20480 + 20480) * 2
+    assert resident_kib < 2 * 2**20
