@@ -4,14 +4,17 @@ Runs every row of a ground-truth file (`h200_train_steps.jsonl` beside its `trai
 `ullage.estimate(lambda: train(row), gpu="H200")`. The folder is `$ULLAGE_GROUNDTRUTH`, by default
 `../shared/groundtruth`; without it there is nothing to compare with, and the script says so.
 
-    python benchmarks/virtual_gpu.py [--every N] [--json FILE]
+    python benchmarks/virtual_gpu.py [--every N] [--workers N] [--json FILE]
 """
 
 import argparse
+import functools
 import importlib.util
 import json
+import multiprocessing
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from ullage.workload import read_rows
 TRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", Path(__file__).parents[1] / ".." / "shared" / "groundtruth"))
 
 
+@functools.cache
 def load() -> tuple[list[dict[str, Any]], Any]:
     """The rows and the training function that was measured."""
     file = TRUTH / "h200_train_steps.jsonl"
@@ -36,6 +40,19 @@ def load() -> tuple[list[dict[str, Any]], Any]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return list(read_rows(file)), module.train
+
+
+def run(row: dict[str, Any]) -> accuracy.Comparison:
+    """Estimate one row with the training function that was measured."""
+    train = load()[1]
+    return accuracy.compare(row, run=lambda: train(row))
+
+
+def warm_up() -> None:
+    """Imports are no part of the time: estimate one run of each family first."""
+    rows, _ = load()
+    for row in {row["model"].split(":")[0]: row for row in rows}.values():
+        run(row)
 
 
 def print_table(results: list[accuracy.Comparison]) -> None:
@@ -60,16 +77,13 @@ def main() -> None:
     """Run, print the table and what failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth row only")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="so many processes at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of all rows here")
     options = parser.parse_args()
-    rows, train = load()
-    rows = rows[:: options.every]
-    for first in {row["model"].split(":")[0]: row for row in rows}.values():
-        accuracy.compare(first, run=lambda row=first: train(row))  # a warm process: imports are not part of the time
-    results = [
-        accuracy.compare(row, run=lambda row=row: train(row))
-        for row in track(rows, description="estimating", console=Console(stderr=True))
-    ]
+    rows = load()[0][:: options.every]
+    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn"), initializer=warm_up) as pool:
+        running = pool.map(run, rows)
+        results = list(track(running, "estimating", total=len(rows), console=Console(stderr=True)))
     print_table(results)
     for result in results:
         if result.failed:

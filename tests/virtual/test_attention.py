@@ -21,6 +21,12 @@ def attention(dtype=torch.bfloat16, size=64, length=128, keys=None, mask=None, d
     return Attention(query, key, key, mask, dropout, causal, False)
 
 
+def grouped(dtype):
+    """Twice as many heads of the query as of the keys."""
+    query, key = torch.empty(2, 8, 128, 64, dtype=dtype), torch.empty(2, 4, 128, 64, dtype=dtype)
+    return Attention(query, key, key, None, 0.0, True, True)
+
+
 @pytest.mark.parametrize(
     ("given", "capability", "expected"),
     [
@@ -37,6 +43,8 @@ def attention(dtype=torch.bfloat16, size=64, length=128, keys=None, mask=None, d
         (attention(mask=torch.zeros(128, 128, dtype=torch.bfloat16)), AMPERE, "efficient"),
         (attention(causal=True, length=64, keys=128), AMPERE, "efficient"),
         (attention(torch.float32, size=30), HOPPER, "math"),
+        (grouped(torch.float32), HOPPER, "math"),
+        (grouped(torch.bfloat16), HOPPER, "cudnn"),
     ],
 )
 def test_the_kernel_is_chosen_as_pytorch_chooses(given, capability, expected):

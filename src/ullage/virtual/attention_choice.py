@@ -104,6 +104,8 @@ def _efficient(attention: Attention, capability: tuple[int, int]) -> bool:
     query, key, value = attention[:3]
     if not torch._C._get_mem_efficient_sdp_enabled() or not _four_dimensions(attention):
         return False
+    if query.shape[1] != key.shape[1]:  # grouped heads: not up to PyTorch 2.11, whose choices these are
+        return False
     types = (torch.float16, torch.float32, torch.bfloat16) if capability >= (8, 0) else (torch.float16, torch.float32)
     if not (_all_have_type(attention, types) and _heads_agree(attention)):
         return False
