@@ -27,6 +27,7 @@ from ullage.virtual.values import Values
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
 LARGE_SEGMENT = 20 * MIB
 UNMEASURED_SHARE = 20  # a twentieth: libraries choose other kernels on other generations
+DOUBTFUL_SHARE = 40  # a fortieth: one wrong workspace moves others (docs/accuracy.md has what this covers)
 
 _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
@@ -84,12 +85,13 @@ class VirtualGPU:
         """The bound for `process_memory` that placement may use.
 
         It has the largest context seen on such a card, and above the peak one segment more (two runs of the same
-        job differ by as much), the temporary by which the most doubtful kernel choice could be larger, and on
-        GPUs whose kernels were not measured a share of the whole.
+        job differ by as much); where a kernel's choice was doubtful, the bytes by which the most doubtful one could
+        be larger and a fortieth of the whole for the others; on GPUs whose kernels were not measured a twentieth.
         """
         context = self.spec.context_upper or self.context
+        doubtful = self.uncertain + self.peak_reserved // DOUBTFUL_SHARE if self.uncertain else 0
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
-        return context + self.peak_reserved + unmeasured + self.uncertain + LARGE_SEGMENT
+        return context + self.peak_reserved + unmeasured + doubtful + LARGE_SEGMENT
 
     @property
     def notes(self) -> list[str]:
