@@ -13,7 +13,6 @@ import torch
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 _CODES = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}  # at::SDPBackend: math 0, flash 1, efficient 2, cudnn 3
-CUDNN_VERSION = 91900  # of the CUDA 13 builds that the kernel tables were measured with
 
 
 class Attention(NamedTuple):

@@ -64,7 +64,6 @@ class Host:
 
     def __init__(self) -> None:
         self._unfilled: dict[int, _Unfilled] = {}
-        self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on CPU tensors, or put it off."""

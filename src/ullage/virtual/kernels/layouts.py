@@ -31,11 +31,6 @@ def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
     return new(tuple(made.shape), dtype or tensor.dtype, made.stride())
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """`tensor.is_non_overlapping_and_dense()`: its elements fill a stretch of memory, in whatever order."""
-    return bool(torch.empty_like(twin(tensor)).stride() == tensor.stride())
-
-
 def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
     """`tensor.suggest_memory_format()`: channels last if the strides say so."""
     return torch._prims_common.suggest_memory_format(tensor)

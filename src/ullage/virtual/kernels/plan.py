@@ -122,10 +122,6 @@ class Plan:
     library: str = ""  # "cublas" or "cublaslt": its workspace is taken first, if this is the first use
     uncertain: int = 0  # bytes by which a temporary could be larger, where the choice of the kernel is not sure
 
-    def temporaries(self) -> list[int]:
-        """Sizes of the temporaries in order."""
-        return [value for step, value in self.steps or () if step == TEMPORARY]
-
 
 class Steps:
     """Writes the steps of a plan in the order of the kernel.

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-
-from ullage.virtual.kernels.layouts import twin
+from ullage.virtual.kernels.layouts import copy_size, twin
 from ullage.virtual.kernels.plan import New, Plan, Steps
 from ullage.virtual.kernels.registry import Call, kernel
-
-
-def contiguous_copy(tensor: torch.Tensor) -> int:
-    """Bytes that `tensor.contiguous()` takes: none if it is contiguous already."""
-    return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
 
 
 @kernel("aten._softmax.default", "aten._log_softmax.default")
 def softmax(call: Call) -> Plan:
     """host_softmax: works on a contiguous copy of its input."""
     plan = call.infer()
-    copy = contiguous_copy(call.args[0])
+    copy = copy_size(call.args[0])
     return Plan(plan.outputs, Steps().output(0).temporary(copy).steps if copy else None, single=True)
 
 
@@ -31,7 +24,7 @@ def softmax_backward(call: Call) -> Plan:
     steps = Steps().output(0).temporary(product.numel() * product.element_size())
     for tensor in (product, output):
         if not tensor.is_contiguous():
-            steps.temporary(contiguous_copy(tensor))
+            steps.temporary(copy_size(tensor))
     return Plan(plan.outputs, steps.steps, single=True)
 
 
@@ -39,7 +32,7 @@ def softmax_backward(call: Call) -> Plan:
 def log_softmax_backward(call: Call) -> Plan:
     """log_softmax_backward_cuda_out: contiguous copies where needed."""
     plan = call.infer()
-    copies = [contiguous_copy(tensor) for tensor in call.args[:2]]
+    copies = [copy_size(tensor) for tensor in call.args[:2]]
     return Plan(plan.outputs, Steps().output(0).temporary(*[size for size in copies if size]).steps, single=True)
 
 

@@ -10,8 +10,8 @@ import math
 import torch
 
 from ullage.virtual.kernels import cub
-from ullage.virtual.kernels.layouts import ceil_div, copy_size, is_dense, twin
-from ullage.virtual.kernels.plan import New, Plan, Steps
+from ullage.virtual.kernels.layouts import ceil_div, copy_size, twin
+from ullage.virtual.kernels.plan import New, Plan, Steps, is_dense
 from ullage.virtual.kernels.registry import Call, kernel
 
 _SMALL = 4096  # Sort.cpp, should_use_small_sort: up to so many elements are sorted in place by one block
@@ -39,7 +39,7 @@ def add_sort(steps: Steps, call: Call, source: torch.Tensor, dim: int) -> None:
         steps.temporary(length * _INDEX).free(-1)
         return
     copies = []
-    if not (is_dense(source) and source.stride(dim) == 1):
+    if not (is_dense(source.shape, source.stride()) and source.stride(dim) == 1):
         size = source.numel() * source.element_size()
         copies = [steps.take(size), steps.take(size), steps.take(source.numel() * _INDEX)]
     _add_large_sort(steps, call, source, length)
