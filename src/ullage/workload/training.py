@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from ullage.errors import MissingPackage, UnknownName
+from ullage.virtual.torchvision_operators import make_torchvision_importable
 from ullage.workload.configuration import Configuration
 
 _AMP = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -17,6 +18,7 @@ AUXILIARY_WEIGHT = 0.4  # of the second classifier of Inception-like networks
 
 def build(configuration: Configuration) -> nn.Module:
     """The model, on the CPU and untrained."""
+    make_torchvision_importable()  # timm and transformers import it too, also outside a virtual GPU
     builders = {"tv": _torchvision, "timm": _timm, "hf": _transformers, "mlp": _perceptron}
     return builders[configuration.source](configuration)
 
