@@ -10,6 +10,7 @@ import typer
 from ullage.cli.diff import diff
 from ullage.cli.evaluate import evaluate
 from ullage.cli.gpus import gpus
+from ullage.cli.measure import measure
 from ullage.errors import UllageError
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ def _version(
 app.command()(gpus)
 app.command()(evaluate)
 app.command()(diff)
+app.command()(measure)
 
 
 def main() -> None:

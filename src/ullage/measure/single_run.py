@@ -1,0 +1,178 @@
+"""One run on the real GPU, in this very process: what a fresh process started by `ullage.measure.runs` does.
+
+    echo '{"row": {"model": "tv:resnet18", ...}, "iterations": 5}' | python -m ullage.measure.single_run
+
+The order is given on standard input as JSON; the answer is one line of JSON on standard output, in the form of the
+measured files: peaks, figures after each iteration, NVML's figures. A run that runs out of memory is an answer too
+(`"oom"`: PyTorch's message); only what could not be tried at all is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import runpy
+import sys
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ullage.workload import Configuration, build, train
+
+_ACTIONS = {"alloc": 0, "free_requested": 1, "free_completed": 2, "segment_alloc": 3, "segment_free": 4}
+_MOST_EVENTS = 10_000_000
+
+
+def process_memory() -> int | None:
+    """What NVML says this process takes on the GPU; `None` where NVML does not know it."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if process.pid == os.getpid() and process.usedGpuMemory:
+                return int(process.usedGpuMemory)
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+    return None
+
+
+def _outside() -> int | None:
+    """What the process takes outside PyTorch's allocator."""
+    taken = process_memory()
+    return None if taken is None else taken - torch.cuda.memory_reserved()
+
+
+def _save_history(file: Path) -> int:
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    events = [event for event in events if event["action"] in _ACTIONS]
+    base = min((event["addr"] for event in events if event["action"] == "segment_alloc"), default=0)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        file,
+        action=np.array([_ACTIONS[event["action"]] for event in events], dtype=np.uint8),
+        addr=np.array([event["addr"] - base for event in events], dtype=np.int64),
+        size=np.array([event["size"] for event in events], dtype=np.int64),
+    )
+    return len(events)
+
+
+def _set_cap(cap: int) -> float:
+    """Allow the allocator so many bytes; PyTorch multiplies the fraction out again, so it is set a little above."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    fraction = min(1.0, (cap + 512) / total)
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    return fraction
+
+
+def _train(row: dict[str, Any], iterations: int, answer: dict[str, Any]) -> None:
+    configuration = Configuration.from_row(row)
+    after: list[list[int]] = []
+    ends: list[list[int]] = []  # while model, batch and loss are still alive
+    outside: list[int | None] = []
+    times = [time.perf_counter()]
+
+    def note() -> None:
+        torch.cuda.synchronize()
+        times.append(time.perf_counter())
+        after.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
+        outside.append(_outside())
+        ends.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
+
+    try:
+        train(configuration, iterations, after_iteration=note)
+    finally:
+        steps = sorted(end - begin for begin, end in zip(times[1:], times[2:], strict=False))
+        answer |= {"per_iter": after, "outside_per_iter": outside}
+        if steps:
+            answer["step_s"] = steps[len(steps) // 2]
+        if ends:
+            answer["end_alloc"], answer["end_reserved"] = ends[-1]
+            with torch.device("meta"):
+                answer["params"] = sum(parameter.numel() for parameter in build(configuration).parameters())
+
+
+def _run_script(path: str, args: list[str], module: bool) -> None:
+    sys.argv = [path, *args]
+    sys.path.insert(0, os.getcwd() if module else str(Path(path).resolve().parent))
+    try:
+        if module:
+            runpy.run_module(path, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise RuntimeError(f"the script ended with exit code {error.code}") from None
+
+
+def measure_here(order: dict[str, Any]) -> dict[str, Any]:
+    """Do what the order says; see `ullage.measure.runs.Order`."""
+    begin = time.perf_counter()
+    torch.cuda.init()
+    torch.empty(1, device="cuda").cpu()
+    torch.cuda.empty_cache()
+    answer: dict[str, Any] = {"nvml_ctx": process_memory()}
+    torch.cuda.reset_peak_memory_stats()
+    history = order.get("history")
+    if history:
+        torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=_MOST_EVENTS)
+    if order.get("cap"):
+        answer["cap"] = order["cap"]
+        _set_cap(order["cap"])
+    try:
+        if order.get("script"):
+            _run_script(order["script"], order.get("args", []), bool(order.get("module")))
+        else:
+            _train(order["row"], order.get("iterations", 5), answer)
+    except torch.OutOfMemoryError as error:
+        answer["oom"] = str(error).split(" If reserved")[0]
+    torch.cuda.synchronize()
+    statistics = torch.cuda.memory_stats()
+    current = {
+        "end_alloc": statistics["allocated_bytes.all.current"],
+        "end_reserved": statistics["reserved_bytes.all.current"],
+    }
+    answer = {
+        **current,
+        **answer,
+        "peak_alloc": statistics["allocated_bytes.all.peak"],
+        "peak_reserved": statistics["reserved_bytes.all.peak"],
+        "nvml_end": process_memory(),
+        "retries": statistics["num_alloc_retries"],
+        "segments": statistics["segment.all.peak"],
+    }
+    if history:
+        answer["event_count"] = _save_history(Path(history))
+    answer["wall_s"] = round(time.perf_counter() - begin, 2)
+    return answer
+
+
+def main() -> None:
+    """Read the order, measure, print the answer; what the run itself prints goes to standard error."""
+    order = json.load(sys.stdin)
+    try:
+        with redirect_stdout(sys.stderr):
+            answer = measure_here(order)
+    except Exception as error:
+        answer = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:500]}
+    out = io.TextIOWrapper(os.fdopen(os.dup(1), "wb"), write_through=True)
+    out.write("\n" + json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()
