@@ -68,7 +68,7 @@ class CachingAllocator(Counters):
             UNLIMITED if grows else config.max_split_size,
         )
         super().__init__(self._small, self._large)
-        self.capacity: Final = capacity
+        self.capacity = capacity  # shrinks when something else on the card takes memory
         self.total_memory: Final = total_memory
         self.config: Final = config
         self.on_event: Callable[[int, int, int], None] | None = None

@@ -18,7 +18,7 @@ from ullage.gpus import gpu as find_gpu
 from ullage.units import MIB
 from ullage.virtual import accumulation, casts, composites, kernels, steps, surface
 from ullage.virtual.host import Host
-from ullage.virtual.kernels.workspaces import Workspaces
+from ullage.virtual.kernels.workspaces import CODE, Workspaces
 from ullage.virtual.memory import PARAMETERS, DeviceMemory
 from ullage.virtual.mode import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
@@ -45,7 +45,7 @@ class VirtualGPU:
     def __init__(self, spec: GPU, config: AllocatorConfig | None = None, limited: bool = True) -> None:
         self.spec = spec
         self.config = config or AllocatorConfig.from_environment()
-        self.context = spec.context or 0
+        self.context = max(0, (spec.context or 0) - sum(CODE.values()))  # grows as libraries are loaded
         usable = spec.usable
         total = usable if limited else 1 << 62
         allocator = CachingAllocator(total - self.context, self.config, total_memory=total)
@@ -88,7 +88,7 @@ class VirtualGPU:
         job differ by as much); where a kernel's choice was doubtful, the bytes by which the most doubtful one could
         be larger and a fortieth of the whole for the others; on GPUs whose kernels were not measured a twentieth.
         """
-        context = self.spec.context_upper or self.context
+        context = max(self.context, (self.spec.context_upper or 0) - self.workspaces.not_loaded)
         doubtful = self.uncertain + self.peak_reserved // DOUBTFUL_SHARE if self.uncertain else 0
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
         return context + self.peak_reserved + unmeasured + doubtful + LARGE_SEGMENT
@@ -110,6 +110,13 @@ class VirtualGPU:
     def refuse(self, what: str, advice: str) -> None:
         """Say that something cannot be followed."""
         raise UnsupportedOperation(f"the virtual GPU cannot follow {what}: {advice}")
+
+    def take_outside(self, size: int) -> None:
+        """Something besides the allocator takes memory of the card: the code of a library."""
+        if self.spec.context:
+            self.context += size
+            self.memory.context = self.context
+            self.memory.allocator.capacity -= size
 
     def keep_peaks(self) -> None:
         """The code is about to reset PyTorch's peaks; those of the whole run must not be lost."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import New, Output, Plan, Steps, is_contiguous, new
+from ullage.virtual.kernels.plan import CUDNN, New, Output, Plan, Steps, is_contiguous, new
 from ullage.virtual.kernels.registry import Call, kernel
 
 _SEED = 8  # bytes: one 64-bit number
@@ -40,7 +40,7 @@ def cudnn_forward(call: Call) -> Plan:
         steps.output(1)
     if length > 1:  # a single row is another kernel, without workspace
         steps.temporary(256)
-    plan = Plan(outputs, steps.steps)
+    plan = Plan(outputs, steps.steps, library=CUDNN)
     plan.defaults = {4: length, 5: key.shape[2]}
     return plan
 

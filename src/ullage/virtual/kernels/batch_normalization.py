@@ -19,7 +19,7 @@ from ullage.virtual.kernels.layouts import (
     like,
     suggested_format,
 )
-from ullage.virtual.kernels.plan import New, Output, Plan, Steps, new
+from ullage.virtual.kernels.plan import CUDNN, New, Output, Plan, Steps, new
 from ullage.virtual.kernels.registry import Call, kernel
 from ullage.virtual.kernels.statistics import add_moments
 
@@ -205,12 +205,12 @@ def cudnn_forward(call: Call) -> Plan:
     reserve = new((0,), torch.uint8)
     if not training:
         none = new((0,), weight.dtype)
-        return Plan([out, none, none, reserve])
+        return Plan([out, none, none, reserve], library=CUDNN)
     saved = new((source.shape[1],), weight.dtype)
     steps = Steps().output(0, 1, 2)
     if _is_channels_last(source):
         steps.temporary(cudnn_workspace(source.shape, source.dtype, forward=True))
-    return Plan([out, saved, saved, reserve], steps.output(3).steps)
+    return Plan([out, saved, saved, reserve], steps.output(3).steps, library=CUDNN)
 
 
 @kernel("aten.cudnn_batch_norm_backward.default")

@@ -27,7 +27,7 @@ from ullage.virtual.kernels.convolution_layouts import (
 )
 from ullage.virtual.kernels.cudnn_choice import workspace
 from ullage.virtual.kernels.cudnn_workspaces import DATA, FILTER, FORWARD, Problem, Workspace
-from ullage.virtual.kernels.plan import Output, Plan, Steps, new
+from ullage.virtual.kernels.plan import CONVOLUTION, Output, Plan, Steps, new
 from ullage.virtual.kernels.reductions import Kind, add_buffers, partial_size
 from ullage.virtual.kernels.registry import Call, kernel
 
@@ -58,6 +58,7 @@ class _Run:
 
     def __init__(self, ask: Ask) -> None:
         self.steps, self.ask, self.uncertain = Steps(), ask, 0
+        self.library = ""
 
     def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
         """`tensor.contiguous(format)`, and the number of its temporary for `drop`."""
@@ -74,6 +75,7 @@ class _Run:
     def workspace(self, problem: Problem) -> None:
         """cuDNN's workspace lives as long as the kernel."""
         found = self.ask(problem)
+        self.library = CONVOLUTION
         if found.size:
             self.steps.temporary(found.size).free(-1)
         self.uncertain = max(self.uncertain, found.larger - found.size)
@@ -150,7 +152,7 @@ def forward_plan(source: Operand, weight: Operand, settings: Settings, cudnn: bo
         run_it = run.convolve_back if settings.transposed else run.convolve
         result = run_it(0, source, weight, out, settings)
     outputs = [_as_1d(result) if flat else result]
-    return Plan(outputs, run.steps.steps, single=True, uncertain=run.uncertain)
+    return Plan(outputs, run.steps.steps, single=True, uncertain=run.uncertain, library=run.library)
 
 
 def _columns(run: _Run, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:
@@ -250,4 +252,4 @@ def convolution_backward(call: Call) -> Plan:
         dims = [dim for dim in range(len(grad.size)) if dim != 1]
         itemsize = grad.dtype.itemsize
         add_buffers(run.steps, call, call.args[0], dims, Kind(itemsize, partial_size(grad.dtype)), itemsize)
-    return Plan(outputs, run.steps.steps, uncertain=run.uncertain)
+    return Plan(outputs, run.steps.steps, uncertain=run.uncertain, library=run.library)

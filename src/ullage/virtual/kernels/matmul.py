@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ullage.virtual.kernels.layouts import ceil_div
-from ullage.virtual.kernels.plan import New, Plan, Same, Steps
+from ullage.virtual.kernels.plan import CUBLAS, CUBLAS_LT, New, Plan, Same, Steps
 from ullage.virtual.kernels.registry import Call, kernel
 
 _POINTER, _STRIDE, _PROBLEM_SIZE = 8, 8, 12  # bytes; three 32-bit sizes make a problem
@@ -32,7 +32,7 @@ def _with_copies(plan: Plan, *matrices: torch.Tensor) -> Plan:
 def product(call: Call) -> Plan:
     """Blas.cpp: every product needs a cuBLAS handle with its workspace; the right factor is looked at first."""
     plan = call.infer()
-    plan.library = "cublas"
+    plan.library = CUBLAS
     return _with_copies(plan, call.args[1], call.args[0])
 
 
@@ -40,7 +40,7 @@ def product(call: Call) -> Plan:
 def product_with_vector(call: Call) -> Plan:
     """Blas.cpp, addmv_out_cuda: as a product of matrices."""
     plan = call.infer()
-    plan.library = "cublas"
+    plan.library = CUBLAS
     return _with_copies(plan, call.args[0])
 
 
@@ -48,7 +48,7 @@ def product_with_vector(call: Call) -> Plan:
 def sum_of_products(call: Call) -> Plan:
     """Blas.cpp, baddbmm_out_cuda_impl."""
     plan = call.infer()
-    plan.library = "cublas"
+    plan.library = CUBLAS
     return _with_copies(plan, call.args[2], call.args[1])
 
 
@@ -59,7 +59,7 @@ def product_with_bias(call: Call) -> Plan:
     bias, _, right = call.args[:3]
     scaled = call.kwargs.get("beta", 1) != 1
     fused = bias.dim() == 1 and bias.is_contiguous() and bias.dtype in _LT_TYPES and not scaled
-    plan.library = "cublaslt" if fused and right.shape[0] > 1 and right.shape[1] > 1 else "cublas"
+    plan.library = CUBLAS_LT if fused and right.shape[0] > 1 and right.shape[1] > 1 else CUBLAS
     return plan if isinstance(plan.outputs[0], Same) else _with_copies(plan, right, call.args[1])
 
 

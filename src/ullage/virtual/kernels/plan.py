@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 OUTPUT, TEMPORARY, FREE = range(3)
+CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
 
 
 class New(NamedTuple):
@@ -119,7 +120,7 @@ class Plan:
     defaults: dict[int, Any] | None = None  # outputs that are plain numbers
     host_outputs: dict[int, torch.dtype] | None = None  # outputs that are single numbers in CPU tensors
     quick: New | None = None  # the only output of a plan without steps; filled in by the mode
-    library: str = ""  # "cublas" or "cublaslt": its workspace is taken first, if this is the first use
+    library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use
     uncertain: int = 0  # bytes by which a temporary could be larger, where the choice of the kernel is not sure
 
 

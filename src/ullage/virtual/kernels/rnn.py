@@ -15,7 +15,7 @@ import torch
 
 from ullage.virtual.kernels.extremes import add_sum
 from ullage.virtual.kernels.layouts import ceil_div, copy_size, twin
-from ullage.virtual.kernels.plan import Alias, Output, Plan, Steps, contiguous_strides, new
+from ullage.virtual.kernels.plan import CUDNN, Alias, Output, Plan, Steps, contiguous_strides, new
 from ullage.virtual.kernels.registry import Call, kernel
 
 RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
@@ -224,7 +224,7 @@ def cudnn_rnn(call: Call) -> Plan:
         buffer = Alias(3, tuple(flat.shape), flat.stride(), 0)
     workspace = steps.take(network.workspace())
     steps.output(3).free(workspace)
-    return Plan([out, hidden, cells, reserve, buffer], steps.steps)
+    return Plan([out, hidden, cells, reserve, buffer], steps.steps, library=CUDNN)
 
 
 def _input_copies(source: torch.Tensor, hx: Any, cx: Any, batch_first: bool, packed: bool) -> list[int]:
