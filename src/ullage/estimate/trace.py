@@ -50,6 +50,7 @@ class Trace:
         self.capacity: int | None = None
         self.context = 0
         self.allocator_settings = ""
+        self.expandable = False
         self.operators: list[str] = []
         self.modules: list[str | None] = []
         self._values: dict[str, Array] = {}
@@ -91,6 +92,7 @@ class Trace:
         operators = {operator: number for number, operator in enumerate(dict.fromkeys(row[0] for row in table))}
         self.gpu, self.capacity, self.context = card.spec.name, card.spec.usable, card.context
         self.allocator_settings = card.environment.get("PYTORCH_ALLOC_CONF", "")
+        self.expandable = card.config.expandable_segments
         self.operators, self.modules = list(operators), card.places.module_names()
         spans, owners = memory.spans, card.places.owners
         self._values = {
@@ -111,7 +113,7 @@ class Trace:
         """Write the trace to one file (compressed NumPy arrays)."""
         about = {
             "gpu": self.gpu, "capacity": self.capacity, "context": self.context, "operators": self.operators,
-            "modules": self.modules, "allocator_settings": self.allocator_settings,
+            "modules": self.modules, "allocator_settings": self.allocator_settings, "expandable": self.expandable,
         }  # fmt: skip
         arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
         try:

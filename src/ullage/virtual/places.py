@@ -146,8 +146,8 @@ class Places:
         number = self._known[module] = len(self._paths)
         self._paths.append((root, ".".join(part for part in path if part)))
         if self.follow_owners:
-            for parameter in module.parameters(recurse=False):
-                self._own(parameter, number)
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                self._own(tensor, number)
         return number
 
     def _of_node(self) -> int:
@@ -186,4 +186,4 @@ class Places:
     def _own(self, tensor: Any, module: int) -> None:
         span = self._gpu.memory.span_of(tensor) if tensor.layout is torch.strided else None
         if span is not None:
-            self.owners[span.index] = module
+            self.owners.setdefault(span.index, module)  # a shared weight belongs to the module that comes first
