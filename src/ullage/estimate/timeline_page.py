@@ -106,7 +106,7 @@ def _window(trace: Trace) -> tuple[int, int]:
 
 
 def _packed(values: Array, kind: Any) -> str:
-    return base64.b64encode(np.ascontiguousarray(values, dtype=kind).astype(np.dtype(kind).newbyteorder("<"))).decode()
+    return base64.b64encode(values.astype(np.dtype(kind).newbyteorder("<")).tobytes()).decode()
 
 
 def module_groups(trace: Trace) -> tuple[list[str], Array]:

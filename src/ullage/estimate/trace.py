@@ -70,11 +70,11 @@ class Trace:
 
     def operator(self, place: int) -> str:
         """The operator of a place."""
-        return self.operators[self.places[place][0]]
+        return self.operators[int(self.places[place][0])]
 
     def module(self, place: int) -> str | None:
         """The module of a place; `None` outside of any module."""
-        return self.modules[self.places[place][1]]
+        return self.modules[int(self.places[place][1])]
 
     def watch(self, card: VirtualGPU) -> None:
         """Follow a run that is about to begin; what was followed before is forgotten."""
