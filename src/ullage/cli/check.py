@@ -48,8 +48,9 @@ def run(source: str, gpu: str, options: dict[str, Any], margin: str, upper: bool
     try:
         needed = parse_margin(margin, ullage.gpu(gpu).usable)
         answer: Estimate = estimate(source, gpu=gpu, **options)
-    except UllageError as error:
-        print(f"ullage: {error}", file=sys.stderr)
+    except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline
+        known = isinstance(error, UllageError)
+        print(f"ullage: {error}" if known else f"ullage: {type(error).__name__}: {error}", file=sys.stderr)
         raise typer.Exit(CANNOT_TELL) from None
     passed, line = judge(answer, needed, upper)
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from ullage.units import format_bytes
 if TYPE_CHECKING:
     from ullage.gpus import GPU
 
+PIPED_WIDTH = 140  # a pipe has no width of its own; rich would cut names at 80 columns
 _WORDS = {
     "device_name": "as PyTorch names it",
     "memory": "memory (nvidia-smi)",
@@ -48,7 +50,10 @@ _MIG_ONLY = ("parent", "mig_instances")
 
 def gpus(
     word: Annotated[
-        str, typer.Argument(help="Only GPUs whose name contains this; a whole name shows that GPU in full.")
+        str,
+        typer.Argument(
+            help="Only GPUs whose name contains this, or of this generation; a whole name shows that GPU in full."
+        ),
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -61,13 +66,14 @@ def gpus(
 
     one = _one(word)
     cards = [*all_gpus(), *own_gpus()]
-    found = [one] if one else [card for card in cards if word.casefold() in card.name.casefold()]
+    part = word.strip().casefold()
+    found = [one] if one else [card for card in cards if part in card.name.casefold() or part == card.generation]
     if not found:
         raise UllageError(f"no GPU has {word!r} in its name; 'ullage gpus' lists them all")
     if as_json:
         print(json.dumps([vars(card) for card in found], default=str))
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     console.print(_in_full(one) if one else _table(found))
 
 

@@ -27,6 +27,7 @@ LIGHTER = {  # optimizers that keep less beside each weight, the most alike firs
 BF16_CAPABILITY = (8, 0)
 MOST_TRIED_DIVISORS = 3
 MOST_TRIED_GPUS = 4
+WORTH_NAMING = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class _Adviser:
         self._known = {spec.name for spec in fields(job)}
 
     def options(self, answer: Estimate | None) -> list[Option]:
+        answer = answer or self._estimate("as it is")
         changes = list(self._changes())
         found = [self._option(words, **change) for words, change in changes]
         alone = {words: change for words, change in changes if "opt" not in change}
@@ -95,10 +97,9 @@ class _Adviser:
         if batch is not None:
             found += self._accumulated(batch)
             found.append(batch)
-        larger = larger_gpu(
-            lambda card: self._run(self._job, card), answer or self._estimate("as it is"), self._progress
-        )
-        return [*found, larger] if larger is not None else found
+        larger = larger_gpu(lambda card: self._run(self._job, card), answer, self._progress)
+        found += [larger] if larger is not None else []
+        return [option for option in found if option.fits or option.failed or _helps(option, answer)]
 
     def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         job = self._job
@@ -147,6 +148,11 @@ class _Adviser:
             if option.fits:
                 return [option]
         return []
+
+
+def _helps(option: Option, answer: Estimate) -> bool:
+    """Whether a change that is not enough alone is worth naming."""
+    return option.estimate is not None and option.estimate.process_memory < WORTH_NAMING * answer.process_memory
 
 
 def _run(configuration: Configuration, gpu: GPU) -> Estimate:

@@ -18,8 +18,6 @@ from ullage.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from ullage.estimate.advice import Option
 
-_FREE = "#3a414b"
-
 
 def print_report(estimate: Estimate, console: Console | None = None, options: Sequence[Option] = ()) -> None:
     """Print the report; `options` is what would make the job fit, from `advice.options`.
@@ -29,15 +27,15 @@ def print_report(estimate: Estimate, console: Console | None = None, options: Se
     console = console or Console()
     console.print(_head(estimate))
     console.print(_bar(estimate, min(console.width - 4, 76)))
-    console.print(Padding(_legend(estimate), (0, 0, 1, 2)))
+    console.print(Padding(_legend(estimate), (0, 0, 1, 2), expand=False))
     for name, text in _facts(estimate):
-        console.print(Padding(_pair(name, text), (0, 0, 0, 2)))
+        console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
     if options:
         print_options(options, console)
     if estimate.notes:
         console.print("\n[bold]Assumed on the way[/]")
         for note in estimate.notes:
-            console.print(Padding(Text(f"- {note}"), (0, 0, 0, 2)))
+            console.print(Padding(Text(f"- {note}"), (0, 0, 0, 2), expand=False))
 
 
 def print_options(options: Sequence[Option], console: Console | None = None) -> None:
@@ -50,7 +48,8 @@ def print_options(options: Sequence[Option], console: Console | None = None) -> 
             table.add_row("[dim]·[/]", escape(option.change), "", f"[dim]{escape(option.failed or '')}[/]")
             continue
         mark = "[green]✓[/]" if e.fits else "[red]✗[/]"
-        room = f"{format_bytes(e.headroom)} of room" if e.fits else "does not fit"
+        tight = " (tight: the upper bound does not fit)" if e.upper > e.gpu_memory else ""
+        room = f"{format_bytes(e.headroom)} of room{tight}" if e.fits else "does not fit"
         table.add_row(mark, escape(option.change), format_bytes(e.process_memory), room)
     console.print("\n[bold]What would make it fit[/], each estimated:")
     console.print(table)
@@ -66,7 +65,7 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
     for e in estimates:
         mark, style = ("✓", "green") if e.fits else ("✗", "red")
         share = min(1.0, e.process_memory / max(1, e.gpu_memory))
-        bar = Text("█" * round(12 * share), style=style) + Text("█" * (12 - round(12 * share)), style=_FREE)
+        bar = Text("█" * round(12 * share), style=style) + Text("░" * (12 - round(12 * share)), style="dim")
         table.add_row(
             Text(mark, style=style), e.gpu, format_bytes(e.process_memory), format_bytes(e.gpu_memory),
             format_bytes(e.headroom), format_bytes(e.upper), bar,
@@ -95,12 +94,12 @@ def _bar(estimate: Estimate, width: int) -> Padding:
         cells = round(width * used / whole) - drawn
         bar.append("█" * cells, style=BREAKDOWN_COLOURS[name])
         drawn += cells
-    bar.append("█" * (width - drawn), style=_FREE)
+    bar.append("░" * (width - drawn), style="dim")
     if estimate.process_memory <= estimate.gpu_memory:
-        return Padding(bar, (0, 0, 1, 2))
+        return Padding(bar, (0, 0, 1, 2), expand=False)
     end = round(width * estimate.gpu_memory / whole)
     mark = Text(" " * end + "▲ ", style="red") + Text(f"{estimate.gpu} ends here", style="red")
-    return Padding(Group(bar, mark), (0, 0, 1, 2))
+    return Padding(Group(bar, mark), (0, 0, 1, 2), expand=False)
 
 
 def _legend(estimate: Estimate) -> Table:

@@ -101,15 +101,13 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """The answer in one line.
-
-        >>> verdict = "fits on A100-40GB: 14.2 GiB of 39.5 GiB, 25.3 GiB of room"
-        """
+        """The answer in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB of room"."""
         if self.fits:
             room = format_bytes(self.headroom)
             return f"fits on {self.gpu}: {_pair(self.process_memory, self.gpu_memory)}, {room} of room"
         over = f", {format_bytes(-self.headroom)} too much" if self.headroom < 0 else ""
-        return f"DOES NOT FIT on {self.gpu}: {_pair(self.process_memory, self.gpu_memory)}{over}"
+        takes, has = format_bytes(self.process_memory), format_bytes(self.gpu_memory)
+        return f"DOES NOT FIT on {self.gpu}: takes {takes} where {has} can be had{over}"
 
     @property
     def peak_words(self) -> str | None:

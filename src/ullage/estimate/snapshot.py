@@ -35,6 +35,8 @@ _ACTIONS = {
 
 Frames = list[dict[str, Any]]
 
+REPEATED: Frames = [{"name": "the step before, repeated", "filename": "training", "line": 0}]
+
 
 def write(trace: Trace, path: str | Path) -> None:
     """Write a trace as a memory snapshot.
@@ -58,15 +60,14 @@ def snapshot(trace: Trace) -> dict[str, Any]:
     entries: list[dict[str, Any]] = []
     segments: dict[int, int] = {}
     blocks: dict[int, tuple[int, int, Frames]] = {}  # by address: size, bytes asked for, frames
-    asked = -1
     call = 0
-    for action, address, size in trace.events.tolist():
+    for action, address, size, block in trace.events.tolist():
         where: Frames = []
         if action == ALLOC:
-            asked += 1
             step = bisect_left(steps, call + 1) + 1
-            where = [*frames[trace.place[asked]], {"name": f"step {step}", "filename": "training", "line": step}]
-            blocks[address] = int(trace.size[asked]), size, where
+            who = frames[trace.place[block]] if block >= 0 else REPEATED
+            where = [*who, {"name": f"step {step}", "filename": "training", "line": step}]
+            blocks[address] = int(trace.size[block]) if block >= 0 else size, size, where
         elif action in (FREE_REQUESTED, FREE_COMPLETED):
             where = blocks[address][2]
             if action == FREE_COMPLETED:
@@ -75,7 +76,7 @@ def snapshot(trace: Trace) -> dict[str, Any]:
             segments[address] = size
         elif action == SEGMENT_FREE:
             _unmap(segments, address, size)
-        call += action in (ALLOC, FREE_COMPLETED)
+        call += block >= 0 and action in (ALLOC, FREE_COMPLETED)
         entries.append(
             {"action": _ACTIONS[action], "addr": address, "size": size, "stream": 0, "time_us": call, "frames": where}
         )

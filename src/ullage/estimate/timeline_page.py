@@ -155,13 +155,17 @@ def _totals(assigned: list[str | None], weights: Array) -> dict[str, float]:
 
 
 def _first(name: str, parts: int) -> str:
-    return ".".join(name.split(".")[:parts])
+    return ".".join(_parts(name)[:parts])
+
+
+def _parts(name: str) -> list[str]:
+    return [name] if name.endswith("()") else name.split(".")  # AdamW.step() is no path
 
 
 def _prefix(name: str | None, prefixes: set[str]) -> str | None:
     """The longest of `prefixes` that a path begins with."""
     if name is None:
         return None
-    parts = name.split(".")
+    parts = _parts(name)
     candidates = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((prefix for prefix in candidates if prefix in prefixes), parts[0])

@@ -32,7 +32,8 @@ class Trace:
     `size` in bytes, `kind` (a place in `Trace.kinds`), `place` (a row of `places`: operator, module and pass, each a
     place in `operators`, `modules`, `Trace.passes`), `owner` (the module of a parameter, gradient or state; -1 for
     others). `steps` are the calls at which optimizer steps ended, `reserved` pairs of call and bytes, `events` every
-    event of the allocator (action, address, size), `peaks` the calls of the highest allocated and reserved memory.
+    event of the allocator (action, address, size, the block that it begins or -1 in a repetition), `peaks` the calls
+    of the highest allocated and reserved memory.
 
     >>> import torch
     >>> from ullage.estimate.function import estimate
@@ -81,8 +82,10 @@ class Trace:
         self._events = events = array("q")
         card.places.follow_owners = True
 
+        memory = card.memory
+
         def note(action: int, address: int, size: int) -> None:
-            events.extend((action, address, size))
+            events.extend((action, address, size, -1 if memory.repeating else len(memory.spans)))
 
         card.memory.allocator.on_event = note
 
@@ -105,7 +108,7 @@ class Trace:
             "places": np.array([(operators[name], module, part) for name, module, part in table], np.int32),
             "steps": np.array(card.progress.ends, np.int64),
             "reserved": np.array(memory.reserved_at, np.int64).reshape(-1, 2),
-            "events": np.frombuffer(self._events, np.int64).reshape(-1, 3)[: _run_only(self._events, memory.clock)],
+            "events": _without_last_repetitions(np.array(self._events, np.int64).reshape(-1, 4)),
             "peaks": np.array([memory.peak_clock, memory.peak_reserved_clock], np.int64),
         }
 
@@ -139,11 +142,7 @@ class Trace:
         return trace
 
 
-def _run_only(events: array[int], calls: int) -> int:
-    """How many events belong to the run: repeating the last iteration to let the allocator settle adds more."""
-    done = 0
-    for index, action in enumerate(events[::3]):
-        if done == calls and action in (0, 1):
-            return index
-        done += action in (0, 2)
-    return len(events) // 3
+def _without_last_repetitions(events: Array) -> Array:
+    """Repeating the last iteration to let the allocator settle adds events that no request of the run stands behind."""
+    of_run = np.flatnonzero(events[:, 3] >= 0)
+    return events[: of_run[-1] + 1] if len(of_run) else events[:0]

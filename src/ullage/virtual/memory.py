@@ -67,6 +67,7 @@ class DeviceMemory:
         self.clock = 0
         self.peak_clock = 0
         self.closed = False
+        self.repeating = False  # inside `repeat`, where the allocator's events belong to no request of the run
         self.place: Callable[[], int] = lambda: 0  # the number of who asks now
         self.peak_reserved_clock = 0
         self._reserved = 0
@@ -180,7 +181,7 @@ class DeviceMemory:
         At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
         tensors no longer give anything back.
         """
-        self.closed = True
+        self.closed = self.repeating = True
         allocator, stream = self.allocator, self.stream
         blocks: list[Any] = [span.block for span in self.spans]
         unchanged = 0
