@@ -55,6 +55,8 @@ def draw_page(folder: Path, page: Path) -> None:
 if __name__ == "__main__":
     target = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     resnet = Configuration(model="tv:resnet50", batch=64, input=[3, 224, 224])
-    draw_report("report", "ullage estimate", target, resnet, "A100-40GB")
-    draw_report("too_large", "ullage estimate", target, replace(resnet, batch=256), "RTX-4090")
+    draw_report(
+        "report", "ullage estimate torchvision:resnet50 --batch-size 64 --gpu A100-40GB", target, resnet, "A100-40GB"
+    )
+    draw_report("too_large", "ullage estimate", target, replace(resnet, batch=384), "RTX-4090")
     draw_page(target, Path(tempfile.gettempdir()) / "report.html")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from ullage.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from ullage.estimate import Estimate
+    from ullage.gpus import GPU
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2
 
@@ -36,18 +38,22 @@ def check(
 
     Example: ullage check torchvision:resnet50 --batch-size 64 --gpu RTX-4090 --margin 10%
     """
-    chosen = {"batch_size": batch_size, "optimizer": optimizer, "precision": precision, "args": args or None}
-    run(source, gpu, {name: value for name, value in chosen.items() if value is not None}, margin, upper, as_json)
-
-
-def run(source: str, gpu: str, options: dict[str, Any], margin: str, upper: bool, as_json: bool) -> None:
-    """Estimate, print one line (or JSON) and leave with the exit code."""
     import ullage
 
+    chosen = {"batch_size": batch_size, "optimizer": optimizer, "precision": precision, "args": args or None}
+    options = {name: value for name, value in chosen.items() if value is not None}
     estimate: Any = ullage.estimate
+    answer_with(lambda card: estimate(source, gpu=card, **options), source, gpu, margin, upper, as_json)
+
+
+def answer_with(run: Callable[[GPU], Estimate], source: str, gpu: str, margin: str, upper: bool, as_json: bool) -> None:
+    """Estimate by `run`, print one line (or JSON) and leave with the exit code."""
+    from ullage.gpus import gpu as find_gpu
+
     try:
-        needed = parse_margin(margin, ullage.gpu(gpu).usable)
-        answer: Estimate = estimate(source, gpu=gpu, **options)
+        card = find_gpu(gpu)
+        needed = parse_margin(margin, card.usable)
+        answer = run(card)
     except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline
         known = isinstance(error, UllageError)
         print(f"ullage: {error}" if known else f"ullage: {type(error).__name__}: {error}", file=sys.stderr)

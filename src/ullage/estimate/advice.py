@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ullage.errors import UllageError
 from ullage.estimate.function import estimate as estimate_function
 from ullage.estimate.result import Estimate
 from ullage.gpus import GPU, gpus
@@ -119,8 +118,9 @@ class _Adviser:
     def _option(self, words: str, **change: Any) -> Option:
         try:
             return Option(words, self._estimate(words, **change))
-        except UllageError as error:
-            return Option(words, None, str(error))
+        except Exception as error:  # a model may refuse a change in any way; the other options are still worth it
+            text = str(error).strip().splitlines() or [type(error).__name__]
+            return Option(words, None, text[0])
 
     def _largest_batch(self) -> Option | None:
         """The largest batch that fits below the present one, by halving; the next one does not fit."""

@@ -6,6 +6,6 @@ BREAKDOWN_COLOURS = {
     "optimizer": "#e8a33d",
     "activations": "#8e6bd1",
     "workspace": "#d1637d",
-    "fragmentation": "#8a94a3",
-    "context": "#5b6675",
+    "fragmentation": "#a3adba",
+    "context": "#6f7c8e",
 }

@@ -48,7 +48,7 @@ def print_options(options: Sequence[Option], console: Console | None = None) -> 
             table.add_row("[dim]·[/]", escape(option.change), "", f"[dim]{escape(option.failed or '')}[/]")
             continue
         mark = "[green]✓[/]" if e.fits else "[red]✗[/]"
-        tight = " (tight: the upper bound does not fit)" if e.upper > e.gpu_memory else ""
+        tight = " (tight: the upper bound does not fit)" if e.tight else ""
         room = f"{format_bytes(e.headroom)} of room{tight}" if e.fits else "does not fit"
         table.add_row(mark, escape(option.change), format_bytes(e.process_memory), room)
     console.print("\n[bold]What would make it fit[/], each estimated:")
@@ -63,7 +63,7 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
         Column("room", justify="right"), Column("at most", justify="right"), Column("", no_wrap=True), "run on",
     )  # fmt: skip
     for e in estimates:
-        mark, style = ("✓", "green") if e.fits else ("✗", "red")
+        mark, style = ("✓", "yellow" if e.tight else "green") if e.fits else ("✗", "red")
         share = min(1.0, e.process_memory / max(1, e.gpu_memory))
         bar = Text("█" * round(12 * share), style=style) + Text("░" * (12 - round(12 * share)), style="dim")
         table.add_row(
@@ -78,7 +78,7 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
 
 
 def _head(estimate: Estimate) -> Group:
-    style = "bold green" if estimate.fits else "bold red"
+    style = "bold yellow" if estimate.tight else "bold green" if estimate.fits else "bold red"
     lines = [Text(f"{'✓' if estimate.fits else '✗'} {estimate.verdict}", style=style)]
     if estimate.source:
         lines.insert(0, Text(estimate.source, style="bold"))

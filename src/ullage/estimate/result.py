@@ -120,9 +120,14 @@ class Estimate:
         return moment(self.reserved_operator, self.reserved_module, self.reserved_pass, self.reserved_step)
 
     @property
+    def tight(self) -> bool:
+        """Whether the job fits by the estimate but not by its upper bound."""
+        return self.fits and self.upper > self.gpu_memory
+
+    @property
     def certainty(self) -> str:
         """How sure the figure is, and why, in a sentence."""
-        most = f"at most {format_bytes(self.upper)}"
+        most = f"at most {format_bytes(self.upper)}" + (", more than the GPU has" if self.tight else "")
         if self.measured is None:
             return most
         if not self.measured:
