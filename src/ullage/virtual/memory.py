@@ -182,6 +182,12 @@ class DeviceMemory:
         tensors no longer give anything back.
         """
         self.closed = self.repeating = True
+        try:
+            return self._repeat_until_quiet(requests, times, quiet)
+        finally:
+            self.repeating = False
+
+    def _repeat_until_quiet(self, requests: list[int], times: int, quiet: int) -> int:
         allocator, stream = self.allocator, self.stream
         blocks: list[Any] = [span.block for span in self.spans]
         unchanged = 0
