@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ullage.cli.check import check
 from ullage.cli.diff import diff
 from ullage.cli.evaluate import evaluate
 from ullage.cli.gpus import gpus
@@ -33,6 +34,7 @@ def _version(
         raise typer.Exit
 
 
+app.command()(check)
 app.command()(gpus)
 app.command()(evaluate)
 app.command()(diff)

@@ -7,3 +7,4 @@ from typing import Annotated
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Gpu = Annotated[str, typer.Option(help="A GPU's name ('ullage gpus' lists them), a TOML file of one's own, or local.")]

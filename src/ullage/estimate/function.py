@@ -11,9 +11,11 @@ import torch
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue
 from ullage.estimate.result import Estimate
+from ullage.estimate.trace import Trace
 from ullage.gpus import GPU
 from ullage.gpus import gpu as find_gpu
 from ullage.virtual import VirtualGPU
+from ullage.virtual.places import Place
 from ullage.virtual.settling import Settled, Settling
 
 LONGEST_TIMELINE = 2000  # points kept; the peaks are always among them
@@ -25,12 +27,14 @@ def estimate(
     gpu: str | GPU = "H200",
     steps: int | None = 3,
     config: AllocatorConfig | None = None,
+    trace: Trace | None = None,
 ) -> Estimate:
     """How much memory a function that trains on "cuda" will take on `gpu`, found without a GPU.
 
     The function runs on a virtual GPU. It is stopped after `steps` optimizer steps, as soon as an iteration asks for
     the same memory as the one before (after 30 steps at the latest); `steps=None` lets it run to its end. If it runs
-    out of memory, it is run once more on a card without limit to say how much it would need.
+    out of memory, it is run once more on a card without limit to say how much it would need. An empty `trace` is
+    filled with every request of the run.
 
     >>> def train():
     ...     model = torch.nn.Linear(1024, 1024).cuda()
@@ -50,15 +54,21 @@ def estimate(
         )
     spec = find_gpu(gpu)
     begin = time.perf_counter()
-    card, message = _run(source, VirtualGPU(spec, config), steps)
+    card, message = _run(source, VirtualGPU(spec, config), steps, trace)
     if message is not None:
         unlimited = VirtualGPU(spec, config, limited=False)
         unlimited.note("memory", "ran out of memory; the figures are those of a card without limit")
-        card, _ = _run(source, unlimited, steps)
+        card, _ = _run(source, unlimited, steps, trace)
+    if trace is not None:
+        trace.fill(card)
     return summarize(card, time.perf_counter() - begin, message)
 
 
-def _run(function: Callable[[], Any], card: VirtualGPU, steps: int | None) -> tuple[VirtualGPU, str | None]:
+def _run(
+    function: Callable[[], Any], card: VirtualGPU, steps: int | None, trace: Trace | None
+) -> tuple[VirtualGPU, str | None]:
+    if trace is not None:
+        trace.watch(card)
     with card:
         if steps is not None:
             card.progress.on_step = Settling(card, steps).after_step
@@ -79,6 +89,7 @@ def summarize(card: VirtualGPU, seconds: float, out_of_memory: str | None = None
     parts["fragmentation"] = card.peak_reserved - sum(parts.values())
     parts["context"] = card.context
     usable = card.spec.usable
+    memory, progress = card.memory, card.progress
     return Estimate(
         gpu=card.spec.name,
         gpu_memory=usable,
@@ -92,9 +103,20 @@ def summarize(card: VirtualGPU, seconds: float, out_of_memory: str | None = None
         steps=card.progress.optimizer_steps,
         seconds=seconds,
         out_of_memory=out_of_memory,
+        **_moment("peak", card.peak_place, progress.step_at(memory.peak_clock)),
+        **_moment("reserved", card.peak_reserved_place, progress.step_at(memory.peak_reserved_clock)),
+        doubtful=card.uncertain,
+        measured=card.spec.context_measured,
         notes=card.notes,
         timeline=_thinned(card.timeline),
     )
+
+
+def _moment(name: str, place: Place | None, step: int | None) -> dict[str, Any]:
+    if place is None:
+        return {}
+    words = {"operator": place.operator, "module": place.module, "pass": place.part, "step": step}
+    return {f"{name}_{key}": value for key, value in words.items()}
 
 
 def _thinned(points: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration
 
-_BREAKDOWN_WORDS = {
+SCHEMA_VERSION = 1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/json.md)
+
+BREAKDOWN_WORDS = {
     "parameters": "weights and buffers moved with them",
     "gradients": "gradients of the weights",
     "optimizer": "the optimizer's state and its temporaries",
@@ -27,6 +30,10 @@ class Estimate:
     `process_memory` is what nvidia-smi shows for the process, `upper` the bound for `process_memory` that placement
     uses. `breakdown` sums up to `process_memory`. `out_of_memory` is PyTorch's message if the job does not fit.
 
+    `peak_operator`, `peak_module`, `peak_pass` and `peak_step` say when the most was allocated, `reserved_...` when
+    the allocator last took more from the card. `doubtful` is by how much the least certain kernel's temporary could
+    be larger, `measured` whether this very GPU was measured. docs/json.md explains every key.
+
     >>> import ullage
     >>> ullage.estimate(train, gpu="H200").peak_reserved      # doctest: +SKIP
     92274688
@@ -44,8 +51,22 @@ class Estimate:
     steps: int
     seconds: float
     out_of_memory: str | None = None
+    source: str | None = None
+    peak_operator: str | None = None
+    peak_module: str | None = None
+    peak_pass: str | None = None
+    peak_step: int | None = None
+    reserved_operator: str | None = None
+    reserved_module: str | None = None
+    reserved_pass: str | None = None
+    reserved_step: int | None = None
+    phases: dict[str, int] = field(default_factory=dict)
+    doubtful: int | None = None
+    measured: bool | None = None
+    computed_on: str | None = None
     notes: list[str] = field(default_factory=list)
     timeline: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
+    schema_version: int = SCHEMA_VERSION
 
     def to_dict(self, timeline: bool = True) -> dict[str, Any]:
         """The attributes as plain values."""
@@ -56,11 +77,68 @@ class Estimate:
         """The attributes as JSON; the keys are the attributes' names."""
         return json.dumps(self.to_dict(timeline), indent=indent)
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Estimate:
+        """An estimate from what `to_dict` or `to_json` gave; keys of later versions that are not known are left out.
+
+        >>> e = Estimate.from_dict(json.loads(text))      # doctest: +SKIP
+        """
+        if not isinstance(values, dict):
+            raise InvalidValue(f"needed an estimate's dictionary; found {type(values).__name__}")
+        known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
+        needed = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.default_factory is MISSING]
+        missing = [name for name in needed if name not in known]
+        if missing:
+            raise InvalidValue(f"this is no estimate: {', '.join(missing)} missing")
+        version = known.get("schema_version", SCHEMA_VERSION)
+        if not isinstance(version, int) or version > SCHEMA_VERSION:
+            raise InvalidValue(
+                f"needed an estimate of schema version {SCHEMA_VERSION} or lower; found {version!r}. "
+                "It was written by a newer Ullage: pip install --upgrade ullage"
+            )
+        known["timeline"] = [tuple(point) for point in known.get("timeline", [])]
+        return cls(**known | {"schema_version": SCHEMA_VERSION})
+
+    @property
+    def verdict(self) -> str:
+        """The answer in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB of room"."""
+        if self.fits:
+            room = format_bytes(self.headroom)
+            return f"fits on {self.gpu}: {_pair(self.process_memory, self.gpu_memory)}, {room} of room"
+        over = f", {format_bytes(-self.headroom)} too much" if self.headroom < 0 else ""
+        takes, has = format_bytes(self.process_memory), format_bytes(self.gpu_memory)
+        return f"DOES NOT FIT on {self.gpu}: takes {takes} where {has} can be had{over}"
+
+    @property
+    def peak_words(self) -> str | None:
+        """When the most was allocated, in words; `None` if it is not known."""
+        return moment(self.peak_operator, self.peak_module, self.peak_pass, self.peak_step)
+
+    @property
+    def reserved_words(self) -> str | None:
+        """When the allocator last took more from the card, in words; `None` if it is not known."""
+        return moment(self.reserved_operator, self.reserved_module, self.reserved_pass, self.reserved_step)
+
+    @property
+    def tight(self) -> bool:
+        """Whether the job fits by the estimate but not by its upper bound."""
+        return self.fits and self.upper > self.gpu_memory
+
+    @property
+    def certainty(self) -> str:
+        """How sure the figure is, and why, in a sentence."""
+        most = f"at most {format_bytes(self.upper)}" + (", more than the GPU has" if self.tight else "")
+        if self.measured is None:
+            return most
+        if not self.measured:
+            return f"{most}: {self.gpu} was not measured, its kernels follow the rules of its generation"
+        if self.doubtful:
+            return f"{most}: the choice of some kernels is doubtful, one by up to {format_bytes(self.doubtful)}"
+        return f"{most}: the memory of every kernel is known, measured on {self.gpu}"
+
     def __str__(self) -> str:
-        verdict = "fits" if self.fits else "DOES NOT FIT"
         lines = [
-            f"{verdict} on {self.gpu}: {format_bytes(self.process_memory)} of {format_bytes(self.gpu_memory)}"
-            + (f", {format_bytes(self.headroom)} left" if self.fits else ""),
+            self.verdict,
             "",
             f"  {format_bytes(self.process_memory):>10}  as nvidia-smi shows it, at the peak"
             f" (at most {format_bytes(self.upper)})",
@@ -72,10 +150,47 @@ class Estimate:
         total = max(1, self.process_memory)
         for name, size in self.breakdown.items():
             bar = "█" * round(30 * size / total)
-            lines.append(f"  {format_bytes(size):>10}  {name:<13} {bar:<30} {_BREAKDOWN_WORDS[name]}")
+            lines.append(f"  {format_bytes(size):>10}  {name:<13} {bar:<30} {BREAKDOWN_WORDS[name]}")
+        if self.peak_words:
+            lines += ["", f"The peak is reached {self.peak_words}."]
         lines += ["", f"{self.steps} optimizer steps followed in {format_duration(self.seconds)}, without a GPU."]
         if self.out_of_memory and not self.fits:
             lines += ["", "PyTorch would stop with:", f"  {self.out_of_memory.split(' If reserved')[0]}"]
         if self.notes:
             lines += ["", "Assumed on the way:"] + [f"  - {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The report as a notebook shows it."""
+        from ullage.estimate.notebook import card
+
+        return card(self)
+
+
+def moment(operator: str | None, module: str | None, part: str | None, step: int | None) -> str | None:
+    """Where a request came from, in words.
+
+    >>> moment("aten.convolution_backward.default", "layer3.4.conv2", "backward", 2)
+    'in the backward pass of layer3.4.conv2, step 2 (convolution_backward)'
+    """
+    if operator is None or part is None:
+        return None
+    places = {
+        "forward": f"in the forward pass of {module}",
+        "backward": f"in the backward pass of {module}" if module else "in the backward pass",
+        "optimizer": f"in {module}",
+        "outside": "outside of the model",
+    }
+    short = operator.removeprefix("aten.").removesuffix(".default")
+    return places[part] + (f", step {step}" if step is not None else "") + (f" ({short})" if short else "")
+
+
+def _pair(used: int, of: int) -> str:
+    """Two sizes; a unit that both share is said once.
+
+    >>> _pair(3 * 2**30, 8 * 2**30), _pair(2**20, 2**30)
+    ('3.00 of 8.00 GiB', '1.00 MiB of 1.00 GiB')
+    """
+    first, second = format_bytes(used), format_bytes(of)
+    number, unit = first.split()
+    return f"{number if second.endswith(unit) else first} of {second}"

@@ -9,11 +9,13 @@ from pathlib import Path
 from ullage.errors import InvalidValue, UnknownName
 from ullage.gpus.card import GPU
 from ullage.gpus.tables import read_catalogue, read_own_card
+from ullage.home import home
 
 _MAKERS = re.compile(r"^(nvidia|geforce|tesla)+")
 _MODEL_LINE = re.compile(r"rtx|gtx")
 _FORM = re.compile(r"pcie|nvl|sxm[0-9]?")
 _MEMORY = re.compile(r"[0-9]+gb")
+_LOCAL = re.compile(r"local(?::([0-9]+))?", re.IGNORECASE)
 _COUNT_AND_NAME = re.compile(r"(?:([0-9]+)\s*[x×*]\s*)?(.+)")
 
 
@@ -23,7 +25,8 @@ def gpu(name: str | Path | GPU) -> GPU:
     A short name will do where only one GPU is called so (`"4090"`, `"gh200"`), and so does what PyTorch
     prints (`"NVIDIA A100-SXM4-40GB"`). A name that fits several ("a100") raises `UnknownName` with them all.
     A path that ends in `.toml` describes one's own card: `base = "A100-40GB"` and the keys that differ, for
-    example `memory = "20GiB"`. A `GPU` is returned as it is.
+    example `memory = "20GiB"`; files in `$ULLAGE_HOME/gpus` are found by their names without `.toml`. `"local"` is
+    the first GPU of this machine, `"local:1"` the second. A `GPU` is returned as it is.
 
     >>> gpu("rtx_4090").name, gpu("4090").name, gpu("NVIDIA H200").name
     ('RTX-4090', 'RTX-4090', 'H200')
@@ -34,7 +37,11 @@ def gpu(name: str | Path | GPU) -> GPU:
         raise InvalidValue(f"needed the name of a GPU or the path of a TOML file; found {name!r}")
     if isinstance(name, Path) or name.strip().endswith(".toml"):
         return read_own_card(Path(str(name).strip()), _named)
-    return _named(name)
+    local = _LOCAL.fullmatch(name.strip())
+    if local is not None:
+        return _local(int(local[1] or 0))
+    own = own_files().get(name.strip().casefold())
+    return read_own_card(own, _named) if own is not None else _named(name)
 
 
 def gpus() -> tuple[GPU, ...]:
@@ -44,6 +51,41 @@ def gpus() -> tuple[GPU, ...]:
     True
     """
     return tuple(_by_name().values())
+
+
+def own_files() -> dict[str, Path]:
+    """The files of one's own GPUs, in `$ULLAGE_HOME/gpus`, by name in small letters.
+
+    >>> isinstance(own_files(), dict)
+    True
+    """
+    return {path.stem.casefold(): path for path in sorted((home() / "gpus").glob("*.toml"))}
+
+
+def own_gpus() -> tuple[GPU, ...]:
+    """One's own GPUs, from the files in `$ULLAGE_HOME/gpus`; a mistake in one of them is said.
+
+    >>> isinstance(own_gpus(), tuple)
+    True
+    """
+    return tuple(read_own_card(path, _named) for path in own_files().values())
+
+
+def select_gpus(text: str) -> list[GPU]:
+    """GPUs to compare: `"all"` (every whole card and one's own), `"mig"`, a generation, or names with commas.
+
+    >>> len(select_gpus("all")) > 45, {card.generation for card in select_gpus("hopper")}
+    (True, {'hopper'})
+    """
+    word = text.strip().casefold()
+    whole = [card for card in gpus() if not card.is_mig]
+    if word == "all":
+        return [*whole, *own_gpus()]
+    if word == "mig":
+        return [card for card in gpus() if card.is_mig]
+    if word in {card.generation for card in whole}:
+        return [card for card in whole if card.generation == word]
+    return list({card.name: card for card in map(gpu, text.split(","))}.values())
 
 
 def gpu_list(text: str) -> list[GPU]:
@@ -59,6 +101,18 @@ def gpu_list(text: str) -> list[GPU]:
             raise InvalidValue(f"needed GPUs such as 4xA100-40GB or 2xH200,T4; found {text!r}")
         cards += [gpu(match[2])] * int(match[1] or 1)
     return cards
+
+
+def _local(index: int) -> GPU:
+    from ullage.gpus.local import local_gpus
+
+    found = local_gpus()
+    if index >= len(found):
+        raise InvalidValue(
+            f"needed GPU {index} of this machine; NVML found {len(found) or 'none'}. "
+            "Give a name instead ('ullage gpus' lists them), or type: pip install nvidia-ml-py"
+        )
+    return found[index]
 
 
 def _named(name: str) -> GPU:

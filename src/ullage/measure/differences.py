@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ullage.allocator import History
 from ullage.gpus import gpu as find_gpu
 from ullage.virtual import VirtualGPU
-from ullage.virtual.native import in_backward
+from ullage.virtual.places import PASSES
 
 ALLOC, FREE = 0, 2  # actions of a history; a free counts when it is completed
 
@@ -69,39 +67,23 @@ def recorded_requests(file: Path) -> list[Request]:
 
 
 def virtual_requests(function: Callable[[], Any], gpu: str = "H200") -> list[Request]:
-    """What a function asks for on a virtual GPU, each with the operator and the module or backward node."""
-    requests: list[Request] = []
-    modules: list[str] = []
+    """What a function asks for on a virtual GPU, each with the operator, the module and the pass."""
+    asked: list[tuple[int, int, int]] = []
     sizes: dict[int, int] = {}
     card = VirtualGPU(find_gpu(gpu))
-
-    def where() -> str:
-        if in_backward():
-            node = torch._C._current_autograd_node()
-            return f"in {node.name()}" if node is not None else "in the backward pass"
-        return f"in {modules[-1]}" if modules else ""
 
     def note(action: int, address: int, size: int) -> None:
         if action == ALLOC:
             sizes[address] = size
-            requests.append(Request(ALLOC, size, card.operator, where()))
-        elif action == FREE:
-            requests.append(Request(FREE, sizes[address], card.operator, where()))
+        if action in (ALLOC, FREE):
+            asked.append((action, sizes[address], card.places.current()))
 
-    def leave(module: Any, args: Any, out: Any) -> None:
-        modules.pop()
-
-    hooks = torch.nn.modules.module
-    before = hooks.register_module_forward_pre_hook(lambda module, args: modules.append(type(module).__name__))
-    after = hooks.register_module_forward_hook(leave, always_call=True)
-    try:
-        with card:
-            card.memory.allocator.on_event = note
-            function()
-    finally:
-        before.remove()
-        after.remove()
-    return requests
+    with card:
+        card.memory.allocator.on_event = note
+        function()
+    table, modules = card.places.table(), card.places.module_names()
+    places = [(operator, f"in {modules[module] or 'no module'} ({PASSES[part]})") for operator, module, part in table]
+    return [Request(action, size, *places[place]) for action, size, place in asked]
 
 
 def first_difference(recorded: list[Request], virtual: list[Request], around: int = 6) -> Difference | None:

@@ -22,6 +22,7 @@ from ullage.virtual.kernels.workspaces import CODE, Workspaces
 from ullage.virtual.memory import PARAMETERS, DeviceMemory
 from ullage.virtual.mode import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
+from ullage.virtual.places import Place, Places
 from ullage.virtual.values import Values
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
@@ -54,6 +55,8 @@ class VirtualGPU:
         self.values = Values(self)
         self.workspaces = Workspaces(self)
         self.progress = steps.Progress(self)
+        self.places = Places(self)
+        self.memory.place = self.places.current
         self.operator = ""
         self.uncertain = 0  # bytes by which the most doubtful temporary of the run could be larger
         self.list_plans: dict[Any, Any] = {}
@@ -102,6 +105,20 @@ class VirtualGPU:
     def timeline(self) -> list[tuple[int, int, int]]:
         """Allocator calls, each with the bytes allocated and reserved after it."""
         return self.memory.timeline
+
+    @property
+    def peak_place(self) -> Place | None:
+        """Who asked when the most bytes were allocated."""
+        return self._place_at(self.memory.peak_clock)
+
+    @property
+    def peak_reserved_place(self) -> Place | None:
+        """Who asked when the allocator last took more from the card than ever before."""
+        return self._place_at(self.memory.peak_reserved_clock)
+
+    def _place_at(self, clock: int) -> Place | None:
+        number = self.memory.place_at(clock)
+        return None if number is None else self.places.place(number)
 
     def note(self, kind: str, text: str) -> None:
         """Add a line to the notes; the same line again is counted."""
@@ -162,6 +179,7 @@ class VirtualGPU:
             self._restore.add(composites.install(self))
             self._restore.add(casts.install())
             self._restore.add(self.progress.install())
+            self._restore.add(self.places.install())
             self._mode.__enter__()
             self._restore.add(lambda: self._mode.__exit__(None, None, None))
             _active.append(self)

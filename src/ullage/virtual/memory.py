@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,10 +26,10 @@ _storage_of: Any = torch._C.TensorBase.untyped_storage
 class Span:
     """One allocation: its block, when it began and ended (in allocator calls), its rounded size, what it was for."""
 
-    __slots__ = ("begin", "block", "end", "index", "kind", "size")
+    __slots__ = ("begin", "block", "end", "index", "kind", "place", "size")
 
-    def __init__(self, begin: int, index: int, block: Block, kind: int) -> None:
-        self.begin, self.end, self.index, self.kind = begin, -1, index, kind
+    def __init__(self, begin: int, index: int, block: Block, kind: int, place: int) -> None:
+        self.begin, self.end, self.index, self.kind, self.place = begin, -1, index, kind, place
         self.block: Block | None = block
         self.size = block.size
 
@@ -35,12 +37,13 @@ class Span:
 class _Watch(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage that is also the span of its memory: one object less for every tensor."""
 
-    __slots__ = ("begin", "block", "end", "index", "kind", "size", "writes")
+    __slots__ = ("begin", "block", "end", "index", "kind", "place", "size", "writes")
     begin: int
     block: Block | None
     end: int
     index: int
     kind: int
+    place: int
     size: int
     writes: int
 
@@ -64,8 +67,12 @@ class DeviceMemory:
         self.clock = 0
         self.peak_clock = 0
         self.closed = False
+        self.repeating = False  # inside `repeat`, where the allocator's events belong to no request of the run
+        self.place: Callable[[], int] = lambda: 0  # the number of who asks now
+        self.peak_reserved_clock = 0
         self._reserved = 0
-        self._reserved_at: list[tuple[int, int]] = []
+        self._peak_reserved = 0
+        self.reserved_at: list[tuple[int, int]] = []
         self._lock = threading.RLock()
         self._peak = -1
 
@@ -83,7 +90,7 @@ class DeviceMemory:
             block = self._block(nbytes)
             watch = _Watch(storage, self._storage_died)
             watch.block, watch.size, watch.kind = block, block.size, self.kind
-            watch.begin, watch.end, watch.writes = self.clock, -1, 0
+            watch.begin, watch.end, watch.writes, watch.place = self.clock, -1, 0, self.place()
             spans = self.spans
             watch.index = len(spans)
             spans.append(watch)  # this keeps the weak reference alive, too
@@ -93,7 +100,7 @@ class DeviceMemory:
         """A bare block, to be given back with `give_back`: a temporary or a library's workspace."""
         with self._lock:
             block = self._block(nbytes)
-            span = Span(self.clock, len(self.spans), block, self.kind if kind is None else kind)
+            span = Span(self.clock, len(self.spans), block, self.kind if kind is None else kind, self.place())
             self.spans.append(span)
             return span
 
@@ -115,7 +122,10 @@ class DeviceMemory:
     def note_reserved(self) -> None:
         """The reserved memory has changed."""
         self._reserved = self.allocator.reserved
-        self._reserved_at.append((self.clock, self._reserved))
+        self.reserved_at.append((self.clock, self._reserved))
+        if self._reserved > self._peak_reserved:
+            self._peak_reserved = self._reserved
+            self.peak_reserved_clock = self.clock
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:
@@ -126,7 +136,7 @@ class DeviceMemory:
             if span.end != -1:
                 changes[span.end] -= span.size
         points, allocated, reserved = [], 0, 0
-        steps = dict(self._reserved_at)
+        steps = dict(self.reserved_at)
         for clock in range(1, self.clock + 1):
             allocated += changes[clock]
             reserved = steps.get(clock, reserved)
@@ -171,22 +181,37 @@ class DeviceMemory:
         At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
         tensors no longer give anything back.
         """
-        self.closed = True
+        self.closed = self.repeating = True
+        try:
+            return self._repeat_until_quiet(requests, times, quiet)
+        finally:
+            self.repeating = False
+
+    def _repeat_until_quiet(self, requests: list[int], times: int, quiet: int) -> int:
         allocator, stream = self.allocator, self.stream
         blocks: list[Any] = [span.block for span in self.spans]
         unchanged = 0
         for done in range(times):
-            before = allocator.peak_reserved
-            for number in requests:
+            before = highest = allocator.peak_reserved
+            for index, number in enumerate(requests):
                 if number > 0:
                     blocks.append(allocator.malloc(number, stream))
+                    if allocator.peak_reserved > highest:
+                        highest = allocator.peak_reserved
+                        self.peak_reserved_clock = self.clock - len(requests) + index + 1
                 else:
                     allocator.free(blocks[number])
                     blocks[number] = None
-            unchanged = unchanged + 1 if allocator.peak_reserved == before else 0
+            unchanged = unchanged + 1 if highest == before else 0
             if unchanged == quiet:
                 return done + 1
         return times
+
+    def place_at(self, clock: int) -> int | None:
+        """The number of who asked for memory at a moment; `None` if nobody did."""
+        index = bisect_left(self.spans, clock, key=lambda span: span.begin)
+        found = index < len(self.spans) and self.spans[index].begin == clock
+        return self.spans[index].place if found else None
 
     def live_at_peak(self) -> dict[str, int]:
         """Rounded bytes by kind at the moment of the highest `allocated`."""

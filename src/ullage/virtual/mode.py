@@ -81,6 +81,8 @@ class _Operator:
         self.plans = _plans.setdefault((func, mode.gpu.spec.name if self.rule else ""), {})
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        gpu = self.gpu
+        gpu.operator = self.name
         if self.special is not None:
             result = self.special(self.gpu, self.func, args, kwargs)
             if result is not NotImplemented:
@@ -95,8 +97,6 @@ class _Operator:
         if plan is None:
             plan = self.plans[key] = self._make_plan(args, kwargs)
             plan.quick = _quick(plan)
-        gpu = self.gpu
-        gpu.operator = self.name
         quick = plan.quick
         result = carry_out(gpu, plan, args, kwargs) if quick is None else gpu.memory.tensor(*quick)
         if self.written:

@@ -5,6 +5,7 @@ They also tell what memory is for: an optimizer's parameters, their gradients an
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ class Progress:
         self._gpu = gpu
         self.optimizer_steps = 0
         self.peaks: list[tuple[int, int]] = []  # allocated and reserved peak after each step
+        self.ends: list[int] = []  # the clock of the memory at the end of each step
         self.on_step: Callable[[], None] | None = None
 
     def install(self) -> Callable[[], None]:
@@ -36,6 +38,10 @@ class Progress:
             after.remove()
 
         return remove
+
+    def step_at(self, clock: int) -> int | None:
+        """In which optimizer step, counted from 1, a moment lies; `None` where there was no step."""
+        return bisect_left(self.ends, clock) + 1 if self.ends else None
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         memory = self._gpu.memory
@@ -50,6 +56,7 @@ class Progress:
         memory = self._gpu.memory
         memory.kind = ACTIVATIONS
         self.optimizer_steps += 1
+        self.ends.append(memory.clock)
         self.peaks.append((memory.allocator.peak_allocated, memory.allocator.peak_reserved))
         if self.on_step is not None:
             self.on_step()

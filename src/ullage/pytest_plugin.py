@@ -1,0 +1,71 @@
+"""A pytest fixture: test "our model still trains on 24 GB" on a machine without a GPU.
+
+    def test_it_trains_on_a_4090(virtual_gpu):
+        with virtual_gpu("RTX-4090") as gpu:
+            train(batch_size=32)
+        assert gpu.process_memory < 20 * 2**30
+
+A job that is too large raises `torch.cuda.OutOfMemoryError` inside the `with`, so the test fails without any
+assertion. `virtual_gpu()` without a name takes `--virtual-gpu NAME` or the setting `virtual_gpu` of the ini file.
+A test that fails shows how much memory each of its virtual GPUs saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ullage.allocator import AllocatorConfig
+    from ullage.gpus import GPU
+    from ullage.virtual import VirtualGPU
+
+_USED = pytest.StashKey[list[Any]]()
+
+
+class GPUMaker:
+    """What the fixture `virtual_gpu` gives: called with a name, it makes a virtual GPU for a `with` statement."""
+
+    def __init__(self, default: str, used: list[Any]) -> None:
+        self._default, self._used = default, used
+
+    def __call__(self, name: str | GPU | None = None, config: AllocatorConfig | None = None) -> VirtualGPU:
+        from ullage.virtual import virtual_gpu
+
+        made = virtual_gpu(name or self._default, config)
+        self._used.append(made)
+        return made
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The default GPU."""
+    parser.getgroup("ullage").addoption("--virtual-gpu", help="the GPU that the fixture virtual_gpu makes by default")
+    parser.addini("virtual_gpu", "the GPU that the fixture virtual_gpu makes by default", default="H200")
+
+
+@pytest.fixture
+def virtual_gpu(request: pytest.FixtureRequest) -> Iterator[GPUMaker]:
+    """Makes virtual GPUs: `with virtual_gpu("RTX-4090") as gpu: ...`; inside, "cuda" is that GPU."""
+    default = request.config.getoption("--virtual-gpu") or request.config.getini("virtual_gpu")
+    yield GPUMaker(str(default), request.node.stash.setdefault(_USED, []))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
+    """A test that fails shows what its virtual GPUs saw."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    used = item.stash.get(_USED, [])
+    if report.failed and used:
+        report.sections.append(("Virtual GPUs", "\n".join(_line(gpu) for gpu in used)))
+
+
+def _line(gpu: VirtualGPU) -> str:
+    from ullage.units import format_bytes
+
+    place = gpu.peak_place
+    where = f"; peak in {place.module} ({place.operator}, {place.part})" if place and place.module else ""
+    taken, has = format_bytes(gpu.process_memory), format_bytes(gpu.spec.usable)
+    return f"{gpu.spec.name}: {taken} of {has}, {format_bytes(gpu.peak_allocated)} allocated{where}"

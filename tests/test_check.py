@@ -1,0 +1,82 @@
+"""`ullage check`: one line and an exit code."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import ullage
+import ullage.estimate as room
+from ullage.cli import app
+from ullage.cli.check import judge, parse_margin
+from ullage.errors import UllageError
+
+GIB = 2**30
+
+
+def job(source, *, gpu, batch_size=1, **options):
+    """Stands for the estimate of a source: `batch_size` GiB."""
+    if source == "broken":
+        raise RuntimeError("the script failed")
+    return replace(
+        ullage.estimate.function.estimate(
+            lambda: torch.empty(batch_size * GIB, dtype=torch.uint8, device="cuda"), gpu=gpu
+        ),
+        source=source,
+        notes=[json.dumps(options)],
+    )
+
+
+@pytest.fixture
+def check(monkeypatch):
+    monkeypatch.setattr(room, "estimate", job)
+
+    def run(*words):
+        return CliRunner().invoke(app, ["check", *words])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("job", "--batch-size", "5", "--gpu", "RTX-4060"), 0, "job: fits on RTX-4060-8GB: 5.57 of 7.62 GiB, 2."),
+        (("job", "--batch-size", "9", "--gpu", "RTX-4060"), 1, "job: DOES NOT FIT on RTX-4060-8GB"),
+        (("job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "2GiB"), 0, "fits"),
+        (("job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "30%"), 1, "TOO LITTLE ROOM on RTX-4060-8GB"),
+        (("job", "--batch-size", "7", "--gpu", "RTX-4060", "--upper"), 1, "at most 8."),
+        (("job", "--gpu", "RTX-4O60"), 2, "no GPU named 'RTX-4O60'; did you mean"),
+        (("job", "--gpu", "/no/such.toml"), 2, "No such file"),
+        (("job", "--margin", "much"), 2, "--margin: needed a size such as 2GiB or a share such as 5%; found 'much'"),
+        (("job", "--margin", "200%"), 2, "--margin"),
+        (("broken",), 2, "RuntimeError: the script failed"),
+        (("job", "--batch-size", "none"), 2, "--batch-size"),
+        ((), 2, "Missing argument"),
+        (("job", "--no-such-option"), 2, "No such option"),
+    ],
+)  # fmt: skip
+def test_exit_codes_and_words(check, words, code, said):
+    answer = check(*words)
+    assert answer.exit_code == code, answer.output
+    assert said in " ".join(answer.output.split())
+    assert "Traceback" not in answer.output
+    if code < 2:
+        assert len(answer.stdout.splitlines()) == 1
+
+
+def test_json_and_what_is_handed_on(check):
+    answer = check("train.py", "--gpu", "T4", "--optimizer", "sgd", "--json", "--", "--epochs", "3")
+    values = json.loads(answer.stdout)
+    assert answer.exit_code == 0 and values["passed"] is True and values["margin"] == 0 and values["gpu"] == "T4"
+    assert json.loads(values["notes"][0]) == {"optimizer": "sgd", "args": ["--epochs", "3"]}
+    assert "timeline" not in values
+
+
+def test_margins():
+    assert parse_margin("12.5 %", 1000) == 125 and parse_margin("0", 1000) == 0
+    e = job("x", gpu="RTX-4060", batch_size=5)
+    assert judge(e, e.headroom, False)[0] and not judge(e, e.headroom + 1, False)[0]
+    with pytest.raises(UllageError):
+        parse_margin("-1GiB", 1000)
