@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ullage.estimate.result import Estimate
 from ullage.gpus import GPU
-from ullage.virtual.gpu import LARGE_SEGMENT, UNMEASURED_SHARE
+from ullage.virtual.gpu import UNMEASURED_SHARE
 
 Run = Callable[[GPU], Estimate]
 Report = Callable[[str], None]
@@ -69,7 +69,7 @@ def _alike(one: Estimate, other: Estimate) -> bool:
 
 
 def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
-    context = card.context or 0
+    context = e.breakdown["context"] + (card.context or 0) - (ran_on.context or 0)
     process = e.peak_reserved + context
     fits = process <= card.usable
     # Between the two the allocator would return cached segments and try again: only a run of its own can tell.
@@ -77,15 +77,14 @@ def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
         return None
     unmeasured = 0 if card.context_measured else e.peak_reserved // UNMEASURED_SHARE
     was_unmeasured = 0 if ran_on.context_measured else e.peak_reserved // UNMEASURED_SHARE
-    ran_context = ran_on.context_upper or ran_on.context or 0
-    doubtful = e.upper - ran_context - e.peak_reserved - was_unmeasured - LARGE_SEGMENT
+    contexts = [one.context_upper or one.context or 0 for one in (card, ran_on)]
     needed = "CUDA out of memory." if not fits else None
     return replace(
         e,
         gpu=card.name,
         gpu_memory=card.usable,
         process_memory=process,
-        upper=(card.context_upper or context) + e.peak_reserved + unmeasured + doubtful + LARGE_SEGMENT,
+        upper=e.upper + contexts[0] - contexts[1] + unmeasured - was_unmeasured,
         breakdown={**e.breakdown, "context": context},
         fits=fits,
         headroom=card.usable - process,

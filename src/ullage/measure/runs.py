@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -106,18 +106,17 @@ def measure(
     at_once: int = 8,
     cap: bool = False,
     timeout: float = 300.0,
-    report: Callable[[dict[str, Any]], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Measure every order; yields a row for each as it is done: the configuration, the figures and the estimate.
 
-    With `cap` every run that was estimated is repeated with the allocator limited to the bound of its estimate
-    (`upper` less the context), and the row says whether it survived (`"capped"`).
+    A row that brings its estimate is not estimated again. With `cap` every run that was estimated is repeated with
+    the allocator limited to the bound of its estimate (`upper` less the context); `"capped"` says whether it survived.
     """
     room = Room(max(GIB, total - SPARE))
     begin = time.monotonic()
 
     def one(order: Order) -> dict[str, Any]:
-        guess = estimate_apart(order, gpu, timeout)
+        guess = order.row.get("estimate") or estimate_apart(order, gpu, timeout)
         need = guess.get("upper", UNKNOWN_NEED)
         taken = room.take(need)
         try:
@@ -136,10 +135,7 @@ def measure(
         waiting = [pool.submit(one, order) for order in orders]
         try:
             for done in as_completed(waiting):
-                row = done.result()
-                if report is not None:
-                    report(row)
-                yield row
+                yield done.result()
         finally:
             for task in waiting:
                 task.cancel()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ullage.workload import Configuration, build, train
+from ullage.workload import Configuration, train
 
 _ACTIONS = {"alloc": 0, "free_requested": 1, "free_completed": 2, "segment_alloc": 3, "segment_free": 4}
 _MOST_EVENTS = 10_000_000
@@ -103,8 +103,6 @@ def _train(row: dict[str, Any], iterations: int, answer: dict[str, Any]) -> None
             answer["step_s"] = steps[len(steps) // 2]
         if ends:
             answer["end_alloc"], answer["end_reserved"] = ends[-1]
-            with torch.device("meta"):
-                answer["params"] = sum(parameter.numel() for parameter in build(configuration).parameters())
 
 
 def _run_script(path: str, args: list[str], module: bool) -> None:
@@ -123,9 +121,7 @@ def _run_script(path: str, args: list[str], module: bool) -> None:
 def measure_here(order: dict[str, Any]) -> dict[str, Any]:
     """Do what the order says; see `ullage.measure.runs.Order`."""
     begin = time.perf_counter()
-    torch.cuda.init()
-    torch.empty(1, device="cuda").cpu()
-    torch.cuda.empty_cache()
+    torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
     answer: dict[str, Any] = {"nvml_ctx": process_memory()}
     torch.cuda.reset_peak_memory_stats()
     history = order.get("history")

@@ -17,6 +17,7 @@ from ullage.gpus import GPU
 from ullage.gpus import gpu as find_gpu
 from ullage.units import MIB
 from ullage.virtual import accumulation, casts, composites, kernels, steps, surface
+from ullage.virtual.doubts import largest_reserved
 from ullage.virtual.host import Host
 from ullage.virtual.kernels.workspaces import CODE, Workspaces
 from ullage.virtual.memory import PARAMETERS, DeviceMemory
@@ -28,7 +29,6 @@ from ullage.virtual.values import Values
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
 LARGE_SEGMENT = 20 * MIB
 UNMEASURED_SHARE = 20  # a twentieth: libraries choose other kernels on other generations
-DOUBTFUL_SHARE = 40  # a fortieth: one wrong workspace moves others (docs/accuracy.md has what this covers)
 
 _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
@@ -87,14 +87,14 @@ class VirtualGPU:
     def upper(self) -> int:
         """The bound for `process_memory` that placement may use.
 
-        It has the largest context seen on such a card, and above the peak one segment more (two runs of the same
-        job differ by as much); where a kernel's choice was doubtful, the bytes by which the most doubtful one could
-        be larger and a fortieth of the whole for the others; on GPUs whose kernels were not measured a twentieth.
+        It has the largest context seen on such a card, and one segment more (two runs of the same job differ by as
+        much) above what the run reserves if every kernel whose choice is doubtful takes the largest workspace that
+        is not unlikely; on GPUs whose kernels were not measured a twentieth more.
         """
         context = max(self.context, (self.spec.context_upper or 0) - self.workspaces.not_loaded)
-        doubtful = self.uncertain + self.peak_reserved // DOUBTFUL_SHARE if self.uncertain else 0
+        largest = max(self.peak_reserved, largest_reserved(self.memory, self.config))
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
-        return context + self.peak_reserved + unmeasured + doubtful + LARGE_SEGMENT
+        return context + largest + unmeasured + LARGE_SEGMENT
 
     @property
     def notes(self) -> list[str]:

@@ -64,6 +64,7 @@ class DeviceMemory:
         self.kind = ACTIVATIONS
         self.spans: list[Span | _Watch] = []
         self.requests: list[int] = []  # bytes asked for; for a free, minus how many requests ago it was asked for
+        self.doubts: list[tuple[int, int]] = []  # places in `requests`, and bytes that could be asked for there
         self.clock = 0
         self.peak_clock = 0
         self.closed = False

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.errors import UnsupportedOperation
 from ullage.virtual import shapes, shapes_by_data  # noqa: F401  (the second registers its handlers)
-from ullage.virtual.kernels.plan import FREE, OUTPUT, New, Plan, Same
+from ullage.virtual.kernels.plan import DOUBT, FREE, OUTPUT, New, Plan, Same
 from ullage.virtual.kernels.registry import RULES, Call
 from ullage.virtual.lists import is_list_operator, list_operator
 from ullage.virtual.native import view_without_data
@@ -173,6 +173,8 @@ def _carry_out_steps(memory: Any, plan: Plan, args: tuple[Any, ...], kwargs: dic
             elif step == FREE:
                 taken, temporaries[value] = temporaries[value], None
                 memory.give_back(taken)
+            elif step == DOUBT:
+                memory.doubts.append((len(memory.requests), value))
             else:
                 temporaries.append(memory.take(value) if value else None)
     finally:

@@ -76,6 +76,8 @@ class _Run:
         """cuDNN's workspace lives as long as the kernel."""
         found = self.ask(problem)
         self.library = CONVOLUTION
+        if found.larger > found.size:
+            self.steps.doubt(found.larger)
         if found.size:
             self.steps.temporary(found.size).free(-1)
         self.uncertain = max(self.uncertain, found.larger - found.size)

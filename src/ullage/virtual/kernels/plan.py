@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-OUTPUT, TEMPORARY, FREE = range(3)
+OUTPUT, TEMPORARY, FREE, DOUBT = range(4)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
 
 
@@ -108,7 +108,8 @@ def new(size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = 
 class Plan:
     """What one call does: its outputs, and steps in the order of the real kernel.
 
-    A step is `(OUTPUT, place among the outputs)`, `(TEMPORARY, bytes)` or `(FREE, place among the temporaries)`.
+    A step is `(OUTPUT, place among the outputs)`, `(TEMPORARY, bytes)` or `(FREE, place among the temporaries)`;
+    `(DOUBT, bytes)` says that the next temporary could as well have so many bytes, or if none follows, be taken.
     Temporaries that are not freed in a step are freed at the end, the last one first. Without steps the outputs are
     taken in their order.
     """
@@ -146,6 +147,11 @@ class Steps:
         for size in sizes:
             self.steps.append((TEMPORARY, size))
             self._sizes.append(size)
+        return self
+
+    def doubt(self, size: int) -> Steps:
+        """What comes next, a temporary or nothing, could as well be a temporary of so many bytes."""
+        self.steps.append((DOUBT, size))
         return self
 
     def take(self, size: int) -> int:

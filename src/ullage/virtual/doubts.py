@@ -1,0 +1,43 @@
+"""The same run with every doubtful choice on the larger side: how much it would reserve.
+
+Which kernel a library takes is not always known, and a larger workspace can move everything after it. So the requests
+of a run are repeated on an allocator of their own, each doubtful one with the largest size that is not unlikely.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ullage.allocator import AllocatorConfig, CachingAllocator
+from ullage.virtual.memory import DeviceMemory
+
+UNLIMITED = 1 << 62
+
+
+def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
+    """The peak of the reserved memory if every doubtful request were as large as it could be.
+
+    >>> memory = DeviceMemory(CachingAllocator(1 << 30))
+    >>> memory.doubts.append((0, 64 << 20)); memory.give_back(memory.take(2 << 20))
+    >>> largest_reserved(memory, AllocatorConfig()) >> 20
+    64
+    """
+    if not memory.doubts:
+        return 0
+    allocator = CachingAllocator(UNLIMITED, config)
+    blocks: list[Any] = []
+    doubts = iter(memory.doubts)
+    place, larger = next(doubts)
+    for index, number in enumerate(memory.requests):
+        while place == index:
+            if number > 0 and number <= larger:
+                number = larger
+            else:
+                allocator.free(allocator.malloc(larger))
+            place, larger = next(doubts, (-1, 0))
+        if number > 0:
+            blocks.append(allocator.malloc(number))
+        else:
+            allocator.free(blocks[number])
+            blocks[number] = None
+    return allocator.peak_reserved
