@@ -177,12 +177,15 @@ class DeviceMemory:
         unchanged = 0
         for done in range(times):
             before = allocator.peak_reserved
-            for number in requests:
-                if number > 0:
-                    blocks.append(allocator.malloc(number, stream))
-                else:
-                    allocator.free(blocks[number])
-                    blocks[number] = None
+            try:
+                for number in requests:
+                    if number > 0:
+                        blocks.append(allocator.malloc(number, stream))
+                    else:
+                        allocator.free(blocks[number])
+                        blocks[number] = None
+            except OutOfMemory as error:
+                raise torch.OutOfMemoryError(self._message(error)) from None
             unchanged = unchanged + 1 if allocator.peak_reserved == before else 0
             if unchanged == quiet:
                 return done + 1
