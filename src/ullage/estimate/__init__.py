@@ -3,9 +3,10 @@
 import sys
 
 from ullage import Room
-from ullage.estimate.function import estimate
+from ullage.estimate.dispatch import estimate
+from ullage.estimate.max_batch import MaxBatch, max_batch
 from ullage.estimate.result import Estimate
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "MaxBatch", "estimate", "max_batch"]
 
 sys.modules[__name__].__class__ = Room

@@ -1,0 +1,70 @@
+"""The largest number that fits, with few trials, where what it takes grows nearly linearly with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+FIRST_GROWTH = 4
+MOST_GROWTH = 64  # times the largest number that fits so far; a line through two small numbers may be far off
+LARGEST = 1 << 24
+# A card is full when tensors take most of it, not all: the allocator's blocks never fill it quite. Trials that do not
+# know better look between these shares of the limit.
+LEAST_SHARE, FIRST_SHARE, MOST_SHARE = 0.85, 0.96, 1.01
+
+
+class Search:
+    """Finds the largest number that fits; `trial` says how many bytes a number takes and whether it fits.
+
+    The answer fits and the next one does not. What a number takes is not strictly monotone (kernels change with the
+    shape), so a still larger one might fit again; that is not looked for. `limit` is what can be taken at most.
+
+    >>> search = Search(lambda number: (100 * number + 7, number <= 48), limit=5000)
+    >>> search.largest(start=8), search.trials
+    (48, 5)
+    """
+
+    def __init__(self, trial: Callable[[int], tuple[int, bool]], limit: int, step: int = 1) -> None:
+        self._trial, self._limit, self._step = trial, limit, step
+        self._taken: dict[int, int] = {0: 0}
+        self._low, self._high = 0, LARGEST // step + 1  # fits, does not fit; in steps
+
+    @property
+    def trials(self) -> int:
+        """How many numbers were tried."""
+        return len(self._taken) - 1
+
+    def largest(self, start: int) -> int:
+        """The largest number that fits, a multiple of the step; 0 where not even the first does."""
+        number = start // self._step
+        while self._high - self._low > 1:
+            number = min(max(number, self._low + 1), self._high - 1)
+            self._taken[number], fits = self._trial(number * self._step)
+            if fits:
+                self._low = number
+            else:
+                self._high = number
+            number = self._next()
+        return self._low * self._step
+
+    def _next(self) -> int:
+        """By the line while a bound is far from the limit; then by halving, for that always comes to an end."""
+        low, high, limit = self._low, self._high, self._limit
+        if low == 0:
+            return high // FIRST_GROWTH
+        if high not in self._taken:
+            if self.trials == 1:
+                return FIRST_GROWTH * low
+            share = FIRST_SHARE if self._taken[low] < LEAST_SHARE * limit else MOST_SHARE
+            return min(self._by_line(share * limit), MOST_GROWTH * low)
+        least, most = self._taken[low], min(self._taken[high], MOST_SHARE * limit)
+        if least < LEAST_SHARE * limit < most:
+            return self._by_line((LEAST_SHARE * limit + most) / 2)
+        return (low + high) // 2
+
+    def _by_line(self, wanted: float) -> int:
+        """Where the line through the two trials nearest to it takes so much; far away where there is no such line."""
+        tried = [number for number in self._taken if number]
+        near = sorted(tried, key=lambda number: abs(self._taken[number] - wanted))[:2]
+        first, second = min(near), max(near)
+        rise = self._taken[second] - self._taken[first]
+        return LARGEST if rise <= 0 else first + int((wanted - self._taken[first]) * (second - first) / rise)
