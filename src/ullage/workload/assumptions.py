@@ -11,5 +11,5 @@ def assume(text: str) -> None:
     >>> assume("batch size 32")
     """
     card = current()
-    if card is not None:
+    if card is not None and text not in card.notes:  # said once: each iteration assumes the same
         card.note("default", text)

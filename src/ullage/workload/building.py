@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from ullage.errors import InvalidValue
 from ullage.virtual.torchvision_operators import make_torchvision_importable
 from ullage.workload.adapting import add_lora, checkpoint_activations, freeze
 from ullage.workload.configuration import Configuration
@@ -31,6 +32,7 @@ def build(configuration: Configuration) -> nn.Module:
 def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
     """The model as it is trained, on the CPU, and its task."""
     make_torchvision_importable()  # timm and transformers import it too, also outside a virtual GPU
+    _check(configuration)
     make_model, make_task = _BUILDERS[configuration.source]
     model = make_model(configuration)
     task = make_task(configuration, model)
@@ -41,3 +43,14 @@ def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
     if configuration.freeze:
         freeze(model, configuration.freeze)
     return model, task
+
+
+def _check(configuration: Configuration) -> None:
+    """Options that a source has no use for must not be ignored."""
+    model, source = configuration.model, configuration.source
+    if configuration.seq is not None and source in ("torchvision", "timm"):
+        raise InvalidValue(f"{model} takes images, not sequences: use --input-shape 3,224,224")
+    if configuration.attn == "eager" and source not in ("timm", "hf"):
+        raise InvalidValue(f"{model} has no eager attention to choose; 'math' is the plain kernel of PyTorch's own")
+    if configuration.config_file is not None and source != "hf":
+        raise InvalidValue(f"{model} has no config file; that is for hf:CLASS. Use --set key=value for its arguments")

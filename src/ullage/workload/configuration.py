@@ -16,7 +16,7 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.workload.choices import ATTENTIONS, OPTIMIZER_ALIASES, OPTIMIZERS, PRECISIONS, SOURCES
 
 DEFAULT_BATCH = 32
-_PREFIXES = {"torchvision": "torchvision", "tv": "torchvision", "timm": "timm", "hf": "hf", "mlp": "mlp"}
+PREFIXES = {"torchvision": "torchvision", "tv": "torchvision", "timm": "timm", "hf": "hf", "mlp": "mlp"}
 
 # The public names of options, as in `ullage.estimate(name, batch_size=64)` and `--batch-size 64`, and their fields.
 OPTION_FIELDS = {
@@ -95,7 +95,7 @@ class Configuration:
     @property
     def source(self) -> str:
         """Where the model comes from: "torchvision", "timm", "hf", "mlp", or "own" for a factory."""
-        return _PREFIXES.get(self.model.partition(":")[0], "own")
+        return PREFIXES.get(self.model.partition(":")[0], "own")
 
     @property
     def name(self) -> str:

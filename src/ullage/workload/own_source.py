@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from ullage.errors import InvalidValue, UllageError, UnknownName
-from ullage.workload.configuration import Configuration
+from ullage.errors import InvalidValue, UllageError, UnknownName, nearest
+from ullage.workload.configuration import PREFIXES, Configuration
 from ullage.workload.tasks import OwnTask, Task
 from ullage.workload.transformers_tasks import TransformersTask, is_transformers_model
 
@@ -65,6 +65,8 @@ def _module(place: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
+            if nearest(place, PREFIXES):
+                raise UnknownName("source of models", place, PREFIXES) from None
             raise InvalidValue(
                 f"no module named {place!r} for a factory; a model's name begins with torchvision:, timm: or hf:, "
                 "and a file's factory is written path/to/file.py:factory"

@@ -72,7 +72,7 @@ class Detection(Task):
 
     def batch(self, size: int) -> tuple[Any, Any]:
         """Images of one size with a few boxes each; masks and key points for the models that train on them."""
-        assume(f"each image has {BOXES_AN_IMAGE} boxes")
+        assume(f"each image has {BOXES_AN_IMAGE} boxes; how many are found depends on data: the most possible are taken")
         height, width = self.shape[-2:]
         return [torch.rand(*self.shape) for _ in range(size)], [self._target(height, width) for _ in range(size)]
 

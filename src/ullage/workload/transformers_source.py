@@ -15,6 +15,9 @@ from ullage.workload.configuration import Configuration
 from ullage.workload.names import model_names
 
 
+_PRECISION_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
 def build_transformers(configuration: Configuration) -> nn.Module:
     """The model, untrained, with the attention that was asked for and without a cache of keys and values."""
     make_torchvision_importable()
@@ -35,6 +38,8 @@ def build_transformers(configuration: Configuration) -> nn.Module:
         raise InvalidValue(f"hf:{name} cannot be built: {_first_line(error)}") from error
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
+    if getattr(model.config, "is_encoder_decoder", False) and getattr(model.config, "decoder_start_token_id", None) is None:
+        model.config.decoder_start_token_id = getattr(model.config, "pad_token_id", None) or 0
     if getattr(model.config, "pad_token_id", None) is None and name.endswith("ForSequenceClassification"):
         model.config.pad_token_id = 0  # needed for batches of more than one
     built: nn.Module = model
@@ -90,7 +95,8 @@ def _config(configuration: Configuration, made_by: Any, values: dict[str, Any]) 
     except Exception as error:  # its checks raise errors of several packages
         raise InvalidValue(f"{configuration.model}: its config cannot be made: {_first_line(error)}") from error
     if config.dtype is not None:
-        assume(f"weights as --precision {configuration.precision} says, not {config.dtype} as the config says")
+        if configuration.precision != _PRECISION_WORDS.get(str(config.dtype).removeprefix("torch.")):
+            assume(f"weights as --precision {configuration.precision} says, not {config.dtype} as the config says")
         config.dtype = None
     return config
 

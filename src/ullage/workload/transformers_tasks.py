@@ -28,6 +28,14 @@ def is_transformers_model(model: nn.Module) -> bool:
     return hasattr(model, "main_input_name") and hasattr(model, "config")
 
 
+def _places(model: nn.Module) -> int | None:
+    """How many positions a model has room for, where some of its places are for padding, as in RoBERTa."""
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            return part.num_embeddings - part.padding_idx - 1
+    return None
+
+
 class TransformersTask(Task):
     """Inputs and labels for one model."""
 
@@ -36,12 +44,13 @@ class TransformersTask(Task):
         self._wanted, self._config, self._class = configuration, model.config, type(model).__name__
         self._takes = inspect.signature(model.forward).parameters
         self._main: str = model.main_input_name
-        self._spatial: int | None = None
+        self._places = _places(model)
         self._text: Any = getattr(model.config, "text_config", None) or model.config
         self._has_loss = True
 
     def batch(self, size: int) -> tuple[Any, Any]:
         """Keyword arguments of the model: the inputs, and the labels."""
+        self._check_options()
         makers = {"pixel_values": self._images, "input_values": self._audio, "input_features": self._spectrogram}
         inputs = {self._main: makers.get(self._main, self._ids)(size)}
         if "return_loss" in self._takes and {"pixel_values", "input_ids"} <= set(self._takes):  # as CLIP
@@ -66,12 +75,19 @@ class TransformersTask(Task):
 
     def predict(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
         """The forward pass without labels; a decoder gets its tokens."""
-        assume("inference: one forward pass; generation and its cache of keys and values are not counted")
+        if "CausalLM" in self._class or "LMHead" in self._class or "ConditionalGeneration" in self._class:
+            assume("inference: one forward pass; generation and its cache of keys and values are not counted")
         if getattr(self._config, "is_encoder_decoder", False) and "decoder_input_ids" in self._takes:
             return model(**inputs, decoder_input_ids=targets["labels"])
         return model(**inputs)
 
     # Inputs
+
+    def _check_options(self) -> None:
+        if self._main == "input_ids" and self._wanted.input is not None and "pixel_values" not in self._takes:
+            raise InvalidValue(f"hf:{self._class} takes ids, not an input shape: use --sequence-length")
+        if self._main == "pixel_values" and self._wanted.seq is not None and "input_ids" not in self._takes:
+            raise InvalidValue(f"hf:{self._class} takes images, not sequences: use --input-shape 3,224,224")
 
     def _ids(self, size: int) -> torch.Tensor:
         shape = (size, CHOICES, self._length()) if self._class.endswith("ForMultipleChoice") else (size, self._length())
@@ -89,8 +105,7 @@ class TransformersTask(Task):
         limits = [getattr(self._text, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len")]
         limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
         length = DEFAULT_LENGTH if limit is None else min(limit, LONGEST_DEFAULT)
-        if self._text.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet") and limit == length:
-            length -= 2  # two of the places are for padding
+        length = min(length, self._places or length)
         why = "the model has no limit" if limit is None else f"the model allows {limit}"
         assume(f"sequence length {length} ({why}); no padding")
         return length
