@@ -7,9 +7,10 @@ from collections.abc import Callable
 FIRST_GROWTH = 4
 MOST_GROWTH = 64  # times the largest number that fits so far; a line through two small numbers may be far off
 LARGEST = 1 << 24
-# A card is full when tensors take most of it, not all: the allocator's blocks never fill it quite. Trials that do not
-# know better look between these shares of the limit.
-LEAST_SHARE, FIRST_SHARE, MOST_SHARE = 0.85, 0.96, 1.01
+TRIALS_BY_LINE = 8  # then by halving alone
+# A card is full when tensors take nearly all of it, not all: the allocator's blocks never fill it quite. Trials that
+# do not know better look between these shares of the limit.
+LEAST_SHARE, FIRST_SHARE = 0.85, 0.98
 
 
 class Search:
@@ -20,31 +21,34 @@ class Search:
 
     >>> search = Search(lambda number: (100 * number + 7, number <= 48), limit=5000)
     >>> search.largest(start=8), search.trials
-    (48, 5)
+    (48, 4)
     """
 
     def __init__(self, trial: Callable[[int], tuple[int, bool]], limit: int, step: int = 1) -> None:
         self._trial, self._limit, self._step = trial, limit, step
-        self._taken: dict[int, int] = {0: 0}
-        self._low, self._high = 0, LARGEST // step + 1  # fits, does not fit; in steps
+        self._taken: dict[int, int] = {}
+        self._low, self._high = 0, LARGEST // step + 1  # fits, does not fit (or was not tried); in steps
+        self._stretch = 1
 
     @property
     def trials(self) -> int:
         """How many numbers were tried."""
-        return len(self._taken) - 1
+        return len(self._taken)
 
     def largest(self, start: int) -> int:
         """The largest number that fits, a multiple of the step; 0 where not even the first does."""
-        number = start // self._step
-        while self._high - self._low > 1:
-            number = min(max(number, self._low + 1), self._high - 1)
+        number = max(1, start // self._step)
+        while True:
             self._taken[number], fits = self._trial(number * self._step)
             if fits:
                 self._low = number
+                if number >= self._high:  # it was only a guess
+                    self._high, self._stretch = number + self._stretch, 2 * self._stretch
             else:
                 self._high = number
-            number = self._next()
-        return self._low * self._step
+            if self._high - self._low == 1 and (self._high in self._taken or self._high * self._step > LARGEST):
+                return self._low * self._step
+            number = min(max(self._next(), self._low + 1), max(self._high - 1, self._low + 1))
 
     def _next(self) -> int:
         """By the line while a bound is far from the limit; then by halving, for that always comes to an end."""
@@ -54,17 +58,19 @@ class Search:
         if high not in self._taken:
             if self.trials == 1:
                 return FIRST_GROWTH * low
-            share = FIRST_SHARE if self._taken[low] < LEAST_SHARE * limit else MOST_SHARE
-            return min(self._by_line(share * limit), MOST_GROWTH * low)
-        least, most = self._taken[low], min(self._taken[high], MOST_SHARE * limit)
-        if least < LEAST_SHARE * limit < most:
-            return self._by_line((LEAST_SHARE * limit + most) / 2)
+            if self._taken[low] < LEAST_SHARE * limit:
+                return min(self._by_line(FIRST_SHARE * limit), MOST_GROWTH * low)
+            if high * self._step > LARGEST:
+                self._high = high = max(low + 1, self._by_line(limit) + 1)  # tensors cannot take more than there is
+            return (low + high) // 2
+        most = min(self._taken[high], limit)
+        if self._taken[low] < LEAST_SHARE * most and self.trials < TRIALS_BY_LINE:
+            return self._by_line((LEAST_SHARE + 1) / 2 * most)
         return (low + high) // 2
 
     def _by_line(self, wanted: float) -> int:
         """Where the line through the two trials nearest to it takes so much; far away where there is no such line."""
-        tried = [number for number in self._taken if number]
-        near = sorted(tried, key=lambda number: abs(self._taken[number] - wanted))[:2]
+        near = sorted(self._taken, key=lambda number: abs(self._taken[number] - wanted))[:2]
         first, second = min(near), max(near)
         rise = self._taken[second] - self._taken[first]
         return LARGEST if rise <= 0 else first + int((wanted - self._taken[first]) * (second - first) / rise)
