@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from ullage.cli import completion
 from ullage.cli.job import Job, Script, Source, Steps, Timeout, job_of
@@ -64,6 +63,8 @@ def max_batch(
 
 def search(job: Job, gpu: str, what: str, batch_arg: str | None, as_json: bool) -> None:
     """Search with a progress bar and print the answer."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
     from ullage.estimate.max_batch import max_batch as largest
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()

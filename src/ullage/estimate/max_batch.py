@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,8 @@ def max_batch(
         return answer.peak_allocated, answer.fits
 
     limit = card.usable - (card.context or 0)
-    largest = Search(trial, limit, step).largest(_start(options.get(option), start))
+    first = argument_value(options.get("args", ()), batch_arg) or options.get(option)
+    largest = Search(trial, limit, step).largest(_start(first, start))
     sure = _sure(largest, step, estimates, estimate_of) if largest else 0
     return MaxBatch(
         largest, what=what, gpu=card.name, sure=sure, estimate=estimates.get(largest),
@@ -193,8 +194,10 @@ def _runner(
         return lambda number: function.estimate(functools.partial(source, **{name: number}), gpu=gpu, **rest)
     if batch_arg is None:
         raise InvalidValue("for a script, say which of its arguments is the batch size: --batch-arg=--batch-size")
-    args = [str(word) for word in options.pop("args", ())]
-    return lambda number: dispatch.estimate(source, gpu=gpu, args=with_argument(args, batch_arg, number), **options)
+    args = [str(word) for word in options.get("args", ())]
+    return lambda number: dispatch.estimate(
+        source, gpu=gpu, **options | {"args": with_argument(args, batch_arg, number)}
+    )
 
 
 def _with(configuration: Configuration, what: str, number: int) -> Configuration:
@@ -229,3 +232,16 @@ def with_argument(args: list[str], name: str, value: int) -> list[str]:
         if word == name and place + 1 < len(args):
             return [*args[: place + 1], str(value), *args[place + 2 :]]
     return [*args, f"{name}{value}"] if name.endswith("=") else [*args, name, str(value)]
+
+
+def argument_value(args: Sequence[str], name: str | None) -> int | None:
+    """The number that a script's arguments give to one of them; `None` where they do not.
+
+    >>> argument_value(["-b", "8"], "-b"), argument_value(["--b=8"], "--b"), argument_value([], "-b")
+    (8, 8, None)
+    """
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        value = following if word == name else word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else ""
+        if value.isdigit():
+            return int(value)
+    return None

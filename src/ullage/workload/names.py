@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 _TIMM = re.compile(r"^@register_model\s*\ndef (\w+)\(", re.MULTILINE)
-_TORCHVISION = re.compile(r"^@register_model\(\)\n(?:@.*\n)*def (\w+)\(", re.MULTILINE)
+_TORCHVISION = re.compile(r"^@register_model\(\)\n(?:.*\n)*?def (\w+)\(", re.MULTILINE)
 _TRANSFORMERS = re.compile(r'"([A-Z]\w+)"')
 _TRANSFORMERS_AUTO = re.compile(r"^class (AutoModel\w*)", re.MULTILINE)
 
