@@ -26,20 +26,21 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ullage.errors import UllageError
-    from ullage.estimate import Estimate, MaxBatch, estimate, max_batch
+    from ullage.estimate import Estimate, estimate
+    from ullage.estimate.max_batch import MaxBatch, max_batch
     from ullage.gpus import GPU, gpu, gpus
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
     "Estimate": "ullage.estimate",
     "GPU": "ullage.gpus",
-    "MaxBatch": "ullage.estimate",
+    "MaxBatch": "ullage.estimate.max_batch",
     "UllageError": "ullage.errors",
     "VirtualGPU": "ullage.virtual",
     "estimate": "ullage.estimate",
     "gpu": "ullage.gpus",
     "gpus": "ullage.gpus",
-    "max_batch": "ullage.estimate",
+    "max_batch": "ullage.estimate.max_batch",
     "virtual_gpu": "ullage.virtual",
 }
 

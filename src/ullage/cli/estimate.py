@@ -90,9 +90,7 @@ def estimate(
         _one(job, gpu, as_json, timeline, snapshot, advice)
 
 
-def _one(
-    job: Job, gpu: str, as_json: bool, timeline: Path | None, snapshot: Path | None, wants_advice: bool
-) -> None:
+def _one(job: Job, gpu: str, as_json: bool, timeline: Path | None, snapshot: Path | None, wants_advice: bool) -> None:
     from ullage.gpus import gpu as find_gpu
 
     card = find_gpu(gpu)

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 Source = Annotated[
     str, typer.Argument(help="A model's name or a script.", autocompletion=completion.sources, show_default=False)
 ]
-Script = Annotated[
-    list[str] | None, typer.Argument(help="After --: the script's own arguments.", show_default=False)
-]
+Script = Annotated[list[str] | None, typer.Argument(help="After --: the script's own arguments.", show_default=False)]
 Steps = Annotated[int, typer.Option(help="Optimizer steps to follow at least.")]
 Timeout = Annotated[
     str | None, typer.Option(help="Give a script up after so long, such as 90s or 10m.", metavar="TIME")

@@ -68,7 +68,8 @@ def search(job: Job, gpu: str, what: str, batch_arg: str | None, as_json: bool) 
     from ullage.estimate.max_batch import max_batch as largest
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("first estimate", total=USUAL_TRIALS)
 
         def after_trial(trial: int, number: int, answer: Estimate) -> None:

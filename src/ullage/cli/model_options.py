@@ -100,7 +100,7 @@ def chosen(values: dict[str, Any]) -> dict[str, Any]:
     >>> chosen({"batch_size": 8, "input_shape": "3,32,32", "set": ["n_layer=2"], "freeze": [], "inference": False})
     {'batch_size': 8, 'input_shape': [3, 32, 32], 'set': {'n_layer': 2}}
     """
-    given = {name: value for name, value in values.items() if value not in (None, False, [])}
+    given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     if "input_shape" in given:
         given["input_shape"] = parse_shape(given["input_shape"])
     if "set" in given:

@@ -4,9 +4,8 @@ import sys
 
 from ullage import Room
 from ullage.estimate.dispatch import estimate
-from ullage.estimate.max_batch import MaxBatch, max_batch
 from ullage.estimate.result import Estimate
 
-__all__ = ["Estimate", "MaxBatch", "estimate", "max_batch"]
+__all__ = ["Estimate", "estimate"]
 
 sys.modules[__name__].__class__ = Room

@@ -77,7 +77,12 @@ def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 
 def estimate_configuration(
-    configuration: Configuration, *, gpu: str | GPU = "H200", source: str | None = None, steps: int | None = 3, **run: Any
+    configuration: Configuration,
+    *,
+    gpu: str | GPU = "H200",
+    source: str | None = None,
+    steps: int | None = 3,
+    **run: Any,
 ) -> Estimate:
     """The estimate of a configuration; what the model does not accept is one clear message.
 
@@ -103,7 +108,8 @@ def named(answer: Estimate, source: str) -> Estimate:
     """The same estimate with the name of what was estimated, where it has a place for it."""
     if "source" not in Estimate.__dataclass_fields__:
         return answer
-    return dataclasses.replace(answer, **{"source": source})
+    name: Any = {"source": source}
+    return dataclasses.replace(answer, **name)
 
 
 def _said(configuration: Configuration) -> str:

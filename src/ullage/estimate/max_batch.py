@@ -137,9 +137,7 @@ def max_batch(
     )  # fmt: skip
 
 
-def _sure(
-    largest: int, step: int, estimates: dict[int, Estimate], estimate_of: Callable[[int], Estimate]
-) -> int:
+def _sure(largest: int, step: int, estimates: dict[int, Estimate], estimate_of: Callable[[int], Estimate]) -> int:
     """The largest number tried whose upper bound fits, after a few more trials between the bounds."""
 
     def fits(number: int) -> bool:
@@ -148,7 +146,7 @@ def _sure(
     if fits(largest):
         return largest
     low = max((number for number in estimates if number < largest and fits(number)), default=0)
-    high, number = largest, _by_line(estimates)
+    high, number = largest, _between(estimates, low)
     for _ in range(SURE_TRIALS):
         number = number // step * step
         if not low < number < high:
@@ -158,11 +156,14 @@ def _sure(
     return low
 
 
-def _by_line(estimates: dict[int, Estimate]) -> int:
-    """Where the upper bound reaches the card's memory, by the line through the two smallest numbers tried."""
-    first, second = sorted(estimates)[:2]
-    rise = (estimates[second].upper - estimates[first].upper) / (second - first)
-    return int(first + (estimates[first].gpu_memory - estimates[first].upper) / max(1, rise))
+def _between(estimates: dict[int, Estimate], low: int) -> int:
+    """Where the upper bound reaches the card's memory, by the line from `low` to the next number tried."""
+    above = min(number for number in estimates if number > low)
+    if not low:
+        return above // 2
+    one, other = estimates[low], estimates[above]
+    rise = max(1, other.upper - one.upper) / (above - low)
+    return low + int((one.gpu_memory - one.upper) / rise)
 
 
 def jobs_together(answer: Estimate) -> int:
@@ -240,7 +241,7 @@ def argument_value(args: Sequence[str], name: str | None) -> int | None:
     >>> argument_value(["-b", "8"], "-b"), argument_value(["--b=8"], "--b"), argument_value([], "-b")
     (8, 8, None)
     """
-    for word, following in zip(args, [*args[1:], ""], strict=True):
+    for word, following in zip(args, [*args[1:], ""], strict=False):
         value = following if word == name else word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else ""
         if value.isdigit():
             return int(value)

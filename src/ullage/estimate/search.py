@@ -65,12 +65,18 @@ class Search:
             return (low + high) // 2
         most = min(self._taken[high], limit)
         if self._taken[low] < LEAST_SHARE * most and self.trials < TRIALS_BY_LINE:
-            return self._by_line((LEAST_SHARE + 1) / 2 * most)
+            guess = self._by_line((LEAST_SHARE + 1) / 2 * most)
+            if low < guess < high:
+                return guess
         return (low + high) // 2
 
     def _by_line(self, wanted: float) -> int:
-        """Where the line through the two trials nearest to it takes so much; far away where there is no such line."""
-        near = sorted(self._taken, key=lambda number: abs(self._taken[number] - wanted))[:2]
+        """Where the line through two trials takes so much; far away where there is no such line.
+
+        The two are the largest that fit, where there are two: a run without limit takes more than one that has to fit.
+        """
+        fit = sorted(number for number in self._taken if number <= self._low)
+        near = fit[-2:] if len(fit) > 1 else list(self._taken)[:2]
         first, second = min(near), max(near)
         rise = self._taken[second] - self._taken[first]
         return LARGEST if rise <= 0 else first + int((wanted - self._taken[first]) * (second - first) / rise)

@@ -49,7 +49,8 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
         raise InvalidValue("LoRA adapters need a model with linear layers before its last one; found none")
     assume(f"LoRA of rank {rank}, alpha {2 * rank}, beside every linear layer but the last")
     adapted: nn.Module = peft.get_peft_model(
-        model, peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)  # type: ignore[arg-type]
+        model,
+        peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets),
     )
     return adapted
 

@@ -18,7 +18,12 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adagrad": ("Adagrad", {"lr": 1e-4}),
     "adafactor": ("Adafactor", {"lr": 1e-4}),
 }
-OPTIMIZER_ALIASES = {"momentum": "sgdm", "sgd_momentum": "sgdm", "fused_adam": "adam_fused", "fused_adamw": "adamw_fused"}
+OPTIMIZER_ALIASES = {
+    "momentum": "sgdm",
+    "sgd_momentum": "sgdm",
+    "fused_adam": "adam_fused",
+    "fused_adamw": "adamw_fused",
+}
 
 PRECISIONS = {
     "fp32": "weights and arithmetic in 32 bits",

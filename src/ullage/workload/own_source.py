@@ -29,7 +29,9 @@ def build_own(configuration: Configuration) -> nn.Module:
     if isinstance(factory, nn.Module):
         return factory
     if not callable(factory):
-        raise InvalidValue(f"{configuration.model} is {type(factory).__name__}; needed a callable that gives an nn.Module")
+        raise InvalidValue(
+            f"{configuration.model} is {type(factory).__name__}; needed a callable that gives an nn.Module"
+        )
     try:
         model = factory(**_arguments(configuration, factory))
     except UllageError:

@@ -72,7 +72,9 @@ class Detection(Task):
 
     def batch(self, size: int) -> tuple[Any, Any]:
         """Images of one size with a few boxes each; masks and key points for the models that train on them."""
-        assume(f"each image has {BOXES_AN_IMAGE} boxes; how many are found depends on data: the most possible are taken")
+        assume(
+            f"each image has {BOXES_AN_IMAGE} boxes; how many are found depends on data: the most possible are taken"
+        )
         height, width = self.shape[-2:]
         return [torch.rand(*self.shape) for _ in range(size)], [self._target(height, width) for _ in range(size)]
 
@@ -110,9 +112,9 @@ class OwnTask(Task):
         ids = torch.randint(0, self.vocabulary or 1, (size, self.length))
         return ids, ids
 
-    def loss(self, out: Any, targets: Any) -> torch.Tensor:
+    def loss(self, returned: Any, targets: Any) -> torch.Tensor:
         """Cross entropy over classes; a loss that the model gives itself is taken."""
-        out = _main_output(out)
+        out = _main_output(returned)
         if out.dim() == 0:
             return out
         if self.length is not None and out.dim() == 3 and out.shape[1] == self.length:

@@ -75,7 +75,7 @@ def _train(
                 loss = task.loss(out, wanted)
             if parts > 1:
                 loss = loss / parts
-            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+            (loss if scaler is None else scaler.scale(loss)).backward()
         if scaler is None:
             optimizer.step()
         else:

@@ -14,7 +14,6 @@ from ullage.workload.assumptions import assume
 from ullage.workload.configuration import Configuration
 from ullage.workload.names import model_names
 
-
 _PRECISION_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -38,7 +37,10 @@ def build_transformers(configuration: Configuration) -> nn.Module:
         raise InvalidValue(f"hf:{name} cannot be built: {_first_line(error)}") from error
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
-    if getattr(model.config, "is_encoder_decoder", False) and getattr(model.config, "decoder_start_token_id", None) is None:
+    if (
+        getattr(model.config, "is_encoder_decoder", False)
+        and getattr(model.config, "decoder_start_token_id", None) is None
+    ):
         model.config.decoder_start_token_id = getattr(model.config, "pad_token_id", None) or 0
     if getattr(model.config, "pad_token_id", None) is None and name.endswith("ForSequenceClassification"):
         model.config.pad_token_id = 0  # needed for batches of more than one
@@ -110,7 +112,8 @@ def _config_class(made_by: Any, model_type: str | None) -> Any:
         return CONFIG_MAPPING[model_type]
     if getattr(made_by, "config_class", None) is None:
         raise InvalidValue(
-            f"{made_by.__name__} needs to know which model: --config FILE.json, a model folder, or --set model_type=gpt2"
+            f"{made_by.__name__} needs to know which model: --config FILE.json, --config FOLDER, or "
+            "--set model_type=gpt2"
         )
     return made_by.config_class
 
@@ -130,7 +133,7 @@ def _check_settings(configuration: Configuration, config_class: Any, settings: d
 
 def _merged(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """The settings over the values; `text_config.hidden_size` reaches into a nested config."""
-    merged = json.loads(json.dumps(values))
+    merged: dict[str, Any] = json.loads(json.dumps(values))
     for key, value in settings.items():
         target, *path = merged, *key.split(".")
         for part in path[:-1]:

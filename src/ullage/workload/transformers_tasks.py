@@ -132,7 +132,7 @@ class TransformersTask(Task):
         return torch.randn(size, samples)
 
     def _spectrogram(self, size: int) -> torch.Tensor:
-        bins = getattr(self._config, "num_mel_bins", None) or getattr(self._config, "feature_size", 80)
+        bins: Any = getattr(self._config, "num_mel_bins", None) or getattr(self._config, "feature_size", 80)
         frames = 2 * getattr(self._config, "max_source_positions", 1500)  # two frames a position
         return torch.randn(size, int(bins), int(frames))
 
@@ -145,10 +145,13 @@ class TransformersTask(Task):
             places = {key: torch.randint(0, inputs.shape[-1], (size,)) for key in ("start_positions", "end_positions")}
             return {key: value for key, value in places.items() if key in self._takes}
         if name.endswith("Detection") or "Segmentation" in name and "Semantic" not in name:
-            raise InvalidValue(f"hf:{name}: made-up labels cannot train it; write a training function and estimate that")
+            raise InvalidValue(
+                f"hf:{name}: made-up labels cannot train it; write a training function and estimate that"
+            )
         if "labels" not in self._takes:
             return {}
         labels: dict[str, Any] = {}
+        shape: tuple[int, ...]
         if name.endswith("ForPreTraining") and "next_sentence_label" in self._takes:
             labels["next_sentence_label"] = torch.randint(0, 2, (size,))
         if name.endswith(("ForMultipleChoice", "ForNextSentencePrediction")):

@@ -76,6 +76,7 @@ def build_timm(configuration: Configuration) -> nn.Module:
     make_torchvision_importable()
     try:
         import timm
+        from timm.layers.config import set_fused_attn
     except ImportError:
         raise MissingPackage("timm", "models named timm:NAME") from None
     if not timm.is_model(configuration.name):
@@ -84,7 +85,7 @@ def build_timm(configuration: Configuration) -> nn.Module:
     if configuration.input and configuration.input[0] != 3:
         options.setdefault("in_chans", configuration.input[0])
     if configuration.attn == "eager":
-        timm.layers.set_fused_attn(False)
+        set_fused_attn(False)
     try:
         model: nn.Module = _called(
             configuration, timm.create_model, configuration.name, pretrained=False,
@@ -92,12 +93,12 @@ def build_timm(configuration: Configuration) -> nn.Module:
         )  # fmt: skip
     finally:
         if configuration.attn == "eager":
-            timm.layers.set_fused_attn(True)
+            set_fused_attn(True)
     _fit_to_images(model, configuration.input)
     return model
 
 
-def _fit_to_images(model: nn.Module, shape: list[int] | None) -> None:
+def _fit_to_images(model: Any, shape: list[int] | None) -> None:
     """Transformers are made for one image size; most of timm's can be given another."""
     embedding: Any = getattr(model, "patch_embed", None)
     made_for = getattr(embedding, "img_size", None)

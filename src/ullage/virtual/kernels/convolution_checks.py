@@ -1,4 +1,4 @@
-"""Shapes that do not go together raise PyTorch's own errors: aten/src/ATen/native/Convolution.cpp, check_shape_forward."""
+"""Shapes that do not go together raise PyTorch's errors: Convolution.cpp of aten/src/ATen/native, check_shape_forward."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def check_shapes(source: Operand, weight: Operand, settings: Settings) -> None:
     if settings.transposed:
         return
     padded = [length + 2 * padding for length, padding in zip(source.size[2:], settings.padding, strict=True)]
-    kernel = [
-        dilation * (length - 1) + 1 for length, dilation in zip(weight.size[2:], settings.dilation, strict=True)
-    ]
+    kernel = [dilation * (length - 1) + 1 for length, dilation in zip(weight.size[2:], settings.dilation, strict=True)]
     if any(length < reach for length, reach in zip(padded, kernel, strict=True)):
         raise RuntimeError(
             f"Calculated padded input size per channel: ({' x '.join(map(str, padded))}). "
