@@ -1,4 +1,4 @@
-"""Shapes that do not go together raise PyTorch's errors: Convolution.cpp of aten/src/ATen/native, check_shape_forward."""
+"""Shapes that do not go together raise PyTorch's own errors; after check_shape_forward in ATen's Convolution.cpp."""
 
 from __future__ import annotations
 
