@@ -86,3 +86,13 @@ def test_lora_without_peft_gets_the_line_to_type(monkeypatch):
 def test_checkpointing_a_model_without_blocks(plain):
     with pytest.raises(InvalidValue, match="no blocks"):
         checkpoint_activations(nn.Sequential(nn.Linear(2, 2)), __import__("types").SimpleNamespace(model="x:y"))
+
+
+def test_lora_trains_little():
+    pytest.importorskip("peft")
+    tiny = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
+    options = {"gpu": "A100-40GB", "batch_size": 2, "sequence_length": 16, "set": tiny}
+    whole = ullage.estimate("hf:GPT2LMHeadModel", **options)
+    adapted = ullage.estimate("hf:GPT2LMHeadModel", lora_rank=2, **options)
+    assert adapted.steps == 3 and adapted.breakdown["optimizer"] < 0.5 * whole.breakdown["optimizer"]
+    assert any("LoRA of rank 2" in note for note in adapted.notes)
