@@ -2,8 +2,11 @@
 
     import ullage
 
+    e = ullage.estimate("torchvision:resnet50", batch_size=64, gpu="A100-40GB")
     e = ullage.estimate(train, gpu="H200")      # any function that trains on "cuda"
     print(e)
+
+    ullage.max_batch("timm:vit_small_patch16_224", gpu="RTX-4090")
 
     with ullage.virtual_gpu("A100-40GB") as gpu:
         train()
@@ -24,29 +27,34 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ullage.errors import UllageError
     from ullage.estimate import Estimate, estimate
+    from ullage.estimate.max_batch import MaxBatch, max_batch
     from ullage.gpus import GPU, gpu, gpus
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
     "Estimate": "ullage.estimate",
     "GPU": "ullage.gpus",
+    "MaxBatch": "ullage.estimate.max_batch",
     "UllageError": "ullage.errors",
     "VirtualGPU": "ullage.virtual",
     "estimate": "ullage.estimate",
     "gpu": "ullage.gpus",
     "gpus": "ullage.gpus",
+    "max_batch": "ullage.estimate.max_batch",
     "virtual_gpu": "ullage.virtual",
 }
 
 __all__ = [
     "GPU",
     "Estimate",
+    "MaxBatch",
     "UllageError",
     "VirtualGPU",
     "__version__",
     "estimate",
     "gpu",
     "gpus",
+    "max_batch",
     "virtual_gpu",
 ]
 

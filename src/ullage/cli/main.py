@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ullage.cli.check import check
 from ullage.cli.diff import diff
+from ullage.cli.estimate import estimate
 from ullage.cli.evaluate import evaluate
 from ullage.cli.gpus import gpus
+from ullage.cli.max_batch import max_batch
 from ullage.cli.measure import measure
 from ullage.errors import UllageError
 
@@ -35,6 +37,8 @@ def _version(
 
 
 app.command()(check)
+app.command()(estimate)
+app.command()(max_batch)
 app.command()(gpus)
 app.command()(evaluate)
 app.command()(diff)
@@ -42,11 +46,30 @@ app.command()(measure)
 
 
 def main() -> None:
-    """Run the command line; an error that we know is one line on standard error and exit code 1."""
+    """Run the command line; an error that we know is one line on standard error and exit code 1.
+
+    A word that is no command or option, or one that is missing, gets one line too and exit code 2, as in most programs.
+    """
     try:
-        app()
+        code = app(standalone_mode=False)
     except UllageError as error:
         print(f"ullage: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except (typer.Abort, KeyboardInterrupt):
+        raise SystemExit(130) from None
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what all usage errors of typer's parser have, whatever its version
+            raise
+        message = error.format_message()
+        if message:  # without one the help was printed
+            print(f"ullage: {message} ({_usage(error)})", file=sys.stderr)
+        raise SystemExit(2) from None
+    if isinstance(code, int) and code:
+        raise SystemExit(code)
+
+
+def _usage(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return f"'{context.command_path if context else 'ullage'} --help' shows what there is"

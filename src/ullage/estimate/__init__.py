@@ -3,7 +3,7 @@
 import sys
 
 from ullage import Room
-from ullage.estimate.function import estimate
+from ullage.estimate.dispatch import estimate
 from ullage.estimate.result import Estimate
 
 __all__ = ["Estimate", "estimate"]

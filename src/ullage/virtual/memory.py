@@ -185,6 +185,8 @@ class DeviceMemory:
         self.closed = self.repeating = True
         try:
             return self._repeat_until_quiet(requests, times, quiet)
+        except OutOfMemory as error:
+            raise torch.OutOfMemoryError(self._message(error)) from None
         finally:
             self.repeating = False
 

@@ -12,15 +12,36 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, UnknownName
+from ullage.workload.choices import ATTENTIONS, OPTIMIZER_ALIASES, OPTIMIZERS, PRECISIONS, SOURCES
 
-OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "adamw_fused", "rmsprop", "adagrad", "adafactor")
-PRECISIONS = ("fp32", "amp_bf16", "amp_fp16", "bf16")
+DEFAULT_BATCH = 32
+PREFIXES = {"torchvision": "torchvision", "tv": "torchvision", "timm": "timm", "hf": "hf", "mlp": "mlp"}
+
+# The public names of options, as in `ullage.estimate(name, batch_size=64)` and `--batch-size 64`, and their fields.
+OPTION_FIELDS = {
+    "batch_size": "batch",
+    "input_shape": "input",
+    "sequence_length": "seq",
+    "num_classes": "classes",
+    "optimizer": "opt",
+    "precision": "precision",
+    "gradient_accumulation": "accumulation",
+    "checkpointing": "ckpt",
+    "attention": "attn",
+    "channels_last": "channels_last",
+    "freeze": "freeze",
+    "lora_rank": "lora_rank",
+    "inference": "inference",
+    "config": "config_file",
+    "set": "settings",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """A training run. `model` is `tv:NAME` (torchvision), `timm:NAME`, `hf:CLASS` (transformers) or `mlp:NAME`.
+    """A training run. `model` is `torchvision:NAME` (or `tv:NAME`), `timm:NAME`, `hf:CLASS` (transformers), `mlp:NAME`
+    or `package.module:factory`.
 
     >>> Configuration.from_row({"model": "mlp:x", "widths": [8, 4], "batch": 2, "opt": "sgd", "peak_alloc": 1}).batch
     2
@@ -31,36 +52,50 @@ class Configuration:
     opt: str = "adamw"
     precision: str = "fp32"
     input: list[int] | None = None
-    classes: int = 1000
+    classes: int | None = None
     channels_last: bool = False
     conf: str | None = None
     hf_config: dict[str, Any] = field(default_factory=dict)
     vocab: int | None = None
     seq: int | None = None
-    attn: str = "sdpa"
+    attn: str | None = None
     ckpt: bool = False
     widths: list[int] | None = None
     bn: bool = False
     drop: bool = False
     act: str = "ReLU"
+    accumulation: int = 1
+    inference: bool = False
+    freeze: tuple[str, ...] = ()
+    lora_rank: int | None = None
+    config_file: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, valid in (("opt", OPTIMIZERS), ("precision", PRECISIONS)):
-            if getattr(self, name) not in valid:
-                raise InvalidValue(f"needed {name} among {', '.join(valid)}; found {getattr(self, name)!r}")
-        needed = {"tv": ("input",), "timm": ("input",), "hf": ("conf", "seq", "vocab"), "mlp": ("widths",)}
-        if self.source not in needed:
-            raise InvalidValue(
-                f"needed a model such as tv:resnet50, timm:NAME, hf:CLASS or mlp:NAME; found {self.model!r}"
-            )
-        for name in needed[self.source]:
-            if getattr(self, name) is None:
-                raise InvalidValue(f"{self.model} needs {name!r}")
+        self._check_source()
+        _check_optimizer(self.opt)
+        if self.precision not in PRECISIONS:
+            raise UnknownName("precision", self.precision, PRECISIONS, hint="one of " + ", ".join(PRECISIONS))
+        if self.attn is not None and self.attn not in ATTENTIONS:
+            raise UnknownName("attention", self.attn, ATTENTIONS, hint="one of " + ", ".join(ATTENTIONS))
+        for option, name in OPTION_FIELDS.items():
+            value = getattr(self, name)
+            if name in ("batch", "seq", "classes", "accumulation", "lora_rank") and value is not None:
+                _check_positive(option, value)
+        if self.input is not None:
+            for length in self.input:
+                _check_positive("input_shape", length)
+
+    def _check_source(self) -> None:
+        if not self.name or not self.model.partition(":")[0]:
+            raise InvalidValue(f"needed {'; '.join(SOURCES.values())}. Found {self.model!r}" + _meant(self.model))
+        if self.source == "mlp" and self.widths is None:
+            raise InvalidValue(f"{self.model} needs 'widths'")
 
     @property
     def source(self) -> str:
-        """The part before the colon."""
-        return self.model.partition(":")[0]
+        """Where the model comes from: "torchvision", "timm", "hf", "mlp", or "own" for a factory."""
+        return PREFIXES.get(self.model.partition(":")[0], "own")
 
     @property
     def name(self) -> str:
@@ -76,6 +111,50 @@ class Configuration:
             return cls(**values)
         except TypeError as error:
             raise InvalidValue(f"this line is no training run: {error}") from None
+
+    @classmethod
+    def from_options(cls, model: str, **options: Any) -> Configuration:
+        """The configuration that the public options describe; an option that is `None` was not given.
+
+        >>> Configuration.from_options("torchvision:resnet18", batch_size=64, optimizer="sgd").opt
+        'sgd'
+        """
+        values: dict[str, Any] = {}
+        for option, value in options.items():
+            if option not in OPTION_FIELDS:
+                raise UnknownName("option", option, OPTION_FIELDS)
+            if value is not None:
+                values[OPTION_FIELDS[option]] = value
+        values.setdefault("batch", DEFAULT_BATCH)
+        if "freeze" in values:
+            values["freeze"] = (values["freeze"],) if isinstance(values["freeze"], str) else tuple(values["freeze"])
+        if "input" in values:
+            values["input"] = list(values["input"])
+        if isinstance(values.get("config_file"), dict):
+            values["settings"] = values.pop("config_file") | values.get("settings", {})
+        elif "config_file" in values:
+            values["config_file"] = str(values["config_file"])
+        return cls(model=model, **values)
+
+
+def _check_positive(option: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidValue(f"{option} needs a whole number of at least 1; found {value!r}")
+
+
+def _check_optimizer(name: str) -> None:
+    if name not in OPTIMIZERS and name not in OPTIMIZER_ALIASES:
+        from ullage.workload.optimizers import optimizer_class  # any class of torch.optim: that needs PyTorch
+
+        optimizer_class(name)
+
+
+def _meant(model: str) -> str:
+    """Where somebody left out the source: the models that are called so."""
+    from ullage.workload.names import model_names
+
+    found = [f"{source}:{model}" for source in ("torchvision", "timm", "hf") if model in model_names(source)]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ullage.virtual.kernels.convolution_checks import check_shapes
 from ullage.virtual.kernels.convolution_layouts import (
     Operand,
     Settings,
@@ -237,6 +238,7 @@ def convolution(call: Call) -> Plan:
     """Convolution.cpp, convolution"""
     source, weight = operand(call.args[0]), operand(call.args[1])
     settings = settings_of(call.args[3:9], len(source.size) - 2)
+    check_shapes(source, weight, settings)
     return forward_plan(source, weight, settings, bool(call.gpu.settings()[0]), _asker(call))
 
 

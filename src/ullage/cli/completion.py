@@ -1,0 +1,59 @@
+"""Shell completion: names of models, GPUs, optimizers and precisions, found without importing PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def sources(incomplete: str) -> list[str]:
+    """Model names of the source that was begun, the sources themselves, and scripts in this folder.
+
+    >>> sources("torchv")
+    ['torchvision:']
+    """
+    from ullage.workload.names import model_names
+
+    source, colon, name = incomplete.partition(":")
+    if colon:
+        known = {"tv": "torchvision"}.get(source, source)
+        names = model_names(known) if known in ("torchvision", "timm", "hf") else ()
+        return [f"{source}:{model}" for model in names if model.startswith(name)]
+    prefixes = [f"{known}:" for known in ("torchvision", "timm", "hf")]
+    found = [prefix for prefix in prefixes if prefix.startswith(incomplete)]
+    return found + sorted(str(file) for file in Path().glob(f"{incomplete}*.py"))
+
+
+def gpus(incomplete: str) -> list[str]:
+    """GPUs of the catalogue.
+
+    >>> gpus("h200")[0]
+    'H200'
+    """
+    from ullage.gpus import gpus as all_gpus
+
+    return [card.name for card in all_gpus() if card.name.casefold().startswith(incomplete.casefold())]
+
+
+def optimizers(incomplete: str) -> list[str]:
+    """Optimizers that have a short name.
+
+    >>> optimizers("adamw")
+    ['adamw', 'adamw_fused']
+    """
+    from ullage.workload.choices import OPTIMIZERS
+
+    return [name for name in OPTIMIZERS if name.startswith(incomplete)]
+
+
+def precisions(incomplete: str) -> list[tuple[str, str]]:
+    """Precisions, each with what it means."""
+    from ullage.workload.choices import PRECISIONS
+
+    return [(name, meaning) for name, meaning in PRECISIONS.items() if name.startswith(incomplete)]
+
+
+def attentions(incomplete: str) -> list[tuple[str, str]]:
+    """Kinds of attention, each with what it means."""
+    from ullage.workload.choices import ATTENTIONS
+
+    return [(name, meaning) for name, meaning in ATTENTIONS.items() if name.startswith(incomplete)]

@@ -1,0 +1,156 @@
+"""`ullage.estimate`: a name, a function and a script go to the right place."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ullage.allocator import AllocatorConfig
+from ullage.errors import InvalidValue, UllageError, UnknownName
+from ullage.estimate import function
+from ullage.estimate.result import Estimate
+from ullage.gpus import GPU
+from ullage.workload.configuration import OPTION_FIELDS, Configuration
+
+MODEL, FUNCTION, SCRIPT = "model", "function", "script"
+_SCRIPT_OPTIONS = ("args", "module", "timeout", "trace_file", "show_output")
+_ITERATIONS = 5  # of the standard loop; three are watched, two more are there if the requests have not settled
+
+
+def estimate(source: str | Path | Callable[[], Any], *, gpu: str | GPU = "H200", **options: Any) -> Estimate:
+    """How much memory a training job will take on `gpu`, found without a GPU.
+
+    `source` is a model's name (`"torchvision:resnet50"`, `"timm:NAME"`, `"hf:CLASS"`, `"package.module:factory"`), a
+    function without arguments that trains on "cuda", or the path of a script (with `module=True` the name of a
+    module). For all: `steps`, `config` (allocator settings). For names: `batch_size`, `input_shape`,
+    `sequence_length`, `num_classes`, `optimizer`, `precision`, `gradient_accumulation`, `checkpointing`, `attention`,
+    `channels_last`, `freeze`, `lora_rank`, `inference`, `set` and `config` (a model's config: a file or a dict). For
+    functions: `trace`. For scripts: `args`, `module`, `timeout`, `trace_file`, `show_output`.
+
+    >>> estimate("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64], gpu="A100-40GB").fits
+    True
+
+    Not covered: more than one GPU.
+    """
+    kind = kind_of(source, bool(options.get("module")))
+    _check_options(kind, options)
+    if kind == FUNCTION:
+        return function.estimate(source, gpu=gpu, **options)  # type: ignore[arg-type]
+    if kind == SCRIPT:
+        return _estimate_script(source, gpu, options)
+    chosen, settings = split_options(options)
+    configuration = Configuration.from_options(str(source), **chosen)
+    return estimate_configuration(configuration, gpu=gpu, source=str(source), **settings)
+
+
+def kind_of(source: Any, module: bool = False) -> str:
+    """Whether a source is a model's name, a function or a script.
+
+    >>> kind_of("timm:resnet50"), kind_of(print), kind_of("package.train", module=True)
+    ('model', 'function', 'script')
+    """
+    if callable(source):
+        return FUNCTION
+    if not isinstance(source, str | Path) or not str(source):
+        raise InvalidValue(
+            "needed a model's name such as torchvision:resnet50, a function that trains on 'cuda', or the path of a "
+            f"script; found {source!r}"
+        )
+    if module or str(source).endswith(".py") or Path(source).is_file():
+        return SCRIPT
+    return MODEL
+
+
+def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a model, and those of the run: `config` is either, by what it is."""
+    chosen = {name: value for name, value in options.items() if name in OPTION_FIELDS}
+    rest = {name: value for name, value in options.items() if name not in OPTION_FIELDS}
+    if isinstance(chosen.get("config"), AllocatorConfig):
+        rest["config"] = chosen.pop("config")
+    return chosen, rest
+
+
+def estimate_configuration(
+    configuration: Configuration,
+    *,
+    gpu: str | GPU = "H200",
+    source: str | None = None,
+    steps: int | None = 3,
+    **run: Any,
+) -> Estimate:
+    """The estimate of a configuration; what the model does not accept is one clear message.
+
+    >>> estimate_configuration(Configuration(model="mlp:x", widths=[8, 4], batch=2), gpu="T4").fits
+    True
+    """
+    from ullage.workload.training import train
+
+    iterations = max(_ITERATIONS, steps or 0)
+    try:
+        answer = function.estimate(lambda: train(configuration, iterations), gpu=gpu, steps=steps, **run)
+    except (UllageError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        raise InvalidValue(
+            f"{configuration.model} does not run with {_said(configuration)}: {type(error).__name__}: {lines[0]}"
+        ) from error
+    return named(answer, source or configuration.model)
+
+
+def named(answer: Estimate, source: str) -> Estimate:
+    """The same estimate with the name of what was estimated, where it has a place for it."""
+    if "source" not in Estimate.__dataclass_fields__:
+        return answer
+    name: Any = {"source": source}
+    return dataclasses.replace(answer, **name)
+
+
+def _said(configuration: Configuration) -> str:
+    """What was asked for, in the words of the options."""
+    spec = {field.name: field for field in dataclasses.fields(configuration)}
+    said = []
+    for option, name in OPTION_FIELDS.items():
+        value = getattr(configuration, name)
+        if name == "batch" or value != spec[name].default and value not in ({}, (), None):
+            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            said.append(f"{option.replace('_', ' ')} {text}")
+    return ", ".join(said)
+
+
+def _check_options(kind: str, options: dict[str, Any]) -> None:
+    of_function = set(inspect.signature(function.estimate).parameters) - {"source", "function", "gpu"}
+    valid = {
+        MODEL: {*OPTION_FIELDS, *of_function},
+        FUNCTION: of_function,
+        SCRIPT: {*_SCRIPT_OPTIONS, "steps", "config"},
+    }
+    for name in options:
+        if name in valid[kind]:
+            continue
+        others = [other for other, names in valid.items() if name in names]
+        if others:
+            raise InvalidValue(f"{name!r} is an option for a {others[0]}; this is a {kind}. " + _advice(kind))
+        raise UnknownName("option", name, valid[kind])
+
+
+def _advice(kind: str) -> str:
+    if kind == SCRIPT:
+        return "A script takes its own arguments: args=['--batch-size', '64'], or after -- on the command line"
+    if kind == FUNCTION:
+        return "Wrap the call: ullage.estimate(lambda: train(batch_size=64), gpu=...)"
+    return "A script's path ends in .py"
+
+
+def _estimate_script(source: Any, gpu: str | GPU, options: dict[str, Any]) -> Estimate:
+    from ullage.estimate.script import estimate_script
+
+    path, args = str(source), [str(word) for word in options.pop("args", ())]
+    answer: Estimate = functools.partial(estimate_script, path, args, gpu=gpu)(**options)
+    return answer

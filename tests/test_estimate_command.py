@@ -1,0 +1,164 @@
+"""`ullage estimate` and `ullage max-batch` as a person types them; every mistake gets one message."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ullage.cli.main import main
+
+SMALL = ("--batch-size", "2", "--input-shape", "3,32,32", "--gpu", "T4")
+
+
+@pytest.fixture
+def type_in(monkeypatch, capsys, tmp_path):
+    """Run the command line in this process: a process for each would take minutes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def model(): return nn.Conv2d(3, 4, 3)\n"
+        "def broken(): raise OSError('the weights are not there')\n"
+    )
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "other.json").write_text('{"model_type": "gpt2000"}')
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["ullage", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_a_model_as_json(type_in):
+    code, out, _ = type_in("estimate", "torchvision:resnet18", *SMALL, "--json", "-o", "sgd", "-p", "amp_fp16")
+    values = json.loads(out)
+    assert code == 0 and values["gpu"] == "T4" and values["fits"] and values["steps"] == 3
+    assert "timeline" not in values
+
+
+def test_what_does_not_fit_is_an_answer_too(type_in):
+    code, out, _ = type_in("estimate", "torchvision:resnet18", "-b", "4096", "-g", "RTX-2060", "--json")
+    assert code == 0 and not json.loads(out)["fits"]
+
+
+def test_max_batch_and_jobs(type_in):
+    code, out, _ = type_in("max-batch", "mine.py:model", "--input-shape", "3,512,512", "--gpu", "RTX-2060")
+    assert code == 0 and "largest batch size on RTX-2060" in out and "estimates in" in out
+    code, out, _ = type_in("max-batch", "mine.py:model", "--jobs", *SMALL)
+    assert code == 0 and "such jobs fit on T4 together" in out
+    code, out, _ = type_in("max-batch", "mine.py:model", "--jobs", *SMALL, "--json")
+    assert json.loads(out)["jobs"] > 1
+
+
+MISTAKES = [
+    ("estimate resnet50", "did you mean torchvision:resnet50 or timm:resnet50"),
+    ("estimate torchvision:resnet5O", "did you mean 'resnet50'"),
+    ("estimate timm:convnxt_tiny", "convnext_tiny"),
+    ("estimate hf:GPT2LMHeadMode", "'GPT2LMHeadModel'"),
+    ("estimate hf:GPT2LMHeadModel --set n_layers=2", "did you mean 'n_layer'"),
+    ("estimate hf:GPT2LMHeadModel --set n_layer", "needed key=value"),
+    ("estimate hf:GPT2LMHeadModel --set n_head=7", "must be divisible"),
+    ("estimate hf:GPT2LMHeadModel --config nothing.json", "cannot read nothing.json"),
+    ("estimate hf:GPT2LMHeadModel --config broken.json", "broken.json is not JSON"),
+    ("estimate hf:GPT2LMHeadModel --config list.json", "needed a JSON object"),
+    ("estimate hf:GPT2LMHeadModel --config other.json", "did you mean 'gpt2'"),
+    ("estimate hf:./nowhere", "cannot read"),
+    ("estimate hf:AutoModelForCausalLM", "--set model_type=gpt2"),
+    ("estimate hf:GPT2LMHeadModel --input-shape 3,32,32", "use --sequence-length"),
+    ("estimate hf:DetrForObjectDetection", "write a training function"),
+    ("estimate torchvison:resnet50", "did you mean 'torchvision'"),
+    ("estimate torchvision:", "needed torchvision:NAME"),
+    ("estimate torchvision:resnet50 --sequence-length 12", "use --input-shape"),
+    ("estimate torchvision:resnet50 --input-shape 3,abc", "needed whole numbers such as 3,224,224"),
+    ("estimate torchvision:resnet50 --input-shape 224,224", "needs an input shape of 3 numbers"),
+    ("estimate torchvision:resnet50 --input-shape 1,64,64", "to have 3 channels, but got 1"),
+    ("estimate torchvision:resnet50 --batch-size 0", "batch_size needs a whole number of at least 1"),
+    ("estimate torchvision:resnet50 --optimizer adamm", "did you mean 'adam'"),
+    ("estimate torchvision:resnet50 --precision fp8", "one of fp32, tf32"),
+    ("estimate torchvision:resnet50 --attention flsh", "did you mean 'flash'"),
+    ("estimate torchvision:resnet50 --attention eager", "no eager attention"),
+    ("estimate torchvision:resnet50 --freeze layr1", "did you mean 'layer1'"),
+    ("estimate torchvision:resnet50 --config x.json", "has no config file"),
+    ("estimate torchvision:resnet50 --gpu A100-40G", "did you mean 'A100-40GB'"),
+    ("estimate torchvision:resnet50 --steps 0", "--steps"),
+    ("estimate torchvision:resnet50 --timeline no/such/folder/x.html", "cannot write"),
+    ("estimate mine.py:model --input-shape 3,8,8 --checkpointing", "no blocks"),
+    ("estimate torchvision:raft_large", "optical flow"),
+    ("estimate torchvision:resnet50 -- --epochs 3", "arguments after -- are for scripts"),
+    ("estimate torchvision:resnet50 --timeout 3", "'timeout' is an option for a script"),
+    ("estimate mine.py:model", "needs the shape of its input"),
+    ("estimate mine.py:broken", "raised OSError: the weights are not there"),
+    ("estimate mine.py:modle", "did you mean 'model'"),
+    ("estimate nothing.py:model", "no file nothing.py"),
+    ("estimate no.such.module:model", "no module named"),
+    ("estimate mine.py --batch-size 3", "'batch_size' is an option for a model"),
+    ("estimate mine.py --timeout soon", "needed a duration"),
+    ("max-batch mine.py", "--batch-arg"),
+    ("max-batch torchvision:resnet50 --what batch", "did you mean 'batch-size'"),
+]
+
+
+@pytest.mark.parametrize(("typed", "text"), MISTAKES, ids=[typed for typed, _ in MISTAKES])
+def test_a_mistake_gets_one_message(type_in, typed, text):
+    code, out, err = type_in(*typed.split())
+    assert code == 1 and text in err
+    assert err.startswith("ullage: ") and len(err.strip().splitlines()) == 1 and not out
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        ("estimat x", "Did you mean"),
+        ("estimate", "Missing argument"),
+        ("estimate torchvision:resnet50 --optimzer sgd", "--optimizer"),
+        ("estimate torchvision:resnet50 --batch-size many", "--batch-size"),
+    ],
+)
+def test_a_word_that_the_command_line_does_not_know_is_code_2(type_in, typed, text):
+    code, _, err = type_in(*typed.split())
+    assert code == 2 and text in err and err.startswith("ullage: ") and "--help" in err
+
+
+def test_help_has_examples_and_groups(type_in):
+    code, out, _ = type_in("estimate", "--help")
+    assert code == 0
+    for words in ("Examples", "ullage estimate torchvision:resnet50", "--batch-arg", "Training", "KEY=VALUE"):
+        assert words in out
+
+
+def complete(*words):
+    """What the shell is offered, in a real process; nothing heavy may be imported for it."""
+    environment = os.environ | {
+        "_ULLAGE_COMPLETE": "complete_zsh",
+        "_TYPER_COMPLETE_ARGS": " ".join(["ullage", *words]),
+    }
+    code = (
+        "import sys; sys.argv = ['ullage']\n"
+        "from ullage.cli.main import app\n"
+        "try: app(prog_name='ullage')\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    return done.stdout, done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("estimate", "torchvision:resnet5"), "resnet50"),
+        (("estimate", "x", "--gpu", "A100"), "A100-40GB"),
+        (("max-batch", "x", "--precision", "amp"), "amp_bf16"),
+    ],
+)
+def test_the_shell_completes_names_without_pytorch(words, offered):
+    out, heavy = complete(*words)
+    assert offered in out and heavy == "False"

@@ -1,0 +1,105 @@
+"""The largest batch: exact, and in few estimates."""
+
+import random
+
+import pytest
+import torch
+
+import ullage
+from ullage.errors import InvalidValue, UnknownName
+from ullage.estimate.max_batch import jobs_together
+from ullage.estimate.search import Search
+
+
+def job(base, slope, limit, share, noise, seed):
+    """What a job takes: nearly linear, and full at some share of the limit."""
+    chance = random.Random(seed)
+    seen = {}
+
+    def trial(number):
+        if number not in seen:
+            taken = int(base + slope * number * (1 + noise * chance.random()))
+            seen[number] = taken, taken <= share * limit
+        return seen[number]
+
+    return trial, seen
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_answer_fits_and_the_next_one_does_not(seed):
+    chance = random.Random(seed)
+    slope, share, noise = 10 ** chance.uniform(6.5, 9), chance.uniform(0.85, 1), chance.choice([0, 0.003])
+    trial, seen = job(chance.randint(0, 10**9), slope, 24 * 10**9, share, noise, seed)
+    search = Search(trial, 24 * 10**9)
+    largest = search.largest(start=chance.choice([1, 8, 64]))
+    assert largest == 0 or seen[largest][1]
+    assert not seen[largest + 1][1]
+    assert search.trials == len(seen) <= 15
+
+
+def test_a_step_and_nothing_that_fits():
+    assert Search(lambda number: (number, number <= 1000), limit=1100, step=32).largest(start=224) == 992
+    assert Search(lambda number: (number, False), limit=10).largest(start=8) == 0
+    assert Search(lambda number: (number, number <= 1), limit=10).largest(start=8) == 1
+
+
+def test_the_largest_batch_of_a_model_is_exact():
+    options = {"gpu": "RTX-2060", "input_shape": [3, 64, 64], "optimizer": "sgd"}
+    heard = []
+    found = ullage.max_batch("torchvision:resnet18", progress=lambda *facts: heard.append(facts), **options)
+    assert ullage.estimate("torchvision:resnet18", batch_size=found, **options).fits
+    assert not ullage.estimate("torchvision:resnet18", batch_size=found + 1, **options).fits
+    assert found.trials == len(heard) <= 18
+    assert found.estimate.fits and not found.beyond.fits
+    assert 0 < found.sure <= found
+    assert ullage.estimate("torchvision:resnet18", batch_size=found.sure, **options).upper <= found.estimate.gpu_memory
+    assert f"largest batch size on RTX-2060: {int(found)} " in found.report()
+    assert found.to_dict()["largest"] == found.largest == found
+
+
+def test_image_size_and_sequence_length():
+    size = ullage.max_batch(
+        "torchvision:squeezenet1_1", what="image-size", gpu="RTX-2060", batch_size=64, inference=True
+    )
+    assert size % 32 == 0 and size.estimate.fits and not size.beyond.fits
+    tiny = {"n_layer": 1, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
+    length = ullage.max_batch(
+        "hf:GPT2LMHeadModel", what="sequence-length", gpu="RTX-2060", batch_size=1, set=tiny, attention="math"
+    )
+    assert length > 1024 and length.estimate.fits and not length.beyond.fits
+
+
+def test_a_function_gets_the_number_as_its_parameter():
+    def train(width, batch_size=1):
+        layer = torch.nn.Linear(1 << 20, 1, device="cuda")
+        layer(torch.zeros(batch_size, 1 << 20, device="cuda")).sum().backward()
+
+    def first(batch_size):
+        train(1, batch_size)
+
+    found = ullage.max_batch(first, gpu="RTX-2060", steps=None)
+    assert found and found.estimate.fits and not found.beyond.fits
+    with pytest.raises(UnknownName, match="batch_size"):
+        ullage.max_batch(first, gpu="RTX-2060", parameter="batchsize")
+    with pytest.raises(InvalidValue, match="needed a function with a parameter"):
+        ullage.max_batch(lambda: None, gpu="RTX-2060")
+
+
+def test_nothing_fits():
+    found = ullage.max_batch("hf:LlamaForCausalLM", gpu="RTX-2060", sequence_length=8, set={"num_hidden_layers": 16})
+    assert found == 0 and found.sure == 0 and "no batch size fits on RTX-2060" in found.report()
+
+
+def test_bad_questions():
+    with pytest.raises(UnknownName, match="image-size"):
+        ullage.max_batch("torchvision:resnet18", what="imagesize")
+    with pytest.raises(InvalidValue, match="--batch-arg"):
+        ullage.max_batch("train.py")
+
+
+def test_how_many_jobs_fit_together():
+    one = ullage.estimate("torchvision:resnet18", batch_size=4, input_shape=[3, 32, 32], gpu="A100-40GB")
+    count = jobs_together(one)
+    assert count * one.upper <= one.gpu_memory < (count + 1) * one.upper
+    tight = ullage.estimate("torchvision:resnet18", batch_size=512, gpu="RTX-2060")
+    assert jobs_together(tight) == 0
