@@ -8,10 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 import ullage
-import ullage.estimate as room
 from ullage.cli import app
 from ullage.cli.check import judge, parse_margin
 from ullage.errors import UllageError
+from ullage.estimate import dispatch
 
 GIB = 2**30
 
@@ -31,7 +31,7 @@ def job(source, *, gpu, batch_size=1, **options):
 
 @pytest.fixture
 def check(monkeypatch):
-    monkeypatch.setattr(room, "estimate", job)
+    monkeypatch.setattr(dispatch, "estimate", job)
 
     def run(*words):
         return CliRunner().invoke(app, ["check", *words])
@@ -42,11 +42,11 @@ def check(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("job", "--batch-size", "5", "--gpu", "RTX-4060"), 0, "job: fits on RTX-4060-8GB: 5.57 of 7.62 GiB, 2."),
+        (("job", "--batch-size", "5", "--gpu", "RTX-4060"), 0, "job: fits on RTX-4060-8GB: 5.42 of 7.62 GiB, 2."),
         (("job", "--batch-size", "9", "--gpu", "RTX-4060"), 1, "job: DOES NOT FIT on RTX-4060-8GB"),
         (("job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "2GiB"), 0, "fits"),
         (("job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "30%"), 1, "TOO LITTLE ROOM on RTX-4060-8GB"),
-        (("job", "--batch-size", "7", "--gpu", "RTX-4060", "--upper"), 1, "at most 8."),
+        (("job", "--batch-size", "7", "--gpu", "RTX-4060", "--upper"), 1, "at most 7."),
         (("job", "--gpu", "RTX-4O60"), 2, "no GPU named 'RTX-4O60'; did you mean"),
         (("job", "--gpu", "/no/such.toml"), 2, "No such file"),
         (("job", "--margin", "much"), 2, "--margin: needed a size such as 2GiB or a share such as 5%; found 'much'"),
@@ -70,7 +70,7 @@ def test_json_and_what_is_handed_on(check):
     answer = check("train.py", "--gpu", "T4", "--optimizer", "sgd", "--json", "--", "--epochs", "3")
     values = json.loads(answer.stdout)
     assert answer.exit_code == 0 and values["passed"] is True and values["margin"] == 0 and values["gpu"] == "T4"
-    assert json.loads(values["notes"][0]) == {"optimizer": "sgd", "args": ["--epochs", "3"]}
+    assert json.loads(values["notes"][0]) == {"steps": 3, "optimizer": "sgd", "args": ["--epochs", "3"]}
     assert "timeline" not in values
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ullage.cli.job import Script, Source, Steps, Timeout, job_of
+from ullage.cli.model_options import with_model_options
 from ullage.cli.options import Gpu, Json
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, parse_bytes
@@ -21,29 +23,30 @@ if TYPE_CHECKING:
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2
 
 
+@with_model_options
 def check(
-    source: Annotated[str, typer.Argument(help="A model's name or the path of a script.")],
-    args: Annotated[list[str] | None, typer.Argument(help="After --: the script's own arguments.")] = None,
+    source: Source,
+    args: Script = None,
     gpu: Gpu = "H200",
-    batch_size: Annotated[int | None, typer.Option(help="Samples a step.", min=1)] = None,
-    optimizer: Annotated[str | None, typer.Option(help="For example adamw or sgd.")] = None,
-    precision: Annotated[str | None, typer.Option(help="For example fp32 or amp_bf16.")] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")] = False,
+    steps: Steps = 3,
+    timeout: Timeout = None,
     margin: Annotated[
         str, typer.Option(help="Room that must be left: a size (2GiB) or a share of the GPU (5%).")
     ] = "0",
     upper: Annotated[bool, typer.Option("--upper", help="Judge by the upper bound instead of the estimate.")] = False,
     as_json: Json = False,
+    **model: Any,
 ) -> None:
     """Exit 0 if a job fits on a GPU, 1 if it does not, 2 if that cannot be told (a wrong name, a broken script).
 
     Example: ullage check torchvision:resnet50 --batch-size 64 --gpu RTX-4090 --margin 10%
     """
-    import ullage
 
-    chosen = {"batch_size": batch_size, "optimizer": optimizer, "precision": precision, "args": args or None}
-    options = {name: value for name, value in chosen.items() if value is not None}
-    estimate: Any = ullage.estimate
-    answer_with(lambda card: estimate(source, gpu=card, **options), source, gpu, margin, upper, as_json)
+    def run(card: GPU) -> Estimate:
+        return job_of(source, args, module, steps, timeout, False, model).run(card)
+
+    answer_with(run, source, gpu, margin, upper, as_json)
 
 
 def answer_with(run: Callable[[GPU], Estimate], source: str, gpu: str, margin: str, upper: bool, as_json: bool) -> None:

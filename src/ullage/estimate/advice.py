@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ullage.estimate.function import estimate as estimate_function
+from ullage.estimate.dispatch import estimate_configuration
 from ullage.estimate.result import Estimate
 from ullage.gpus import GPU, gpus
 from ullage.gpus import gpu as find_gpu
-from ullage.workload import Configuration, train
+from ullage.workload import Configuration
 
 Run = Callable[[Configuration, GPU], Estimate]
 Report = Callable[[str], Any]
@@ -82,7 +82,6 @@ class _Adviser:
 
     def __init__(self, job: Configuration, gpu: GPU, progress: Report, run: Run) -> None:
         self._job, self._gpu, self._progress, self._run = job, gpu, progress, run
-        self._known = {spec.name for spec in fields(job)}
 
     def options(self, answer: Estimate | None) -> list[Option]:
         answer = answer or self._estimate("as it is")
@@ -137,14 +136,12 @@ class _Adviser:
 
     def _accumulated(self, batch: Option) -> list[Option]:
         """The same batch in equal parts whose gradients are added up; part sizes that divide it, the largest first."""
-        if "accumulation" not in self._known:
-            return []
         whole, largest = self._job.batch, int(batch.change.split()[1])
         divisors = [part for part in range(largest, 0, -1) if whole % part == 0]
         for part in divisors[:MOST_TRIED_DIVISORS]:
             times = whole // part
             words = f"gradient accumulation: {times} micro-batches of {part}"
-            option = self._option(words, batch=part, accumulation=times * getattr(self._job, "accumulation", 1))
+            option = self._option(words, batch=part, accumulation=times * self._job.accumulation)
             if option.fits:
                 return [option]
         return []
@@ -156,4 +153,4 @@ def _helps(option: Option, answer: Estimate) -> bool:
 
 
 def _run(configuration: Configuration, gpu: GPU) -> Estimate:
-    return estimate_function(lambda: train(configuration), gpu=gpu)
+    return estimate_configuration(configuration, gpu=gpu)

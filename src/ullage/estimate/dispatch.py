@@ -105,11 +105,8 @@ def estimate_configuration(
 
 
 def named(answer: Estimate, source: str) -> Estimate:
-    """The same estimate with the name of what was estimated, where it has a place for it."""
-    if "source" not in Estimate.__dataclass_fields__:
-        return answer
-    name: Any = {"source": source}
-    return dataclasses.replace(answer, **name)
+    """The same estimate with the name of what was estimated."""
+    return dataclasses.replace(answer, source=source)
 
 
 def _said(configuration: Configuration) -> str:

@@ -9,10 +9,9 @@ import random
 from collections.abc import Collection
 from typing import Any
 
-from ullage.workload.configuration import OPTIMIZERS
-
 _BATCHES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 _SIDES = (64, 96, 112, 128, 160, 192, 224, 224, 224, 240, 256, 288, 320, 384)
+_OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "adamw_fused", "rmsprop", "adagrad", "adafactor")
 _PRECISIONS = ("fp32", "fp32", "amp_bf16", "amp_fp16", "bf16")
 _SEQUENCES = (32, 64, 128, 200, 256, 384, 512, 768, 1024, 1536, 2048)
 _PIXELS = 128 * 224 * 224  # a batch has at most so many
@@ -126,7 +125,7 @@ def _vision(source: str) -> Any:
 
 
 def _ways(chance: random.Random) -> dict[str, Any]:
-    return {"opt": chance.choice(OPTIMIZERS), "precision": chance.choice(_PRECISIONS)}
+    return {"opt": chance.choice(_OPTIMIZERS), "precision": chance.choice(_PRECISIONS)}
 
 
 def _transformer(chance: random.Random) -> dict[str, Any]:

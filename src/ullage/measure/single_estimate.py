@@ -7,15 +7,17 @@ import sys
 from contextlib import redirect_stdout
 from typing import Any
 
-from ullage.estimate import estimate
+from ullage.estimate.dispatch import estimate, estimate_configuration
 from ullage.measure.runs import ESTIMATED
-from ullage.workload import Configuration, train
+from ullage.workload import Configuration
 
 
 def estimate_here(order: dict[str, Any]) -> dict[str, Any]:
     """The figures of the estimate that a file of measured runs keeps."""
-    configuration = Configuration.from_row(order["row"])
-    found = estimate(lambda: train(configuration), gpu=order["gpu"])
+    if order.get("script"):
+        found = estimate(order["script"], gpu=order["gpu"], args=order["args"], module=order["module"])
+    else:
+        found = estimate_configuration(Configuration.from_row(order["row"]), gpu=order["gpu"])
     values = {**found.to_dict(timeline=False), "context": found.breakdown["context"]}
     return {name: values[name] for name in ESTIMATED}
 

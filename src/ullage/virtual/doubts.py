@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
-from ullage.virtual.memory import DeviceMemory
-
-UNLIMITED = 1 << 62
+from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory
 
 
 def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
@@ -24,7 +22,7 @@ def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
     """
     if not memory.doubts:
         return 0
-    allocator = CachingAllocator(UNLIMITED, config)
+    allocator = CachingAllocator(WITHOUT_LIMIT, config)
     blocks: list[Any] = []
     doubts = iter(memory.doubts)
     place, larger = next(doubts)

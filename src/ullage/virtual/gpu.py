@@ -20,7 +20,7 @@ from ullage.virtual import accumulation, casts, composites, kernels, steps, surf
 from ullage.virtual.doubts import largest_reserved
 from ullage.virtual.host import Host
 from ullage.virtual.kernels.workspaces import CODE, Workspaces
-from ullage.virtual.memory import PARAMETERS, DeviceMemory
+from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
 from ullage.virtual.mode import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
 from ullage.virtual.places import Place, Places
@@ -48,7 +48,7 @@ class VirtualGPU:
         self.config = config or AllocatorConfig.from_environment()
         self.context = max(0, (spec.context or 0) - sum(CODE.values()))  # grows as libraries are loaded
         usable = spec.usable
-        total = usable if limited else 1 << 62
+        total = usable if limited else WITHOUT_LIMIT
         allocator = CachingAllocator(total - self.context, self.config, total_memory=total)
         self.memory = DeviceMemory(allocator, self.context, usable)
         self.host = Host()

@@ -18,6 +18,7 @@ from ullage.allocator import Block, CachingAllocator, OutOfMemory, format_size
 from ullage.virtual.native import tensor_without_data
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE = range(5)
+WITHOUT_LIMIT = 1 << 46  # bytes: addresses have 47 bits, and expandable segments set aside more than the card has
 KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace")
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage
