@@ -46,11 +46,20 @@ class Estimate:
     out_of_memory: str | None = None
     notes: list[str] = field(default_factory=list)
     timeline: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
+    phases: dict[str, int] = field(default_factory=dict)
+    source: str | None = None
 
     def to_dict(self, timeline: bool = True) -> dict[str, Any]:
         """The attributes as plain values."""
         names = [name for name in self.__dataclass_fields__ if timeline or name != "timeline"]
         return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Estimate:
+        """The estimate that `to_dict` was asked of; names that are not known are left out."""
+        known = {name: value for name, value in values.items() if name in cls.__dataclass_fields__}
+        known["timeline"] = [tuple(point) for point in known.get("timeline", ())]
+        return cls(**known)
 
     def to_json(self, timeline: bool = True, indent: int | None = None) -> str:
         """The attributes as JSON; the keys are the attributes' names."""

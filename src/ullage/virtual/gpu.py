@@ -55,6 +55,7 @@ class VirtualGPU:
         self.workspaces = Workspaces(self)
         self.progress = steps.Progress(self)
         self.operator = ""
+        self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertain = 0  # bytes by which the most doubtful temporary of the run could be larger
         self.list_plans: dict[Any, Any] = {}
         self.environment = dict(os.environ)
@@ -109,7 +110,8 @@ class VirtualGPU:
 
     def refuse(self, what: str, advice: str) -> None:
         """Say that something cannot be followed."""
-        raise UnsupportedOperation(f"the virtual GPU cannot follow {what}: {advice}")
+        self.refused = f"the virtual GPU cannot follow {what}: {advice}"
+        raise UnsupportedOperation(self.refused)
 
     def keep_peaks(self) -> None:
         """The code is about to reset PyTorch's peaks; those of the whole run must not be lost."""

@@ -64,8 +64,9 @@ class DeviceMemory:
         self.clock = 0
         self.peak_clock = 0
         self.closed = False
+        self.out_of_memory: str | None = None  # the last such error; code may have caught it
         self._reserved = 0
-        self._reserved_at: list[tuple[int, int]] = []
+        self.reserved_at: list[tuple[int, int]] = []
         self._lock = threading.RLock()
         self._peak = -1
 
@@ -102,7 +103,8 @@ class DeviceMemory:
         try:
             block = allocator.malloc(nbytes, self.stream)
         except OutOfMemory as error:
-            raise torch.OutOfMemoryError(self._message(error)) from None
+            self.out_of_memory = self._message(error)
+            raise torch.OutOfMemoryError(self.out_of_memory) from None
         self.clock = clock = self.clock + 1
         self.requests.append(nbytes)
         if allocator.allocated > self._peak:
@@ -115,7 +117,7 @@ class DeviceMemory:
     def note_reserved(self) -> None:
         """The reserved memory has changed."""
         self._reserved = self.allocator.reserved
-        self._reserved_at.append((self.clock, self._reserved))
+        self.reserved_at.append((self.clock, self._reserved))
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:
@@ -126,7 +128,7 @@ class DeviceMemory:
             if span.end != -1:
                 changes[span.end] -= span.size
         points, allocated, reserved = [], 0, 0
-        steps = dict(self._reserved_at)
+        steps = dict(self.reserved_at)
         for clock in range(1, self.clock + 1):
             allocated += changes[clock]
             reserved = steps.get(clock, reserved)
@@ -165,21 +167,33 @@ class DeviceMemory:
         if span is not None:
             span.kind = kind
 
-    def repeat(self, requests: list[int], times: int, quiet: int) -> int:
+    def repeat(self, requests: list[int], times: int, quiet: int, go_on: bool = False) -> int:
         """Do again what the run asked for in one iteration, on the allocator alone, and say how often it was done.
 
         At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
-        tensors no longer give anything back.
+        tensors no longer give anything back, or, with `go_on`, those that a repetition has replaced hold the blocks
+        of the last one.
         """
-        self.closed = True
+        with self._lock:
+            self.closed = not go_on
+            blocks: list[Any] = [span.block for span in self.spans]
+            done = self._repeat_until_quiet(requests, blocks, times, quiet)
+            if go_on:
+                self._move_to_blocks_of_last_repetition(len(blocks) - len(self.spans), blocks)
+        return done
+
+    def _repeat_until_quiet(self, requests: list[int], blocks: list[Any], times: int, quiet: int) -> int:
         allocator, stream = self.allocator, self.stream
-        blocks: list[Any] = [span.block for span in self.spans]
         unchanged = 0
         for done in range(times):
             before = allocator.peak_reserved
             for number in requests:
                 if number > 0:
-                    blocks.append(allocator.malloc(number, stream))
+                    try:
+                        blocks.append(allocator.malloc(number, stream))
+                    except OutOfMemory as error:
+                        self.out_of_memory = self._message(error)
+                        raise torch.OutOfMemoryError(self.out_of_memory) from None
                 else:
                     allocator.free(blocks[number])
                     blocks[number] = None
@@ -187,6 +201,16 @@ class DeviceMemory:
             if unchanged == quiet:
                 return done + 1
         return times
+
+    def _move_to_blocks_of_last_repetition(self, shift: int, blocks: list[Any]) -> None:
+        """A tensor whose block was given back in a repetition has the place of its counterpart in the last one."""
+        for span in self.spans:
+            if span.block is not None and blocks[span.index] is None:
+                span.block = blocks[span.index + shift]
+                assert span.block is not None
+                span.size = span.block.size
+        if self.allocator.reserved != self._reserved:
+            self.note_reserved()
 
     def live_at_peak(self) -> dict[str, int]:
         """Rounded bytes by kind at the moment of the highest `allocated`."""
