@@ -15,7 +15,7 @@ _NETWORK_WORDS = (
 _DATA_WORDS = ("dataset not found", "not found or corrupted", "couldn't find any", "found no valid file", "no such file")
 
 
-def describe(error: BaseException, script: str) -> dict[str, Any]:
+def describe(error: BaseException) -> dict[str, Any]:
     """An exception as plain values, for the answer's file."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "ullage" not in frame.filename and not _is_library(frame.filename)]

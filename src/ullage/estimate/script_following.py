@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ullage.estimate import script_lightning
 from ullage.estimate.script_loaders import Loaders
 from ullage.virtual.backward_passes import BackwardPasses
 from ullage.virtual.phases import Phases
@@ -45,6 +46,7 @@ class Following:
         replacements.on_undo(self.phases.install())
         self.backward.install(replacements)
         self.loaders.install(replacements)
+        script_lightning.install(self.loaders, replacements)
 
     @property
     def settled(self) -> bool:
@@ -76,7 +78,7 @@ class Following:
     def _look_around(self) -> None:
         now = time.monotonic()
         self._look_until = now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
-        self.loaders.hurry = True
+        self.loaders.hurry, self.loaders.look_until = True, self._look_until
         self.phases.settled = True
         self._validations_before = len(self.phases.stretches())
 

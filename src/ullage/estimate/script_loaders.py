@@ -7,6 +7,8 @@ asked for the same memory and left nothing behind. Passes that do not touch the 
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ullage.virtual.memory import DeviceMemory
 
 SAME_BATCHES = 3  # in a row, before an epoch of validation ends early
+LONGEST_EPOCH = 20.0  # seconds, where validation keeps something of each batch on the GPU
 _Iterator: Any = dataloader._BaseDataLoaderIter
 
 
@@ -27,6 +30,7 @@ class _Epoch:
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, int]] = []  # requests so far, bytes allocated
+        self.begin = time.monotonic()
 
 
 class Loaders:
@@ -38,6 +42,8 @@ class Loaders:
         self._training: dict[int, Any] = {}  # the samplers of training loaders, by identity
         self._delivered: dict[int, Any] = {}  # those that handed out a batch since the last backward pass
         self.hurry = False
+        self.end_training_epochs = True  # not where a framework counts the batches itself
+        self.look_until = math.inf
 
     def install(self, replacements: Replacements) -> None:
         """Begin to watch."""
@@ -74,13 +80,21 @@ class Loaders:
         if epoch is None:
             return False
         if id(iterator._index_sampler) in self._training:
+            if not self.end_training_epochs:
+                return False
             if self.hurry:
                 self._note("epochs", "after training had settled, epochs over training data ended after one batch")
             return self.hurry
+        if time.monotonic() > min(self.look_until, epoch.begin + LONGEST_EPOCH) and self._uses_gpu(epoch):
+            self._note("epochs", "an epoch without training was too long to be followed to its end")
+            return True
         if self._repeats(epoch):
             self._note("epochs", "epochs without training ended early, as soon as their batches repeated")
             return True
         return False
+
+    def _uses_gpu(self, epoch: _Epoch) -> bool:
+        return len(epoch.marks) > SAME_BATCHES and len(self._memory.requests) > epoch.marks[0][0]
 
     def _repeats(self, epoch: _Epoch) -> bool:
         """Whether the last batches asked for the same memory and kept none of it."""

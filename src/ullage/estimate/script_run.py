@@ -6,10 +6,13 @@ import os
 import runpy
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 
 from ullage.estimate.function import summarize
@@ -89,7 +92,7 @@ class ScriptRun:
         self._give_estimate()
 
     def _exited(self, code: Any) -> int:
-        if self._stopped or code in (None, 0):
+        if self._stopped or code in (None, 0) or self.following.settled:
             self._ended()
             return 0
         message = code if isinstance(code, str) else ""
@@ -101,8 +104,14 @@ class ScriptRun:
     def _failed(self, error: BaseException) -> int:
         if self._stopped:
             return 0  # the answer is given; what the script's own cleaning up runs into is nobody's business
-        sys.excepthook(type(error), error, _without_our_frames(error))
-        self._give_failure(describe(error, self._job.path))
+        if self.following.settled and not isinstance(error, torch.OutOfMemoryError):
+            what = "".join(traceback.format_exception_only(error)).strip()
+            self.card.note("failed", f"after its training had settled the script failed ({what}): later parts are missing")
+            self._give_estimate()
+            return 0
+        self._give_failure(describe(error))
+        trace = _without_our_frames(error)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
 
     def time_is_over(self) -> None:
@@ -157,9 +166,7 @@ class ScriptRun:
 def _without_our_frames(error: BaseException) -> Any:
     """The traceback from the script's own first line on, as `python` prints it."""
     trace = error.__traceback__
-    ours = (__file__, runpy.__file__)
-    while trace is not None and (trace.tb_frame.f_code.co_filename in ours or "runpy" in str(trace.tb_frame)):
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     return trace
-
-

@@ -167,6 +167,22 @@ class DeviceMemory:
         if span is not None:
             span.kind = kind
 
+    def can_repeat(self, requests: list[int]) -> bool:
+        """Whether an iteration's requests, done again, would give back only what is there to be given back."""
+        live = {span.index for span in self.spans if span.block is not None}
+        before, end = set(live), len(self.spans)
+        for _ in range(2):
+            for number in requests:
+                if number > 0:
+                    live.add(end)
+                    end += 1
+                elif end + number in live:
+                    live.remove(end + number)
+                else:
+                    return False
+        shift = end - len(self.spans)
+        return all(index in live or index + shift in live for index in before)
+
     def repeat(self, requests: list[int], times: int, quiet: int, go_on: bool = False) -> int:
         """Do again what the run asked for in one iteration, on the allocator alone, and say how often it was done.
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MOST_REPEATED_CALLS = 200_000  # allocator calls; a second's work
 QUIET_REPETITIONS = 2
 MOST_REPETITIONS = 20
+MOST_UNLIKE = 4  # iterations of equal sizes whose frees cannot be repeated
 LEAST_GROWTH = MIB  # bytes an iteration that are worth a note
 
 
@@ -35,6 +36,7 @@ class Settling:
         self._steps, self._most_steps = steps, max(steps, most_steps)
         self._marks: list[int] = [0]
         self._in_use: list[int] = []
+        self._unlike = 0
 
     def after_step(self) -> None:
         """One optimizer step is done; raises `Settled` when nothing new is to be expected."""
@@ -54,9 +56,14 @@ class Settling:
             return False
         period = self._period()
         if period is not None:
-            self._note_growth(period)
-            self._repeat(memory.requests[self._marks[-1 - period] :], go_on)
-            return True
+            requests = memory.requests[self._marks[-1 - period] :]
+            if memory.can_repeat(requests):
+                self._note_growth(period)
+                self._repeat(requests, go_on)
+                return True
+            self._unlike += 1  # the same sizes, but other tensors were let go: the next iterations may be alike
+            if self._unlike > MOST_UNLIKE:
+                return True
         if done >= self._most_steps:
             self._gpu.note("settling", f"the requests did not repeat within {done} optimizer steps; stopped there")
             return True

@@ -64,6 +64,8 @@ def copy_in_place(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     target, source = args[0], args[1]
     if target.is_cuda:
         gpu.memory.written(target)
+        if source.shape == target.shape:
+            gpu.values.copied(source, target)
         return target
     if source.is_cuda:
         gpu.host.fill(target)
