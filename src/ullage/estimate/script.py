@@ -19,8 +19,9 @@ from typing import Any
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimate.result import Estimate
-from ullage.estimate.script_child import GRACE, Job
+from ullage.estimate.script_child import GRACE, JOURNAL, Job
 from ullage.estimate.script_failures import is_launcher_missing, message
+from ullage.estimate.script_files import put_back
 from ullage.gpus import GPU
 from ullage.gpus import gpu as find_gpu
 
@@ -144,6 +145,7 @@ def _run(job: Job, environment: dict[str, str], show_output: bool) -> dict[str, 
             _wait(process, output, job.timeout + GRACE + 30, show_output)
         finally:
             _end_all(process)
+            put_back(answer.with_name(JOURNAL))
         found = _read(answer) or {"status": "failed", **_died(process.returncode)}
         found["output"] = _tail(output)
         return found

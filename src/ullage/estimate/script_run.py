@@ -16,8 +16,9 @@ import torch
 
 
 from ullage.estimate.function import summarize
-from ullage.estimate.script_child import GRACE, Job, leave_after
+from ullage.estimate.script_child import GRACE, JOURNAL, Job, leave_after
 from ullage.estimate.script_failures import describe
+from ullage.estimate.script_files import Files
 from ullage.estimate.script_following import Following
 from ullage.estimate.script_processes import Processes
 from ullage.virtual import VirtualGPU
@@ -44,6 +45,7 @@ class ScriptRun:
         with self.card:
             self.following.install(replacements)
             self.processes.install(replacements)
+            Files(Path(self._job.answer).with_name(JOURNAL)).install(replacements)
             try:
                 self._execute()
             except Settled:

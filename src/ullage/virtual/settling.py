@@ -35,7 +35,7 @@ class Settling:
         self._gpu = gpu
         self._steps, self._most_steps = steps, max(steps, most_steps)
         self._marks: list[int] = [0]
-        self._in_use: list[int] = []
+        self._in_use: list[int] = [0]
         self._unlike = 0
 
     def after_step(self) -> None:
@@ -71,8 +71,9 @@ class Settling:
 
     def _note_growth(self, period: int) -> None:
         """A loop that keeps tensors of past steps needs more the longer it runs."""
-        growth = self._in_use[-1] - self._in_use[-1 - period]
-        if growth >= LEAST_GROWTH:
+        now, before, first = (self._in_use[-1 - back * period] for back in range(3))
+        growth = now - before
+        if growth >= LEAST_GROWTH and growth == before - first:
             self._gpu.note(
                 "growth",
                 f"memory in use grows by {format_bytes(growth)} in each iteration: something keeps tensors of past "
