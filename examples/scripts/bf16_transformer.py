@@ -23,7 +23,11 @@ VOCABULARY = 16384
 class Attention(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.heads, self.qkv, self.out = (
+            heads,
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
 
     def forward(self, x):
         batch, length, width = x.shape

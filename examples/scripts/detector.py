@@ -1,4 +1,4 @@
-"""A one-stage detector on a feature pyramid: box and class losses over all anchors, a focal loss, images of one size."""
+"""A one-stage detector on a feature pyramid: box and class losses over all anchors, a focal loss."""
 
 import argparse
 

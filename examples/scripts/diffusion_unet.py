@@ -48,7 +48,9 @@ class UNet(nn.Module):
         self.enter = nn.Conv2d(3, width, 3, padding=1)
         self.down = nn.ModuleList(ResBlock(a, b, time) for a, b in zip([width, *sizes], sizes, strict=False))
         self.middle = nn.ModuleList([ResBlock(sizes[-1], sizes[-1], time), SelfAttention(sizes[-1])])
-        self.up = nn.ModuleList(ResBlock(2 * a, b, time) for a, b in zip(sizes[::-1], [*sizes[-2::-1], width], strict=False))
+        self.up = nn.ModuleList(
+            ResBlock(2 * a, b, time) for a, b in zip(sizes[::-1], [*sizes[-2::-1], width], strict=False)
+        )
         self.leave = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, 3, 3, padding=1))
 
     def forward(self, x, times):

@@ -20,7 +20,11 @@ class Generator(nn.Module):
         layers, channels = [], latent
         for number, out in enumerate([width * 8, width * 4, width * 2, width]):
             stride, padding = (1, 0) if number == 0 else (2, 1)
-            layers += [nn.ConvTranspose2d(channels, out, 4, stride, padding, bias=False), nn.BatchNorm2d(out), nn.ReLU(True)]
+            layers += [
+                nn.ConvTranspose2d(channels, out, 4, stride, padding, bias=False),
+                nn.BatchNorm2d(out),
+                nn.ReLU(True),
+            ]
             channels = out
         self.net = nn.Sequential(*layers, nn.ConvTranspose2d(channels, 3, 4, 2, 1, bias=False), nn.Tanh())
 
@@ -33,8 +37,8 @@ class Discriminator(nn.Module):
         super().__init__()
         self.net = nn.Sequential(
             nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True),
-            nn.Conv2d(width, width * 2, 4, 2, 1, bias=False), nn.BatchNorm2d(width * 2), nn.LeakyReLU(0.2, inplace=True),
-            nn.Conv2d(width * 2, width * 4, 4, 2, 1, bias=False), nn.BatchNorm2d(width * 4), nn.LeakyReLU(0.2, inplace=True),
+            nn.Conv2d(width, width * 2, 4, 2, 1, bias=False), nn.BatchNorm2d(width * 2), nn.LeakyReLU(0.2),
+            nn.Conv2d(width * 2, width * 4, 4, 2, 1, bias=False), nn.BatchNorm2d(width * 4), nn.LeakyReLU(0.2),
             nn.Conv2d(width * 4, 1, 8),
         )  # fmt: skip
 

@@ -51,7 +51,9 @@ for step in range(args.steps):
     offsets = torch.arange(args.batch_size, device=device).repeat_interleave(EDGES) * NODES
     edges = torch.randint(0, NODES, (2, args.batch_size * EDGES), device=device) + offsets
     graph = torch.arange(args.batch_size, device=device).repeat_interleave(NODES)
-    loss = nn.functional.smooth_l1_loss(model(kinds, edges, graph, args.batch_size), torch.randn(args.batch_size, device=device))
+    loss = nn.functional.smooth_l1_loss(
+        model(kinds, edges, graph, args.batch_size), torch.randn(args.batch_size, device=device)
+    )
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -46,7 +46,12 @@ def main():
     channels = [1, 32, 64, 128, 256]
     layers = []
     for a, b in zip(channels, channels[1:], strict=False):
-        layers += [nn.Conv2d(a, b, 5, padding=2), nn.GroupNorm(8, b), nn.GELU(), nn.Conv2d(b, b, 3, stride=2, padding=1)]
+        layers += [
+            nn.Conv2d(a, b, 5, padding=2),
+            nn.GroupNorm(8, b),
+            nn.GELU(),
+            nn.Conv2d(b, b, 3, stride=2, padding=1),
+        ]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 35)).cuda()
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-3)
     writer = SummaryWriter(tempfile.mkdtemp()) if SummaryWriter else None

@@ -37,7 +37,12 @@ class Residual(nn.Module):
 
 
 model = nn.Sequential(
-    Residual(3, 64, 1), Residual(64, 128, 2), Residual(128, 256, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)
+    Residual(3, 64, 1),
+    Residual(64, 128, 2),
+    Residual(128, 256, 2),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(256, 10),
 ).to(device)
 train_loader = DataLoader(images(2048), args.batch_size, shuffle=True, drop_last=True)
 val_loader = DataLoader(images(2048), args.val_batch_size)

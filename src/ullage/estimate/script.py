@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -146,7 +147,10 @@ def _run(job: Job, environment: dict[str, str], show_output: bool) -> dict[str, 
         finally:
             _end_all(process)
             put_back(answer.with_name(JOURNAL))
-        found = _read(answer) or {"status": "failed", **_died(process.returncode)}
+        if answer.is_file():
+            found: dict[str, Any] = json.loads(answer.read_text())
+        else:
+            found = {"status": "failed", **_died(process.returncode)}
         found["output"] = _tail(output)
         return found
 
@@ -176,24 +180,9 @@ def _show(source: Any, show_output: bool) -> None:
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
     """The script's own processes (workers of its DataLoaders) end with it."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     process.wait()
-
-
-def _read(answer: Path) -> dict[str, Any] | None:
-    """The answer of the process, or of the one of its children that used most."""
-    found = []
-    for file in (answer, *sorted(answer.parent.glob(f"{answer.stem}.*{answer.suffix}"))):
-        if file.is_file():
-            found.append(json.loads(file.read_text()))
-    estimated = [each for each in found if each["status"] == "estimated"]
-    if estimated:
-        best: dict[str, Any] = max(estimated, key=lambda each: each["estimate"]["process_memory"])
-        return best
-    return found[-1] if found else None
 
 
 def _died(code: int | None) -> dict[str, Any]:

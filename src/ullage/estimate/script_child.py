@@ -52,14 +52,11 @@ class Answer:
     def give(self, answer: dict[str, Any]) -> None:
         """Write the answer, if it is the first."""
         with self._lock:
-            if self.given:
+            if self.given or os.getpid() != self._owner:  # a worker process has nothing to say
                 return
-            path = self._path
-            if os.getpid() != self._owner:  # a process that the script has started
-                path = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
-            written = path.with_suffix(".part")
+            written = self._path.with_suffix(".part")
             written.write_text(json.dumps(answer))
-            written.replace(path)
+            written.replace(self._path)
             self.given = True
 
 

@@ -12,7 +12,13 @@ _DATA_ERRORS = ("FileNotFoundError", "NotADirectoryError", "DatasetNotFoundError
 _NETWORK_WORDS = (
     "urlopen error", "connection", "network", "offline", "resolve", "couldn't reach", "can't load", "max retries",
 )  # fmt: skip
-_DATA_WORDS = ("dataset not found", "not found or corrupted", "couldn't find any", "found no valid file", "no such file")
+_DATA_WORDS = (
+    "dataset not found",
+    "not found or corrupted",
+    "couldn't find any",
+    "found no valid file",
+    "no such file",
+)
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -28,7 +34,13 @@ def describe(error: BaseException) -> dict[str, Any]:
         chain.append(type(cause).__name__)
     lines = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SyntaxError):
-        return {"kind": "syntax", "message": error.msg, "file": error.filename, "line": error.lineno, "text": error.text}
+        return {
+            "kind": "syntax",
+            "message": error.msg,
+            "file": error.filename,
+            "line": error.lineno,
+            "text": error.text,
+        }
     return {
         "kind": _kind(error),
         "type": name,
@@ -96,15 +108,17 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
         )
     if named:
         return (
-            f"{shown} needs data that is not there: {what}. Give it the path of the data, or of a few files of the same "
-            "shape: after `--` come the script's own options. Estimates need the data's shapes, not its contents"
+            f"{shown} needs data that is not there: {what}. Give it the path of the data, or of a few files of "
+            "the same shape: after `--` come the script's own options. Estimates need shapes, not contents"
         )
     if "invalid device ordinal" in lowered:
         return (
             f"{shown} asked for a second GPU; the virtual GPU is one, cuda:0{_at(failure)}. "
             "Run it for one GPU, with the batch that one GPU gets"
         )
-    return f"{shown} failed on the virtual GPU: {what}. If it runs on a real GPU, this is a gap in Ullage worth reporting"
+    return (
+        f"{shown} failed on the virtual GPU: {what}. If it runs on a real GPU, this is a gap in Ullage worth reporting"
+    )
 
 
 def _exit(failure: dict[str, Any], shown: str, seconds: float) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class Files:
         replacements.put(torch, "save", save_hollow)
         replacements.put(torch.serialization, "save", save_hollow)
         script_safetensors.install(self.saves, replacements)
-        sys.addaudithook(self._audit)
+        sys.addaudithook(self._audit)  # which cannot be removed
+        replacements.on_undo(lambda: setattr(self, "_busy", True))
 
     def saves(self, file: Any) -> None:
         """Tensors without data are about to be saved to a file."""
@@ -114,10 +116,15 @@ class Files:
         if how == "copy" and os.path.getsize(path) > LARGEST_COPY:
             return
         self._write("kept", path, backup)
-        {"move": os.rename, "copy": shutil.copy2, "link": os.link}[how](path, backup)
+        if how == "move":
+            os.rename(path, backup)
+        elif how == "copy":
+            shutil.copy2(path, backup)
+        else:
+            os.link(path, backup)
 
 
-_EVENTS = {
+_EVENTS: dict[str, Callable[..., None]] = {
     "open": Files._opened,
     "os.remove": Files._removed,
     "os.rename": Files._renamed,

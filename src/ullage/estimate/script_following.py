@@ -3,7 +3,7 @@
 First until its training has settled: at least `steps` optimizer steps (backward passes, where there is no optimizer),
 and until an iteration asks for the same memory as the one before. Then it is looked around for what comes beside
 training, validation and checkpoints: epochs over DataLoaders end early (`script_loaders.py`), and the script goes on
-until its end, until a second validation has raised no peak, or until as much time has passed again as it took to settle.
+until its end, until a second validation has raised no peak, or until as much time has passed again as settling took.
 """
 
 from __future__ import annotations

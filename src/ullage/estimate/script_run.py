@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-
 
 from ullage.estimate.function import summarize
 from ullage.estimate.script_child import GRACE, JOURNAL, Job, leave_after
@@ -31,11 +31,11 @@ Give = Callable[[dict[str, Any]], None]
 class ScriptRun:
     """Runs a script as `python` would, follows it and gives one answer."""
 
-    def __init__(self, job: Job, give: Give) -> None:
-        self._job, self._give = job, give
+    def __init__(self, job: Job, give: Give, leave: Callable[[float], None] = leave_after) -> None:
+        self._job, self._give, self._leave = job, give, leave
         self.card = VirtualGPU(job.gpu, job.config, limited=job.limited)
         self.following = Following(self.card, job.steps, self._stop)
-        self.processes = Processes(self.card, self._give_estimate)
+        self.processes = Processes(self.card.note, self._failed)
         self._begin = time.perf_counter()
         self._stopped = 0
 
@@ -83,9 +83,11 @@ class ScriptRun:
         self._give_estimate()
         self._stopped += 1
         if self._stopped == 1:
-            leave_after(GRACE)
+            self._leave(GRACE)
         elif self._stopped > 3:  # the script catches whatever is raised, and goes on
             os._exit(0)
+        if threading.current_thread() is not threading.main_thread():
+            self._leave(0.0)  # the main thread may wait for ever
         raise Settled
 
     def _ended(self) -> None:
@@ -108,7 +110,9 @@ class ScriptRun:
             return 0  # the answer is given; what the script's own cleaning up runs into is nobody's business
         if self.following.settled and not isinstance(error, torch.OutOfMemoryError):
             what = "".join(traceback.format_exception_only(error)).strip()
-            self.card.note("failed", f"after its training had settled the script failed ({what}): later parts are missing")
+            self.card.note(
+                "failed", f"after its training had settled the script failed ({what}): later parts are missing"
+            )
             self._give_estimate()
             return 0
         self._give_failure(describe(error))

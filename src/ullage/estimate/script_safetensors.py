@@ -26,7 +26,9 @@ def _functions(module: ModuleType, replacements: Replacements) -> None:
     load_file = module.load_file
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None, **options: Any) -> None:
-        torch.save({"tensors": {name: tensor.detach() for name, tensor in tensors.items()}, "metadata": metadata}, filename)
+        torch.save(
+            {"tensors": {name: tensor.detach() for name, tensor in tensors.items()}, "metadata": metadata}, filename
+        )
 
     def load(filename: Any, device: Any = "cpu", **options: Any) -> Any:
         if not _is_stand_in(filename):
@@ -103,5 +105,11 @@ class _Slice:
 
     def get_dtype(self) -> str:
         """The type, in safetensors' words."""
-        names = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.bool: "BOOL"}
+        names = {
+            torch.float32: "F32",
+            torch.float16: "F16",
+            torch.bfloat16: "BF16",
+            torch.int64: "I64",
+            torch.bool: "BOOL",
+        }
         return names.get(self._tensor.dtype, "F32")

@@ -35,11 +35,10 @@ def collective(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _work_that_is_done(results: list[torch.Tensor]) -> Any:
-    from torch._C._distributed_c10d import _create_work_from_future
-
+    c10d: Any = torch._C._distributed_c10d
     future: Any = torch.futures.Future()
     future.set_result(results)
-    return _create_work_from_future(future).boxed()
+    return c10d._create_work_from_future(future).boxed()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

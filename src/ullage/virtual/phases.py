@@ -42,8 +42,11 @@ class Phases:
                 self._trained.add(id(module))
                 if self._evaluating:
                     self._switch(None)
-        elif not self._evaluating and self._is_evaluated(module):
-            self._switch(id(module))
+        else:
+            if not self.settled:
+                self._seen.add(id(module))
+            if not self._evaluating and self._is_evaluated(module):
+                self._switch(id(module))
 
     def _is_evaluated(self, module: torch.nn.Module) -> bool:
         if _in_backward_pass() != -1:
@@ -51,10 +54,7 @@ class Phases:
         trains = id(module) in self._trained
         if torch.is_grad_enabled() and not trains:
             return False
-        if not self.settled:
-            self._seen.add(id(module))
-            return True
-        return trains or id(module) not in self._seen
+        return not self.settled or trains or id(module) not in self._seen
 
     def _switch(self, module: int | None) -> None:
         self._evaluating = module is not None
@@ -81,30 +81,29 @@ class Phases:
     def peaks(self, has_trained: bool) -> dict[str, int]:
         """The most reserved bytes in each phase that the run went through.
 
-        Those of validation count the training's cached blocks too, as a GPU does: equal to the training's peak, it
-        means that validation needed no more than what training had left behind.
+        What training reserves is what it asked for itself, not what validation has left in the cache. Validation
+        begins with the training's cache: equal to the training's peak, its own means that it needed no more than that.
         """
+        allocator = self._memory.allocator
         if not has_trained:
-            return {INFERENCE: self._memory.allocator.peak_reserved} if self._memory.clock else {}
+            return {INFERENCE: allocator.peak_reserved} if self._memory.clock else {}
         validation = self.stretches()
-        training, reserved, begin = [], 0, 0
-        for start, end in validation:
-            training.append((begin, start))
-            begin = end
-        training.append((begin, self._memory.clock + 1))
-        peaks = {TRAINING: max(self._most_reserved(*stretch) for stretch in training)}
+        edges = [0, *(clock for stretch in validation for clock in stretch), self._memory.clock + 1]
+        training = list(zip(edges[::2], edges[1::2], strict=True))
+        peaks = {TRAINING: max(max(self._raised_in(*stretch), default=0) for stretch in training)}
         if validation:
-            peaks[VALIDATION] = max(self._most_reserved(*stretch) for stretch in validation)
-        reserved = self._memory.allocator.peak_reserved
-        if reserved > max(peaks.values()):
-            peaks[TRAINING] = reserved  # reached while the settled iterations were repeated on the allocator alone
+            peaks[VALIDATION] = max(
+                max(self._raised_in(begin, end), default=self._reserved_at(begin)) for begin, end in validation
+            )
+        if allocator.peak_reserved > max(peaks.values()):
+            peaks[TRAINING] = (
+                allocator.peak_reserved
+            )  # while the settled iterations were repeated on the allocator alone
         return peaks
 
-    def _most_reserved(self, begin: int, end: int) -> int:
-        at_begin, most = 0, 0
-        for clock, reserved in self._memory.reserved_at:
-            if clock <= begin:
-                at_begin = reserved
-            elif clock < end:
-                most = max(most, reserved)
-        return max(at_begin, most)
+    def _raised_in(self, begin: int, end: int) -> list[int]:
+        return [reserved for clock, reserved in self._memory.reserved_at if begin < clock <= end]
+
+    def _reserved_at(self, moment: int) -> int:
+        before = [reserved for clock, reserved in self._memory.reserved_at if clock <= moment]
+        return before[-1] if before else 0

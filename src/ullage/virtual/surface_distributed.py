@@ -19,6 +19,7 @@ from ullage.virtual.replacements import Replacements
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
 
+_c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
 _SEVERAL = "run it for one process with the batch that one GPU gets: every GPU of such a run takes about as much"
 _NCCL = "torch.distributed has one process here; what NCCL itself takes, outside PyTorch's allocator, is not counted"
 
@@ -29,14 +30,14 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
         return
     from torch.distributed import distributed_c10d
 
-    homes = (torch.distributed, distributed_c10d)
+    homes: tuple[Any, Any] = (torch.distributed, distributed_c10d)
     for name, value in (_process_group(gpu, distributed_c10d) | _object_collectives(distributed_c10d)).items():
         for home in homes:
             replacements.put(home, name, value)
     for home in homes:
         replacements.put(home, "is_nccl_available", lambda: True)
     # What DistributedDataParallel logs of its run needs CUDA's timers.
-    replacements.put(torch.distributed.Logger, "set_runtime_stats_and_log", lambda self: None)
+    replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
     replacements.on_undo(_end_stand_in)
     for module in ("torch.distributed.fsdp.fully_sharded_data_parallel", "torch.distributed.fsdp._fully_shard"):
         replacements.when_imported(module, lambda loaded: _refuse_sharding(gpu, replacements, loaded))
@@ -65,7 +66,7 @@ def _process_group(gpu: VirtualGPU, home: Any) -> dict[str, Any]:
         if processes > 1:
             gpu.refuse(f"torch.distributed with {processes} processes", _SEVERAL)
         gpu.note("distributed", _NCCL)
-        init("fake", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        init("fake", store=_c10d.HashStore(), rank=0, world_size=1)
         _asked_for.append(str(backend or "nccl").split(":")[-1])
 
     def backend_of(group: Any = None) -> str:
