@@ -1,7 +1,6 @@
 """Scripts are run in this process where that is enough: a process for each would take a minute more."""
 
 import json
-import os
 import sys
 import textwrap
 
@@ -23,9 +22,9 @@ def follow(tmp_path, monkeypatch, capfd):
         monkeypatch.setattr(sys, "argv", list(sys.argv))
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-        for name in list(os.environ):
-            if name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-                monkeypatch.delenv(name)
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTORCH_CUDA_ALLOC_CONF"):
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)  # whatever the script sets is taken back
         folder = tmp_path / "answer"
         folder.mkdir(exist_ok=True)
         job = Job(str(script), list(args), False, find_gpu(gpu), steps, 60.0, limited, str(folder / "answer.json"))

@@ -240,3 +240,15 @@ print("left", torch.cuda.memory_allocated())
     printed = values["printed"].split()
     assert len(set(printed[6:10])) == 1
     assert int(printed[-1]) < 80 << 20  # cuBLAS's workspaces alone
+
+
+def test_settings_that_the_script_makes_for_the_allocator_hold(estimated):
+    values = estimated(
+        """
+import os
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+import torch
+torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+"""
+    )
+    assert values["peak_reserved"] == 4 << 20  # not a segment of 20 MiB

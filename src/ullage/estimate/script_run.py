@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 
+from ullage.allocator import AllocatorConfig, AllocatorConfigError
+from ullage.allocator.config import ENVIRONMENT_NAMES
 from ullage.estimate.function import summarize
 from ullage.estimate.script_child import GRACE, JOURNAL, Job, leave_after
 from ullage.estimate.script_failures import describe
@@ -36,6 +39,10 @@ class ScriptRun:
         self.card = VirtualGPU(job.gpu, job.config, limited=job.limited)
         self.following = Following(self.card, job.steps, self._stop)
         self.processes = Processes(self.card.note, self._failed)
+        self._trace: Any = None
+        if job.trace_file is not None:
+            self._trace = importlib.import_module("ullage.estimate.trace").Trace()
+            self._trace.watch(self.card)
         self._begin = time.perf_counter()
         self._stopped = 0
 
@@ -45,6 +52,7 @@ class ScriptRun:
         with self.card:
             self.following.install(replacements)
             self.processes.install(replacements)
+            self._watch_settings(replacements)
             Files(Path(self._job.answer).with_name(JOURNAL)).install(replacements)
             try:
                 self._execute()
@@ -58,6 +66,20 @@ class ScriptRun:
                 replacements.undo()
             self._ended()
         return 0
+
+    def _watch_settings(self, replacements: Replacements) -> None:
+        """A script may set PYTORCH_ALLOC_CONF itself, before it first uses the GPU."""
+        watching = [self._job.config is None]
+        replacements.on_undo(watching.clear)
+
+        def audit(event: str, args: tuple[Any, ...]) -> None:
+            if event == "os.putenv" and watching and watching[0] and os.fsdecode(args[0]) in ENVIRONMENT_NAMES:
+                try:
+                    self.card.configure(AllocatorConfig.parse(os.fsdecode(args[1])))
+                except AllocatorConfigError as error:
+                    self.card.note("settings", f"{os.fsdecode(args[0])} was not understood: {error}")
+
+        sys.addaudithook(audit)
 
     def _execute(self) -> None:
         job = self._job
@@ -163,6 +185,9 @@ class ScriptRun:
             card.note("memory", "the script ran out of memory once or more, caught it and went on")
         card.progress.phases = self.following.phases.peaks(has_trained=self.following.backward.count > 0)
         estimate = summarize(card, time.perf_counter() - self._begin)
+        if self._trace is not None:
+            self._trace.fill(card)
+            self._trace.save(self._job.trace_file)
         values = estimate.to_dict()
         values["phases"] = card.progress.phases
         values["steps"] = self.following.steps

@@ -46,10 +46,8 @@ class VirtualGPU:
         self.spec = spec
         self.config = config or AllocatorConfig.from_environment()
         self.context = spec.context or 0
-        usable = spec.usable
-        total = usable if limited else 1 << 62
-        allocator = CachingAllocator(total - self.context, self.config, total_memory=total)
-        self.memory = DeviceMemory(allocator, self.context, usable)
+        self._total = spec.usable if limited else 1 << 62
+        self.memory = DeviceMemory(self._allocator(), self.context, spec.usable)
         self.host = Host()
         self.values = Values(self)
         self.workspaces = Workspaces(self)
@@ -63,6 +61,15 @@ class VirtualGPU:
         self._mode = VirtualMode(self)
         self._restore: Any = None
         self._kept_peaks = 0, 0
+
+    def _allocator(self) -> CachingAllocator:
+        return CachingAllocator(self._total - self.context, self.config, total_memory=self._total)
+
+    def configure(self, config: AllocatorConfig) -> None:
+        """Other settings for the allocator, as long as nothing was asked of it: PyTorch reads them at first use."""
+        if not self.memory.requests:
+            self.config = config
+            self.memory.allocator = self._allocator()
 
     # What the run showed; the names are those of the estimate.
 
