@@ -66,6 +66,7 @@ FAILURES = {
     "torch.distributed.init_process_group('nccl', rank=0, world_size=8)": "torch.distributed with 8 processes",
     "from torch.distributed.fsdp import FullyShardedDataParallel as F; F(model)": "cannot follow FSDP",
     "from torch.utils.cpp_extension import load; load('x', ['x.cu'])": "cannot follow torch.utils.cpp_extension.load",
+    "nn.Embedding(9, 9, sparse=True).cuda()(torch.zeros(3).long().cuda()).sum().backward()": "use dense ones",
     "try:\n    torch.cuda.CUDAGraph()\nexcept Exception:\n    sys.exit(3)": "cannot follow torch.cuda.CUDAGraph",
     "def f(:": "is not Python",
 }

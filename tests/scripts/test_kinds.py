@@ -248,7 +248,8 @@ def test_settings_that_the_script_makes_for_the_allocator_hold(estimated):
 import os
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 import torch
-torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+for size in (21, 30):
+    torch.empty(size << 20, dtype=torch.uint8, device="cuda")
 """
     )
-    assert values["peak_reserved"] == 4 << 20  # not a segment of 20 MiB
+    assert values["peak_reserved"] == 40 << 20  # one segment that has grown, not 22 and 30 MiB

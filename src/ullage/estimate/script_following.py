@@ -31,14 +31,13 @@ class Following:
 
     def __init__(self, card: VirtualGPU, steps: int | None, stop: Callable[[], None]) -> None:
         self._card, self._steps, self._stop = card, steps, stop
-        self._settling = Settling(card, steps or 1)
         self._begin = time.monotonic()
-        self._look_until: float | None = None
         self._validations_before = self._validations = 0  # seen before training settled, and after
         self._peaks = 0, 0
         self.phases = Phases(card)
         self.loaders = Loaders(card.memory, card.note)
-        self.backward = BackwardPasses(self._after_backward)
+        self._watch_anew()
+        self.backward = BackwardPasses(self._after_backward, self._watch_anew)
 
     def install(self, replacements: Replacements) -> None:
         """Begin to watch."""
@@ -57,6 +56,12 @@ class Following:
     def steps(self) -> int:
         """Optimizer steps; backward passes where no optimizer was made."""
         return self._card.progress.optimizer_steps or (0 if self.backward.optimizers else self.backward.count)
+
+    def _watch_anew(self) -> None:
+        """At the beginning, and when the first optimizer is made: backward passes before it were no training."""
+        self._settling = Settling(self._card, self._steps or 1)
+        self._look_until: float | None = None
+        self.loaders.hurry = self.phases.settled = False
 
     def _after_backward(self) -> None:
         self.loaders.after_backward()

@@ -15,10 +15,10 @@ _in_backward_pass = torch._C._current_graph_task_id
 class BackwardPasses:
     """Counts backward passes (one inside another is not counted) and the optimizers that were made."""
 
-    def __init__(self, on_backward: Callable[[], None]) -> None:
+    def __init__(self, on_backward: Callable[[], None], on_first_optimizer: Callable[[], None]) -> None:
         self.count = 0
         self.optimizers = 0
-        self._on_backward = on_backward
+        self._on_backward, self._on_first_optimizer = on_backward, on_first_optimizer
 
     def install(self, replacements: Replacements) -> None:
         """Begin to watch."""
@@ -35,6 +35,8 @@ class BackwardPasses:
 
         def __init__(optimizer: Any, *args: Any, **options: Any) -> None:
             self.optimizers += 1
+            if self.optimizers == 1:
+                self._on_first_optimizer()
             make(optimizer, *args, **options)
 
         replacements.put(torch.autograd, "_engine_run_backward", run_backward)

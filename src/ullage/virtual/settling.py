@@ -34,7 +34,7 @@ class Settling:
     def __init__(self, gpu: VirtualGPU, steps: int = 3, most_steps: int = 30) -> None:
         self._gpu = gpu
         self._steps, self._most_steps = steps, max(steps, most_steps)
-        self._marks: list[int] = [0]
+        self._marks: list[int] = [len(gpu.memory.requests)]
         self._in_use: list[int] = [0]
         self._unlike = 0
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ullage.virtual import (
     collectives,  # noqa: F401  (registers itself)
+    decided_flags,  # noqa: F401  (registers itself)
     in_place_views,  # noqa: F401  (registers itself)
     surface_accelerator,
     surface_backends,
