@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ullage.gpus import GPU
 
 JOURNAL = "files"  # beside the answer: which files to put back afterwards
-GRACE = 10.0  # seconds that a script has for its own cleaning up after it was stopped
+GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
 
 
 @dataclass(frozen=True)
