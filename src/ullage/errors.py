@@ -5,6 +5,7 @@
     ├── InvalidValue            a size, a duration, a setting that cannot be read
     ├── MissingPackage          an optional package is needed; carries the line to type
     ├── UnsupportedOperation    the virtual GPU cannot follow this operator or call
+    ├── ScriptFailed            a script that was estimated failed by itself; carries the end of its output
     ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
     └── NestedGPUError          a virtual GPU is already in use in another thread
 
@@ -56,6 +57,23 @@ class MissingPackage(UllageError, ImportError):
 
 class UnsupportedOperation(UllageError, NotImplementedError):
     """Something that the virtual GPU cannot follow; the text names it and says what to do instead."""
+
+
+class ScriptFailed(UllageError, RuntimeError):
+    """A script could not be estimated; the text says why, then come the last lines of the script's own output.
+
+    >>> print(ScriptFailed("train.py needs data that is not there", "loading data\\nError: no file"))
+    train.py needs data that is not there
+    <BLANKLINE>
+    The script's last lines:
+      loading data
+      Error: no file
+    """
+
+    def __init__(self, text: str, output: str = "") -> None:
+        self.output = output
+        shown = "".join(f"\n  {line}" for line in output.splitlines())
+        super().__init__(text + (f"\n\nThe script's last lines:{shown}" if shown else ""))
 
 
 class UnsupportedPlatform(UllageError, RuntimeError):

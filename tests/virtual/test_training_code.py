@@ -380,3 +380,17 @@ def test_an_operator_without_shape_inference_is_named(gpu):
     torch.library.define("ullage_test::unknown", "(Tensor x) -> Tensor")
     with pytest.raises((ullage.UllageError, NotImplementedError), match="ullage_test"):
         torch.ops.ullage_test.unknown(torch.zeros(3, device="cuda"))
+
+
+def test_a_loop_over_unknown_flags_ends_after_its_number_of_rounds():
+    with ullage.virtual_gpu("H200"):
+        finished = torch.zeros(3, dtype=torch.bool, device="cuda")
+        rounds = 0
+        while not bool(finished.long().min() == 1):
+            rounds += 1
+            found = torch.rand(3, device="cuda") > 2
+            limit = torch.full((3,), rounds >= 5, dtype=torch.bool, device="cuda")
+            finished = finished | found | limit
+            assert rounds <= 5
+        assert rounds == 5
+        assert ((torch.rand(3, device="cuda") > 0) & ~finished).tolist() == [False] * 3

@@ -47,10 +47,8 @@ class VirtualGPU:
         self.spec = spec
         self.config = config or AllocatorConfig.from_environment()
         self.context = max(0, (spec.context or 0) - sum(CODE.values()))  # grows as libraries are loaded
-        usable = spec.usable
-        total = usable if limited else WITHOUT_LIMIT
-        allocator = CachingAllocator(total - self.context, self.config, total_memory=total)
-        self.memory = DeviceMemory(allocator, self.context, usable)
+        self._total = spec.usable if limited else WITHOUT_LIMIT
+        self.memory = DeviceMemory(self._allocator(), self.context, spec.usable)
         self.host = Host()
         self.values = Values(self)
         self.workspaces = Workspaces(self)
@@ -58,6 +56,7 @@ class VirtualGPU:
         self.places = Places(self)
         self.memory.place = self.places.current
         self.operator = ""
+        self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertain = 0  # bytes by which the most doubtful temporary of the run could be larger
         self.list_plans: dict[Any, Any] = {}
         self.environment = dict(os.environ)
@@ -65,6 +64,15 @@ class VirtualGPU:
         self._mode = VirtualMode(self)
         self._restore: Any = None
         self._kept_peaks = 0, 0
+
+    def _allocator(self) -> CachingAllocator:
+        return CachingAllocator(self._total - self.context, self.config, total_memory=self._total)
+
+    def configure(self, config: AllocatorConfig) -> None:
+        """Other settings for the allocator, as long as nothing was asked of it: PyTorch reads them at first use."""
+        if not self.memory.requests:
+            self.config = config
+            self.memory.allocator = self._allocator()
 
     # What the run showed; the names are those of the estimate.
 
@@ -126,7 +134,8 @@ class VirtualGPU:
 
     def refuse(self, what: str, advice: str) -> None:
         """Say that something cannot be followed."""
-        raise UnsupportedOperation(f"the virtual GPU cannot follow {what}: {advice}")
+        self.refused = f"the virtual GPU cannot follow {what}: {advice}"
+        raise UnsupportedOperation(self.refused)
 
     def take_outside(self, size: int) -> None:
         """Something besides the allocator takes memory of the card: the code of a library."""

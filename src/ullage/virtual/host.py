@@ -98,6 +98,10 @@ class Host:
         if unfilled is not None:
             self._run(unfilled, tensor)
 
+    def is_unfilled(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor still has to be filled."""
+        return bool(self._unfilled) and _storage_of(tensor)._cdata in self._unfilled
+
     def fill_all(self, values: Any) -> None:
         """The same for every tensor in nested arguments."""
         if isinstance(values, torch.Tensor):

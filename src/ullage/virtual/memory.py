@@ -18,7 +18,7 @@ from ullage.allocator import Block, CachingAllocator, OutOfMemory, format_size
 from ullage.virtual.native import tensor_without_data
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE = range(5)
-WITHOUT_LIMIT = 1 << 46  # bytes: addresses have 47 bits, and expandable segments set aside more than the card has
+WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
 KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace")
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage
@@ -74,6 +74,7 @@ class DeviceMemory:
         self.peak_reserved_clock = 0
         self._reserved = 0
         self._peak_reserved = 0
+        self.out_of_memory: str | None = None  # the last such error; code may have caught it
         self.reserved_at: list[tuple[int, int]] = []
         self._lock = threading.RLock()
         self._peak = -1
@@ -111,7 +112,8 @@ class DeviceMemory:
         try:
             block = allocator.malloc(nbytes, self.stream)
         except OutOfMemory as error:
-            raise torch.OutOfMemoryError(self._message(error)) from None
+            self.out_of_memory = self._message(error)
+            raise torch.OutOfMemoryError(self.out_of_memory) from None
         self.clock = clock = self.clock + 1
         self.requests.append(nbytes)
         if allocator.allocated > self._peak:
@@ -177,23 +179,45 @@ class DeviceMemory:
         if span is not None:
             span.kind = kind
 
-    def repeat(self, requests: list[int], times: int, quiet: int) -> int:
+    def can_repeat(self, requests: list[int]) -> bool:
+        """Whether an iteration's requests, done again, would give back only what is there to be given back."""
+        live = {span.index for span in self.spans if span.block is not None}
+        before, end = set(live), len(self.spans)
+        for _ in range(2):
+            for number in requests:
+                if number > 0:
+                    live.add(end)
+                    end += 1
+                elif end + number in live:
+                    live.remove(end + number)
+                else:
+                    return False
+        shift = end - len(self.spans)
+        return all(index in live or index + shift in live for index in before)
+
+    def repeat(self, requests: list[int], times: int, quiet: int, go_on: bool = False) -> int:
         """Do again what the run asked for in one iteration, on the allocator alone, and say how often it was done.
 
         At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
-        tensors no longer give anything back.
+        tensors no longer give anything back, or, with `go_on`, those that a repetition has replaced hold the blocks
+        of the last one.
         """
-        self.closed = self.repeating = True
-        try:
-            return self._repeat_until_quiet(requests, times, quiet)
-        except OutOfMemory as error:
-            raise torch.OutOfMemoryError(self._message(error)) from None
-        finally:
-            self.repeating = False
+        with self._lock:
+            self.closed, self.repeating = not go_on, True
+            blocks: list[Any] = [span.block for span in self.spans]
+            try:
+                done = self._repeat_until_quiet(requests, blocks, times, quiet)
+            except OutOfMemory as error:
+                self.out_of_memory = self._message(error)
+                raise torch.OutOfMemoryError(self.out_of_memory) from None
+            finally:
+                self.repeating = False
+            if go_on:
+                self._move_to_blocks_of_last_repetition(len(blocks) - len(self.spans), blocks)
+        return done
 
-    def _repeat_until_quiet(self, requests: list[int], times: int, quiet: int) -> int:
+    def _repeat_until_quiet(self, requests: list[int], blocks: list[Any], times: int, quiet: int) -> int:
         allocator, stream = self.allocator, self.stream
-        blocks: list[Any] = [span.block for span in self.spans]
         unchanged = 0
         for done in range(times):
             before = highest = allocator.peak_reserved
@@ -216,6 +240,16 @@ class DeviceMemory:
         index = bisect_left(self.spans, clock, key=lambda span: span.begin)
         found = index < len(self.spans) and self.spans[index].begin == clock
         return self.spans[index].place if found else None
+
+    def _move_to_blocks_of_last_repetition(self, shift: int, blocks: list[Any]) -> None:
+        """A tensor whose block was given back in a repetition has the place of its counterpart in the last one."""
+        for span in self.spans:
+            if span.block is not None and blocks[span.index] is None:
+                span.block = blocks[span.index + shift]
+                assert span.block is not None
+                span.size = span.block.size
+        if self.allocator.reserved != self._reserved:
+            self.note_reserved()
 
     def live_at_peak(self) -> dict[str, int]:
         """Rounded bytes by kind at the moment of the highest `allocated`."""

@@ -123,6 +123,8 @@ class _Operator:
             try:
                 return shapes.infer(self.func, args, kwargs)
             except NotImplementedError as error:
+                if "sparse" in self.name:
+                    self.gpu.refuse(f"{self.name}, a sparse tensor", "use dense ones (sparse=False in embeddings)")
                 raise UnsupportedOperation(
                     f"the virtual GPU cannot follow {self.name}: PyTorch has no shape inference for it. "
                     "Register one with torch.library.register_fake, or replace the operator."

@@ -64,6 +64,8 @@ def copy_in_place(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     target, source = args[0], args[1]
     if target.is_cuda:
         gpu.memory.written(target)
+        if source.shape == target.shape:
+            gpu.values.copied(source, target)
         return target
     if source.is_cuda:
         gpu.host.fill(target)
@@ -89,6 +91,28 @@ def equal(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return gpu.host.call(func, args, kwargs)
     gpu.note("values", "torch.equal or allclose compared tensors without data: answered by their sizes")
     return args[0].shape == args[1].shape
+
+
+@special("aten._is_all_true.default", "aten._is_any_true.default")
+def checked(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """How PyTorch checks arguments (of distributions, for one): unknown values are taken for valid ones."""
+    if not args[0].is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    with gpu.counting():
+        all_true = func is torch.ops.aten._is_all_true.default
+        result = args[0].all() if all_true else args[0].any()
+    if gpu.values.known(result) is None:
+        gpu.values.set(result, torch.tensor(all_true))
+    return result
+
+
+@special("aten._nested_tensor_from_mask_left_aligned.default")
+def without_nested_tensors(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether an encoder may leave out padding in evaluation: its lengths are data, so all of it is followed."""
+    if not args[0].is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    gpu.note("nested", "an encoder's padding was followed in full; in evaluation PyTorch may leave it out")
+    return False
 
 
 @special("aten.is_pinned.default")

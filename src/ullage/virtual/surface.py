@@ -12,11 +12,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ullage.virtual import (
+    collectives,  # noqa: F401  (registers itself)
+    decided_flags,  # noqa: F401  (registers itself)
     in_place_views,  # noqa: F401  (registers itself)
     surface_accelerator,
     surface_backends,
     surface_construction,
     surface_cuda,
+    surface_distributed,
     surface_events,
     surface_legacy,
     surface_memory,
@@ -51,6 +54,7 @@ _PARTS = (
     surface_parallel,
     surface_threads,
     surface_refusals,
+    surface_distributed,
 )
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed
 
 from ullage.virtual.replacements import Replacements
 
@@ -22,7 +20,6 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     replacements.put(torch, "compile", _compile(gpu))
     replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
     _refuse_graphs(gpu, replacements)
-    _refuse_nccl(gpu, replacements)
     replacements.when_imported("triton.runtime.jit", lambda module: _refuse_triton(gpu, replacements, module))
     replacements.when_imported(
         "torch.utils.cpp_extension", lambda module: _refuse_extensions(gpu, replacements, module)
@@ -75,28 +72,6 @@ def _refuse_graphs(gpu: VirtualGPU, replacements: Replacements) -> None:
     for name in ("MemPool", "CUDAPluggableAllocator"):
         replacements.put_existing(torch.cuda, name, refused(name))
         replacements.put_existing(torch.cuda.memory, name, refused(name))
-
-
-def _refuse_nccl(gpu: VirtualGPU, replacements: Replacements) -> None:
-    if not torch.distributed.is_available():
-        return
-    original = torch.distributed.init_process_group
-
-    def init_process_group(backend: Any = None, *args: Any, **options: Any) -> Any:
-        """`torch.distributed.init_process_group`: one GPU has nobody to talk to through NCCL."""
-        if backend is None or "nccl" in str(backend):
-            gpu.refuse(
-                "torch.distributed with NCCL",
-                "run the script as a single process without init_process_group, once for each GPU's share",
-            )
-        return original(backend, *args, **options)
-
-    replacements.put(torch.distributed, "init_process_group", init_process_group)
-    loaded = sys.modules.get("torch.distributed.distributed_c10d")
-    if loaded is not None:
-        replacements.put(loaded, "init_process_group", init_process_group)
-        replacements.put(loaded, "is_nccl_available", lambda: True)
-        replacements.put(torch.distributed, "is_nccl_available", lambda: True)
 
 
 def _refuse_triton(gpu: VirtualGPU, replacements: Replacements, module: ModuleType) -> None:

@@ -69,6 +69,8 @@ def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) ->
     untyped = storage._untyped_storage
     if not (_in_use and getattr(untyped, "ullage_to_gpu", False)):
         tensor: torch.Tensor = _rebuild_original(storage, storage_offset, size, stride)
+        if _in_use and tensor.numel() > untyped.nbytes() // storage.dtype.itemsize and not any(stride):
+            return torch.ones(tuple(size), dtype=storage.dtype)  # written without data, see _reduce
         return tensor
     gpu = _in_use[-1]
     source: torch.Tensor = _rebuild_original(storage, storage_offset, size, stride)
@@ -87,9 +89,11 @@ def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) ->
 
 def _reduce(self: torch.Tensor, proto: int) -> Any:
     """How a tensor is pickled."""
-    if not self.is_cuda or self.layout is not torch.strided or not _in_use:
+    if self.layout is not torch.strided or not _in_use:
         return _reduce_original(self, proto)
     gpu = _in_use[-1]
+    if not self.is_cuda:
+        return _reduce_on_host(gpu, self, proto)
     known = gpu.values.known(self)
     with torch.no_grad():
         if known is not None:
@@ -101,6 +105,15 @@ def _reduce(self: torch.Tensor, proto: int) -> Any:
     function, args = _reduce_original(stand_in, proto)
     place = next(number for number, value in enumerate(args) if isinstance(value, bool))
     return function, (*args[:place], self.requires_grad, *args[place + 1 :])
+
+
+def _reduce_on_host(gpu: VirtualGPU, tensor: torch.Tensor, proto: int) -> Any:
+    """A CPU tensor that nobody has looked at (weights copied from the GPU, for one) is not filled to be saved."""
+    if not gpu.host.is_unfilled(tensor) or not tensor.numel():
+        return _reduce_original(tensor, proto)
+    function, args = _reduce_original(_one_element(tensor).expand(tensor.shape), proto)
+    place = next(number for number, value in enumerate(args) if isinstance(value, bool))
+    return function, (*args[:place], tensor.requires_grad, *args[place + 1 :])
 
 
 def _one_element(tensor: torch.Tensor) -> torch.Tensor:

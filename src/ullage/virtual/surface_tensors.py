@@ -120,7 +120,7 @@ def _copying(gpu: VirtualGPU) -> dict[str, Any]:
         with torch.no_grad():
             if self.is_cuda:
                 made = _copy_with_storage(gpu, self, memo)
-            elif _is_unfilled(gpu, self):
+            elif gpu.host.is_unfilled(self):
                 made = self.clone()
             else:
                 return original(self, memo)
@@ -147,10 +147,6 @@ def view_of(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Te
     """Another tensor over the memory of `base`, made outside of an operator: no mode may see it."""
     with torch._C._DisableTorchDispatch():
         return view_without_data(base, size, stride, offset)
-
-
-def _is_unfilled(gpu: VirtualGPU, tensor: torch.Tensor) -> bool:
-    return _storage_of(tensor)._cdata in gpu.host._unfilled
 
 
 def _copy_with_storage(gpu: VirtualGPU, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:

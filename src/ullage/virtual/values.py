@@ -108,5 +108,4 @@ class Values:
 
 def _asked(tensor: torch.Tensor, what: str) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
-    size = tuple(tensor.shape)
-    return f"{what} of a {kind} tensor of size {size} asked for; it has no data, a plausible answer was given"
+    return f"{what} of {kind} tensors asked for; they have no data, plausible answers were given"

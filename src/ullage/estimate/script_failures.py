@@ -1,0 +1,173 @@
+"""What went wrong in a script, told in one message that says what to do."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+from ullage.units import format_duration
+
+_DATA_ERRORS = ("FileNotFoundError", "NotADirectoryError", "DatasetNotFoundError", "LocalEntryNotFoundError")
+_NETWORK_WORDS = (
+    "urlopen error", "connection", "network", "offline", "resolve", "couldn't reach", "can't load", "max retries",
+)  # fmt: skip
+_DATA_WORDS = (
+    "dataset not found",
+    "not found or corrupted",
+    "couldn't find any",
+    "found no valid file",
+    "no such file",
+)
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An exception as plain values, for the answer's file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "ullage" not in frame.filename and not _is_library(frame.filename)]
+    place = ours[-1] if ours else None
+    name = type(error).__name__
+    cause = error
+    chain = [name]
+    while cause.__cause__ is not None or cause.__context__ is not None:
+        cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
+        chain.append(type(cause).__name__)
+    lines = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, SyntaxError):
+        return {
+            "kind": "syntax",
+            "message": error.msg,
+            "file": error.filename,
+            "line": error.lineno,
+            "text": error.text,
+        }
+    return {
+        "kind": _kind(error),
+        "type": name,
+        "chain": chain,
+        "message": lines,
+        "missing": getattr(error, "name", None) if isinstance(error, ImportError) else None,
+        "key": str(error.args[0]) if isinstance(error, KeyError) and error.args else None,
+        "file": place.filename if place else None,
+        "line": place.lineno if place else None,
+        "text": place.line if place else None,
+    }
+
+
+def _kind(error: BaseException) -> str:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "OutOfMemoryError" in names:
+        return "out of memory"
+    if "UllageError" in names:
+        return "unsupported"
+    if isinstance(error, ModuleNotFoundError):
+        return "package"
+    return "exception"
+
+
+def _is_library(filename: str) -> bool:
+    return "site-packages" in filename or filename.startswith((sys.base_prefix, "<frozen"))
+
+
+def is_launcher_missing(failure: dict[str, Any]) -> bool:
+    """Whether a script failed because it wants to be started by torchrun."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
+    if failure.get("key") in names:
+        return True
+    message = str(failure.get("message", ""))
+    return any(f"environment variable {name} expected" in message for name in names)
+
+
+def message(failure: dict[str, Any], shown: str, seconds: float) -> str:
+    """One message for a person; `shown` is the script as it was named."""
+    kind = failure["kind"]
+    if failure.get("refused") and kind in ("exception", "exit", "no gpu"):
+        return f"{shown}: {failure['refused']}"
+    return _MESSAGES[kind](failure, shown, seconds)
+
+
+def _at(failure: dict[str, Any]) -> str:
+    if not failure.get("file"):
+        return ""
+    text = f": {failure['text'].strip()}" if failure.get("text") else ""
+    return f" (line {failure['line']} of {failure['file']}{text})"
+
+
+def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
+    lowered = failure["message"].casefold()
+    named = any(name in _DATA_ERRORS for name in failure["chain"]) or any(word in lowered for word in _DATA_WORDS)
+    network = any("connection" in name.casefold() or "URLError" in name for name in failure["chain"]) or (
+        failure["type"] in ("OSError", "HTTPError", "RuntimeError", "ValueError", "LocalEntryNotFoundError")
+        and any(word in lowered for word in _NETWORK_WORDS)
+    )
+    what = f"{failure['message']}{_at(failure)}"
+    if network:
+        return (
+            f"{shown} asked the network for something and did not get it: {what}. "
+            "Download it first, or run where there is a network; estimates need the data's shapes, not its contents"
+        )
+    if named:
+        return (
+            f"{shown} needs data that is not there: {what}. Give it the path of the data, or of a few files of "
+            "the same shape: after `--` come the script's own options. Estimates need shapes, not contents"
+        )
+    if "invalid device ordinal" in lowered:
+        return (
+            f"{shown} asked for a second GPU; the virtual GPU is one, cuda:0{_at(failure)}. "
+            "Run it for one GPU, with the batch that one GPU gets"
+        )
+    return (
+        f"{shown} failed on the virtual GPU: {what}. If it runs on a real GPU, this is a gap in Ullage worth reporting"
+    )
+
+
+def _exit(failure: dict[str, Any], shown: str, seconds: float) -> str:
+    hint = ", which is how argparse says that the options are wrong" if failure["code"] == 2 else ""
+    return f"{shown} ended itself with exit code {failure['code']}{hint}, before anything could be estimated"
+
+
+def _syntax(failure: dict[str, Any], shown: str, seconds: float) -> str:
+    return f"{failure['file']} is not Python: {failure['message']}{_at({**failure, 'file': failure['file']})}"
+
+
+def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
+    package = (failure.get("missing") or "?").split(".")[0]
+    return (
+        f"{shown} needs the package {package}, which is not in this Python ({sys.executable}){_at(failure)}; "
+        f"type: pip install {package}"
+    )
+
+
+def _no_gpu(failure: dict[str, Any], shown: str, seconds: float) -> str:
+    text = f"{shown} never used the GPU in {failure['steps']} optimizer steps" if failure["steps"] else (
+        f"{shown} ran to its end and never used the GPU"
+    )  # fmt: skip
+    commands = failure.get("commands") or []
+    if commands:
+        return f"{text}; it started another program ({commands[0][:200]}): give Ullage that one itself"
+    return (
+        f'{text}: no tensor was made on "cuda". Is there an option that chooses the device, such as --device cuda? '
+        "After `--` come the script's own options"
+    )
+
+
+def _timeout(failure: dict[str, Any], shown: str, seconds: float) -> str:
+    passes = failure.get("passes", 0)
+    reached = f"{passes} backward passes and no optimizer step" if passes else "no backward pass"
+    return (
+        f"{shown} had come to {reached} after {format_duration(seconds)}. Give it more time (--timeout), or less to do "
+        "before it trains: after `--` come the script's own options"
+    )
+
+
+_MESSAGES = {
+    "exception": _exception,
+    "exit": _exit,
+    "syntax": _syntax,
+    "package": _package,
+    "no gpu": _no_gpu,
+    "timeout": _timeout,
+    "died": lambda failure, shown, seconds: f"the process of {shown} {failure['how']}",
+    "unsupported": lambda failure, shown, seconds: f"{shown}: {failure['message'].split(': ', 1)[-1]}{_at(failure)}",
+    "out of memory": lambda failure, shown, seconds: f"{shown} ran out of memory: {failure.get('out_of_memory')}",
+}

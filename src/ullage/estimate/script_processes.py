@@ -1,0 +1,123 @@
+"""Processes that a script starts.
+
+Worker processes (those of DataLoaders and pools are daemons) are forked, whatever start method was asked for. A
+training process that the script starts by `multiprocessing` runs as a thread of this one, so that the virtual GPU sees
+it; with `torch.multiprocessing.spawn` and one process the function is simply called. Other programs that are started
+are remembered: a script that only starts them never touches the GPU itself.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.context
+import multiprocessing.process
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.multiprocessing
+
+from ullage.errors import UnsupportedOperation
+from ullage.virtual.replacements import Replacements
+
+SEVERAL = (
+    "{what} of {count} processes: the virtual GPU is one GPU. Run the script for one process and with the batch that "
+    "one GPU gets; every GPU of such a run takes about as much"
+)
+_AS_THREAD = "a process that the script started was followed as a part of this one: each has a CUDA context of its own"
+_Process: Any = multiprocessing.process.BaseProcess
+
+
+class Processes:
+    """Watches what a script starts; `failed` is told of an exception that ended a training process."""
+
+    def __init__(self, note: Callable[[str, str], None], failed: Callable[[BaseException], Any]) -> None:
+        self._note, self._failed = note, failed
+        self.commands: list[str] = []
+        self._watching = True
+
+    def install(self, replacements: Replacements) -> None:
+        """Begin to watch."""
+        sys.addaudithook(self._audit)  # which cannot be removed
+        replacements.on_undo(lambda: setattr(self, "_watching", False))
+        contexts = multiprocessing.context._concrete_contexts  # type: ignore[attr-defined]
+        originals = dict(contexts)
+        contexts.update(dict.fromkeys(originals, originals["fork"]))
+        replacements.on_undo(lambda: contexts.update(originals))
+        self._call_single_process_here(replacements)
+        self._run_training_processes_here(replacements)
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen" and self._watching:
+            command = args[1]
+            self.commands.append(command if isinstance(command, str) else " ".join(map(str, command)))
+
+    def _call_single_process_here(self, replacements: Replacements) -> None:
+        def spawn(
+            fn: Any,
+            args: Any = (),
+            nprocs: int = 1,
+            join: bool = True,
+            daemon: bool = False,
+            start_method: str = "spawn",
+        ) -> Any:
+            """`torch.multiprocessing.spawn`."""
+            if nprocs != 1:
+                raise UnsupportedOperation(SEVERAL.format(what="torch.multiprocessing.spawn", count=nprocs))
+            fn(0, *args)
+            return None if join else _Joined()
+
+        replacements.put(torch.multiprocessing, "spawn", spawn)
+        replacements.put(sys.modules["torch.multiprocessing.spawn"], "spawn", spawn)
+
+    def _run_training_processes_here(self, replacements: Replacements) -> None:
+        original = {name: getattr(_Process, name) for name in ("start", "join", "is_alive", "terminate", "close")}
+
+        def start(process: Any) -> None:
+            if process.daemon or os.getpid() != process._parent_pid:
+                original["start"](process)
+                return
+            self._note("processes", _AS_THREAD)
+            process._thread = threading.Thread(target=self._run, args=(process,), daemon=True)
+            process._thread.start()
+
+        def of_thread(name: str, here: Callable[..., Any]) -> Any:
+            def call(process: Any, *args: Any, **options: Any) -> Any:
+                if "_thread" in process.__dict__:
+                    return here(process._thread, *args, **options)
+                return original[name](process, *args, **options)
+
+            return call
+
+        exit_code = _Process.exitcode.fget
+        replacements.put(_Process, "start", start)
+        replacements.put(_Process, "join", of_thread("join", threading.Thread.join))
+        replacements.put(_Process, "is_alive", of_thread("is_alive", threading.Thread.is_alive))
+        for name in ("terminate", "close"):
+            replacements.put(_Process, name, of_thread(name, lambda thread: None))
+        replacements.put(
+            _Process,
+            "exitcode",
+            property(
+                lambda process: process.__dict__.get("_code") if "_thread" in process.__dict__ else exit_code(process)
+            ),
+        )
+
+    def _run(self, process: Any) -> None:
+        process._code = 1
+        try:
+            process.run()
+            process._code = 0
+        except SystemExit as error:
+            process._code = error.code if isinstance(error.code, int) else 0
+        except BaseException as error:
+            self._failed(error)
+
+
+class _Joined:
+    """What `spawn(..., join=False)` returns: its process is over already."""
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Nothing to wait for."""
+        return True
