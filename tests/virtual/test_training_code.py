@@ -394,3 +394,26 @@ def test_a_loop_over_unknown_flags_ends_after_its_number_of_rounds():
             assert rounds <= 5
         assert rounds == 5
         assert ((torch.rand(3, device="cuda") > 0) & ~finished).tolist() == [False] * 3
+
+
+@pytest.mark.parametrize("switch", ["benchmark", "deterministic"])
+def test_switches_that_change_cudnns_choice_are_noted(switch):
+    with torch.backends.cudnn.flags(enabled=True, **{switch: True}), ullage.virtual_gpu("H200") as gpu:
+        torch.nn.Conv2d(3, 8, 3, device="cuda")(torch.randn(1, 3, 8, 8, device="cuda"))
+    assert any(f"cudnn.{switch} is on" in note for note in gpu.notes)
+
+
+def test_the_context_has_the_libraries_that_were_used():
+    def context(*operators):
+        with ullage.virtual_gpu("H200") as gpu:
+            for operator in operators:
+                operator()
+        return gpu.context >> 20
+
+    def multiply():
+        torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+
+    def convolve():
+        torch.nn.functional.conv2d(torch.ones(1, 1, 8, 8, device="cuda"), torch.ones(1, 1, 3, 3, device="cuda"))
+
+    assert (context(), context(multiply), context(convolve), context(multiply, convolve)) == (614, 742, 632, 760)

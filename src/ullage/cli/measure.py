@@ -38,7 +38,9 @@ def measure(
     seed: Annotated[int, typer.Option(help="Of the random runs.")] = 0,
     avoid: Annotated[Path | None, typer.Option(help="Draw no model that occurs in this file.")] = None,
     histories: Annotated[Path | None, typer.Option(help="Keep whole allocator histories in this folder.")] = None,
-    cap: Annotated[bool, typer.Option("--cap", help="Repeat each run under the bound of its estimate.")] = False,
+    cap: Annotated[
+        bool, typer.Option("--cap", help="Limit each run to the bound of its estimate, and say whether it survives.")
+    ] = False,
     at_once: Annotated[int, typer.Option(help="At most so many runs at once.", min=1)] = 8,
     iterations: Annotated[int, typer.Option(help="Of each run.", min=1)] = 5,
     timeout: Annotated[float, typer.Option(help="Seconds for one run.", min=1)] = 300.0,

@@ -109,8 +109,8 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Measure every order; yields a row for each as it is done: the configuration, the figures and the estimate.
 
-    A row that brings its estimate is not estimated again. With `cap` every run that was estimated is repeated with
-    the allocator limited to the bound of its estimate (`upper` less the context); `"capped"` says whether it survived.
+    A row that brings its estimate is not estimated again. With `cap` runs are limited to the bound of their estimate
+    (`upper` less the context): `"capped"` says whether they survived, and one that met its limit is run without it too.
     """
     room = Room(max(GIB, total - SPARE))
     begin = time.monotonic()
@@ -120,12 +120,13 @@ def measure(
         need = guess.get("upper", UNKNOWN_NEED)
         taken = room.take(need)
         try:
-            found = measure_apart(order, timeout)
+            limit = guess["upper"] - guess["context"] if cap and "upper" in guess else None
+            found, survived = _under(limit, order, timeout)
             row = {**order.row, **found, "estimate": guess}
             if order.history and "event_count" in found:
                 row["events"] = f"{Path(order.history).parent.name}/{Path(order.history).name}"
-            if cap and "upper" in guess and not {"failed", "oom"} & found.keys():
-                row["capped"] = _capped(order, guess, timeout)
+            if limit is not None and "failed" not in found:
+                row["capped"] = {"cap": limit, "survived": survived}
         finally:
             room.give_back(taken)
         row["finished_s"] = round(time.monotonic() - begin, 1)
@@ -141,14 +142,16 @@ def measure(
                 task.cancel()
 
 
-def _capped(order: Order, guess: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """The same run under the bound of its estimate."""
-    limit = guess["upper"] - guess["context"]
-    again = measure_apart(replace(order, cap=limit, history=None), timeout)
-    kept: dict[str, Any] = {
-        name: again[name] for name in ("peak_reserved", "retries", "oom", "failed") if name in again
-    }
-    return {"cap": limit, "survived": not {"oom", "failed"} & again.keys(), **kept}
+def _under(limit: int | None, order: Order, timeout: float) -> tuple[dict[str, Any], bool]:
+    """A run with the allocator limited, and whether it survived; where it met the limit, the run without it.
+
+    A run that never met its limit (no retry) is the run that it would have been without.
+    """
+    found = measure_apart(replace(order, cap=limit), timeout)
+    survived = not {"oom", "failed"} & found.keys()
+    if limit is not None and (not survived or found["retries"]):
+        return measure_apart(order, timeout), survived
+    return found, survived
 
 
 def local_gpu() -> tuple[str, int]:

@@ -10,6 +10,8 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ullage.units import KIB, MIB
 from ullage.virtual.kernels.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN
 from ullage.virtual.memory import WORKSPACE
@@ -47,10 +49,21 @@ class Workspaces:
         for part in _PARTS[library]:
             if part in self._not_loaded:
                 self._gpu.take_outside(self._not_loaded.pop(part))
+                if part == CONVOLUTION:
+                    self._note_switches()
         if library in (CUBLAS, CUBLAS_LT):
             self.cublas()
         if library == CUBLAS_LT:
             self.cublas_lt()
+
+    def _note_switches(self) -> None:
+        """Switches by which cuDNN chooses other kernels than those that were measured."""
+        get: Any = torch._C
+        for name, on in (("benchmark", get._get_cudnn_benchmark()), ("deterministic", get._get_cudnn_deterministic())):
+            if on:
+                self._gpu.note(
+                    "cudnn", f"torch.backends.cudnn.{name} is on: convolutions may take other workspaces than estimated"
+                )
 
     def cublas(self) -> None:
         """A matrix product is about to run in this thread and stream."""
