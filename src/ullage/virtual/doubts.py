@@ -6,10 +6,19 @@ of a run are repeated on an allocator of their own, each doubtful one with the l
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
 from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory
+
+if TYPE_CHECKING:
+    from ullage.virtual.gpu import VirtualGPU
+
+GUESSED, AUTOCAST = "a convolution's workspace was guessed", "autocast lets casts go in the order of their addresses"
+SPREAD_SHARE = 40  # a fortieth of the reserved memory, by which runs move for either reason (docs/accuracy.md)
 
 
 def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
@@ -39,3 +48,21 @@ def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
             allocator.free(blocks[number])
             blocks[number] = None
     return allocator.peak_reserved
+
+
+def watch_autocast(gpu: VirtualGPU) -> Callable[[], None]:
+    """Note when autocast is used for the GPU: two runs of the same job then differ; returns what ends it."""
+    autocast: Any = torch.amp.autocast_mode.autocast
+    enter = autocast.__enter__
+
+    def __enter__(self: Any) -> Any:
+        if self.device == "cuda" and self._enabled:
+            gpu.unsure.add(AUTOCAST)
+        return enter(self)
+
+    autocast.__enter__ = __enter__
+
+    def restore() -> None:
+        autocast.__enter__ = enter
+
+    return restore

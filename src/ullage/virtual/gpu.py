@@ -17,7 +17,7 @@ from ullage.gpus import GPU
 from ullage.gpus import gpu as find_gpu
 from ullage.units import MIB
 from ullage.virtual import accumulation, casts, composites, kernels, steps, surface
-from ullage.virtual.doubts import largest_reserved
+from ullage.virtual.doubts import SPREAD_SHARE, largest_reserved, watch_autocast
 from ullage.virtual.host import Host
 from ullage.virtual.kernels.workspaces import CODE, Workspaces
 from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
@@ -57,6 +57,7 @@ class VirtualGPU:
         self.memory.place = self.places.current
         self.operator = ""
         self.refused: str | None = None  # what was last refused; code may have caught the exception
+        self.unsure: set[str] = set()  # why another run, or the real one, may reserve a little more
         self.uncertain = 0  # bytes by which the most doubtful temporary of the run could be larger
         self.list_plans: dict[Any, Any] = {}
         self.environment = dict(os.environ)
@@ -97,12 +98,14 @@ class VirtualGPU:
 
         It has the largest context seen on such a card, and one segment more (two runs of the same job differ by as
         much) above what the run reserves if every kernel whose choice is doubtful takes the largest workspace that
-        is not unlikely; on GPUs whose kernels were not measured a twentieth more.
+        is not unlikely. Where a kernel's choice was guessed at all, or autocast was used, a fortieth more; on GPUs
+        whose kernels were not measured a twentieth too.
         """
         context = max(self.context, (self.spec.context_upper or 0) - self.workspaces.not_loaded)
         largest = max(self.peak_reserved, largest_reserved(self.memory, self.config))
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
-        return context + largest + unmeasured + LARGE_SEGMENT
+        spread = self.peak_reserved // SPREAD_SHARE if self.unsure else 0
+        return context + largest + unmeasured + spread + LARGE_SEGMENT
 
     @property
     def notes(self) -> list[str]:
@@ -187,6 +190,7 @@ class VirtualGPU:
             self._restore.add(surface.install(self))
             self._restore.add(composites.install(self))
             self._restore.add(casts.install())
+            self._restore.add(watch_autocast(self))
             self._restore.add(self.progress.install())
             self._restore.add(self.places.install())
             self._mode.__enter__()

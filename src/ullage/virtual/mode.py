@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.errors import UnsupportedOperation
 from ullage.virtual import shapes, shapes_by_data  # noqa: F401  (the second registers its handlers)
+from ullage.virtual.doubts import GUESSED
 from ullage.virtual.kernels.plan import DOUBT, FREE, OUTPUT, New, Plan, Same
 from ullage.virtual.kernels.registry import RULES, Call
 from ullage.virtual.lists import is_list_operator, list_operator
@@ -146,8 +147,9 @@ def _quick(plan: Plan) -> New | None:
 def carry_out(gpu: VirtualGPU, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do to the allocator what the kernel would, and return its outputs."""
     memory = gpu.memory
-    if plan.uncertain > gpu.uncertain:
-        gpu.uncertain = plan.uncertain
+    if plan.guessed:
+        gpu.unsure.add(GUESSED)
+        gpu.uncertain = max(gpu.uncertain, plan.uncertain)
     if plan.steps is None:
         results = [_result(memory, output, args, kwargs) for output in plan.outputs]
     else:

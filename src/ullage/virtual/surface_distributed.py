@@ -36,8 +36,10 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
             replacements.put(home, name, value)
     for home in homes:
         replacements.put(home, "is_nccl_available", lambda: True)
-    # What DistributedDataParallel logs of its run needs CUDA's timers.
+    # What DistributedDataParallel logs of its run needs CUDA's timers; its reducer starts them by counting iterations.
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
+    if torch.version.cuda:
+        replacements.put(homes[0].Reducer, "prepare_for_forward", lambda self: None)
     replacements.on_undo(_end_stand_in)
     for module in ("torch.distributed.fsdp.fully_sharded_data_parallel", "torch.distributed.fsdp._fully_shard"):
         replacements.when_imported(module, lambda loaded: _refuse_sharding(gpu, replacements, loaded))

@@ -6,7 +6,9 @@ workloads, and the same function trains it on a real GPU and on a virtual one.
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -158,9 +160,12 @@ def _meant(model: str) -> str:
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a JSONL file of configurations or measurements; a bad line is named by its number."""
+    """The lines of a JSONL file (also gzipped) of configurations or measurements; a bad line is named by its number."""
     try:
-        text = file.read_text()
+        content = file.read_bytes()
+        text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise InvalidValue(f"{file} is no gzip file, or a broken one") from None
     except OSError as error:
         raise InvalidValue(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -59,7 +59,7 @@ class _Run:
 
     def __init__(self, ask: Ask) -> None:
         self.steps, self.ask, self.uncertain = Steps(), ask, 0
-        self.library = ""
+        self.library, self.guessed = "", False
 
     def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
         """`tensor.contiguous(format)`, and the number of its temporary for `drop`."""
@@ -77,6 +77,7 @@ class _Run:
         """cuDNN's workspace lives as long as the kernel."""
         found = self.ask(problem)
         self.library = CONVOLUTION
+        self.guessed |= found.guessed
         if found.larger > found.size:
             self.steps.doubt(found.larger)
         if found.size:
@@ -155,7 +156,9 @@ def forward_plan(source: Operand, weight: Operand, settings: Settings, cudnn: bo
         run_it = run.convolve_back if settings.transposed else run.convolve
         result = run_it(0, source, weight, out, settings)
     outputs = [_as_1d(result) if flat else result]
-    return Plan(outputs, run.steps.steps, single=True, uncertain=run.uncertain, library=run.library)
+    return Plan(
+        outputs, run.steps.steps, single=True, uncertain=run.uncertain, library=run.library, guessed=run.guessed
+    )
 
 
 def _columns(run: _Run, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:
@@ -256,4 +259,4 @@ def convolution_backward(call: Call) -> Plan:
         dims = [dim for dim in range(len(grad.size)) if dim != 1]
         itemsize = grad.dtype.itemsize
         add_buffers(run.steps, call, call.args[0], dims, Kind(itemsize, partial_size(grad.dtype)), itemsize)
-    return Plan(outputs, run.steps.steps, uncertain=run.uncertain, library=run.library)
+    return Plan(outputs, run.steps.steps, uncertain=run.uncertain, library=run.library, guessed=run.guessed)

@@ -40,10 +40,11 @@ class Problem(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Bytes of the likeliest plan, and of the largest one that is not unlikely."""
+    """Bytes of the likeliest plan, and of the largest one that is not unlikely; guessed, or measured?"""
 
     size: int
     larger: int
+    guessed: bool = False
 
 
 class Formula(NamedTuple):
@@ -143,4 +144,4 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
         return Workspace(0, 0)
     size = max(shares, key=lambda candidate: (shares[candidate], candidate))
     least = _RUNNER_UP * sum(shares.values())
-    return Workspace(size, max(size, *(other for other, share in shares.items() if share >= least)))
+    return Workspace(size, max(size, *(other for other, share in shares.items() if share >= least)), guessed=True)

@@ -122,6 +122,7 @@ class Plan:
     host_outputs: dict[int, torch.dtype] | None = None  # outputs that are single numbers in CPU tensors
     quick: New | None = None  # the only output of a plan without steps; filled in by the mode
     library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use
+    guessed: bool = False  # whether a library's choice of a kernel was guessed, not measured
     uncertain: int = 0  # bytes by which a temporary could be larger, where the choice of the kernel is not sure
 
 
