@@ -76,10 +76,23 @@ def batch_norm(
     """Normalization.cpp, _select_batch_norm_backend and _batch_norm_impl_index."""
     if _cudnn_normalizes(input, weight, bias, mean, var, training, eps, enabled):
         fmt = torch._prims_common.suggest_memory_format(input)
-        return _aten.cudnn_batch_norm(
-            input.contiguous(memory_format=fmt), weight, bias, mean, var, training, momentum, eps
-        )[0]
-    return _aten.native_batch_norm(input, weight, bias, mean, var, training, momentum, eps)[0]
+        dense = input.contiguous(memory_format=fmt)
+        return _first(_aten.cudnn_batch_norm(dense, weight, bias, mean, var, training, momentum, eps))
+    return _first(_aten.native_batch_norm(input, weight, bias, mean, var, training, momentum, eps))
+
+
+def _first(results: Any) -> Any:
+    """The first of several results; a C++ tuple lets the others go from its first element on, Python's from the last.
+
+    >>> _first((1, 2, 3))
+    1
+    """
+    kept = list(results)
+    del results
+    first = kept[0]
+    for place in range(len(kept)):
+        kept[place] = None
+    return first
 
 
 def _cudnn_normalizes(
@@ -110,18 +123,22 @@ def scaled_dot_product_attention(
     attention = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     kernel = choose(attention, _gpus[-1].spec.compute_capability or (0, 0))
     if kernel == CUDNN:  # it takes masks of flags as they are
-        return _aten._scaled_dot_product_cudnn_attention(
-            query, key, value, attn_mask, attention.trains, dropout_p, is_causal, False, scale=scale
-        )[0]
+        return _first(
+            _aten._scaled_dot_product_cudnn_attention(
+                query, key, value, attn_mask, attention.trains, dropout_p, is_causal, False, scale=scale
+            )
+        )
     mask = _additive(attn_mask, query.dtype)
     if kernel == FLASH:
         return _flash(query, key, value, dropout_p, is_causal, scale)
     if kernel == EFFICIENT:
         if mask is not None:
             mask = _padded_mask(mask, query, key)
-        return _aten._scaled_dot_product_efficient_attention(
-            query, key, value, mask, attention.trains, dropout_p, is_causal, scale=scale
-        )[0]
+        return _first(
+            _aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, attention.trains, dropout_p, is_causal, scale=scale
+            )
+        )
     return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -139,7 +156,7 @@ def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale
     missing = -size % 8
     if missing:
         query, key, value = (torch.constant_pad_nd(tensor, [0, missing]) for tensor in (query, key, value))
-    out = _aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
+    out = _first(_aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale))
     return out[..., :size] if missing else out
 
 
