@@ -23,7 +23,7 @@ TOO_LARGE = "estimate torchvision:resnet50 --batch-size 384 --gpu RTX-4090"
 
 def draw_terminal(words: str, file: Path) -> None:
     """What a command prints in a terminal, as SVG."""
-    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(WIDTH)}
+    environment = {**os.environ, "FORCE_COLOR": "1", "COLORTERM": "truecolor", "COLUMNS": str(WIDTH)}
     command = [sys.executable, "-m", "ullage", *words.split()]
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
