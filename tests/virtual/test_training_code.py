@@ -417,3 +417,11 @@ def test_the_context_has_the_libraries_that_were_used():
         torch.nn.functional.conv2d(torch.ones(1, 1, 8, 8, device="cuda"), torch.ones(1, 1, 3, 3, device="cuda"))
 
     assert (context(), context(multiply), context(convolve), context(multiply, convolve)) == (614, 742, 632, 760)
+
+
+def test_checkpoints_are_loaded_also_where_cuda_is_the_default_device(tmp_path):
+    with ullage.virtual_gpu("T4"), torch.device("cuda"):
+        model = nn.Linear(4, 4)
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=False))
+        assert model.weight.is_cuda

@@ -131,7 +131,7 @@ class ScriptRun:
         if self._stopped:
             return 0  # the answer is given; what the script's own cleaning up runs into is nobody's business
         if self.following.settled and not isinstance(error, torch.OutOfMemoryError):
-            what = "".join(traceback.format_exception_only(error)).strip()
+            what = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:200]
             self.card.note(
                 "failed", f"after its training had settled the script failed ({what}): later parts are missing"
             )

@@ -118,7 +118,7 @@ class _Wrapper(torch.Tensor):
 
 _DEVICE = torch.device("cuda", 0)
 _make_wrapper = torch.Tensor._make_wrapper_subclass
-_empty = torch.empty
+_empty, _CPU = torch.empty, torch.device("cpu")  # named, because the script may have set another default
 
 
 def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -127,21 +127,21 @@ def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Ten
     >>> tensor_without_data((2, 3), (3, 1), torch.float32).device
     device(type='cuda', index=0)
     """
-    tensor = _empty(0)
+    tensor = _empty(0, device=_CPU)
     tensor.data = _make_wrapper(_Wrapper, size, stride, dtype=dtype, device=_DEVICE)
     return tensor
 
 
 def same_memory(base: torch.Tensor) -> torch.Tensor:
     """Another tensor over the storage of `base`, with a version counter of its own until autograd joins them."""
-    view = _empty(0)
+    view = _empty(0, device=_CPU)
     view.data = base
     return view
 
 
 def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
     """The same with another size, other strides and another beginning."""
-    view = _empty(0)
+    view = _empty(0, device=_CPU)
     view.data = base
     return view.as_strided_(size, stride, offset)
 
