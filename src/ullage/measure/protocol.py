@@ -32,7 +32,7 @@ REPLAY, RESERVED, PROCESS = "replay", "reserved", "process"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the protocol says of one estimate: `conserved` is bytes, `by` how round 2 was decided (`None`: not needed)."""
+    """What the protocol says of an estimate: bytes conserved, and by what round 2 was decided (`None`: it was not)."""
 
     success: bool
     conserved: int

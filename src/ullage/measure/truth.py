@@ -70,7 +70,7 @@ def read_truth(file: Path, gpu: str | None = None) -> list[TruthSet]:
         return read_a100(file, gpu or "A100-40GB")
     runs, without = [], 0
     for number, row in enumerate(read_rows(file)):
-        run = _run(row, number, file.parent)
+        run = run_of(row, number, file.parent)
         if run.oom or run.process is not None or run.reserved is not None or run.allocated is not None:
             runs.append(run)
         else:
@@ -82,7 +82,8 @@ def read_truth(file: Path, gpu: str | None = None) -> list[TruthSet]:
     return [TruthSet(name=f"{file.stem} on {name}", gpu=name, runs=runs, left_out=left_out)]
 
 
-def _run(row: dict[str, Any], number: int, folder: Path) -> Run:
+def run_of(row: dict[str, Any], number: int, folder: Path) -> Run:
+    """The run of a line of a measured file; histories lie beside the file, in `folder`."""
     reserved, end = row.get("peak_reserved"), row.get("nvml_end")
     process = None
     if reserved is not None and end is not None:
