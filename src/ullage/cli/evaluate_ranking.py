@@ -99,7 +99,7 @@ def print_ranking(truth: TruthSet, records: list[Record]) -> None:
     """The ranking of one set as tables."""
     from ullage.measure.ranking import rank, shared_runs
 
-    console = Console(width=150)
+    console = Console(width=160)
     console.print(f"\n[bold]{truth.name}[/] ({truth.gpu}): {len(truth.runs)} runs", highlight=False)
     ooms = sum(run.oom for run in truth.runs)
     if ooms:
@@ -119,7 +119,7 @@ def print_ranking(truth: TruthSet, records: list[Record]) -> None:
 def _table(standings: list[Standing]) -> Table:
     table = Table(
         "estimator", "asked", "given", "median", "mean", "bias", "too low", "own figure", "own median", "own low",
-        "PEF", "MCP", "PEF xMem", "MCP xMem", "time", "95 %", box=None, padding=(0, 1),
+        "PEF", "MCP", "PEF xMem", "MCP xMem", "time", "95 %", "CPU", box=None, padding=(0, 1),
     )  # fmt: skip
     for one in standings:
         mended, published = one.rounds["mended"], one.rounds["published"]
@@ -127,8 +127,7 @@ def _table(standings: list[Standing]) -> Table:
             one.estimator, str(one.asked), f"{one.coverage:.0%}", *_error_cells(one.process), one.kind or "-",
             *((f"{one.own.median:.2%}", f"{one.own.under:.0%}") if one.own else ("-", "-")),
             *_round_cells(mended), *_round_cells(published),
-            format_duration(one.seconds) if one.seconds is not None else "-",
-            format_duration(one.seconds_p95) if one.seconds_p95 is not None else "-",
+            *("-" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
         )  # fmt: skip
     return table
 

@@ -91,6 +91,7 @@ class Standing:
     rounds: dict[str, Rounds | None]
     seconds: float | None
     seconds_p95: float | None
+    cpu_seconds: float | None
     families: dict[str, Errors] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
 
@@ -136,6 +137,7 @@ def rank(truth: TruthSet, records: Iterable[Record]) -> list[Standing]:
 def _standing(name: str, records: list[Record], runs: dict[str, Run], card: GPU) -> Standing:
     given = [record for record in records if record.given]
     times = [record.seconds for record in given]
+    worked = [record.cpu_seconds for record in given if record.cpu_seconds is not None]
     return Standing(
         estimator=name,
         asked=len(records),
@@ -148,6 +150,7 @@ def _standing(name: str, records: list[Record], runs: dict[str, Run], card: GPU)
         rounds={variant: _rounds(given, runs, card, variant) for variant in VARIANTS},
         seconds=quantile(times, 0.5) if times else None,
         seconds_p95=quantile(times, 0.95) if times else None,
+        cpu_seconds=quantile(worked, 0.5) if worked else None,
         families=_families(given, runs),
         reasons=_reasons(records),
     )

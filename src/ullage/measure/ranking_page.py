@@ -32,6 +32,7 @@ _HEADS = (
     ("MCP xMem", "as published"),
     ("time", "median time of the whole pipeline"),
     ("95 %", "time that 19 in 20 stay below"),
+    ("CPU", "median processor time, which other work on the machine does not lengthen"),
 )
 
 
@@ -92,8 +93,7 @@ def _row(one: Standing) -> str:
     cells = [
         one.estimator, str(one.asked), f"{one.coverage:.0%}", *_errors(one.process), one.kind or "–",
         f"{one.own.median:.2%}" if one.own else "–", *_rounds(one.rounds[MENDED]), *_rounds(one.rounds[PUBLISHED]),
-        "–" if one.seconds is None else format_duration(one.seconds),
-        "–" if one.seconds_p95 is None else format_duration(one.seconds_p95),
+        *("–" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
     ]  # fmt: skip
     kind = "ours" if one.estimator.startswith("ullage") else "peer"
     return f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

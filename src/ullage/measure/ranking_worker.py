@@ -46,6 +46,7 @@ class Record:
     run: str
     gpu: str
     seconds: float
+    cpu_seconds: float | None = None
     figure: int | None = None
     kind: str | None = None
     allocated: int | None = None
@@ -115,7 +116,7 @@ def _answer(send: Connection, ask: Ask, estimator: str, row: dict[str, Any], gpu
     _limit_memory()
     with open(os.devnull, "w") as nowhere:  # what estimators print is not the answer
         sys.stdout = sys.stderr = nowhere
-        begin = time.perf_counter()
+        begin, worked = time.perf_counter(), _cpu_time()
         try:
             found = ask(estimator, row, gpu)
             values: dict[str, Any] = {"unsupported": found} if isinstance(found, str) else figures(found)
@@ -124,7 +125,7 @@ def _answer(send: Connection, ask: Ask, estimator: str, row: dict[str, Any], gpu
         except Exception as error:
             text = str(error).strip().splitlines() or [""]
             values = {"failed": f"{type(error).__name__}: {text[0]}"[:LONGEST_REASON]}
-        values["seconds"] = time.perf_counter() - begin
+        values |= {"seconds": time.perf_counter() - begin, "cpu_seconds": _cpu_time() - worked}
         send.send(values)
 
 
@@ -140,6 +141,12 @@ def figures(answer: Estimate) -> dict[str, Any]:
         "context": answer.breakdown.get("context"),
         "notes": tuple(answer.notes),
     }
+
+
+def _cpu_time() -> float:
+    """Processor time of this process and of those that it started and that have ended."""
+    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(part.ru_utime + part.ru_stime for part in parts)
 
 
 def _limit_memory() -> None:
