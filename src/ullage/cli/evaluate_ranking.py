@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration, parse_duration
@@ -99,7 +99,7 @@ def print_ranking(truth: TruthSet, records: list[Record]) -> None:
     """The ranking of one set as tables."""
     from ullage.measure.ranking import rank, shared_runs
 
-    console = Console(width=160)
+    console = Console(width=180)  # a table that wraps cannot be read
     console.print(f"\n[bold]{truth.name}[/] ({truth.gpu}): {len(truth.runs)} runs", highlight=False)
     ooms = sum(run.oom for run in truth.runs)
     if ooms:
@@ -118,7 +118,8 @@ def print_ranking(truth: TruthSet, records: list[Record]) -> None:
 
 def _table(standings: list[Standing]) -> Table:
     table = Table(
-        "estimator", "asked", "given", "median", "mean", "bias", "too low", "own figure", "own median", "own low",
+        Column("estimator", no_wrap=True), "asked", "given",
+        "median", "mean", "bias", "too low", "own figure", "own median", "own low",
         "PEF", "MCP", "PEF xMem", "MCP xMem", "time", "95 %", "CPU", box=None, padding=(0, 1),
     )  # fmt: skip
     for one in standings:
@@ -162,11 +163,15 @@ def _print_decided(console: Console, standings: list[Standing]) -> None:
         "process": "by comparing with the memory of the process",
         "first round": "by the first round (said not to fit)",
     }
+    decided: dict[str, list[str]] = {}
     for one in standings:
         rounds = one.rounds["mended"]
         if rounds is not None:
             told = ", ".join(f"{rounds.by[name]} {words[name]}" for name in words if name in rounds.by)
-            console.print(f"second round of {one.estimator}: {told}", highlight=False)
+            decided.setdefault(told, []).append(one.estimator)
+    console.print("\nsecond round decided:")
+    for told, names in decided.items():
+        console.print(f"  {told}: {', '.join(names)}", highlight=False, soft_wrap=True)
 
 
 def _print_reasons(console: Console, standings: list[Standing]) -> None:

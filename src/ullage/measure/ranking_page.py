@@ -67,8 +67,9 @@ def _section(truth: TruthSet, records: list[Record]) -> str:
 <div class="card"><div class="scroll">{_table(standings)}</div></div>
 <div class="card"><h3>Error by family <small>dot: median; line: to the error that nine in ten stay below; against the
 memory of the process</small></h3><div class="many">{plots}</div></div>
-<div class="card"><h3>Predicted against measured <small>a dot a run, memory of the process; below the line is too low
-</small></h3><div class="many">{_scatters(truth, records, standings)}</div></div>
+<div class="card"><h3>Predicted against measured <small>a dot a run, memory of the process; below the line is too low;
+what lies beyond an axis is drawn at its end</small></h3>
+<div class="many">{_scatters(truth, records, standings)}</div></div>
 <div class="card"><h3>Time against error <small>lower left is better</small></h3>
 <div class="scroll">{time_against_error(standings)}</div></div>
 {_reasons(standings)}

@@ -102,9 +102,9 @@ def predicted_against_true(name: str, points: Sequence[tuple[int, int, str]], lo
 def time_against_error(standings: Sequence[Standing]) -> str:
     """A dot an estimator: its median time across, its median error up. Lower left is better."""
     shown = [(one.estimator, one.seconds, one.process) for one in standings if one.seconds is not None and one.process]
-    width, height, left, bottom, top = 760, 360, 70, 312, 14
+    width, height, left, bottom, top = 1120, 440, 70, 392, 14
     times = [seconds for _, seconds, _ in shown if seconds] or [1.0]
-    across = Axis(_decade(min(times), math.floor), max(_decade(max(times), math.ceil), 1.0), left, width - 120)
+    across = Axis(_decade(min(times), math.floor), max(_decade(max(times), math.ceil), 1.0), left, width - 150)
     up = Axis(LOWEST_ERROR, HIGHEST_ERROR, bottom, top)
     parts = []
     for tick in up.ticks():
@@ -122,9 +122,10 @@ def time_against_error(standings: Sequence[Standing]) -> str:
         told = f"{name}: {format_duration(seconds)}, median error {errors.median:.2%}"
         parts.append(
             f'<g class="{_kind(name)}"><title>{escape(told)}</title><circle class="dot" cx="{x}" cy="{y}" r="5"/>'
-            f'<text class="name" x="{x + 10}" y="{label_y}">{escape(name)}</text></g>'
+            f'<line class="lead" x1="{x}" y1="{y}" x2="{x + 12}" y2="{round(label_y - 4, 1)}"/>'
+            f'<text class="name" x="{x + 14}" y="{label_y}">{escape(name)}</text></g>'
         )
-    middle = (left + width - 120) / 2
+    middle = (left + width - 150) / 2
     parts.append(f'<text class="tick" x="{middle}" y="{bottom + 36}" text-anchor="middle">time of an estimate</text>')
     return _svg(width, height, parts, "Time of an estimate against its median error")
 

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -115,7 +114,8 @@ def _answer(send: Connection, ask: Ask, estimator: str, row: dict[str, Any], gpu
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     _limit_memory()
     with open(os.devnull, "w") as nowhere:  # what estimators print is not the answer
-        sys.stdout = sys.stderr = nowhere
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
         begin, worked = time.perf_counter(), _cpu_time()
         try:
             found = ask(estimator, row, gpu)
