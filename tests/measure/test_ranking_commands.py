@@ -9,6 +9,7 @@ import pytest
 
 from ullage.cli.evaluate_ranking import Plan, rank_estimators
 from ullage.errors import UllageError
+from ullage.gpus import gpu as ullage_gpu
 
 ROW = {
     "id": "one", "model": "mlp:x", "widths": [784, 256, 10], "batch": 512, "opt": "sgd", "precision": "fp32",
@@ -92,3 +93,42 @@ def test_options_of_a_ranking_need_estimators(truth):
     answer = ullage("evaluate", "--truth", truth, "--report", "out.html")
     assert answer.returncode == 1
     assert "add --estimators" in answer.stderr and len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_where_the_gpu_is_there_the_truth_is_measured(monkeypatch):
+    import ullage.gpus
+    from ullage.cli import compare
+    from ullage.cli.job import job_of
+    from ullage.measure import runs
+
+    card, orders = ullage_gpu("H200"), []
+
+    def measured(order, timeout=300.0):
+        orders.append(order)
+        return {"peak_alloc": 5, "peak_reserved": 7, "end_reserved": 6, "nvml_end": 16}
+
+    monkeypatch.setattr(ullage.gpus, "local_gpus", lambda: [card])
+    monkeypatch.setattr(runs, "measure_apart", measured)
+    job = job_of("torchvision:resnet18", None, False, 3, None, False, {"batch_size": 2})
+    ((name, run),) = compare._truth(job, compare._row(job), card, None, True)
+    assert (name, run.allocated, run.reserved, run.process) == ("measured here, now", 5, 7, 17)
+    assert orders[0].row["model"] == "torchvision:resnet18" and orders[0].row["batch"] == 2
+    assert compare._truth(job, compare._row(job), ullage_gpu("T4"), None, True) == [], "another GPU is no truth"
+    assert compare._truth(job, compare._row(job), card, None, False) == []
+    script = job_of("train.py", ["--epochs", "1"], False, 3, None, False, {})
+    compare._truth(script, compare._row(script), card, None, True)
+    assert orders[1].script.endswith("/train.py") and orders[1].args == ["--epochs", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("torchvision:resnet5",), "did you mean 'resnet50'"),
+        (("no_such_script.py",), "there is no such script"),
+        ((__file__, "--batch-size", "3"), "is an option for a model"),
+    ],
+)
+def test_what_no_estimator_can_do_is_said_once(words, text):
+    answer = ullage("compare", *words)
+    assert answer.returncode == 1
+    assert text in answer.stderr and len(answer.stderr.strip().splitlines()) == 1

@@ -14,7 +14,7 @@ from ullage.cli import completion
 from ullage.cli.job import Job, Script, Source, job_of
 from ullage.cli.model_options import with_model_options
 from ullage.cli.options import Json
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, UnknownName
 from ullage.units import format_bytes, format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -64,13 +64,32 @@ def compare(
     names = estimator_list(estimators)
     card = find_gpu(gpu)
     job = job_of(source, args, module, 3, None, False, model)
+    _check(job, module)
     row = _row(job)
     runs = _truth(job, row, card, truth, measure)
     records = _ask(names, row, gpu, parse_duration(limit))
     if as_json:
         print(json.dumps(_plain(source, card, records, runs)))
+    else:
+        _print(source, card, records, runs)
+    if not any(record.given for record in records):
+        raise typer.Exit(1)
+
+
+def _check(job: Job, module: bool) -> None:
+    """What no estimator could do anything about is said once, before all are asked."""
+    from ullage.estimate.dispatch import MODEL, SCRIPT, check_options
+    from ullage.workload.names import model_names
+
+    check_options(SCRIPT if job.is_script else MODEL, dict(job.options))
+    configuration = job.configuration()
+    if configuration is None:
+        if not module and not Path(job.source).is_file():
+            raise InvalidValue(f"cannot read {job.source}: there is no such script")
         return
-    _print(source, card, records, runs)
+    known = model_names(configuration.source) if configuration.source in ("torchvision", "timm") else ()
+    if known and configuration.name.partition(".")[0] not in known:
+        raise UnknownName(f"{configuration.source} model", configuration.name, known)
 
 
 def _row(job: Job) -> dict[str, Any]:
