@@ -6,6 +6,8 @@
     e = ullage.estimate(train, gpu="H200")      # any function that trains on "cuda"
     print(e)
 
+    ullage.estimators()                         # all that are there; estimate(..., estimator="horus")
+
     ullage.max_batch("timm:vit_small_patch16_224", gpu="RTX-4090")
 
     with ullage.virtual_gpu("A100-40GB") as gpu:
@@ -26,8 +28,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ullage.errors import UllageError
-    from ullage.estimate import Estimate, estimate
+    from ullage.estimate import Estimate
     from ullage.estimate.max_batch import MaxBatch, max_batch
+    from ullage.estimators.choice import estimate
+    from ullage.estimators.registry import estimators
     from ullage.gpus import GPU, gpu, gpus
     from ullage.virtual import VirtualGPU, virtual_gpu
 
@@ -37,7 +41,8 @@ _HOMES = {
     "MaxBatch": "ullage.estimate.max_batch",
     "UllageError": "ullage.errors",
     "VirtualGPU": "ullage.virtual",
-    "estimate": "ullage.estimate",
+    "estimate": "ullage.estimators.choice",
+    "estimators": "ullage.estimators.registry",
     "gpu": "ullage.gpus",
     "gpus": "ullage.gpus",
     "max_batch": "ullage.estimate.max_batch",
@@ -52,6 +57,7 @@ __all__ = [
     "VirtualGPU",
     "__version__",
     "estimate",
+    "estimators",
     "gpu",
     "gpus",
     "max_batch",
@@ -63,7 +69,8 @@ class Room(types.ModuleType):
     """A package that shares its name with a public function: `ullage.estimate` is both, and calling it calls that."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+        name = self.__name__.rpartition(".")[2]
+        return getattr(importlib.import_module(_HOMES[name]), name)(*args, **kwargs)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@
 
 from .block import Block
 from .caching import CachingAllocator
+from .capped import survives
 from .config import AllocatorConfig, AllocatorConfigError
 from .out_of_memory import OutOfMemory, format_size
 from .replay import Difference, Event, History, ReplayResult, replay
@@ -29,4 +30,5 @@ __all__ = [
     "ReplayResult",
     "SegmentInfo",
     "replay",
+    "survives",
 ]

@@ -71,7 +71,7 @@ def answer_with(run: Callable[[GPU], Estimate], source: str, gpu: str, margin: s
 
 def judge(answer: Estimate, margin: int, upper: bool) -> tuple[bool, str]:
     """Whether an estimate leaves `margin` bytes, and the line that says so."""
-    taken = answer.upper if upper else answer.process_memory
+    taken = answer.bound if upper else answer.figure
     passed = answer.fits and taken + margin <= answer.gpu_memory
     if passed or not answer.fits:
         line = answer.verdict

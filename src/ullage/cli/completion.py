@@ -34,6 +34,17 @@ def gpus(incomplete: str) -> list[str]:
     return [card.name for card in all_gpus() if card.name.casefold().startswith(incomplete.casefold())]
 
 
+def estimators(incomplete: str) -> list[str]:
+    """Estimators by their names.
+
+    >>> estimators("fake")
+    ['faketensor', 'faketensor+margin']
+    """
+    from ullage.estimators.registry import estimators as all_estimators
+
+    return [name for name in all_estimators() if name.startswith(incomplete)]
+
+
 def optimizers(incomplete: str) -> list[str]:
     """Optimizers that have a short name.
 

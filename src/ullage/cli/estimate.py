@@ -38,6 +38,11 @@ def estimate(
     gpus: Annotated[
         str | None, typer.Option(help="One table over several GPUs: 'all', or names with commas.", metavar="all|A,B,C")
     ] = None,
+    estimator: Annotated[
+        str, typer.Option("--estimator", "-e", help="Who estimates: ullage, or one of the field's, such as horus, "
+                          "faketensor, deepspeed, llmem, dnnmem, accelerate (docs/estimators.md). Its own options: "
+                          "--set NAME.KEY=VALUE.", metavar="NAME", autocompletion=completion.estimators)
+    ] = "ullage",
     module: Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")] = False,
     steps: Steps = 3,
     timeout: Timeout = None,
@@ -67,7 +72,8 @@ def estimate(
     """Estimate the GPU memory of a model by its name, or of an unmodified training script.
 
     SOURCE is torchvision:NAME, timm:NAME, hf:CLASS, hf:FOLDER (one with a config.json), package.module:factory,
-    path/to/file.py:factory, or the path of a script, whose own arguments come after --.
+    path/to/file.py:factory, or the path of a script, whose own arguments come after --. With --estimator horus also a
+    text file that torchsummary or torchinfo printed.
 
     Examples:
 
@@ -80,8 +86,14 @@ def estimate(
       ullage estimate train.py --gpu RTX-4090 -- --epochs 90 --batch-size 256
 
       ullage estimate train.py --max-batch --batch-arg=--batch-size
+
+      ullage estimate torchvision:resnet50 --estimator deepspeed --set deepspeed.stage=3 --set deepspeed.gpus=8
+
+      ullage estimate summary.txt --estimator horus --batch-size 32
     """
-    job = job_of(source, args, module, steps, timeout, show_output, model)
+    job = job_of(source, args, module, steps, timeout, show_output, model, estimator)
+    if not job.is_ullage:
+        _refuse({"--max-batch": max_batch, "--timeline": timeline, "--snapshot": snapshot}, estimator)
     if max_batch:
         search(job, gpu, "batch-size", batch_arg, as_json)
     elif gpus is not None:
@@ -90,13 +102,21 @@ def estimate(
         _one(job, gpu, as_json, timeline, snapshot, advice)
 
 
+def _refuse(options: dict[str, Any], estimator: str) -> None:
+    """What only Ullage can do is not ignored."""
+    for name, value in options.items():
+        if value:
+            raise InvalidValue(f"{name} is for Ullage's own estimate; the estimator {estimator} has none")
+
+
 def _one(job: Job, gpu: str, as_json: bool, timeline: Path | None, snapshot: Path | None, wants_advice: bool) -> None:
     from ullage.gpus import gpu as find_gpu
 
     card = find_gpu(gpu)
     errors = Console(stderr=True)
     _check_writable(timeline, snapshot)
-    with errors.status(f"running {job.source} on a virtual {card.name} ..."):
+    doing = f"running {job.source} on a virtual {card.name}" if job.is_ullage else f"asking {job.estimator}"
+    with errors.status(f"{doing} ..."):
         answer, trace = _traced(job, card) if timeline or snapshot else (job.run(card), None)
     if trace is not None:
         _write(trace, answer, timeline, snapshot)
@@ -104,7 +124,7 @@ def _one(job: Job, gpu: str, as_json: bool, timeline: Path | None, snapshot: Pat
         print(answer.to_json(timeline=False))
         return
     options: Sequence[Option] = ()
-    if wants_advice and not answer.fits:
+    if wants_advice and not answer.fits and job.is_ullage:
         with errors.status("looking for what would make it fit ...") as status:
             options = _advice(job, card, answer, lambda text: status.update(f"estimating {text} ..."))
     from ullage.estimate.report import print_report
@@ -160,7 +180,10 @@ def _over_gpus(job: Job, names: str, as_json: bool) -> None:
     whole = [card for card in all_gpus() if not card.is_mig]
     cards = whole if names.strip().casefold() == "all" else gpu_list(names)
     with Console(stderr=True).status("estimating ...") as status:
-        answers = estimate_over_gpus(job.run, cards, lambda name: status.update(f"running on a virtual {name} ..."))
+        if job.is_ullage:
+            answers = estimate_over_gpus(job.run, cards, lambda name: status.update(f"running on a virtual {name} ..."))
+        else:
+            answers = [job.run(card) for card in cards]
     if as_json:
         print(json.dumps([answer.to_dict(timeline=False) for answer in answers]))
     else:

@@ -1,4 +1,4 @@
-"""`ullage evaluate`: estimates beside measured runs."""
+"""`ullage evaluate`: estimates beside measured runs, ours in depth or all estimators as a ranking."""
 
 from __future__ import annotations
 
@@ -11,23 +11,70 @@ from rich.console import Console
 from rich.table import Table
 
 from ullage.cli.options import Json
-from ullage.errors import UllageError
+from ullage.errors import InvalidValue, UllageError
 
 if TYPE_CHECKING:
     from ullage.measure.accuracy import Comparison
 
+RANKING = "Ranking (with --estimators)"
+
 
 def evaluate(
-    truth: Annotated[Path, typer.Option(help="Measured runs: a JSONL file, one run a line.")],
-    gpu: Annotated[str, typer.Option(help="The GPU they were measured on.")] = "H200",
+    truth: Annotated[
+        Path, typer.Option(help="Measured runs: a JSONL file, one run a line; with --estimators also an A100 table.")
+    ],
+    gpu: Annotated[
+        str | None, typer.Option(help="The GPU they were measured on.", show_default="H200, A100-40GB for .csv")
+    ] = None,
     every: Annotated[int, typer.Option(help="Only every Nth run.", min=1)] = 1,
     worst: Annotated[int, typer.Option(help="List so many of the worst runs.", min=0)] = 5,
+    estimators: Annotated[
+        str | None, typer.Option(help="Rank estimators: 'all', or names with commas.", metavar="all|A,B,C",
+                                 rich_help_panel=RANKING)
+    ] = None,
+    sample: Annotated[
+        list[str] | None, typer.Option(help="Only N runs, always the same; NAME=N for one estimator. Repeat it for "
+                                       "more.", metavar="N|NAME=N", rich_help_panel=RANKING)
+    ] = None,
+    limit: Annotated[
+        str, typer.Option(help="Give an estimate up after so long.", metavar="TIME", rich_help_panel=RANKING)
+    ] = "2m",
+    resume: Annotated[
+        Path | None, typer.Option(help="Keep answers in this file; those that it has are not asked for again.",
+                                  metavar="FILE.jsonl", rich_help_panel=RANKING)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the ranking as one HTML page.", metavar="FILE.html",
+                                  rich_help_panel=RANKING)
+    ] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Compare estimates with measured runs.
 
-    Example: ullage evaluate --truth h200_train_steps.jsonl --every 10
+    Without --estimators: ours, in depth. With it: the ranking of estimators by error, underestimates, xMem's two-round
+    protocol, time and coverage.
+
+    Examples:
+
+      ullage evaluate --truth h200_train_steps.jsonl --every 10
+
+      ullage evaluate --truth h200_train_steps.jsonl --estimators all --sample 300 --sample xmem=40 --resume out.jsonl
+
+      ullage evaluate --truth realworld_a100.csv --estimators ullage,horus --report out.html
     """
+    if estimators is not None:
+        from ullage.cli.evaluate_ranking import Plan, rank_estimators
+
+        rank_estimators(Plan(truth, gpu, every, estimators, sample or [], limit, resume, report, as_json))
+        return
+    given = {"--sample": sample, "--resume": resume, "--report": report}
+    unused = [name for name, value in given.items() if value]
+    if unused:
+        raise InvalidValue(f"{unused[0]} belongs to a ranking: add --estimators all, or names with commas")
+    _ours(truth, gpu or "H200", every, worst, as_json)
+
+
+def _ours(truth: Path, gpu: str, every: int, worst: int, as_json: bool) -> None:
     from rich.progress import track
 
     from ullage.measure import accuracy

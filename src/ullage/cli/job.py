@@ -40,12 +40,18 @@ class Job:
     source: str
     is_script: bool
     options: dict[str, Any]
+    estimator: str = "ullage"
+
+    @property
+    def is_ullage(self) -> bool:
+        """Whether Ullage itself is asked."""
+        return self.estimator == "ullage"
 
     def run(self, card: GPU, **more: Any) -> Estimate:
         """The estimate on one GPU."""
-        from ullage.estimate.dispatch import estimate
+        from ullage.estimators.choice import estimate
 
-        return estimate(self.source, gpu=card, **self.options, **more)
+        return estimate(self.source, gpu=card, estimator=self.estimator, **self.options, **more)
 
     def configuration(self) -> Configuration | None:
         """What a model's name and its options mean; `None` for a script."""
@@ -63,12 +69,16 @@ def job_of(
     timeout: str | None,
     show_output: bool,
     model: dict[str, Any],
+    estimator: str = "ullage",
 ) -> Job:
     """The job that the command line describes; options that do not belong to it are refused."""
     from ullage.estimate.dispatch import SCRIPT, kind_of
+    from ullage.estimators.choice import is_summary
+    from ullage.estimators.registry import find
 
     if steps < 1:
         raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
+    find(estimator)  # a wrong name before anything else
     options: dict[str, Any] = {"steps": steps, **chosen(model)}
     of_script = {
         "args": args,
@@ -77,13 +87,13 @@ def job_of(
         "show_output": show_output,
     }
     given = {name: value for name, value in of_script.items() if value}
-    is_script = kind_of(source, module) == SCRIPT
+    is_script = kind_of(source, module) == SCRIPT and not is_summary(source)
     if is_script:
-        return Job(source, True, options | given)
+        return Job(source, True, options | given, estimator)
     if args:
         raise InvalidValue(f"{' '.join(args)!r}: arguments after -- are for scripts; {source} is a model's name")
     _quiet()
-    return Job(source, False, options | given)
+    return Job(source, False, options | given, estimator)
 
 
 def _quiet() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ullage.cli.check import check
+from ullage.cli.compare import compare
 from ullage.cli.diff import diff
 from ullage.cli.estimate import estimate
 from ullage.cli.evaluate import evaluate
@@ -39,6 +40,7 @@ def _version(
 app.command()(check)
 app.command()(estimate)
 app.command()(max_batch)
+app.command()(compare)
 app.command()(gpus)
 app.command()(evaluate)
 app.command()(diff)

@@ -94,5 +94,5 @@ def _count_jobs(job: Job, gpu: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"jobs": count, "estimate": answer.to_dict(timeline=False)}))
         return
-    each = f"each takes at most {format_bytes(answer.upper)} of {format_bytes(answer.gpu_memory)}"
+    each = f"each takes at most {format_bytes(answer.bound)} of {format_bytes(answer.gpu_memory)}"
     print(f"{count} such jobs fit on {answer.gpu} together: {each}")

@@ -67,7 +67,7 @@ def options(
 def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Report | None = None) -> Option | None:
     """The smallest whole GPU of the catalogue on which the job fits; `None` where even the largest is too small."""
     larger = [card for card in gpus() if not card.is_mig and card.usable > answer.gpu_memory]
-    roomy = [card for card in larger if card.usable >= answer.peak_allocated + (card.context or 0)]
+    roomy = [card for card in larger if card.usable >= answer.peaks[0] + (card.context or 0)]
     for card in sorted(roomy, key=lambda card: (card.usable, card.name))[:MOST_TRIED_GPUS]:
         if progress is not None:
             progress(f"on {card.name}")
@@ -149,7 +149,7 @@ class _Adviser:
 
 def _helps(option: Option, answer: Estimate) -> bool:
     """Whether a change that is not enough alone is worth naming."""
-    return option.estimate is not None and option.estimate.process_memory < WORTH_NAMING * answer.process_memory
+    return option.estimate is not None and option.estimate.figure < WORTH_NAMING * answer.figure
 
 
 def _run(configuration: Configuration, gpu: GPU) -> Estimate:

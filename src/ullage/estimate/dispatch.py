@@ -39,7 +39,7 @@ def estimate(source: str | Path | Callable[[], Any], *, gpu: str | GPU = "H200",
     Not covered: more than one GPU.
     """
     kind = kind_of(source, bool(options.get("module")))
-    _check_options(kind, options)
+    check_options(kind, options)
     if kind == FUNCTION:
         return function.estimate(source, gpu=gpu, **options)  # type: ignore[arg-type]
     if kind == SCRIPT:
@@ -121,7 +121,8 @@ def _said(configuration: Configuration) -> str:
     return ", ".join(said)
 
 
-def _check_options(kind: str, options: dict[str, Any]) -> None:
+def check_options(kind: str, options: dict[str, Any]) -> None:
+    """Refuse options that this kind of source does not have."""
     of_function = set(inspect.signature(function.estimate).parameters) - {"source", "function", "gpu"}
     valid = {
         MODEL: {*OPTION_FIELDS, *of_function},

@@ -72,13 +72,13 @@ class MaxBatch(int):
         """The answer in words."""
         words = self.what.replace("-", " ")
         if not self or self.estimate is None:
-            need = format_bytes(self.beyond.process_memory) if self.beyond else "more"
+            need = format_bytes(self.beyond.figure) if self.beyond else "more"
             has = format_bytes(self.beyond.gpu_memory) if self.beyond else "that"
             return f"no {words} fits on {self.gpu}: the smallest takes {need} of {has}"
-        held, has = format_bytes(self.estimate.process_memory), format_bytes(self.estimate.gpu_memory)
+        held, has = format_bytes(self.estimate.figure), format_bytes(self.estimate.gpu_memory)
         lines = [f"largest {words} on {self.gpu}: {int(self)} ({held} of {has})"]
         if self.beyond is not None:
-            lines.append(f"the next one takes {format_bytes(self.beyond.process_memory)} and does not fit")
+            lines.append(f"the next one takes {format_bytes(self.beyond.figure)} and does not fit")
         else:
             lines.append("no larger one was tried")
         bound = "this one too" if self.sure == self else str(self.sure) if self.sure else "none"
@@ -126,7 +126,7 @@ def max_batch(
 
     def trial(number: int) -> tuple[int, bool]:
         answer = estimate_of(number)  # near the limit the reserved memory no longer grows: the allocator gives back
-        return answer.peak_allocated, answer.fits
+        return answer.peaks[0], answer.fits
 
     limit = card.usable - (card.context or 0)
     first = argument_value(options.get("args", ()), batch_arg) or options.get(option)
@@ -142,7 +142,7 @@ def _sure(largest: int, step: int, estimates: dict[int, Estimate], estimate_of: 
     """The largest number tried whose upper bound fits, after a few more trials between the bounds."""
 
     def fits(number: int) -> bool:
-        return estimate_of(number).upper <= estimate_of(number).gpu_memory
+        return estimate_of(number).bound <= estimate_of(number).gpu_memory
 
     if fits(largest):
         return largest
@@ -163,8 +163,8 @@ def _between(estimates: dict[int, Estimate], low: int) -> int:
     if not low:
         return above // 2
     one, other = estimates[low], estimates[above]
-    rise = max(1, other.upper - one.upper) / (above - low)
-    return low + int((one.gpu_memory - one.upper) / rise)
+    rise = max(1, other.bound - one.bound) / (above - low)
+    return low + int((one.gpu_memory - one.bound) / rise)
 
 
 def jobs_together(answer: Estimate) -> int:
@@ -173,7 +173,7 @@ def jobs_together(answer: Estimate) -> int:
     >>> jobs_together(dispatch.estimate("torchvision:alexnet", batch_size=8, gpu="A100-40GB")) > 10
     True
     """
-    return answer.gpu_memory // answer.upper if answer.fits else 0
+    return answer.gpu_memory // answer.bound if answer.fits else 0
 
 
 def _start(given: Any, default: int) -> int:

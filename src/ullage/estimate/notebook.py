@@ -6,7 +6,7 @@ from html import escape
 
 from ullage.estimate.colours import BREAKDOWN_COLOURS
 from ullage.estimate.result import BREAKDOWN_WORDS, Estimate
-from ullage.units import format_bytes, format_duration
+from ullage.units import format_bytes
 
 
 def card(estimate: Estimate) -> str:
@@ -21,7 +21,7 @@ def card(estimate: Estimate) -> str:
         _table(estimate),
         f"<div>The peak is reached {escape(estimate.peak_words)}.</div>" if estimate.peak_words else "",
         f'<div style="opacity:.75">{escape(estimate.certainty[:1].upper() + estimate.certainty[1:])}. ',
-        f"{estimate.steps} optimizer steps followed in {format_duration(estimate.seconds)}.</div>",
+        f"{escape(estimate.effort[:1].upper() + estimate.effort[1:])}.</div>",
         _notes(estimate),
         "</div>",
     ]
@@ -29,7 +29,7 @@ def card(estimate: Estimate) -> str:
 
 
 def _bar(estimate: Estimate) -> str:
-    whole = max(estimate.gpu_memory, estimate.process_memory, 1)
+    whole = max(estimate.gpu_memory, estimate.figure, 1)
     pieces = [
         f'<div title="{name}: {format_bytes(size)}" style="width:{100 * size / whole:.2f}%;'
         f'background:{BREAKDOWN_COLOURS[name]}"></div>'

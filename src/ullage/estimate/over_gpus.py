@@ -65,18 +65,19 @@ def _roomiest(cards: Iterable[GPU]) -> GPU:
 
 
 def _alike(one: Estimate, other: Estimate) -> bool:
-    return (one.peak_allocated, one.peak_reserved) == (other.peak_allocated, other.peak_reserved)
+    return one.peaks == other.peaks
 
 
 def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
     context = e.breakdown["context"] + (card.context or 0) - (ran_on.context or 0)
-    process = e.peak_reserved + context
+    allocated, reserved = e.peaks
+    process = reserved + context
     fits = process <= card.usable
     # Between the two the allocator would return cached segments and try again: only a run of its own can tell.
-    if not fits and e.peak_allocated + context <= card.usable:
+    if not fits and allocated + context <= card.usable:
         return None
-    unmeasured = 0 if card.context_measured else e.peak_reserved // UNMEASURED_SHARE
-    was_unmeasured = 0 if ran_on.context_measured else e.peak_reserved // UNMEASURED_SHARE
+    unmeasured = 0 if card.context_measured else reserved // UNMEASURED_SHARE
+    was_unmeasured = 0 if ran_on.context_measured else reserved // UNMEASURED_SHARE
     contexts = [one.context_upper or one.context or 0 for one in (card, ran_on)]
     needed = "CUDA out of memory." if not fits else None
     return replace(
@@ -84,7 +85,7 @@ def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
         gpu=card.name,
         gpu_memory=card.usable,
         process_memory=process,
-        upper=e.upper + contexts[0] - contexts[1] + unmeasured - was_unmeasured,
+        upper=e.bound + contexts[0] - contexts[1] + unmeasured - was_unmeasured,
         breakdown={**e.breakdown, "context": context},
         fits=fits,
         headroom=card.usable - process,

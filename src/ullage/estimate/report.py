@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ullage.estimate.colours import BREAKDOWN_COLOURS
 from ullage.estimate.result import BREAKDOWN_WORDS, Estimate
-from ullage.units import format_bytes, format_duration
+from ullage.units import format_bytes
 
 if TYPE_CHECKING:
     from ullage.estimate.advice import Option
@@ -50,7 +50,7 @@ def print_options(options: Sequence[Option], console: Console | None = None) -> 
         mark = "[green]✓[/]" if e.fits else "[red]✗[/]"
         tight = " (tight: the upper bound does not fit)" if e.tight else ""
         room = f"{format_bytes(e.headroom)} of room{tight}" if e.fits else "does not fit"
-        table.add_row(mark, escape(option.change), format_bytes(e.process_memory), room)
+        table.add_row(mark, escape(option.change), format_bytes(e.figure), room)
     console.print("\n[bold]What would make it fit[/], each estimated:")
     console.print(table)
 
@@ -64,11 +64,11 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
     )  # fmt: skip
     for e in estimates:
         mark, style = ("✓", "yellow" if e.tight else "green") if e.fits else ("✗", "red")
-        share = min(1.0, e.process_memory / max(1, e.gpu_memory))
+        share = min(1.0, e.figure / max(1, e.gpu_memory))
         bar = Text("█" * round(12 * share), style=style) + Text("░" * (12 - round(12 * share)), style="dim")
         table.add_row(
-            Text(mark, style=style), e.gpu, format_bytes(e.process_memory), format_bytes(e.gpu_memory),
-            format_bytes(e.headroom), format_bytes(e.upper), bar,
+            Text(mark, style=style), e.gpu, format_bytes(e.figure), format_bytes(e.gpu_memory),
+            format_bytes(e.headroom), "" if e.upper is None else format_bytes(e.upper), bar,
             Text("itself") if e.computed_on is None else Text(e.computed_on, style="dim"),
         )  # fmt: skip
     console.print(table)
@@ -87,7 +87,7 @@ def _head(estimate: Estimate) -> Group:
 
 def _bar(estimate: Estimate, width: int) -> Padding:
     """The card's memory as a bar, or, where the job does not fit, the job's with a mark at the card's end."""
-    whole = max(estimate.gpu_memory, estimate.process_memory, 1)
+    whole = max(estimate.gpu_memory, estimate.figure, 1)
     bar, used, drawn = Text(), 0, 0
     for name, size in estimate.breakdown.items():
         used += size
@@ -95,7 +95,7 @@ def _bar(estimate: Estimate, width: int) -> Padding:
         bar.append("█" * cells, style=BREAKDOWN_COLOURS[name])
         drawn += cells
     bar.append("░" * (width - drawn), style="dim")
-    if estimate.process_memory <= estimate.gpu_memory:
+    if estimate.figure <= estimate.gpu_memory:
         return Padding(bar, (0, 0, 1, 2), expand=False)
     end = round(width * estimate.gpu_memory / whole)
     mark = Text(" " * end + "▲ ", style="red") + Text(f"{estimate.gpu} ends here", style="red")
@@ -112,17 +112,17 @@ def _legend(estimate: Estimate) -> Table:
 
 def _facts(estimate: Estimate) -> list[tuple[str, str]]:
     e = estimate
-    facts = [
-        ("nvidia-smi", f"{format_bytes(e.process_memory)} at the peak"),
-        ("PyTorch", f"{format_bytes(e.peak_reserved)} reserved, {format_bytes(e.peak_allocated)} allocated"),
-    ]
+    facts = [] if e.process_memory is None else [("nvidia-smi", f"{format_bytes(e.process_memory)} at the peak")]
+    counted = [(e.peak_reserved, "reserved"), (e.peak_allocated, "allocated")]
+    told = [f"{format_bytes(size)} {word}" for size, word in counted if size is not None]
+    facts += [("PyTorch", ", ".join(told))] if told else []
     if e.peak_words:
         facts.append(("the peak", e.peak_words))
     if e.reserved_words and e.reserved_words != e.peak_words:
         facts.append(("last growth", e.reserved_words))
     facts += [(name, f"{format_bytes(size)} reserved at most") for name, size in e.phases.items() if len(e.phases) > 1]
     facts.append(("how sure", e.certainty))
-    facts.append(("followed", f"{e.steps} optimizer steps in {format_duration(e.seconds)}, without a GPU"))
+    facts.append(("done", e.effort))
     if e.out_of_memory and not e.fits:
         facts.append(("PyTorch says", e.out_of_memory.split(" If reserved")[0]))
     return facts

@@ -9,6 +9,7 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration
 
+PROCESS = "process_memory"
 SCHEMA_VERSION = 1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/json.md)
 
 BREAKDOWN_WORDS = {
@@ -34,6 +35,10 @@ class Estimate:
     the allocator last took more from the card. `doubtful` is by how much the least certain kernel's temporary could
     be larger, `measured` whether this very GPU was measured. docs/json.md explains every key.
 
+    `estimator` names who made the estimate. Others than Ullage know less: what they do not know is `None`. `figure` is
+    the one figure that the estimator stands for; `figure_kind` says what it is to be compared with: "allocated",
+    "reserved" or "process" memory.
+
     >>> import ullage
     >>> ullage.estimate(train, gpu="H200").peak_reserved      # doctest: +SKIP
     92274688
@@ -41,10 +46,10 @@ class Estimate:
 
     gpu: str
     gpu_memory: int
-    peak_allocated: int
-    peak_reserved: int
-    process_memory: int
-    upper: int
+    peak_allocated: int | None
+    peak_reserved: int | None
+    process_memory: int | None
+    upper: int | None
     breakdown: dict[str, int]
     fits: bool
     headroom: int
@@ -66,7 +71,30 @@ class Estimate:
     computed_on: str | None = None
     notes: list[str] = field(default_factory=list)
     timeline: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
+    estimator: str = "ullage"
+    figure_kind: str = "process"
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def figure(self) -> int:
+        """The memory that the estimator stands for: its allocated, reserved or process memory, by `figure_kind`."""
+        return self._known({"allocated": "peak_allocated", "reserved": "peak_reserved"}.get(self.figure_kind, PROCESS))
+
+    @property
+    def bound(self) -> int:
+        """The most to expect: `upper`, or the figure itself where the estimator gives no bound."""
+        return self.figure if self.upper is None else self.upper
+
+    @property
+    def peaks(self) -> tuple[int, int]:
+        """Allocated and reserved memory, for who needs both; refused where the estimator does not know one of them."""
+        return self._known("peak_allocated"), self._known("peak_reserved")
+
+    def _known(self, name: str) -> int:
+        value: int | None = getattr(self, name)
+        if value is None:
+            raise InvalidValue(f"the estimator {self.estimator} does not tell {name}; needed an estimate that does")
+        return value
 
     def to_dict(self, timeline: bool = True) -> dict[str, Any]:
         """The attributes as plain values."""
@@ -104,9 +132,9 @@ class Estimate:
         """The answer in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB of room"."""
         if self.fits:
             room = format_bytes(self.headroom)
-            return f"fits on {self.gpu}: {_pair(self.process_memory, self.gpu_memory)}, {room} of room"
+            return f"fits on {self.gpu}: {_pair(self.figure, self.gpu_memory)}, {room} of room"
         over = f", {format_bytes(-self.headroom)} too much" if self.headroom < 0 else ""
-        takes, has = format_bytes(self.process_memory), format_bytes(self.gpu_memory)
+        takes, has = format_bytes(self.figure), format_bytes(self.gpu_memory)
         return f"DOES NOT FIT on {self.gpu}: takes {takes} where {has} can be had{over}"
 
     @property
@@ -122,11 +150,13 @@ class Estimate:
     @property
     def tight(self) -> bool:
         """Whether the job fits by the estimate but not by its upper bound."""
-        return self.fits and self.upper > self.gpu_memory
+        return self.fits and self.bound > self.gpu_memory
 
     @property
     def certainty(self) -> str:
         """How sure the figure is, and why, in a sentence."""
+        if self.upper is None:
+            return f"the estimator {self.estimator} gives no bound"
         most = f"at most {format_bytes(self.upper)}" + (", more than the GPU has" if self.tight else "")
         if self.measured is None:
             return most
@@ -136,24 +166,31 @@ class Estimate:
             return f"{most}: the choice of some kernels is doubtful, one by up to {format_bytes(self.doubtful)}"
         return f"{most}: the memory of every kernel is known, measured on {self.gpu}"
 
+    @property
+    def effort(self) -> str:
+        """What was done for the estimate, and how long it took."""
+        took = f"in {format_duration(self.seconds)}, without a GPU"
+        if self.estimator == "ullage":
+            return f"{self.steps} optimizer steps followed {took}"
+        return f"estimated by {self.estimator} {took}"
+
     def __str__(self) -> str:
-        lines = [
-            self.verdict,
-            "",
-            f"  {format_bytes(self.process_memory):>10}  as nvidia-smi shows it, at the peak"
-            f" (at most {format_bytes(self.upper)})",
-            f"  {format_bytes(self.peak_reserved):>10}  torch.cuda.max_memory_reserved()",
-            f"  {format_bytes(self.peak_allocated):>10}  torch.cuda.max_memory_allocated()",
-            "",
-            "Of that, at the peak:",
+        most = "" if self.upper is None else f" (at most {format_bytes(self.upper)})"
+        figures = [
+            (self.process_memory, f"as nvidia-smi shows it, at the peak{most}"),
+            (self.peak_reserved, "torch.cuda.max_memory_reserved()"),
+            (self.peak_allocated, "torch.cuda.max_memory_allocated()"),
         ]
-        total = max(1, self.process_memory)
+        lines = [self.verdict, ""]
+        lines += [f"  {format_bytes(size):>10}  {words}" for size, words in figures if size is not None]
+        lines += ["", "Of that, at the peak:"] if self.breakdown else []
+        total = max(1, self.figure)
         for name, size in self.breakdown.items():
             bar = "█" * round(30 * size / total)
             lines.append(f"  {format_bytes(size):>10}  {name:<13} {bar:<30} {BREAKDOWN_WORDS[name]}")
         if self.peak_words:
             lines += ["", f"The peak is reached {self.peak_words}."]
-        lines += ["", f"{self.steps} optimizer steps followed in {format_duration(self.seconds)}, without a GPU."]
+        lines += ["", f"{self.effort[:1].upper()}{self.effort[1:]}."]
         if self.out_of_memory and not self.fits:
             lines += ["", "PyTorch would stop with:", f"  {self.out_of_memory.split(' If reserved')[0]}"]
         if self.notes:

@@ -64,7 +64,7 @@ def _data(trace: Trace, estimate: Estimate) -> dict[str, Any]:
         "gpu": estimate.gpu,
         "capacity": estimate.gpu_memory - trace.context,
         "context": trace.context,
-        "process": estimate.process_memory,
+        "process": estimate.figure,
         "calls": int(last - first),
         "first": int(first),
         "wholeRun": bool(first == 0 and last == _calls(trace)),

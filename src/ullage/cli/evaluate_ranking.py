@@ -1,0 +1,193 @@
+"""`ullage evaluate --estimators`: asks, shows the ranking as tables, JSON or a page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from ullage.errors import InvalidValue
+from ullage.units import format_bytes, format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from ullage.measure.ranking import Errors, Rounds, Standing
+    from ullage.measure.ranking_worker import Record
+    from ullage.measure.truth import TruthSet
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command line asked for."""
+
+    truth: Path
+    gpu: str | None
+    every: int
+    estimators: str
+    sample: list[str]
+    limit: str
+    resume: Path | None
+    report: Path | None
+    as_json: bool
+
+
+def rank_estimators(plan: Plan) -> None:
+    """Ask all, then show."""
+    from ullage.estimators.asking import estimator_list
+    from ullage.measure.truth import read_truth
+
+    for file in (plan.resume, plan.report):
+        if file is not None and (not file.parent.is_dir() or file.is_dir()):
+            raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
+    names = estimator_list(plan.estimators)
+    counts = sample_counts(names, plan.sample)
+    sets = [replace(one, runs=one.runs[:: plan.every]) for one in read_truth(plan.truth, plan.gpu)]
+    records = _ask(plan, sets, counts)
+    ranked = [(one, [record for record in records if record.gpu == one.gpu]) for one in sets]
+    if plan.report is not None:
+        from ullage.measure.ranking_page import write
+
+        write(ranked, plan.report)
+    if plan.as_json:
+        from ullage.measure.ranking import as_dict
+
+        print(json.dumps([as_dict(one, found) for one, found in ranked]))
+        return
+    for one, found in ranked:
+        print_ranking(one, found)
+
+
+def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]:
+    """How many runs each estimator is asked about; `None` is all.
+
+    >>> sample_counts(["ullage", "xmem"], ["300", "xmem=40"])
+    {'ullage': 300, 'xmem': 40}
+    """
+    counts: dict[str, int | None] = dict.fromkeys(names)
+    for text in sorted(samples, key=lambda text: "=" in text):  # the one for all first, whatever the order
+        name, equals, number = text.rpartition("=")
+        if not number.strip().isdigit() or not int(number):
+            raise InvalidValue(
+                f"--sample: needed a number such as 300, or an estimator's such as xmem=40; found {text!r}"
+            )
+        if equals and name not in counts:
+            raise InvalidValue(f"--sample: {name!r} is not among the estimators that are ranked: {', '.join(names)}")
+        counts |= {name: int(number)} if equals else dict.fromkeys(names, int(number))
+    return counts
+
+
+def _ask(plan: Plan, sets: list[TruthSet], counts: dict[str, int | None]) -> list[Record]:
+    from ullage.estimators.asking import ask
+    from ullage.measure.ranking_run import answers, questions
+
+    asked = questions(sets, counts)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    found = []
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("asking", total=len(asked))
+        for question, record in answers(asked, ask, limit=parse_duration(plan.limit), file=plan.resume):
+            found.append(record)
+            progress.update(task, advance=1, description=f"{question.estimator} {question.run.id}"[:40].ljust(40))
+    return found
+
+
+def print_ranking(truth: TruthSet, records: list[Record]) -> None:
+    """The ranking of one set as tables."""
+    from ullage.measure.ranking import rank, shared_runs
+
+    console = Console(width=180)  # a table that wraps cannot be read
+    console.print(f"\n[bold]{truth.name}[/] ({truth.gpu}): {len(truth.runs)} runs", highlight=False)
+    ooms = sum(run.oom for run in truth.runs)
+    if ooms:
+        console.print(f"{ooms} of them ran out of memory: they are in the protocol and not in the errors")
+    for reason, count in truth.left_out.items():
+        console.print(f"left out: {count} ({reason})", highlight=False)
+    for note in truth.notes:
+        console.print(f"note: {note}", highlight=False)
+    standings = rank(truth, records)
+    console.print(_table(standings))
+    _print_families(console, standings)
+    _print_decided(console, standings)
+    _print_reasons(console, standings)
+    _print_shared(console, truth, records, shared_runs(records))
+
+
+def _table(standings: list[Standing]) -> Table:
+    table = Table(
+        Column("estimator", no_wrap=True), "asked", "given",
+        "median", "mean", "bias", "too low", "own figure", "own median", "own low",
+        "PEF", "MCP", "PEF xMem", "MCP xMem", "time", "95 %", "CPU", box=None, padding=(0, 1),
+    )  # fmt: skip
+    for one in standings:
+        mended, published = one.rounds["mended"], one.rounds["published"]
+        table.add_row(
+            one.estimator, str(one.asked), f"{one.coverage:.0%}", *_error_cells(one.process), one.kind or "-",
+            *((f"{one.own.median:.2%}", f"{one.own.under:.0%}") if one.own else ("-", "-")),
+            *_round_cells(mended), *_round_cells(published),
+            *("-" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
+        )  # fmt: skip
+    return table
+
+
+def _error_cells(errors: Errors | None) -> tuple[str, ...]:
+    if errors is None:
+        return ("-",) * 4
+    return f"{errors.median:.2%}", f"{errors.mean:.2%}", f"{errors.bias:+.2%}", f"{errors.under:.0%}"
+
+
+def _round_cells(rounds: Rounds | None) -> tuple[str, str]:
+    return ("-", "-") if rounds is None else (f"{rounds.failure:.1%}", format_bytes(round(rounds.conserved)))
+
+
+def _print_families(console: Console, standings: list[Standing]) -> None:
+    families = sorted({family for one in standings for family in one.families})
+    if len(families) < 2:
+        return
+    console.print("\nmedian error against the process's memory (share too low) by family:")
+    table = Table("estimator", *families, box=None, padding=(0, 2))
+    for one in standings:
+        found: list[Any] = [one.families.get(family) for family in families]
+        table.add_row(one.estimator, *(f"{e.median:.2%} ({e.under:.0%} of {e.count})" if e else "-" for e in found))
+    console.print(table)
+
+
+def _print_decided(console: Console, standings: list[Standing]) -> None:
+    """How the second round was decided, which is the same for all estimators but for their coverage."""
+    words = {
+        "replay": "by an exact replay of the recorded history",
+        "reserved": "by comparing with the reserved memory",
+        "process": "by comparing with the memory of the process",
+        "first round": "by the first round (said not to fit)",
+    }
+    decided: dict[str, list[str]] = {}
+    for one in standings:
+        rounds = one.rounds["mended"]
+        if rounds is not None:
+            told = ", ".join(f"{rounds.by[name]} {words[name]}" for name in words if name in rounds.by)
+            decided.setdefault(told, []).append(one.estimator)
+    console.print("\nsecond round decided:")
+    for told, names in decided.items():
+        console.print(f"  {told}: {', '.join(names)}", highlight=False, soft_wrap=True)
+
+
+def _print_reasons(console: Console, standings: list[Standing]) -> None:
+    for one in standings:
+        if one.estimator.endswith("(upper)"):
+            continue
+        for reason, count in one.reasons.items():
+            console.print(f"{one.estimator}: {count} x {reason}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_shared(console: Console, truth: TruthSet, records: list[Record], shared: set[str]) -> None:
+    """The ranking on the runs that all gave an estimate for, where that is not all runs."""
+    from ullage.measure.ranking import rank
+
+    if not shared or len({record.estimator for record in records}) < 2 or len(shared) == len(truth.runs):
+        return
+    fewer = [record for record in records if record.run in shared]
+    console.print(f"\nOn the {len(shared)} runs that all of them gave an estimate for:", highlight=False)
+    console.print(_table(rank(truth, fewer)))

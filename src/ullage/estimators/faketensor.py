@@ -1,0 +1,161 @@
+"""`faketensor`: PyTorch's symbolic shape propagation, summing the tensors that are alive.
+
+As arXiv 2602.17817 evaluates it on timm models: the model's own weights are real, so they are not counted; the input,
+its copy on the GPU and every operator's result are, up to the end of `output.sum().backward()`.
+No optimizer, no allocator, no kernels' temporaries, no context.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.estimate.result import Estimate
+from ullage.estimators.answer import answer
+from ullage.estimators.deepspeed import supports_names
+from ullage.estimators.registry import Workload, estimator
+from ullage.gpus import GPU
+from ullage.virtual import VirtualGPU
+from ullage.workload.building import prepare
+from ullage.workload.configuration import Configuration
+from ullage.workload.tasks import Task
+
+MARGIN = 4 << 30  # the paper's "+4 GB"
+_AMP = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
+_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SOURCE = "PyTorch FakeTensor (torch/_subclasses/fake_tensor.py), as evaluated in arXiv 2602.17817, section 3"
+
+
+class LiveTensors(TorchDispatchMode):
+    """Counts the bytes of storages that operators give, while they live.
+
+    >>> with FakeTensorMode(), LiveTensors() as live:
+    ...     x = torch.ones(1000)
+    >>> live.peak
+    4000
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._live: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, FakeTensor):
+                self.add(value)
+        return out
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage from now until it is gone; views share it."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._live:
+            return
+        self._live.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._live.discard(key)
+        self.now -= size
+
+
+def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
+    """The most bytes alive after the forward pass, and after the backward pass."""
+    with VirtualGPU(gpu, limited=False):  # weights that nobody looks at take no memory there
+        model, task = prepare(configuration)
+    low = _LOW.get(configuration.precision)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
+            model = model.to(low) if low is not None else model
+            inputs, targets = task.batch(configuration.batch)
+            live = stack.enter_context(LiveTensors())
+            cast = _AMP.get(configuration.precision)
+            stack.enter_context(torch.autocast("cpu", dtype=cast, enabled=cast is not None))
+            return _step(model.train(), task, inputs, targets, live, low)
+    except (UllageError, MemoryError):
+        raise
+    except Exception as error:  # whatever an operator without shape propagation raises
+        line = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise InvalidValue(
+            f"FakeTensor cannot follow {configuration.model}: {type(error).__name__}: {line[:200]}"
+        ) from error
+
+
+def _step(
+    model: torch.nn.Module, task: Task, inputs: Any, targets: Any, live: LiveTensors, low: torch.dtype | None
+) -> tuple[int, int]:
+    fed = _copied(inputs, live, low)
+    out = task.forward(model, fed, targets)
+    after_forward = live.peak
+    loss = out.sum() if isinstance(out, torch.Tensor) else task.loss(out, targets)
+    loss.backward()
+    return after_forward, live.peak
+
+
+def _copied(batch: Any, live: LiveTensors, low: torch.dtype | None) -> Any:
+    """The batch on the GPU; the one on the CPU counts too, as FakeTensor makes no difference between devices."""
+    if isinstance(batch, dict):
+        return {key: _copied(value, live, low) for key, value in batch.items()}
+    if isinstance(batch, list):
+        return [_copied(value, live, low) for value in batch]
+    if not isinstance(batch, torch.Tensor):
+        return batch
+    if batch.is_floating_point():
+        batch = batch.to(low) if low is not None else batch
+        batch.requires_grad_()
+    live.add(batch)
+    return batch.clone()
+
+
+def _estimate(name: str, workload: Workload, gpu: GPU, margin: int) -> Estimate:
+    begin = time.perf_counter()
+    assert workload.configuration is not None
+    if workload.configuration.inference:
+        raise InvalidValue(f"the estimator {name} was evaluated for training; this is inference")
+    _, peak = propagate(workload.configuration, gpu)
+    parts = {"activations": peak} | ({"fragmentation": margin} if margin else {})
+    notes = [
+        "tensors that operators gave, inputs and gradients among them; weights, optimizer, temporaries, allocator and "
+        "context are not counted",
+        "shapes are propagated on the CPU: attention may take another kernel than on a GPU",
+    ]
+    if margin:
+        notes.append(f"with a margin of {margin >> 30} GiB for all that is not counted, as the paper proposes")
+    kind = "process" if margin else "allocated"
+    return answer(name, gpu, kind, parts, seconds=time.perf_counter() - begin, notes=notes)
+
+
+@estimator(
+    "faketensor",
+    title="symbolic shapes, the tensors alive",
+    source=_SOURCE,
+    needs="the model and an input shape",
+    supports=supports_names,
+)
+def run(workload: Workload, gpu: GPU) -> Estimate:
+    """The most bytes of tensors alive in one step."""
+    return _estimate("faketensor", workload, gpu, 0)
+
+
+@estimator(
+    "faketensor+margin",
+    title="symbolic shapes, the tensors alive, and 4 GiB",
+    source=_SOURCE + " (safety margin)",
+    needs="the model and an input shape",
+    supports=supports_names,
+)
+def run_with_margin(workload: Workload, gpu: GPU) -> Estimate:
+    """The same with the paper's margin."""
+    return _estimate("faketensor+margin", workload, gpu, MARGIN)
