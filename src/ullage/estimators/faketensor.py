@@ -1,7 +1,8 @@
 """`faketensor`: PyTorch's symbolic shape propagation, summing the tensors that are alive.
 
-As arXiv 2602.17817 evaluates it on timm models: the model's own weights are real, so they are not counted; the input,
-its copy on the GPU and every operator's result are, up to the end of `output.sum().backward()`.
+As arXiv 2602.17817 evaluates it on timm models: the model's own weights are real, so they are not counted (but for
+those that an operator makes a view of, as linear layers do); the input, its copy on the GPU and every operator's result
+are, up to the end of `output.sum().backward()`.
 No optimizer, no allocator, no kernels' temporaries, no context.
 """
 
