@@ -76,6 +76,8 @@ def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
     """The most bytes alive after the forward pass, and after the backward pass."""
     with VirtualGPU(gpu, limited=False):  # weights that nobody looks at take no memory there
         model, task = prepare(configuration)
+        for weight in model.parameters():  # nor afterwards: their initial values would be filled in on leaving
+            weight.data = torch.empty_like(weight)
     low = _LOW.get(configuration.precision)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
