@@ -32,7 +32,7 @@ from ullage.workload.tasks import Task
 MARGIN = 4 << 30  # the paper's "+4 GB"
 _AMP = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SOURCE = "PyTorch FakeTensor (torch/_subclasses/fake_tensor.py), as evaluated in arXiv 2602.17817 (itu-rad/GPUMemNet, Test_Pipeline)"
+_SOURCE = "PyTorch FakeTensor, as evaluated in arXiv 2602.17817 (itu-rad/GPUMemNet, Test_Pipeline)"
 
 
 class LiveTensors(TorchDispatchMode):
