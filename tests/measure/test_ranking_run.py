@@ -139,12 +139,12 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path):
         read_answers(file)
 
 
-REALWORLD = """model,family,batch_size,input,gpus,optimizer,actual_mib_2025_05,actual_mib_2025_09
-vgg16,CNN,32,3x224x224 ImageNet,1,Adam,8222.0,6684.0
-bert_base,Transformer,32,seq512 WikiText-2,1,AdamW,,19828.0
-gpt2_large,Transformer,8,seq512 WikiText-2,2,AdamW,27902.0,28356.0
-dlrm,Other,32768,Criteo TB,1,,,1468.0
-resnet50,CNN,128,3x224x224 ImageNet,1,Adam,40000.0,13236.0
+REALWORLD = """model,family,batch_size,input,gpus,optimizer,actual_mib_2025_05,actual_mib_2025_09,horus_mib
+vgg16,CNN,32,3x224x224 ImageNet,1,Adam,8222.0,6684.0,21525.75
+bert_base,Transformer,32,seq512 WikiText-2,1,AdamW,,19828.0,
+gpt2_large,Transformer,8,seq512 WikiText-2,2,AdamW,27902.0,28356.0,127676.0
+dlrm,Other,32768,Criteo TB,1,,,1468.0,40000
+resnet50,CNN,128,3x224x224 ImageNet,1,Adam,40000.0,13236.0,40000
 """
 
 
@@ -160,6 +160,9 @@ def test_two_campaigns_of_one_table(tmp_path):
         "model": "torchvision:vgg16", "batch": 32, "opt": "adam", "precision": "fp32", "input": [3, 224, 224]
     }  # fmt: skip
     assert september.runs[1].row["seq"] == 512 and "input" not in september.runs[1].row
+    (theirs,) = may.published
+    assert (theirs.estimator, theirs.figure, theirs.kind) == ("horus (published)", 21525.75 * 2**20, "process")
+    assert [one.run for one in september.published] == ["realworld-00"], "40000 is a cap and no estimate"
     assert may.left_out == {
         "not measured in this campaign": 2, "on two GPUs": 1, "near the card's end, perhaps clipped": 1
     }  # fmt: skip

@@ -136,7 +136,7 @@ def rank(truth: TruthSet, records: Iterable[Record]) -> list[Standing]:
 
 def _standing(name: str, records: list[Record], runs: dict[str, Run], card: GPU) -> Standing:
     given = [record for record in records if record.given]
-    times = [record.seconds for record in given]
+    times = [record.seconds for record in given if record.seconds is not None]
     worked = [record.cpu_seconds for record in given if record.cpu_seconds is not None]
     return Standing(
         estimator=name,
@@ -195,7 +195,7 @@ def shared_runs(records: Iterable[Record]) -> set[str]:
 
 def as_dict(truth: TruthSet, records: list[Record]) -> dict[str, Any]:
     """A set's ranking as plain values, for JSON."""
-    standings = rank(truth, records)
+    standings = rank(truth, [*records, *truth.published])
     return {
         "truth": truth.name,
         "gpu": truth.gpu,

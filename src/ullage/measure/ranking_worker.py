@@ -44,7 +44,7 @@ class Record:
     estimator: str
     run: str
     gpu: str
-    seconds: float
+    seconds: float | None = None
     cpu_seconds: float | None = None
     figure: int | None = None
     kind: str | None = None
