@@ -152,7 +152,7 @@ def _standing(name: str, records: list[Record], runs: dict[str, Run], card: GPU)
         seconds_p95=quantile(times, 0.95) if times else None,
         cpu_seconds=quantile(worked, 0.5) if worked else None,
         families=_families(given, runs),
-        reasons=_reasons(records),
+        reasons=_reasons(records, runs),
     )
 
 
@@ -174,11 +174,13 @@ def _families(records: list[Record], runs: dict[str, Run]) -> dict[str, Errors]:
     return {family: errors for family, errors in found.items() if errors is not None}
 
 
-def _reasons(records: list[Record]) -> dict[str, int]:
+def _reasons(records: list[Record], runs: dict[str, Run]) -> dict[str, int]:
+    """Why there is no estimate, the most frequent first; a reason that names the model is the same for all models."""
     counts: dict[str, int] = {}
     for record in records:
         reason = f"not supported: {record.unsupported}" if record.unsupported else record.failed
         if reason:
+            reason = reason.replace(str(runs[record.run].row.get("model") or reason), "the model")
             counts[reason] = counts.get(reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_REASONS])
 
