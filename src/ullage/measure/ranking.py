@@ -180,7 +180,8 @@ def _reasons(records: list[Record], runs: dict[str, Run]) -> dict[str, int]:
     for record in records:
         reason = f"not supported: {record.unsupported}" if record.unsupported else record.failed
         if reason:
-            reason = reason.replace(str(runs[record.run].row.get("model") or reason), "the model")
+            model = runs[record.run].row.get("model")
+            reason = reason.replace(model, "the model") if model else reason
             counts[reason] = counts.get(reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_REASONS])
 
