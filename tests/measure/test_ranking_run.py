@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +88,27 @@ def test_a_hang_ends_with_the_limit_and_leaves_nothing_behind(ask, tmp_path):
     deadline = time.monotonic() + 10
     while _alive(number):
         assert time.monotonic() < deadline, "what the estimator had started is still there"
+        time.sleep(0.05)
+
+
+def test_an_estimate_does_not_outlive_who_asked(ask, tmp_path):
+    code = f"""if __name__ == "__main__":
+    import sys
+    sys.path.insert(0, {str(Path(sys.modules[ask.__module__].__file__).parent)!r})
+    from stand_in_estimators import ask
+    from ullage.measure.ranking_worker import ask_apart
+    ask_apart(ask, "hangs", "r1", {{"child": {str(tmp_path / "child")!r}}}, "H200", 60)
+"""
+    (tmp_path / "asks.py").write_text(code)
+    asking = subprocess.Popen([sys.executable, tmp_path / "asks.py"])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+        assert time.monotonic() < deadline and asking.poll() is None
+        time.sleep(0.05)
+    asking.kill()
+    asking.wait()
+    while _alive((tmp_path / "child").read_text()):
+        assert time.monotonic() < deadline, "the estimate goes on without anyone to tell"
         time.sleep(0.05)
 
 
