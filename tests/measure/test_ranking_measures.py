@@ -12,6 +12,7 @@ from ullage.measure import protocol
 from ullage.measure.matching import matching
 from ullage.measure.protocol import MENDED, PUBLISHED, judge
 from ullage.measure.ranking import OWN, PROCESS, Errors, error, rank, shared_runs
+from ullage.measure.ranking_plots import _time_axis
 from ullage.measure.ranking_worker import Record
 from ullage.measure.truth import Run, TruthSet, sample
 from ullage.units import GIB, MIB
@@ -142,6 +143,21 @@ def test_the_ranking():
     assert bad.reasons == {"not supported: no timm": 1, "took longer than 1 s": 1}
     assert set(good.families) == {"MLPs", "timm"}
     assert shared_runs(records[:6]) == {"a"}
+
+
+def test_a_reason_that_names_the_model_is_one_reason():
+    runs = [run(id=str(number), row={"model": f"timm:net{number}"}) for number in range(3)]
+    records = [
+        Record(estimator="x", run=one.id, gpu="H200", unsupported=f"{one.row['model']} is no decoder") for one in runs
+    ]
+    (standing,) = rank(TruthSet(name="t", gpu="H200", runs=runs), records)
+    assert standing.reasons == {"not supported: the model is no decoder": 3}
+
+
+@pytest.mark.parametrize("times", [[], [1.0], [0.002, 0.003], [0.5, 40.0]])
+def test_times_have_a_place_on_their_axis(times):
+    axis = _time_axis(times, 0, 100)
+    assert axis.low < axis.high and all(axis.low <= time <= axis.high for time in times)
 
 
 def test_a_sample_is_always_the_same_and_part_of_a_larger_one():

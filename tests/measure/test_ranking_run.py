@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,27 @@ def test_a_hang_ends_with_the_limit_and_leaves_nothing_behind(ask, tmp_path):
         time.sleep(0.05)
 
 
+def test_an_estimate_does_not_outlive_who_asked(ask, tmp_path):
+    code = f"""if __name__ == "__main__":
+    import sys
+    sys.path.insert(0, {str(Path(sys.modules[ask.__module__].__file__).parent)!r})
+    from stand_in_estimators import ask
+    from ullage.measure.ranking_worker import ask_apart
+    ask_apart(ask, "hangs", "r1", {{"child": {str(tmp_path / "child")!r}}}, "H200", 60)
+"""
+    (tmp_path / "asks.py").write_text(code)
+    asking = subprocess.Popen([sys.executable, tmp_path / "asks.py"])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+        assert time.monotonic() < deadline and asking.poll() is None
+        time.sleep(0.05)
+    asking.kill()
+    asking.wait()
+    while _alive((tmp_path / "child").read_text()):
+        assert time.monotonic() < deadline, "the estimate goes on without anyone to tell"
+        time.sleep(0.05)
+
+
 def _alive(number):
     try:
         with open(f"/proc/{number}/stat") as file:
@@ -139,12 +162,12 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path):
         read_answers(file)
 
 
-REALWORLD = """model,family,batch_size,input,gpus,optimizer,actual_mib_2025_05,actual_mib_2025_09
-vgg16,CNN,32,3x224x224 ImageNet,1,Adam,8222.0,6684.0
-bert_base,Transformer,32,seq512 WikiText-2,1,AdamW,,19828.0
-gpt2_large,Transformer,8,seq512 WikiText-2,2,AdamW,27902.0,28356.0
-dlrm,Other,32768,Criteo TB,1,,,1468.0
-resnet50,CNN,128,3x224x224 ImageNet,1,Adam,40000.0,13236.0
+REALWORLD = """model,family,batch_size,input,gpus,optimizer,actual_mib_2025_05,actual_mib_2025_09,horus_mib
+vgg16,CNN,32,3x224x224 ImageNet,1,Adam,8222.0,6684.0,21525.75
+bert_base,Transformer,32,seq512 WikiText-2,1,AdamW,,19828.0,
+gpt2_large,Transformer,8,seq512 WikiText-2,2,AdamW,27902.0,28356.0,127676.0
+dlrm,Other,32768,Criteo TB,1,,,1468.0,40000
+resnet50,CNN,128,3x224x224 ImageNet,1,Adam,40000.0,13236.0,40000
 """
 
 
@@ -160,6 +183,9 @@ def test_two_campaigns_of_one_table(tmp_path):
         "model": "torchvision:vgg16", "batch": 32, "opt": "adam", "precision": "fp32", "input": [3, 224, 224]
     }  # fmt: skip
     assert september.runs[1].row["seq"] == 512 and "input" not in september.runs[1].row
+    (theirs,) = may.published
+    assert (theirs.estimator, theirs.figure, theirs.kind) == ("horus (published)", 21525.75 * 2**20, "process")
+    assert [one.run for one in september.published] == ["realworld-00"], "40000 is a cap and no estimate"
     assert may.left_out == {
         "not measured in this campaign": 2, "on two GPUs": 1, "near the card's end, perhaps clipped": 1
     }  # fmt: skip

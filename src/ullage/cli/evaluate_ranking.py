@@ -108,7 +108,7 @@ def print_ranking(truth: TruthSet, records: list[Record]) -> None:
         console.print(f"left out: {count} ({reason})", highlight=False)
     for note in truth.notes:
         console.print(f"note: {note}", highlight=False)
-    standings = rank(truth, records)
+    standings = rank(truth, [*records, *truth.published])
     console.print(_table(standings))
     _print_families(console, standings)
     _print_decided(console, standings)

@@ -136,7 +136,7 @@ def rank(truth: TruthSet, records: Iterable[Record]) -> list[Standing]:
 
 def _standing(name: str, records: list[Record], runs: dict[str, Run], card: GPU) -> Standing:
     given = [record for record in records if record.given]
-    times = [record.seconds for record in given]
+    times = [record.seconds for record in given if record.seconds is not None]
     worked = [record.cpu_seconds for record in given if record.cpu_seconds is not None]
     return Standing(
         estimator=name,
@@ -152,7 +152,7 @@ def _standing(name: str, records: list[Record], runs: dict[str, Run], card: GPU)
         seconds_p95=quantile(times, 0.95) if times else None,
         cpu_seconds=quantile(worked, 0.5) if worked else None,
         families=_families(given, runs),
-        reasons=_reasons(records),
+        reasons=_reasons(records, runs),
     )
 
 
@@ -174,11 +174,14 @@ def _families(records: list[Record], runs: dict[str, Run]) -> dict[str, Errors]:
     return {family: errors for family, errors in found.items() if errors is not None}
 
 
-def _reasons(records: list[Record]) -> dict[str, int]:
+def _reasons(records: list[Record], runs: dict[str, Run]) -> dict[str, int]:
+    """Why there is no estimate, the most frequent first; a reason that names the model is the same for all models."""
     counts: dict[str, int] = {}
     for record in records:
         reason = f"not supported: {record.unsupported}" if record.unsupported else record.failed
         if reason:
+            model = runs[record.run].row.get("model")
+            reason = reason.replace(model, "the model") if model else reason
             counts[reason] = counts.get(reason, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_REASONS])
 
@@ -195,7 +198,7 @@ def shared_runs(records: Iterable[Record]) -> set[str]:
 
 def as_dict(truth: TruthSet, records: list[Record]) -> dict[str, Any]:
     """A set's ranking as plain values, for JSON."""
-    standings = rank(truth, records)
+    standings = rank(truth, [*records, *truth.published])
     return {
         "truth": truth.name,
         "gpu": truth.gpu,

@@ -53,7 +53,8 @@ def page(ranked: Sequence[tuple[TruthSet, list[Record]]]) -> str:
     return template.replace(_MARK, "\n".join(_section(truth, records) for truth, records in ranked))
 
 
-def _section(truth: TruthSet, records: list[Record]) -> str:
+def _section(truth: TruthSet, asked: list[Record]) -> str:
+    records = [*asked, *truth.published]
     standings = rank(truth, records)
     families = sorted({family for one in standings for family in one.families})
     plots = "".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from ullage.measure.ranking import Errors, Standing
@@ -103,8 +103,7 @@ def time_against_error(standings: Sequence[Standing]) -> str:
     """A dot an estimator: its median time across, its median error up. Lower left is better."""
     shown = [(one.estimator, one.seconds, one.process) for one in standings if one.seconds is not None and one.process]
     width, height, left, bottom, top = 1120, 440, 70, 392, 14
-    times = [seconds for _, seconds, _ in shown if seconds] or [1.0]
-    across = Axis(_decade(min(times), math.floor), max(_decade(max(times), math.ceil), 1.0), left, width - 150)
+    across = _time_axis([seconds for _, seconds, _ in shown if seconds], left, width - 150)
     up = Axis(LOWEST_ERROR, HIGHEST_ERROR, bottom, top)
     parts = []
     for tick in up.ticks():
@@ -140,8 +139,11 @@ def _free(taken: list[tuple[float, float]], x: float, y: float) -> float:
     return y
 
 
-def _decade(value: float, rounded: Callable[[float], int]) -> float:
-    return float(10.0 ** rounded(math.log10(max(value, 1e-6))))
+def _time_axis(times: Sequence[float], begin: float, end: float) -> Axis:
+    """Whole decades around the times, one at least."""
+    powers = [math.log10(max(time, 1e-6)) for time in times] or [0.0]
+    low = math.floor(min(powers))
+    return Axis(10.0**low, 10.0 ** max(math.ceil(max(powers)), low + 1), begin, end)
 
 
 def _kind(name: str) -> str:

@@ -13,11 +13,12 @@ import multiprocessing
 import os
 import resource
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Record:
     estimator: str
     run: str
     gpu: str
-    seconds: float
+    seconds: float | None = None
     cpu_seconds: float | None = None
     figure: int | None = None
     kind: str | None = None
@@ -110,6 +111,7 @@ def _ending(code: int | None) -> str:
 def _answer(send: Connection, ask: Ask, estimator: str, row: dict[str, Any], gpu: str) -> None:
     """In the process: ask, and send what came as plain values."""
     os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     _limit_memory()
@@ -141,6 +143,14 @@ def figures(answer: Estimate) -> dict[str, Any]:
         "context": answer.breakdown.get("context"),
         "notes": tuple(answer.notes),
     }
+
+
+def _end_with_parent() -> None:
+    """Wait until the asking process is gone, however it ended, and end this one and what it started."""
+    asking = multiprocessing.parent_process()
+    if asking is not None:
+        wait([asking.sentinel])
+        os.killpg(0, signal.SIGKILL)
 
 
 def _cpu_time() -> float:

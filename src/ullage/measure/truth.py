@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.measure.ranking_worker import Record
 from ullage.workload.configuration import PREFIXES, read_rows
 
 FAMILIES = {"hf": "transformers", "mlp": "MLPs"}
@@ -47,11 +48,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class TruthSet:
-    """The runs of one campaign on one GPU, and how many were left out for which reason."""
+    """The runs of one campaign on one GPU, and how many were left out for which reason.
+
+    `published` are estimates that came with the table: what the authors of an estimator, or its critics, got from it.
+    """
 
     name: str
     gpu: str
     runs: list[Run]
+    published: list[Record] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.measure.ranking_worker import Record
 from ullage.measure.truth import Run, TruthSet
 from ullage.units import MIB
 from ullage.workload.names import model_names
@@ -19,6 +20,14 @@ from ullage.workload.names import model_names
 CLIPPED_MIB = 38_000  # of 40,960: above, runs pile up at the card's end, so the card and not the model set the figure
 TIMM_OPTIMIZER = "adam"  # the table names none; the other tables of these authors say Adam
 CAMPAIGNS = {"May 2025": "actual_mib_2025_05", "September 2025": "actual_mib_2025_09"}
+
+# Columns of estimates: the estimator, and what its figure is compared with.
+_PUBLISHED = {
+    "horus_mib": ("horus", "process"),
+    "faketensor_mib": ("faketensor", "allocated"),
+    "gpumemnet_mib": ("gpumemnet", "process"),
+}
+_CAPPED_MIB = 40_000.0  # stands where an estimate was cut off or missing
 
 _BERT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 _BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -61,12 +70,13 @@ def read_a100(file: Path, gpu: str) -> list[TruthSet]:
 
 
 def _campaign(rows: list[dict[str, str]], campaign: str, column: str, gpu: str) -> TruthSet:
-    runs, left_out = [], Counter[str]()
+    runs, published, left_out = [], [], Counter[str]()
     for number, row in enumerate(rows):
         reason = _left_out(row, column)
         if reason:
             left_out[reason] += 1
             continue
+        published += _published(row, f"realworld-{number:02d}", gpu)
         runs.append(
             Run(
                 id=f"realworld-{number:02d}",
@@ -80,7 +90,18 @@ def _campaign(rows: list[dict[str, str]], campaign: str, column: str, gpu: str) 
         "the two campaigns measured the same runs and disagree: in May 2025 most figures are 1 to 2 GB higher",
         "assumed: fp32, torchvision's models (timm's for xception), BertForMaskedLM and GPT2LMHeadModel at 512 tokens",
     ]
-    return TruthSet(name=f"realworld, {campaign}", gpu=gpu, runs=runs, left_out=dict(left_out), notes=notes)
+    name = f"realworld, {campaign}"
+    return TruthSet(name=name, gpu=gpu, runs=runs, published=published, left_out=dict(left_out), notes=notes)
+
+
+def _published(row: dict[str, str], run: str, gpu: str) -> list[Record]:
+    """The estimates in a row, as far as it has them."""
+    found = []
+    for column, (name, kind) in _PUBLISHED.items():
+        if row.get(column) and float(row[column]) != _CAPPED_MIB:
+            figure = round(float(row[column]) * MIB)
+            found.append(Record(estimator=f"{name} (published)", run=run, gpu=gpu, figure=figure, kind=kind))
+    return found
 
 
 def _left_out(row: dict[str, str], column: str) -> str | None:
@@ -102,7 +123,7 @@ def _configuration(row: dict[str, str]) -> dict[str, Any]:
 
 def _timm(rows: list[dict[str, str]], gpu: str) -> TruthSet:
     names = set(model_names("timm"))
-    runs, left_out = [], Counter[str]()
+    runs, published, left_out = [], [], Counter[str]()
     for row in rows:
         name = row["model"].partition(".")[0]
         if float(row["actual_max_mib"]) >= CLIPPED_MIB:
@@ -110,6 +131,7 @@ def _timm(rows: list[dict[str, str]], gpu: str) -> TruthSet:
         elif name not in names:
             left_out["not a model of the timm that is installed"] += 1
         else:
+            published += _published(row, f"{row['model']}-{row['batch_size']}", gpu)
             configuration = {"model": f"timm:{name}", "batch": int(row["batch_size"]), "opt": TIMM_OPTIMIZER}
             runs.append(
                 Run(
@@ -120,4 +142,4 @@ def _timm(rows: list[dict[str, str]], gpu: str) -> TruthSet:
                 )
             )
     notes = [_WHOLE_GPU, f"assumed: fp32, {TIMM_OPTIMIZER}, the input size and classes that each model is made for"]
-    return TruthSet(name="timm", gpu=gpu, runs=runs, left_out=dict(left_out), notes=notes)
+    return TruthSet(name="timm", gpu=gpu, runs=runs, published=published, left_out=dict(left_out), notes=notes)
