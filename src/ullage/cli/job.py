@@ -72,13 +72,14 @@ def job_of(
     estimator: str = "ullage",
 ) -> Job:
     """The job that the command line describes; options that do not belong to it are refused."""
+    from ullage.estimators.registry import find
+
+    find(estimator)  # a wrong name is told at once, before PyTorch is imported
     from ullage.estimate.dispatch import SCRIPT, kind_of
     from ullage.estimators.choice import is_summary
-    from ullage.estimators.registry import find
 
     if steps < 1:
         raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
-    find(estimator)  # a wrong name before anything else
     options: dict[str, Any] = {"steps": steps, **chosen(model)}
     of_script = {
         "args": args,

@@ -135,7 +135,7 @@ def supports_names(workload: Workload) -> str | None:
 @estimator(
     "deepspeed",
     title="model states under ZeRO, without activations",
-    source="DeepSpeed, docs/code-docs/source/memory.rst; stages 0 and 1: Rajbhandari et al., ZeRO, SC 2020, section 5",
+    source="DeepSpeed, docs/code-docs/source/memory.rst; stages 0 and 1: Rajbhandari et al., ZeRO, SC 2020",
     needs="the number of parameters and of the largest layer",
     supports=supports_names,
 )

@@ -3,7 +3,8 @@
 Weights, gradients of weights, optimizer states, inputs and outputs of operators, ephemeral tensors (workspaces),
 resident buffers (the CUDA context) and the allocator's rounding and segments. The forward pass goes over the graph in
 order, the backward pass against it: an operator's backward makes the gradients of what it read, then the gradient and
-the value of what it made are freed. Written from the paper's description; its code was never published.
+the value of what it made are freed. Its code was never published and
+the paper's full text was not at hand: this follows its published outline, and details are choices made here.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def states_of(optimizer: str) -> int:
 @estimator(
     "dnnmem",
     title="the computation graph on the caching allocator",
-    source="Gao et al., Estimating GPU Memory Consumption of Deep Learning Models, ESEC/FSE 2020, sections 3 and 4",
+    source="Gao et al., Estimating GPU Memory Consumption of Deep Learning Models, ESEC/FSE 2020",
     needs="the model's computation graph",
     supports=supports_names,
 )

@@ -1,7 +1,8 @@
 """`faketensor`: PyTorch's symbolic shape propagation, summing the tensors that are alive.
 
-As arXiv 2602.17817 evaluates it on timm models: the model's own weights are real, so they are not counted; the input,
-its copy on the GPU and every operator's result are, up to the end of `output.sum().backward()`.
+As arXiv 2602.17817 evaluates it on timm models: the model's own weights are real, so they are not counted (but for
+those that an operator makes a view of, as linear layers do); the input, its copy on the GPU and every operator's result
+are, up to the end of `output.sum().backward()`.
 No optimizer, no allocator, no kernels' temporaries, no context.
 """
 
@@ -31,7 +32,7 @@ from ullage.workload.tasks import Task
 MARGIN = 4 << 30  # the paper's "+4 GB"
 _AMP = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SOURCE = "PyTorch FakeTensor (torch/_subclasses/fake_tensor.py), as evaluated in arXiv 2602.17817, section 3"
+_SOURCE = "PyTorch FakeTensor, as evaluated in arXiv 2602.17817 (itu-rad/GPUMemNet, Test_Pipeline)"
 
 
 class LiveTensors(TorchDispatchMode):
@@ -75,6 +76,8 @@ def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
     """The most bytes alive after the forward pass, and after the backward pass."""
     with VirtualGPU(gpu, limited=False):  # weights that nobody looks at take no memory there
         model, task = prepare(configuration)
+        for weight in model.parameters():  # nor afterwards: their initial values would be filled in on leaving
+            weight.data = torch.empty_like(weight)
     low = _LOW.get(configuration.precision)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:

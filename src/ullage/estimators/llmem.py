@@ -9,7 +9,9 @@ the language model's head with its loss. With n GPUs in data parallel (dp) or te
     tp = n      weights 2·P / n,  optimizer 12·P / n, gathered outputs (n-1)/n a layer in the backward pass
     dp · tp     both: a shard of 1/tp of everything, of which the optimizer is spread over dp
 
-Each tensor is rounded up to the 2 MiB pages of the driver. The authors measure the context and the chunks on the GPU;
+Each tensor is rounded up to the 2 MiB pages of the driver. The terms were read from the authors' size_estimator.py, as
+the paper's text was not at hand. Different from there: all weights count (there only linear and embedding ones), and
+dp with tp together is reckoned as above. The authors measure the context and the chunks on the GPU;
 here the context is the catalogue's, and chunks are taken as full.
 """
 
@@ -123,7 +125,7 @@ def _supports(workload: Workload) -> str | None:
 @estimator(
     "llmem",
     title="decoder fine-tuning with data and tensor parallelism",
-    source="Kim et al., LLMem, IJCAI 2024, sections 3 and 4; taehokim20/LLMem, size_estimator.py",
+    source="Kim et al., LLMem, IJCAI 2024, by its repository taehokim20/LLMem, size_estimator.py",
     needs="the decoder's config, batch and sequence length",
     supports=_supports,
 )
@@ -136,6 +138,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
         model, task = prepare(workload.configuration)
         decoder = decoder_of(model)
         inputs, _ = task.batch(workload.configuration.batch)
+        del model, task  # weights that are alive on leaving would be filled with their initial values
     ids = inputs["input_ids"] if isinstance(inputs, dict) else inputs
     parts = parts_of(decoder, int(ids.shape[0]), int(ids.shape[1]), **options)
     notes = [
