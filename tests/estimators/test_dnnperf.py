@@ -11,7 +11,7 @@ from ullage.errors import InvalidValue
 from ullage.estimators import Workload, dnnperf, find
 from ullage.estimators import dnnperf_training as training
 from ullage.estimators.dnnperf_graph import KINDS, Graph, Node, graph_of
-from ullage.estimators.dnnperf_network import Encoder, Network, tensors_of
+from ullage.estimators.dnnperf_network import Encoder, Network, folded, joined, tensors_of
 from ullage.gpus import gpu
 from ullage.workload import Configuration
 
@@ -68,46 +68,68 @@ def test_attention_weighs_only_what_arrives_at_a_node() -> None:
     assert not torch.equal(encode(nodes, edges, ends)[0][2], after[2])
 
 
+def test_folding_equal_nodes_changes_no_answer() -> None:
+    torch.manual_seed(0)
+    whole = tensors_of(graph_of(mlp(widths=[64] * 12)))
+    small, network = folded(whole), Network()
+    assert len(small.kinds) < len(whole.kinds) / 2 and small.counts.sum() == len(whole.kinds)
+    torch.testing.assert_close(network(small), network(whole))
+
+
 def test_more_memory_alive_is_never_less_memory_before_correction() -> None:
     torch.manual_seed(0)
     network = Network()
     torch.nn.init.zeros_(network.correction[2].weight)
     small = network(tensors_of(Graph([Node(0), Node(2, outputs=2**20)], [(0, 1, 512, 4)], parameters=2**20)))
     large = network(tensors_of(Graph([Node(0), Node(2, outputs=2**30)], [(0, 1, 512, 4)], parameters=2**30)))
-    assert large[0] > small[0]
+    assert large[0, 0] > small[0, 0]
 
 
-def test_the_train_command_learns_and_writes_what_the_estimator_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = []
-    for number in range(6):
-        configuration = mlp(widths=[64, 64 * 2**number, 10])
-        rows.append(
-            {"model": configuration.model, "widths": configuration.widths, "batch": 32, "opt": "adam"}
-            | {"peak_reserved": 2**21 * 3**number, "step_s": 0.01}
-        )
-    data, out = tmp_path / "runs.jsonl.gz", tmp_path / "weights.safetensors"
-    with gzip.open(data, "wt") as file:
-        file.write("\n".join(json.dumps(row) for row in [*rows, rows[0] | {"model": "mlp:x", "peak_reserved": None}]))
-    found = training.samples(data)
-    assert len(found) == 6
-    untrained = training.figures(training.ratios(training.fit(found, epochs=0), found))
-    trained = training.figures(training.ratios(training.fit(found, epochs=40), found))
-    assert trained["memory_median_error"] < untrained["memory_median_error"] / 2
-    found[0].family = "other"
-    assert training.cross_validate(found, folds=2, epochs=1)["families"] == 2
-    training.save(training.fit(found, epochs=1), out, {"held_out": {}})
-    again = training.fit(found, epochs=1)  # a fixed seed: the same weights
-    loaded, card = dnnperf.network(out)
-    assert card == {"held_out": {}}
-    assert all(torch.equal(one, other) for one, other in zip(again.parameters(), loaded.parameters(), strict=True))
+def test_graphs_side_by_side_do_not_touch_each_other() -> None:
+    torch.manual_seed(0)
+    one, other = (folded(tensors_of(graph_of(mlp(batch=batch)))) for batch in (8, 512))
+    network = Network()
+    torch.testing.assert_close(network(joined([one, other])), torch.cat([network(one), network(other)]))
+
+
+def write_runs(path: Path, models: list[str]) -> Path:
+    rows = [
+        {"model": model, "widths": [64, 64 * 2**number, 10], "batch": 32, "peak_reserved": 2**28, "step_s": 0.01}
+        for number, model in enumerate(models)
+    ]
+    unmeasured = rows[0] | {"peak_reserved": None}
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join(json.dumps(row) for row in [*rows, unmeasured]))
+    return path
+
+
+def test_training_learns_and_is_repeatable(tmp_path: Path) -> None:
+    found = training.samples(write_runs(tmp_path / "runs.jsonl.gz", ["mlp:x"] * 4))
+    assert len(found) == 4
+    before = training.figures(training.ratios(training.fit(found, epochs=0), found))
+    after = training.figures(training.ratios(training.fit(found, epochs=80), found))
+    assert after["memory_median_error"] < before["memory_median_error"] / 4
+    assert after["time_median_error"] < before["time_median_error"] / 4
+    one, again = (training.fit(found, epochs=2) for _ in range(2))
+    assert all(torch.equal(left, right) for left, right in zip(one.parameters(), again.parameters(), strict=True))
+
+
+def test_the_train_command_writes_what_the_estimator_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = write_runs(tmp_path / "runs.jsonl.gz", ["mlp:x", "mlp:y", "mlp:z"]), tmp_path / "out" / "weights"
+    assert training.main([str(data), "--out", str(out), "--epochs", "1", "--folds", "3"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["held_out"]["runs"], printed["held_out"]["families"]) == (3, 3)
+    network, card = dnnperf.network(out)
+    assert card == printed and isinstance(network, Network)
 
 
 def test_the_train_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     assert training.main([str(tmp_path / "empty.jsonl"), "--out", str(tmp_path / "w")]) == 1
     assert "peak_reserved" in capsys.readouterr().err
+    one_family = write_runs(tmp_path / "one.jsonl.gz", ["mlp:x"])
+    assert training.main([str(one_family), "--out", str(tmp_path / "w")]) == 1
+    assert "two model families" in capsys.readouterr().err
 
 
 def test_the_shipped_weights_answer_with_what_they_know() -> None:

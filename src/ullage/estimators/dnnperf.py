@@ -21,7 +21,7 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.estimate import Estimate
 from ullage.estimators.answer import answer
 from ullage.estimators.dnnperf_graph import Graph, graph_of
-from ullage.estimators.dnnperf_network import Network, tensors_of
+from ullage.estimators.dnnperf_network import Network, folded, tensors_of
 from ullage.estimators.registry import Workload, estimator
 from ullage.gpus import GPU
 from ullage.units import format_duration
@@ -82,7 +82,7 @@ def predict_graph(graph: Graph, path: Path = WEIGHTS) -> Prediction:
     """Memory and step time of a graph."""
     made, _ = network(path)
     with torch.no_grad():
-        memory, seconds = made(tensors_of(graph)).exp().tolist()
+        memory, seconds = made(folded(tensors_of(graph)))[0].exp().tolist()
     return Prediction(int(memory), seconds)
 
 

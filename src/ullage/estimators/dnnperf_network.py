@@ -7,7 +7,8 @@ alive at the peak and by how much its time differs from what arithmetic and band
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,8 +16,8 @@ from torch.nn import functional
 
 from ullage.estimators.dnnperf_graph import EDGE_FEATURES, GRAPH_FEATURES, KINDS, NODE_FEATURES, Graph
 
-WIDTH = 32
-ROUNDS = 3
+WIDTH = 24
+ROUNDS = 2
 # One H200: what the measured step times come from (NVIDIA's data sheet; a launch is a round figure).
 FLOPS_A_SECOND = {4: 67e12, 2: 990e12, 1: 990e12, 8: 34e12}
 BYTES_A_SECOND = 4.8e12
@@ -26,16 +27,18 @@ OUTSIDE_OF_GRAPH = 64 * 2**20  # bytes: libraries' workspaces and the allocator'
 
 @dataclass
 class Tensors:
-    """A graph as the network takes it."""
+    """A graph as the network takes it, or several side by side."""
 
     kinds: torch.Tensor  # [nodes]
     nodes: torch.Tensor  # [nodes, NODE_FEATURES]
     edges: torch.Tensor  # [edges, EDGE_FEATURES]
     ends: torch.Tensor  # [2, edges]
-    whole: torch.Tensor  # [GRAPH_FEATURES]
+    whole: torch.Tensor  # [graphs, GRAPH_FEATURES]
     sizes: torch.Tensor  # [nodes] bytes that a node adds
     seconds: torch.Tensor  # [nodes] by arithmetic and bandwidth
-    fixed: torch.Tensor  # bytes of weights, gradients and optimizer state
+    fixed: torch.Tensor  # [graphs] bytes of weights, gradients and optimizer state
+    counts: torch.Tensor  # [nodes] how many operators of the job a node stands for
+    owner: torch.Tensor  # [nodes] the graph that a node belongs to
 
 
 def tensors_of(graph: Graph) -> Tensors:
@@ -62,9 +65,63 @@ def tensors_of(graph: Graph) -> Tensors:
     precision = [graph.precision in ("fp32", "tf32"), graph.precision.startswith("amp"), graph.precision.endswith("16")]
     flags = [*precision, graph.checkpointing, graph.foreach, graph.fused]
     whole = torch.cat([torch.log1p(torch.tensor(totals, dtype=torch.float64)) / 10, torch.tensor(flags).double()])
-    fixed = torch.tensor(float(graph.parameters + graph.gradients + graph.state))
-    made = [tensor.float() for tensor in (nodes, edges)]
-    return Tensors(kinds, *made, ends, whole.float(), rest[:, 1].float(), seconds.float(), fixed)
+    fixed = torch.tensor([float(graph.parameters + graph.gradients + graph.state)])
+    return Tensors(
+        kinds=kinds,
+        nodes=nodes.float(),
+        edges=edges.float(),
+        ends=ends,
+        whole=whole.float().unsqueeze(0),
+        sizes=rest[:, 1].float(),
+        seconds=seconds.float(),
+        fixed=fixed,
+        counts=torch.ones(len(kinds)),
+        owner=torch.zeros_like(kinds),
+    )
+
+
+def joined(graphs: list[Tensors]) -> Tensors:
+    """Several graphs side by side: the network reads them at once."""
+    starts = torch.tensor([0, *(len(graph.kinds) for graph in graphs)]).cumsum(0).tolist()
+    names = ("kinds", "nodes", "edges", "whole", "sizes", "seconds", "fixed", "counts")
+    return Tensors(
+        **{name: torch.cat([getattr(graph, name) for graph in graphs]) for name in names},
+        ends=torch.cat([graph.ends + start for graph, start in zip(graphs, starts, strict=False)], dim=1),
+        owner=torch.cat([torch.full_like(graph.kinds, place) for place, graph in enumerate(graphs)]),
+    )
+
+
+def folded(graph: Tensors, rounds: int = ROUNDS) -> Tensors:
+    """The same graph with one node for all those that the network cannot tell apart, which changes no answer.
+
+    After `rounds` rounds of encoding a node knows only what is within as many edges before it. Nodes that agree in all
+    of that, as in the repeated layers of a transformer, get the same encoding; one is enough, with their number.
+    """
+    described = torch.cat([graph.kinds.unsqueeze(1), graph.nodes, graph.sizes.unsqueeze(1)], dim=1)
+    colours = _numbered([tuple(row) for row in described.tolist()])
+    edge_colours = _numbered([tuple(row) for row in graph.edges.tolist()])
+    sources, targets = graph.ends.tolist()
+    for _ in range(rounds):
+        arriving: list[list[tuple[int, int]]] = [[] for _ in colours]
+        for source, target, colour in zip(sources, targets, edge_colours, strict=True):
+            arriving[target].append((colours[source], colour))
+        colours = _numbered([(colour, tuple(sorted(seen))) for colour, seen in zip(colours, arriving, strict=True)])
+    first: dict[int, int] = {}
+    for place, colour in enumerate(colours):
+        first.setdefault(colour, place)
+    chosen = torch.tensor(list(first.values()))
+    row = {colour: number for number, colour in enumerate(first)}
+    kept = [place for place, target in enumerate(targets) if first[colours[target]] == target]
+    ends = [[row[colours[end[place]]] for place in kept] for end in (sources, targets)]
+    counts = torch.zeros(len(first)).index_add(0, torch.tensor([row[colour] for colour in colours]), graph.counts)
+    by_node = {name: getattr(graph, name)[chosen] for name in ("kinds", "nodes", "sizes", "seconds", "owner")}
+    return replace(graph, **by_node, edges=graph.edges[kept], ends=torch.tensor(ends, dtype=torch.long), counts=counts)
+
+
+def _numbered(things: list[Any]) -> list[int]:
+    """A number for every different thing, in the order of their appearance."""
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(thing, len(numbers)) for thing in things]
 
 
 class Encoder(nn.Module):
@@ -113,18 +170,20 @@ class Network(nn.Module):
         self.correction = nn.Sequential(nn.Linear(2 * width, width), nn.LeakyReLU(), nn.Linear(width, 2))
 
     def forward(self, graph: Tensors) -> torch.Tensor:
-        """Two logarithms: bytes and seconds."""
-        whole = self.whole(graph.whole)
-        nodes = self.kind(graph.kinds) + self.node(graph.nodes) + whole
+        """Two logarithms a graph: bytes and seconds."""
+        whole, owner = self.whole(graph.whole), graph.owner
+        nodes = self.kind(graph.kinds) + self.node(graph.nodes) + whole[owner]
         edges = self.edge(graph.edges)
         for encode in self.rounds:
             nodes, edges = encode(nodes, edges, graph.ends)
-        alive = torch.sigmoid(self.alive(nodes)).squeeze(1)
-        size = graph.fixed + OUTSIDE_OF_GRAPH + (alive * graph.sizes).sum()
-        slower = torch.exp(self.slower(nodes).squeeze(1).clamp(-4, 6))
-        seconds = (slower * graph.seconds).sum() + SECONDS_A_LAUNCH
-        pooled = torch.cat([nodes.mean(dim=0), whole])
-        answer: torch.Tensor = torch.stack([size.log(), seconds.log()]) + self.correction(pooled)
+        alive = torch.sigmoid(self.alive(nodes)).squeeze(1) * graph.counts
+        size = (graph.fixed + OUTSIDE_OF_GRAPH).index_add(0, owner, alive * graph.sizes)
+        slower = torch.exp(self.slower(nodes).squeeze(1).clamp(-4, 6)) * graph.counts
+        seconds = torch.full_like(size, SECONDS_A_LAUNCH).index_add(0, owner, slower * graph.seconds)
+        operators = torch.zeros_like(size).index_add(0, owner, graph.counts)
+        summed = torch.zeros_like(whole).index_add(0, owner, nodes * graph.counts.unsqueeze(1))
+        pooled = torch.cat([summed / operators.unsqueeze(1), whole], dim=1)
+        answer: torch.Tensor = torch.stack([size.log(), seconds.log()], dim=1) + self.correction(pooled)
         return answer
 
 

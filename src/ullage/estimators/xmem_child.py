@@ -91,7 +91,8 @@ def profiled(train: Callable[[], Any]) -> CpuTrace:
     finally:
         for handle in handles:
             handle.remove()
-    results: Any = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    assert profiler.profiler is not None
+    results: Any = profiler.profiler.kineto_results
     trace = read_trace(results.experimental_event_tree(), watch.parameters)
     trace.seconds = time.perf_counter() - begin
     return trace
