@@ -1,7 +1,6 @@
 """The timeline page, in a real browser."""
 
 import re
-import shutil
 
 import pytest
 import torch
@@ -11,12 +10,6 @@ from ullage.errors import InvalidValue
 from ullage.estimate import timeline_page
 from ullage.estimate.function import estimate
 from ullage.estimate.trace import Trace
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 
 
 def train():
@@ -34,17 +27,6 @@ def train():
 def run():
     trace = Trace()
     return estimate(train, gpu="H200", trace=trace), trace
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
 
 
 def test_a_person_can_read_it(run, browser, tmp_path):

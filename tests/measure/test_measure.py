@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+import torch
 
 import ullage
 from ullage.errors import InvalidValue
@@ -78,6 +79,11 @@ def test_rows_are_measured_repeated_under_their_bound_and_kept_apart_from_failur
     rows = {row["id"]: row for row in runs.measure(orders, "H200", total=1 << 40, at_once=1, cap=True)}
     assert rows["a"]["capped"]["survived"] and rows["a"]["estimate"]["peak_reserved"] == rows["a"]["peak_reserved"]
     assert rows["bad"]["failed"] == "no such model" and "capped" not in rows["bad"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU: the run would succeed")
+def test_a_run_that_cannot_be_tried_is_an_answer_with_the_reason():
+    assert set(runs.measure_apart(Order(row=ROW))) == {"failed"}
 
 
 def test_the_same_seed_draws_the_same_runs_and_every_one_can_be_read():

@@ -1,19 +1,11 @@
 """The ranking's page, in a real browser."""
 
-import shutil
-
 import pytest
 
 from ullage.measure.ranking_page import write
 from ullage.measure.ranking_worker import Record
 from ullage.measure.truth import Run, TruthSet
 from ullage.units import GIB
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 
 
 def ranked():
@@ -27,17 +19,6 @@ def ranked():
         records.append(Record(estimator="horus", figure=9 * run.process, kind="allocated", seconds=0.001, **mine))
         records.append(Record(estimator="other", unsupported="needs <b>a summary</b>", seconds=0.0, **mine))
     return TruthSet(name="a & b", gpu="H200", runs=runs, left_out={"too large": 3}, notes=["a note"]), records
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.mark.parametrize(("scheme", "background"), [("light", "rgb(246, 247, 249)"), ("dark", "rgb(17, 21, 27)")])

@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ullage.cli import completion
 from ullage.cli.job import Job, Script, Source, job_of
 from ullage.cli.model_options import with_model_options
-from ullage.cli.options import Json
+from ullage.cli.options import Gpu, Json
 from ullage.errors import InvalidValue, UnknownName
 from ullage.units import format_bytes, format_duration, parse_duration
 
@@ -27,10 +26,7 @@ if TYPE_CHECKING:
 def compare(
     source: Source,
     args: Script = None,
-    gpu: Annotated[
-        str, typer.Option("--gpu", "-g", help="The GPU: a name of 'ullage gpus', or a TOML file of one's own.",
-                          autocompletion=completion.gpus)
-    ] = "H200",
+    gpu: Gpu = "H200",
     estimators: Annotated[
         str, typer.Option(help="Which estimators: 'all', or names with commas.", metavar="all|A,B,C")
     ] = "all",

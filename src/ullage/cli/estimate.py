@@ -15,7 +15,7 @@ from ullage.cli import completion
 from ullage.cli.job import Job, Script, Source, Steps, Timeout, job_of
 from ullage.cli.max_batch import search
 from ullage.cli.model_options import with_model_options
-from ullage.cli.options import Json
+from ullage.cli.options import Gpu, Json
 from ullage.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ OUTPUT = "Output"
 def estimate(
     source: Source,
     args: Script = None,
-    gpu: Annotated[
-        str, typer.Option("--gpu", "-g", help="The GPU: a name of 'ullage gpus', or a TOML file of one's own.",
-                          autocompletion=completion.gpus)
-    ] = "H200",
+    gpu: Gpu = "H200",
     gpus: Annotated[
         str | None, typer.Option(help="One table over several GPUs: 'all', or names with commas.", metavar="all|A,B,C")
     ] = None,

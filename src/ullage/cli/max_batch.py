@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ullage.cli import completion
 from ullage.cli.job import Job, Script, Source, Steps, Timeout, job_of
 from ullage.cli.model_options import with_model_options
-from ullage.cli.options import Json
+from ullage.cli.options import Gpu, Json
 from ullage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -24,10 +23,7 @@ USUAL_TRIALS = 12
 def max_batch(
     source: Source,
     args: Script = None,
-    gpu: Annotated[
-        str, typer.Option("--gpu", "-g", help="The GPU: a name of 'ullage gpus', or a TOML file of one's own.",
-                          autocompletion=completion.gpus)
-    ] = "H200",
+    gpu: Gpu = "H200",
     what: Annotated[
         str, typer.Option(help="What to search: batch-size, sequence-length or image-size.",
                           autocompletion=lambda: ["batch-size", "sequence-length", "image-size"])

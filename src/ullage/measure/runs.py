@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,17 @@ def in_fresh_process(module: str, order: dict[str, Any], timeout: float, environ
         return {"failed": f"the process ended with {done.returncode}: {last[0][:400]}"}
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
+
+
+def answer_order(do: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The other side of `in_fresh_process`: read the order, do it, print the answer; other output is an error's."""
+    order = json.load(sys.stdin)
+    try:
+        with redirect_stdout(sys.stderr):
+            answer = do(order)
+    except Exception as error:
+        answer = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:500]}
+    print("\n" + json.dumps(answer), flush=True)
 
 
 def estimate_apart(order: Order, gpu: str, timeout: float = 300.0) -> dict[str, Any]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from contextlib import redirect_stdout
 from typing import Any
 
 from ullage.estimate.dispatch import estimate, estimate_configuration
-from ullage.measure.runs import ESTIMATED
+from ullage.measure.runs import ESTIMATED, answer_order
 from ullage.workload import Configuration
 
 
@@ -22,16 +19,5 @@ def estimate_here(order: dict[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in ESTIMATED}
 
 
-def main() -> None:
-    """Read the order, estimate, print."""
-    order = json.load(sys.stdin)
-    try:
-        with redirect_stdout(sys.stderr):
-            answer = estimate_here(order)
-    except Exception as error:
-        answer = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:500]}
-    print("\n" + json.dumps(answer))
-
-
 if __name__ == "__main__":
-    main()
+    answer_order(estimate_here)

@@ -10,19 +10,17 @@ measured files: peaks, figures after each iteration, NVML's figures. A run that 
 from __future__ import annotations
 
 import importlib
-import io
-import json
 import os
 import runpy
 import sys
 import time
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from ullage.measure.runs import answer_order
 from ullage.workload import Configuration, train
 
 _ACTIONS = {"alloc": 0, "free_requested": 1, "free_completed": 2, "segment_alloc": 3, "segment_free": 4}
@@ -158,17 +156,5 @@ def measure_here(order: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def main() -> None:
-    """Read the order, measure, print the answer; what the run itself prints goes to standard error."""
-    order = json.load(sys.stdin)
-    try:
-        with redirect_stdout(sys.stderr):
-            answer = measure_here(order)
-    except Exception as error:
-        answer = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:500]}
-    out = io.TextIOWrapper(os.fdopen(os.dup(1), "wb"), write_through=True)
-    out.write("\n" + json.dumps(answer) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    answer_order(measure_here)
