@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ullage.monitor import Monitor
 
 _PIPED_WIDTH = 140  # a pipe has no width of its own
+_DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
 _HELP = """Show what GPUs do: memory, activity, power, temperature, clocks, PCIe, and the processes on them.
 
 What is not known is shown as '-' (null in JSON). GRACT, SMACT, SMOCC, DRAMA and TENSOR are means since the last look.
@@ -78,7 +80,8 @@ def _go_on(
     from ullage.monitor.snapshot import snapshot
 
     monitor.look()
-    due = time.monotonic() + (min(interval, 1.0) if limit == 1 else interval)
+    first = interval if limit != 1 else _DCGM_SPEAKS if monitor.source.name == "dcgm" else min(interval, 1.0)
+    due = time.monotonic() + first
     done = 0
     while limit is None or done < limit:
         time.sleep(max(0.0, due - time.monotonic()))
@@ -96,7 +99,7 @@ def _go_on(
 def _shown(as_json: bool, live: bool, silent: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     from ullage.cli.top_view import view
 
-    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH)
     plain = console.options.ascii_only
     if as_json:
         yield lambda now: print(json.dumps(now), flush=True)
