@@ -32,13 +32,15 @@ class Trade:
     """What children do, and what they take.
 
     `prepare(order)` makes whatever the run needs; `run(prepared)` gives the answer. `needs(order)` is the memory that
-    a run may take; `base` what a child takes before it runs. `log(order)` is a file for a child's output.
+    a run may take; `base` what a child takes before it runs; `host(order)` the machine's own memory that a child may
+    take. `log(order)` is a file for a child's output.
     """
 
     prepare: Callable[[Order], Any]
     run: Callable[[Any], Answer]
     needs: Callable[[Order], int]
     base: int = 0
+    host: Callable[[Order], int] = lambda order: 0
     log: Callable[[Order], Path | None] = lambda order: None
 
 
@@ -64,10 +66,11 @@ class ForkServer:
     """
 
     def __init__(
-        self, trade: Trade, *, total: int, at_once: int, timeout: float,
+        self, trade: Trade, *, total: int, at_once: int, timeout: float, host_total: int | None = None,
         retry: Callable[[Answer], bool] = lambda answer: "failed" in answer,
     ) -> None:  # fmt: skip
         self.trade, self.total, self.at_once, self.timeout, self.retry = trade, total, at_once, timeout, retry
+        self.host_total = host_total
         self._children: dict[int, _Child] = {}  # by file descriptor of the answers
 
     def work(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Answer]]:
@@ -89,7 +92,7 @@ class ForkServer:
 
     def _all(self, orders: deque[Order], at_once: int) -> Iterator[tuple[_Child, Answer]]:
         while orders or self._children:
-            while orders and len(self._children) < at_once:
+            while orders and len(self._children) < at_once and self._host_has_room(orders[0]):
                 self._fork(orders.popleft())
             self._give_leave()
             self._listen()
@@ -113,6 +116,12 @@ class ForkServer:
         os.close(child_answers)
         os.close(child_leave)
         self._children[answers] = _Child(order, pid, answers, leave, time.monotonic())
+
+    def _host_has_room(self, order: Order) -> bool:
+        if self.host_total is None or not self._children:
+            return True
+        taken = sum(self.trade.host(child.order) for child in self._children.values())
+        return taken + self.trade.host(order) <= self.host_total
 
     def _promised(self) -> int:
         return sum(self.trade.base + child.taken for child in self._children.values())

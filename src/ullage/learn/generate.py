@@ -20,12 +20,14 @@ from ullage.learn.ranges import DEFAULTS
 from ullage.learn.shapes import cnn_filters, image_sides, mlp_widths
 from ullage.units import GIB, format_bytes
 
-CONTEXT = 650 * 2**20  # what a process takes on an H200 beside PyTorch's allocator, for the choice of classes
 MOST_PARAMETERS = {"mlp": 200_000_000, "cnn": 330_000_000, "transformer": 3_200_000_000}
 MOST_SECONDS = 0.25  # of a step
 CLASS = {"mlp": GIB, "cnn": 8 * GIB, "transformer": 8 * GIB}
 MOST_CLASSES = {"mlp": 4, "cnn": 5, "transformer": 5}
 _TRIES = 3000
+# Form, optimizer and precision are drawn anew only after so many tries: else rejecting large designs would leave few
+# runs in 32 bits; and a class may be out of reach for some of them.
+_KEEP = 200
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,17 @@ def draw(family: str, number: int, seed: int, known: dict[str, Any], limits: Lim
     if chance.random() < known["balanced"][0]:
         classes = min(MOST_CLASSES[family], -(-limits.memory // CLASS[family]))
         wanted = chance.randrange(classes)
-    # Chosen once, so that the shares stay what they are: rejecting large designs would leave little fp32.
-    form, ways = chance.choice(known["arch"]), _ways(chance, known)
     last: dict[str, Any] | None = None
-    for _ in range(_TRIES):
+    for tried in range(_TRIES):
+        if tried % _KEEP == 0:
+            form, ways = chance.choice(known["arch"]), _ways(chance, known)
         row, cost = _DRAWS[family](chance, known, form, ways)
         need = cost.memory(row["batch"], row["opt"], row["precision"])
-        if not _feasible(family, row, cost, need, limits):
+        process = cost.process(row["batch"], row["opt"], row["precision"])
+        if not _feasible(family, row, cost, process, limits):
             continue
-        row = {"id": f"{family}-{seed}-{number:05d}", "family": family, **row, "need": need}
-        if wanted is None or (need + CONTEXT) // CLASS[family] == wanted:
+        row = {"id": f"{family}-{seed}-{number:05d}", "family": family, **row, "parameters": cost.parameters, "need": need, "guess": process}
+        if wanted is None or process // CLASS[family] == wanted:
             return row
         last = last or row
     if last is None:
@@ -75,10 +78,10 @@ def draw(family: str, number: int, seed: int, known: dict[str, Any], limits: Lim
     return last  # the class is out of reach for these ranges
 
 
-def _feasible(family: str, row: dict[str, Any], cost: Cost, need: int, limits: Limits) -> bool:
+def _feasible(family: str, row: dict[str, Any], cost: Cost, process: int, limits: Limits) -> bool:
     return (
         cost.parameters <= MOST_PARAMETERS[family]
-        and need + CONTEXT <= limits.memory
+        and process <= limits.memory
         and cost.seconds(row["batch"], row["precision"], family == "cnn") <= limits.seconds
     )
 
@@ -212,8 +215,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     >>> summary(list(generate("cnn", 5, 1)))["rows"]
     5
     """
-    needs = sorted(row["need"] + CONTEXT for row in rows)
-    classes = Counter((need // CLASS[row["family"]]) for row in rows for need in [row["need"] + CONTEXT])
+    needs = sorted(row["guess"] for row in rows)
+    classes = Counter(row["guess"] // CLASS[row["family"]] for row in rows)
     return {
         "rows": len(rows),
         "smallest": needs[0] if needs else None,
