@@ -34,7 +34,9 @@ def generate(
     out: Annotated[Path | None, typer.Option(help="The file to write (default: FAMILY.jsonl).")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with ranges of one's own, by family.")] = None,
     max_memory: Annotated[str, typer.Option(help="Most memory of a run, as far as counting tells.")] = "40GiB",
-    max_step: Annotated[float, typer.Option(help="Most seconds of a step, as far as counting tells.", min=0.001)] = 0.25,
+    max_step: Annotated[
+        float, typer.Option(help="Most seconds of a step, as far as counting tells.", min=0.001)
+    ] = 0.25,
     as_json: Json = False,
 ) -> None:
     """Draw training runs of generated models."""

@@ -72,7 +72,9 @@ def measure(
 measure.__doc__ = _EXAMPLES
 
 
-def _follow(measured: Iterator[dict[str, Any]], left: int, console: Console, stop_after: float | None) -> dict[str, Any]:
+def _follow(
+    measured: Iterator[dict[str, Any]], left: int, console: Console, stop_after: float | None
+) -> dict[str, Any]:
     """Count the rows as they come. No thread draws the bar: the process that measures forks."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,8 +1,8 @@
 """What a drawn network will roughly take, by counting: parameters, bytes kept for the backward pass, arithmetic.
 
 Drawing keeps only feasible designs, and a run is started where the GPU has room for it: both need a number at once
-and without PyTorch, thousands of times. It is counted layer by layer from the settings; docs/dataset.md says how far it is
-from what was measured. Estimators use `ullage.estimators.gpumemnet_features.closed_formula`, which looks at the model.
+and without PyTorch, thousands of times. It is counted layer by layer from the settings; docs/dataset.md says how far it
+is from what was measured. Estimators use `ullage.estimators.gpumemnet_features`, which looks at the model.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def transformer_cost(settings: dict[str, Any], length: int, classes: int) -> Cos
     bytes_ = (attentions + layers) * size if dropout else 0
     if settings["eager"]:
         scores = attentions * settings["heads"] * length
-        numbers += scores * (3 if dropout else 2)
+        numbers += scores * (2 if dropout else 1) + 3 * attentions * size  # products want their sides in one piece
         bytes_ += scores if dropout else 0
     if settings["kind"] == "hybrid" and settings["fused"]:
         numbers += crossed * 3 * size  # all three are projected from both sides

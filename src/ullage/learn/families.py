@@ -143,9 +143,7 @@ class Block(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.norm_first = norm_first
-        self.attention = Attention(
-            size, heads, dropout, projection=projection, causal=causal, fused=fused, eager=eager
-        )
+        self.attention = Attention(size, heads, dropout, projection=projection, causal=causal, fused=fused, eager=eager)
         self.after_attention = nn.Dropout(dropout)
         self.norm_attention = nn.LayerNorm(size)
         if cross:
@@ -163,9 +161,7 @@ class Block(nn.Module):
         states = self._around(states, self.norm_attention, lambda x: self.after_attention(self.attention(x)))
         if memory is not None:
             states = self._around(states, self.norm_cross, lambda x: self.after_cross(self.cross(x, memory)))
-        return self._around(
-            states, self.norm_middle, lambda x: self.after_narrow(self.narrow(self.act(self.wide(x))))
-        )
+        return self._around(states, self.norm_middle, lambda x: self.after_narrow(self.narrow(self.act(self.wide(x)))))
 
     def _around(self, states: torch.Tensor, norm: nn.Module, part: object) -> torch.Tensor:
         assert callable(part)

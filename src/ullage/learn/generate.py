@@ -66,7 +66,14 @@ def draw(family: str, number: int, seed: int, known: dict[str, Any], limits: Lim
         process = cost.process(row["batch"], row["opt"], row["precision"])
         if not _feasible(family, row, cost, process, limits):
             continue
-        row = {"id": f"{family}-{seed}-{number:05d}", "family": family, **row, "parameters": cost.parameters, "need": need, "guess": process}
+        row = {
+            "id": f"{family}-{seed}-{number:05d}",
+            "family": family,
+            **row,
+            "parameters": cost.parameters,
+            "need": need,
+            "guess": process,
+        }
         if wanted is None or process // CLASS[family] == wanted:
             return row
         last = last or row
@@ -106,9 +113,7 @@ def _ways(chance: random.Random, known: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mlp(
-    chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str, Any]
-) -> tuple[dict[str, Any], Cost]:
+def _mlp(chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str, Any]) -> tuple[dict[str, Any], Cost]:
     act = chance.choice(known["act"])
     inputs, classes = _whole(chance, known, "inputs"), _whole(chance, known, "classes")
     classes = max(known["classes"][0], min(classes, inputs // 4))  # as the authors: networks narrow towards the output
@@ -126,11 +131,13 @@ def _mlp(
     return row, mlp_cost(widths, classes, act, norm, dropout)
 
 
-def _cnn(
-    chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str, Any]
-) -> tuple[dict[str, Any], Cost]:
+def _cnn(chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str, Any]) -> tuple[dict[str, Any], Cost]:
     act = chance.choice(known["act"])
-    side, channels, depth = _whole(chance, known, "side"), chance.choice(known["channels"]), _whole(chance, known, "depth")
+    side, channels, depth = (
+        _whole(chance, known, "side"),
+        chance.choice(known["channels"]),
+        _whole(chance, known, "depth"),
+    )
     filters = cnn_filters(arch, _whole(chance, known, "filters"), _whole(chance, known, "filters"), depth)
     if arch == "dense":
         filters = [max(4, count // 8) for count in filters]  # they add up from layer to layer

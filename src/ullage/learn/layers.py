@@ -73,9 +73,8 @@ class Attention(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.heads, self.causal, self.eager, self.rate = heads, causal, eager, dropout
-        names = ("projections",) if fused else ("queries", "keys", "values")
-        for name in names:
-            setattr(self, name, projection(size, size * 3 // len(names)))
+        parts = 1 if fused else 3
+        self.projections = nn.ModuleList(projection(size, size * 3 // parts) for _ in range(parts))
         self.output = projection(size, size)
         self.dropout = nn.Dropout(dropout)
 
@@ -88,15 +87,16 @@ class Attention(nn.Module):
 
     def _projected(self, states: torch.Tensor, memory: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         source = states if memory is None else memory
-        if hasattr(self, "queries"):
-            return self.queries(states), self.keys(source), self.values(source)
-        if memory is None:
-            parts: tuple[torch.Tensor, ...] = self.projections(states).chunk(3, dim=-1)
-            return parts
-        return self.projections(states).chunk(3, dim=-1)[0], *self.projections(memory).chunk(3, dim=-1)[1:]
+        if len(self.projections) == 3:
+            return tuple(
+                project(given) for project, given in zip(self.projections, (states, source, source), strict=True)
+            )
+        own: tuple[torch.Tensor, ...] = self.projections[0](states).chunk(3, dim=-1)
+        return own if memory is None else (own[0], *self.projections[0](memory).chunk(3, dim=-1)[1:])
 
     def _split(self, states: torch.Tensor) -> torch.Tensor:
-        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        apart: torch.Tensor = states.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return apart
 
     def _kernel(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         rate = self.rate if self.training else 0.0

@@ -7,6 +7,7 @@ which GPU and which versions its rows come from; a line like it is added where t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ BASE = 800 * MIB  # a process that has a context and has not trained yet
 SAFETY, SAFETY_CONVOLUTIONS = 1.35, 1.6
 MARGIN = GIB
 UNKNOWN_NEED = 30 * GIB
-AHEAD = 6  # children that make their model while another one is read
+AHEAD = 10  # children that make their model while another one is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,9 @@ class Plan:
 def measure_rows(rows: Sequence[dict[str, Any]], plan: Plan) -> tuple[int, Iterator[dict[str, Any]]]:
     """How many of the rows are left to measure, and those rows as they are measured; each is in the file already.
 
-        left, measured = measure_rows(rows, Plan(out=Path("measured.jsonl")))
-        for row in measured:
-            print(row["id"], row.get("peak_reserved"))
+    left, measured = measure_rows(rows, Plan(out=Path("measured.jsonl")))
+    for row in measured:
+        print(row["id"], row.get("peak_reserved"))
     """
     orders = read_orders(rows, plan)
     done = mend(plan.out, plan.kind)
@@ -94,6 +95,8 @@ def _measured(orders: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, An
 
 def make_server(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
     """The server for a plan, and what it found out about the GPU. This process itself never touches CUDA."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import torch
 
     from ullage.learn import memory_run, utilization_run
@@ -139,7 +142,7 @@ def need(order: dict[str, Any]) -> int:
     >>> need({"need": 20 * GIB}) == 28 * GIB
     True
     """
-    counted = order.get("need")
+    counted: int | None = order.get("need")
     if counted is None:
         return UNKNOWN_NEED
     wide = order.get("family") == "cnn" and order.get("precision") != "fp32"

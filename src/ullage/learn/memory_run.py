@@ -61,6 +61,7 @@ def run_memory(prepared: Prepared) -> dict[str, Any]:
     def note() -> None:
         torch.cuda.synchronize()
         times.append(time.perf_counter())
+        print(f"step {len(times)} {times[-1] - started:.4f} s peak {torch.cuda.max_memory_reserved()}")  # to its log
         if len(times) == prepared.iterations:  # while model, batch and loss are still alive
             figures["nvml_end"] = prepared.nvml.read()
             figures["end_reserved"] = torch.cuda.memory_reserved()

@@ -36,19 +36,20 @@ class Prepared:
     configuration: Configuration
     made: Any
     seconds: float
+    log: bool = False
 
 
 def prepare_utilization(order: dict[str, Any]) -> Prepared:
     """Make the model; no CUDA."""
     configuration = Configuration.from_row(order)
-    return Prepared(configuration, prepare(configuration), float(order.get("seconds", 1.0)))
+    return Prepared(configuration, prepare(configuration), float(order.get("seconds", 1.0)), bool(order.get("raw")))
 
 
 class Reading:
     """Called after every step: first warms up, then counts for so many seconds, then ends the loop."""
 
-    def __init__(self, seconds: float, uuid: str) -> None:
-        self.seconds, self.uuid = seconds, uuid
+    def __init__(self, seconds: float, uuid: str, log: bool = False) -> None:
+        self.seconds, self.uuid, self.log = seconds, uuid, log
         self.warm_steps, self.steps = 0, 0
         self.stack = contextlib.ExitStack()
         self.activity: ActivityBetween | None = None
@@ -61,6 +62,8 @@ class Reading:
 
     def __call__(self) -> None:
         now = time.perf_counter()
+        if self.log:
+            print(f"{'warming' if self.activity is None else 'reading'} {now:.6f}")
         if self.activity is None:
             self._warm(now)
             return
@@ -123,7 +126,7 @@ def run_utilization(prepared: Prepared) -> dict[str, Any]:
     torch.cuda.synchronize()
     nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid)
     figures: dict[str, Any] = {"nvml_ctx": nvml.read()}
-    reading = Reading(prepared.seconds, nvml.uuid)
+    reading = Reading(prepared.seconds, nvml.uuid, prepared.log)
     made, prepared.made = prepared.made, None
     try:
         train(prepared.configuration, ENDLESS, after_iteration=reading, prepared=made)
