@@ -239,6 +239,7 @@ def _child(trade: Trade, order: Order, answers: int, leave: int, log: Path | Non
         output = os.open(log if log is not None else os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
         try:
             prepared = trade.prepare(order)
             wait(b"ready\n")
