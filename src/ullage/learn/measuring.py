@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Plan:
     seconds: float = 1.0
     timeout: float = 60.0
     raw: Path | None = None
+    together: int = 1  # memory runs that share a process, one after the other
 
     @property
     def kind(self) -> str:
@@ -83,7 +84,7 @@ def _measured(orders: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, An
     with _appending(plan.out) as file:
         if known != header:
             file.write(json.dumps({"header": header}) + "\n")
-        for order, answer in server.work(orders):
+        for order, answer in _answers(server, orders, plan):
             row = {key: value for key, value in order.items() if key not in ("iterations", "seconds", "raw")}
             row |= {"pass": plan.kind, **answer}
             file.write(json.dumps(row) + "\n")
@@ -91,6 +92,27 @@ def _measured(orders: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, An
             if plan.raw is not None:
                 (plan.raw / order["id"] / f"{plan.kind}.json").write_text(json.dumps(row, indent=1) + "\n")
             yield row
+
+
+def _answers(server: ForkServer, orders: list[dict[str, Any]], plan: Plan) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Orders with their answers; with bundles, what a bundle left undone gets a fresh process afterwards."""
+    if plan.together > 1 and not plan.utilization:
+        from ullage.learn.bundles import bundle, prepare_bundle, run_bundle, untied
+
+        left = []
+        trade = replace(server.trade, prepare=prepare_bundle, run=run_bundle, log=lambda order: None)
+        bundles = ForkServer(
+            trade, total=server.total, at_once=server.at_once, timeout=plan.timeout + 2 * plan.together,
+            host_total=server.host_total, retry=lambda answer: False,
+        )  # fmt: skip
+        for parcel, found in bundles.work(bundle(orders, plan.together, need)):
+            for order, answer in untied(parcel, found):
+                if answer is None:
+                    left.append(order)
+                else:
+                    yield order, answer
+        orders = left
+    yield from server.work(orders)
 
 
 def make_server(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:

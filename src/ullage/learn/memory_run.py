@@ -31,18 +31,18 @@ class Prepared:
     configuration: Configuration
     made: Any
     iterations: int
-    nvml: ProcessMemory
+    nvml: ProcessMemory | None
     context: int | None
     began: float
     figures: dict[str, Any] = field(default_factory=dict)
 
 
-def prepare_memory(order: dict[str, Any]) -> Prepared:
+def prepare_memory(order: dict[str, Any], ask_nvml: bool = True) -> Prepared:
     """Make the context and the model."""
     began = time.perf_counter()
     torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
-    nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid)
-    context = nvml.read()
+    nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid) if ask_nvml else None
+    context = nvml.read() if nvml else None
     configuration = Configuration.from_row(order)
     with cheap_start():
         made = prepare(configuration)
@@ -64,7 +64,7 @@ def run_memory(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> 
         times.append(time.perf_counter())
         print(f"step {len(times)} {times[-1] - started:.4f} s peak {torch.cuda.max_memory_reserved()}")  # to its log
         if len(times) == prepared.iterations:  # while model, batch and loss are still alive
-            figures["nvml_end"] = prepared.nvml.read()
+            figures["nvml_end"] = prepared.nvml.read() if prepared.nvml else None
             figures["end_reserved"] = torch.cuda.memory_reserved()
 
     made, prepared.made = prepared.made, None
