@@ -25,7 +25,7 @@ BASE = 800 * MIB  # a process that has a context and has not trained yet
 SAFETY, SAFETY_CONVOLUTIONS = 1.35, 1.6
 MARGIN = GIB
 UNKNOWN_NEED = 30 * GIB
-AHEAD = 10  # children that make their model while another one is read
+TURNS = 8  # children that make their first step together, and then are read one by one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,23 +100,23 @@ def make_server(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
     import torch
 
     from ullage.learn import memory_run, utilization_run
+    from ullage.learn.no_compiler import no_compiler
 
     torch.set_num_threads(1)
+    no_compiler()
     header = look_at_gpu()
     if plan.utilization:
         trade = Trade(
-            prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization,
-            needs=lambda order: header["free"], host=_host, log=_logs(plan),
+            prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization, needs=need, base=BASE,
+            turns=TURNS, host=_host, log=_logs(plan),
         )  # fmt: skip
-        at_once = min(AHEAD, plan.at_once)
     else:
         trade = Trade(
             prepare=memory_run.prepare_memory, run=memory_run.run_memory, needs=need, base=BASE, host=_host,
             log=_logs(plan),
         )  # fmt: skip
-        at_once = plan.at_once
     server = ForkServer(
-        trade, total=max(GIB, header["free"] - SPARE), at_once=at_once, timeout=plan.timeout + plan.seconds,
+        trade, total=max(GIB, header["free"] - SPARE), at_once=plan.at_once, timeout=plan.timeout + plan.seconds,
         host_total=_host_total(), retry=_is_doubtful,
     )  # fmt: skip
     return server, {key: value for key, value in header.items() if key != "free"}
@@ -126,7 +126,7 @@ def look_at_gpu() -> dict[str, Any]:
     """Name, memory and versions, asked by a child: a process that has asked CUDA itself cannot fork others."""
     from ullage.learn.memory_run import describe_gpu
 
-    trade = Trade(prepare=lambda order: None, run=lambda prepared: describe_gpu(), needs=lambda order: 0)
+    trade = Trade(prepare=lambda order: None, run=lambda prepared, pause: describe_gpu(), needs=lambda order: 0)
     answer = next(found for _, found in ForkServer(trade, total=GIB, at_once=1, timeout=120).work([{}]))
     if "failed" in answer:
         raise UllageError(

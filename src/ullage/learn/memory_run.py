@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +52,7 @@ def prepare_memory(order: dict[str, Any]) -> Prepared:
     return Prepared(configuration, made, iterations, nvml, context, began)
 
 
-def run_memory(prepared: Prepared) -> dict[str, Any]:
+def run_memory(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train a few steps; running out of memory is an answer too."""
     figures: dict[str, Any] = {"nvml_ctx": prepared.context}
     steps: list[None] = []
