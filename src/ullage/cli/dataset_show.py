@@ -102,7 +102,8 @@ def _classes(name: str, part: dict[str, Any]) -> Table:
         beside = ""
         if place // 8 != before:
             before = place // 8
-            beside = f"{8 * before} to {8 * before + 8}: {large[before]} ({100 * large[before] / part['with_memory']:.1f} %)"
+            share = 100 * large[before] / part["with_memory"]
+            beside = f"{8 * before} to {8 * before + 8}: {large[before]} ({share:.1f} %)"
         table.add_row(f"{place} to {place + 1}", str(count), "█" * max(1, round(_BAR * count / most)), beside)
     if len(small) > len(shown):
         table.caption = f"{len(small) - len(shown)} larger classes are left out: --json has them"
