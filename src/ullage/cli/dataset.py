@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from ullage.cli.dataset_clean import clean
 from ullage.cli.dataset_generate import generate
 from ullage.cli.dataset_measure import measure
+from ullage.cli.dataset_show import show
 
 dataset = typer.Typer(
     name="dataset",
@@ -14,3 +16,5 @@ dataset = typer.Typer(
 )
 dataset.command()(generate)
 dataset.command()(measure)
+dataset.command()(clean)
+dataset.command()(show)

@@ -1,0 +1,70 @@
+"""The features of many runs as columns of a data set, in several processes where there are many."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ullage.errors import UllageError
+
+FEW = 150  # so many runs take less time than starting processes
+AT_ONCE = 16  # runs that a process is handed at a time
+
+
+def feature_rows(configurations: Sequence[str], processes: int | None = None) -> Iterator[dict[str, Any] | str]:
+    """For every configuration (as JSON), in their order, its columns; a text where the model does not run.
+
+    >>> row = next(feature_rows(['{"model": "mlp:x", "widths": [8, 4], "batch": 2}']))
+    >>> row["parameters"], row["layers"]
+    (36, (('linear', 4, 36),))
+    """
+    processes = processes or len(os.sched_getaffinity(0))
+    if processes == 1 or len(configurations) < FEW:
+        yield from map(feature_row, configurations)
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    # Spawned: a process that has run PyTorch has threads, which a fork would not have.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin) as pool:
+        yield from pool.map(feature_row, configurations, chunksize=AT_ONCE)
+
+
+def _begin() -> None:
+    """What a process does first: one thread, and PyTorch's many objects out of the collector's way."""
+    import gc
+
+    import torch
+
+    import ullage.estimators.gpumemnet_features  # noqa: F401
+
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+
+
+def feature_row(configuration: str) -> dict[str, Any] | str:
+    """The columns of one configuration, or why there are none."""
+    from ullage.estimators.gpumemnet_features import features
+    from ullage.workload.configuration import Configuration
+
+    try:
+        found = features(Configuration.from_row(json.loads(configuration)))
+    except UllageError as error:
+        return str(error).splitlines()[0]
+    return {
+        "batch_size": found.batch_size,
+        "input_elements": found.input_elements,
+        "sequence_length": found.sequence_length,
+        "parameters": found.parameters,
+        "activations": found.activations,
+        "activations_batch": found.activations * found.batch_size,
+        "depth": found.depth,
+        **{f"count_{kind}": count for kind, count in found.counts.items()},
+        "activation_function": found.activation_function,
+        "optimizer": found.optimizer,
+        "precision": found.precision,
+        "layers": found.layers,
+    }
