@@ -6,9 +6,10 @@ import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
 
+from ullage.placement.asks import Ask, Asking
 from ullage.placement.fairness import fair_order, waited
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Ask, Decision, Outcome, Waiting
+from ullage.placement.outcome import Decision, Outcome, View, Waiting
 from ullage.placement.places import Place, places
 from ullage.placement.policies import Policy, find_policy
 from ullage.placement.rules import Rules
@@ -59,6 +60,8 @@ class _Pass:
         self.backfills = policy.backfills if rules.backfill is None else rules.backfill
         self.open = sorted((place for place in seen if place.obstacle is None), key=self.rank)
         self.short_only: list[Place] = []  # kept for a job, but until a known time: open to jobs that end before it
+        self.lent_free, self.lent_until = -1, -math.inf  # the most that a job can find there, and for how long
+        self.asking = Asking(rules, policy.oracle, policy.alone)
         self.failed: dict[tuple[int, bool, bool], int] = {}  # the smallest ask of this kind that found no place
         self.reservations = rules.reservations
         self.predict = rules.slowdown if policy.predicts else None
@@ -68,46 +71,44 @@ class _Pass:
         return self.policy.rank(place, self.last)
 
     def over(self, queue: Sequence[Job]) -> Outcome:
-        """Give each job its turn."""
+        """Give each job its turn, until no further one can be placed."""
         placed: list[Decision] = []
-        left: list[tuple[int, Ask, int | None]] = []
+        left: list[Job] = []
         behind: int | None = None
-        for job in queue:
-            ask = self.ask(job)
-            decision = None if behind is not None else self.place(job, ask)
+        turns = iter(queue)
+        for job in turns:
+            if self._hopeless(job):
+                left.append(job)
+                continue
+            ask = self.asking.of(job)
+            decision = self.place(job, ask)
             if decision is not None:
                 placed.append(decision)
                 continue
-            left.append((job.id, ask, behind))
-            if behind is None and self._could_ever(ask):
-                if not self.backfills and not job.recovery:
-                    behind = job.id
-                elif self.reservations and waited(job, self.now) >= self.rules.patience:
-                    self.reserve(job, ask)
-        sights = tuple(place.sight(self.rules) for place in self.seen)
-        return Outcome(tuple(placed), tuple([Waiting(number, ask, sights, ahead) for number, ask, ahead in left]))
-
-    def ask(self, job: Job) -> Ask:
-        """What the job needs under this policy and these rules."""
-        need = job.true if self.policy.oracle else job.need
-        rules = self.rules
-        if self.policy.alone or job.exclusive or (need is None and rules.unknown == "exclusive"):
-            return Ask(job.gpus, need or 0, 0, True, need is not None)
-        if need is None:
-            return Ask(job.gpus, rules.free_floor or 0, 0, False, False)
-        return Ask(job.gpus, need, rules.margin, False, True)
+            left.append(job)
+            if not self.backfills and not job.recovery and self._could_ever(ask):
+                behind = job.id
+                break
+            if self._may_reserve(job) and self._could_ever(ask):
+                self.reserve(job, ask)
+            if not self.open and not self.short_only:
+                break
+        view = View(self.asking, tuple([place.sight(self.rules) for place in self.seen]))
+        waiting = [Waiting(job.id, job, view) for job in left]
+        waiting += [Waiting(job.id, job, view, behind) for job in turns]
+        return Outcome(tuple(placed), tuple(waiting))
 
     def place(self, job: Job, ask: Ask) -> Decision | None:
         """Put the job on the best places that suit it, on as many as it asks for, or nowhere."""
         kind = (ask.gpus, ask.alone, ask.known)
-        lent = self._lent(job) if self.short_only else []
-        if not lent and (len(self.open) < ask.gpus or ask.bytes >= self.failed.get(kind, math.inf)):
-            return None
-        pool = sorted(self.open + lent, key=self.rank) if lent else self.open
-        suited = self._suited(job, ask, pool)
-        if len(suited) < ask.gpus:
-            if self.predict is None and not lent:
+        suited: list[Place] = []
+        if ask.bytes < self.failed.get(kind, math.inf):
+            suited = self._suited(job, ask, self.open)
+            if len(suited) < ask.gpus and self.predict is None:
                 self.failed[kind] = ask.bytes
+        if len(suited) < ask.gpus:
+            suited = self._suited_with_lent(job, ask) if self.short_only else []
+        if not suited:
             return None
         chosen = suited[: ask.gpus]
         promise = min(place.free for place in chosen) if ask.alone else ask.bytes
@@ -137,7 +138,25 @@ class _Pass:
                 self.open.remove(place)
                 if until < math.inf:
                     self.short_only.append(place)
+                    self.lent_free, self.lent_until = max(self.lent_free, place.free), max(self.lent_until, until)
         self.reservations -= 1
+
+    def _hopeless(self, job: Job) -> bool:
+        """A quick no, for the long tail of a queue: one that asked for less has found nothing, and nothing is lent."""
+        if not self.backfills or self._may_reserve(job):
+            return False
+        need = job.true if self.policy.oracle else job.need
+        known, alone = need is not None, self.policy.alone or job.exclusive
+        if need is None:
+            alone = alone or self.rules.unknown == "exclusive"
+            need = 0 if alone else self.rules.free_floor or 0
+        if need < self.failed.get((job.gpus, alone, known), math.inf):
+            return False
+        limit = job.time_limit
+        return limit is None or need > self.lent_free or self.now + limit > self.lent_until
+
+    def _may_reserve(self, job: Job) -> bool:
+        return self.reservations != 0 and waited(job, self.now) >= self.rules.patience
 
     def _suited(self, job: Job, ask: Ask, pool: list[Place]) -> list[Place]:
         """Places of the pool that suit the job, best first; no more than needed where the order is the pool's."""
@@ -175,15 +194,21 @@ class _Pass:
                 insort(pool, place, key=self.rank)
             else:
                 pool.append(place)
+        if place.kept is not None:
+            self.lent_free = max((lent.free for lent in self.short_only), default=-1)
         if self.policy.cyclic:
             self.open.sort(key=self.rank)
 
-    def _lent(self, job: Job) -> list[Place]:
-        """Kept places that the job may use, because it ends before they are needed."""
+    def _suited_with_lent(self, job: Job, ask: Ask) -> list[Place]:
+        """Enough places for the job, kept ones among them that it may use because it ends before they are needed."""
         if job.time_limit is None:
             return []
         end = self.now + job.time_limit
-        return [place for place in self.short_only if end <= place.kept_until]
+        lent = [place for place in self.short_only if end <= place.kept_until and place.fits(ask, self.rules)]
+        if not lent:
+            return []
+        suited = self._suited(job, ask, sorted(lent if ask.gpus == 1 else self.open + lent, key=self.rank))
+        return suited if len(suited) >= ask.gpus else []
 
     def _could_ever(self, ask: Ask) -> bool:
         """Whether waiting for our own jobs helps; a job that nothing here can hold must not hold up the others."""

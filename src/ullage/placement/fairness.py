@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from ullage.placement.rules import Rules
 from ullage.placement.snapshot import Job
@@ -33,27 +34,29 @@ def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str
     >>> [job.id for job in fair_order(queue, Rules(), now=10.0)]
     [1, 3, 2]
     """
-    ageing = rules.ageing
-    if ageing is None or all(now - job.submitted < ageing for job in jobs):
-        priorities = [job.priority for job in jobs]
-    else:
-        priorities = [effective_priority(job, rules, now) for job in jobs]
-    # The number is there so that two jobs themselves are never compared.
-    keyed = [
-        (not job.recovery, -priority, job.submitted, job.id, number, job)
-        for number, (job, priority) in enumerate(zip(jobs, priorities, strict=True))
-    ]
-    keyed.sort()
-    if not rules.fair or len({job.user for job in jobs}) < 2:
-        return [job for *_, job in keyed]
+    queue = sorted(jobs, key=attrgetter("id"))
+    queue.sort(key=attrgetter("submitted"))
+    # The queue is sorted by arrival, so its first job tells whether any can have aged: most often none has.
+    aged = rules.ageing is not None and bool(queue) and now - queue[0].submitted >= rules.ageing
+    classes: dict[tuple[bool, int], list[Job]] = {}
+    for job in queue:
+        priority = effective_priority(job, rules, now) if aged else job.priority
+        classes.setdefault((not job.recovery, -priority), []).append(job)
     accounts = dict(usage or {})
-    turns = []
-    for number, (not_recovery, priority, _, _, _, job) in enumerate(keyed):
+    ordered: list[Job] = []
+    for rank in sorted(classes):
+        ordered += _taking_turns(classes[rank], accounts, rules.turn) if rules.fair else classes[rank]
+    return ordered
+
+
+def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> list[Job]:
+    """One class of the queue by the level at which each job stands; equal levels stay in the order of arrival."""
+    levels = []
+    for job in queue:
         account = accounts.get(job.user, 0.0)
-        accounts[job.user] = account + rules.turn * job.gpus
-        turns.append((not_recovery, priority, account / job.share, job.submitted, number, job))
-    turns.sort()
-    return [job for *_, job in turns]
+        accounts[job.user] = account + turn * job.gpus
+        levels.append(account / job.share)
+    return [queue[number] for number in sorted(range(len(queue)), key=levels.__getitem__)]
 
 
 def recent_usage(
