@@ -6,10 +6,11 @@ import copy
 import dataclasses
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ullage.placement import Activity, Job, Ledger, Outcome, Rules, Running, Slot, decide, policies
+from ullage.placement import Activity, Job, Ledger, Outcome, Rules, Running, Slot, decide, deciding, policies
 
 ORACLES = {"first-fit", "best-fit", "worst-fit", "least-utilized"}
 fraction = st.none() | st.floats(0, 1)
@@ -73,8 +74,9 @@ def scenes(draw: st.DrawFn) -> tuple[str, list[Job], list[Running], list[Slot], 
     for decision in decide(chosen, list(first.values()), [], slots, ledger, site, now=500.0).placed:
         ledger.accept(decision)
         running.append(Running(first[decision.job], decision.slots, since=500.0))
-        for slot in decision.slots:
-            ledger.observe(decision.job, slot, draw(st.none() | st.integers(0, 120)))
+    for each in running:
+        for slot in each.slots:
+            ledger.observe(each.job.id, slot, draw(st.none() | st.integers(0, 120)))
     return chosen, draw(jobs(1, 10)), running, slots, ledger, site
 
 
@@ -145,3 +147,13 @@ def test_a_second_pass_places_nobody_who_was_told_to_wait(scene) -> None:
         running = [*running, Running(by_id[decision.job], decision.slots, since=1000.0)]
     left = [by_id[each.job] for each in outcome.waiting]
     assert decide(chosen, left, running, slots, ledger, site, now=1000.0).placed == ()
+
+
+@settings(max_examples=500, deadline=None)
+@given(scenes())
+def test_the_quick_no_is_never_wrong(scene) -> None:
+    """Every job that is refused without looking would have been refused by looking."""
+    quick = decided(scene)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deciding._Pass, "_hopeless", lambda self, job: False)
+        assert decided(scene).placed == quick.placed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -52,6 +52,55 @@ def test_used_memory_is_not_counted_twice_while_a_job_has_not_been_seen() -> Non
     assert ledger.free("a") == 35, "5 of them cannot be within its promise"
     ledger.observe(1, "a", 5)
     assert ledger.free("a") == 0, "60 belong to others, 60 are promised"
+
+
+def test_memory_that_was_used_before_a_job_came_is_not_taken_for_its_own() -> None:
+    ledger = Ledger([slot(used=20)])
+    ledger.promise(1, {"a": 15})
+    assert ledger.free("a") == 65
+    ledger.see([slot(used=20)])
+    assert ledger.free("a") == 65, "it has not begun"
+    ledger.see([slot(used=35)])
+    assert ledger.free("a") == 65, "it has"
+    ledger.see([slot(used=15)])
+    assert ledger.free("a") == 70, "the 15 may be anybody's, so they count as others'"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    invisible=st.integers(0, 60),
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 3), st.sampled_from(["promise", "take", "observe", "release", "shrink"]), st.integers(0, 60)
+        ),
+        max_size=25,
+    ),
+)
+def test_with_an_invisible_process_no_promise_takes_what_is_not_there(
+    invisible: int, steps: list[tuple[int, str, int]]
+) -> None:
+    """The truth is played beside it: jobs take up to their promise, a process that nobody can attribute shrinks."""
+    ledger, promised, taken = Ledger([slot(used=invisible)]), dict[int, int](), dict[int, int]()
+    for job, what, amount in steps:
+        if what == "promise" and job not in promised:
+            try:
+                ledger.promise(job, {"a": amount})
+            except Overbooked:
+                continue
+            promised[job], taken[job] = amount, 0
+            assert invisible + sum(promised.values()) <= 100, "a promise took what was not there"
+        elif what == "take" and job in promised:
+            taken[job] = min(promised[job], amount)
+        elif what == "observe" and job in promised:
+            ledger.observe(job, "a", taken[job])
+        elif what == "release" and ledger.release(job):
+            del promised[job], taken[job]
+        elif what == "shrink":
+            invisible = min(invisible, amount)
+        ledger.see([slot(used=invisible + sum(taken.values()))])
+        for other in promised:  # the monitor sees those that it could see before
+            if ledger.seen(other, "a"):
+                ledger.observe(other, "a", taken[other])
 
 
 def test_unknown_used_memory_leaves_the_ledger_and_foreign_memory() -> None:

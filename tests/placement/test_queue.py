@@ -103,6 +103,22 @@ def test_a_job_whose_gpus_are_drained_waits_without_holding_up_the_others() -> N
     assert not waiting.never and waiting.reason.endswith("GPU 0 has 140 GiB free but is drained")
 
 
+def test_waiting_for_jobs_on_a_drained_gpu_does_not_help() -> None:
+    large = Slot("large", 0, "H200", 140 * GIB, 0, Activity(smact=0.0), drained=True)
+    there = running((job(100, need=100), "large"))
+    jobs = [job(1, need=100, submitted=-1000.0), job(2, need=5)]
+    outcome = decide("magm", jobs, there, [large, *slots(2)[1:]], Ledger(), QUIET, now=10.0)
+    assert [each.job for each in outcome.placed] == [2]
+
+
+def test_a_job_that_finds_too_few_gpus_to_keep_is_not_overtaken_by_one_that_keeps_fewer() -> None:
+    there = running(*[(job(100 + i, need=30), f"GPU-{i}") for i in range(3)])
+    rules = Rules(smact_limit=None, margin=0, patience=100.0, reservations=3)
+    jobs = [job(1, 35, gpus=2), job(2, 35, gpus=2), job(3, 35), job(4, 5, submitted=999.0)]
+    outcome = decide("ullage", jobs, there, slots(3), Ledger(), rules, now=1000.0)
+    assert [(each.job, each.slots) for each in outcome.placed] == [(4, ("GPU-2",))]
+
+
 def test_a_job_that_has_waited_long_reserves_and_others_no_longer_pass_it_there() -> None:
     there = running((job(100, need=30), "GPU-0"), (job(101, need=20), "GPU-1"))
     small = [job(2, need=5, submitted=900.0), job(3, need=5, submitted=900.0), job(4, need=5, submitted=900.0)]
@@ -149,6 +165,14 @@ def test_several_gpus_are_given_whole_and_distinct() -> None:
     assert outcome.waiting[0].reason == (
         "needs 10.0 GiB on each of 2 GPUs; 1 of the 2 GPUs are ready; GPU 0 has the most free, 5.00 GiB"
     )
+
+
+def test_nobody_joins_an_exclusive_job_also_where_it_leaves_memory() -> None:
+    """On GPUs of different sizes it is promised the smaller size on both."""
+    mixed = [slots(1)[0], Slot("large", 1, "H200", 140 * GIB, 0, Activity(smact=0.0))]
+    outcome = decide("ullage", [job(1, gpus=2, exclusive=True), job(2, need=1)], [], mixed, Ledger(), QUIET, now=10.0)
+    assert [(each.job, each.bytes) for each in outcome.placed] == [(1, 40 * GIB)]
+    assert outcome.waiting[0].reason.endswith("GPU 1 has 100 GiB free but belongs to one job alone")
 
 
 @pytest.mark.parametrize(
