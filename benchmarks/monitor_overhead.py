@@ -30,6 +30,32 @@ from ullage.monitor.sampling import Monitor  # noqa: E402
 GOAL = 1.0  # percent of one core
 
 
+CALLS: dict[str, tuple[int, float]] = {}  # how often each function of NVML was called, and its processor time
+
+
+class Timed:
+    """A module whose functions' processor time is added up."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        if not name.startswith("nvml") or not callable(found) or isinstance(found, type):
+            return found
+
+        def timed(*args: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return found(*args)
+            finally:
+                count, seconds = CALLS.get(name, (0, 0.0))
+                CALLS[name] = (count + 1, seconds + time.thread_time() - began)
+
+        setattr(self, name, timed)
+        return timed
+
+
 class Several:
     """Sources side by side, each with its own counters: one GPU read as often as many would be."""
 
@@ -69,10 +95,10 @@ def real_source(wanted: int) -> tuple[Source, str] | None:
     except Exception:
         return None
     if count >= wanted:
-        return NvmlSource(), f"NVML, {count} GPUs"
+        return NvmlSource(Timed(nvml)), f"NVML, {count} GPUs"
     times = -(-wanted // count)
     return Several(
-        [NvmlSource() for _ in range(times)]
+        [NvmlSource(Timed(nvml)) for _ in range(times)]
     ), f"NVML, {count} GPU(s) read {times} times: {times * count} GPUs"
 
 
@@ -85,7 +111,9 @@ def stand_in(wanted: int, processes: int) -> tuple[Source, str]:
         for number in range(wanted)
     ]
     nvml: Any = FakeNvml(gpus)
-    return NvmlSource(nvml), f"a stand-in for NVML with {wanted} GPUs and no driver: what our own code costs, no more"
+    return NvmlSource(
+        Timed(nvml)
+    ), f"a stand-in for NVML with {wanted} GPUs and no driver: what our own code costs, no more"
 
 
 def main() -> None:
@@ -116,7 +144,6 @@ def main() -> None:
         f"CPU: {used * 1000:.0f} ms, {percent:.2f} % of one core (goal: under {GOAL:g} %); "
         f"failed looks: {monitor.failures}"
     )
-    monitor.look()
     began = time.process_time()
     for _ in range(50):
         for device in monitor.devices():
@@ -129,6 +156,8 @@ def main() -> None:
     print(f"one look at the {len(monitor.devices())} GPUs: {each * 1000:.2f} ms; "
           f"all windows with mean, percentiles and ages: {(time.process_time() - began) * 1000:.1f} ms")  # fmt: skip
     monitor.stop()
+    for name, (count, seconds) in sorted(CALLS.items(), key=lambda item: -item[1][1])[:12]:
+        print(f"  {name}: {count} calls, {1000 * seconds / count:.3f} ms of processor time each")
     sys.exit(0 if percent < GOAL else 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class NvmlSource:
                 f"needed an NVIDIA driver; NVML says: {error}. 'nvidia-smi' shows whether the driver is there"
             ) from None
         self._known: dict[str, _Known] = {}
+        self._lock = threading.RLock()  # two threads in one pair of GPM's buffers end the process
         self._gone_codes = {
             self._nvml.NVML_ERROR_GPU_IS_LOST,
             getattr(self._nvml, "NVML_ERROR_RESET_REQUIRED", 16),
@@ -63,6 +65,10 @@ class NvmlSource:
 
     def devices(self) -> list[Device]:
         """Cards in NVML's order, each followed by its MIG instances. A card that does not answer is left out."""
+        with self._lock:
+            return self._devices()
+
+    def _devices(self) -> list[Device]:
         found: dict[str, _Known] = {}
         for index in range(self._count()):
             with contextlib.suppress(self._nvml.NVMLError):
@@ -76,8 +82,8 @@ class NvmlSource:
 
     def read(self, device_id: str) -> Reading:
         """One look; a value that NVML refuses is `None`, and a GPU that is lost raises `DeviceLost`."""
-        known = self._find(device_id)
-        with self._watching_for_loss(device_id):
+        with self._lock, self._watching_for_loss(device_id):
+            known = self._find(device_id)
             busy = self._busy(known)
             used, total = self._memory(known.handle)
             if known.device.mig:
@@ -86,10 +92,10 @@ class NvmlSource:
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
         """Bytes by pid: compute, MPS clients and graphics together; `None` where NVML gives none of its lists."""
-        handle = self._find(device_id).handle
         found: dict[int, int | None] = {}
         answered = False
-        with self._watching_for_loss(device_id):
+        with self._lock, self._watching_for_loss(device_id):
+            handle = self._find(device_id).handle
             for name in _LISTS:
                 listed = self._ask(name, handle)
                 if listed is None:
@@ -117,12 +123,13 @@ class NvmlSource:
 
     def close(self) -> None:
         """Give NVML's buffers back and end it."""
-        for known in self._known.values():
-            if known.counter is not None:
-                known.counter.close()
-        self._known = {}
-        with contextlib.suppress(self._nvml.NVMLError):
-            self._nvml.nvmlShutdown()
+        with self._lock:
+            for known in self._known.values():
+                if known.counter is not None:
+                    known.counter.close()
+            self._known = {}
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
 
     def _count(self) -> int:
         try:
