@@ -7,7 +7,8 @@
     ├── UnsupportedOperation    the virtual GPU cannot follow this operator or call
     ├── ScriptFailed            a script that was estimated failed by itself; carries the end of its output
     ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
-    └── NestedGPUError          a virtual GPU is already in use in another thread
+    ├── NestedGPUError          a virtual GPU is already in use in another thread
+    └── Overbooked              memory that is already promised cannot be promised again
 
 Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
 """
@@ -82,6 +83,10 @@ class UnsupportedPlatform(UllageError, RuntimeError):
 
 class NestedGPUError(UllageError, RuntimeError):
     """A second virtual GPU was started in another thread while one was in use."""
+
+
+class Overbooked(UllageError, RuntimeError):
+    """The promise ledger refused a promise; nothing was promised. The text says what was asked and what is left."""
 
 
 def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:
