@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ullage.errors import UllageError, UnknownName
+from ullage.errors import NoSuchJob
 from ullage.manager.crash_points import crash_point
 from ullage.manager.records import (
     ENDED,
@@ -20,13 +20,6 @@ from ullage.manager.records import (
 )
 from ullage.manager.states import OVER, Cause, State, check_transition
 from ullage.manager.store import Store
-
-
-class NoSuchJob(UnknownName):
-    """A number that no job has."""
-
-    def __init__(self, reference: str) -> None:
-        UllageError.__init__(self, f"no job {reference}; 'ullage queue' and 'ullage history' list them")
 
 
 class Book:
@@ -238,6 +231,15 @@ class Book:
         with self.transaction():
             self._store.execute("INSERT OR REPLACE INTO gpus VALUES (?, ?, ?)", (gpu, drained, reason))
             self.event("drained" if drained else "resumed", None, f"{gpu} {reason}".strip())
+
+    def usage(self, since: float) -> dict[str, float]:
+        """GPU-seconds of attempts that ended since then, by user."""
+        rows = self._store.rows(
+            "SELECT j.user, sum(coalesce(a.elapsed, 0) * json_array_length(a.slots)) AS seconds "
+            "FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.ended >= ? GROUP BY j.user",
+            (since,),
+        )
+        return {row["user"]: row["seconds"] for row in rows}
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state, those that are over too."""

@@ -10,14 +10,10 @@ import socket
 import struct
 from dataclasses import dataclass, field
 
-from ullage.errors import UllageError
+from ullage.errors import NotAllowed
 
 # What a job takes over from whoever submitted it; the others are no business of a job.
 _LIMITS = ("RLIMIT_NOFILE", "RLIMIT_MEMLOCK", "RLIMIT_NPROC", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_FSIZE")
-
-
-class NotAllowed(UllageError):
-    """Somebody asked for what they may not do; the text says who may."""
 
 
 @dataclass(frozen=True)

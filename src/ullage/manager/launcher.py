@@ -36,7 +36,11 @@ _LARGEST_RECORD = 1 << 16
 
 @dataclass(frozen=True)
 class Look:
-    """What was found in a folder: "waiting" (not begun yet), "alive", "ended" (with its record) or "lost"."""
+    """What was found in a folder.
+
+    "starting": its supervisor is on its way. "absent": nobody is there and it was never begun. "alive": it has begun
+    and is not over. "ended": with its record. "lost": it had begun, and whoever watched it is gone.
+    """
 
     state: str
     started: dict[str, Any] | None = None
@@ -49,13 +53,24 @@ class Launcher:
     def __init__(self, folder: Path, wake: Path) -> None:
         self._folder, self._wake = folder / "jobs", wake
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._failures: dict[Path, str] = {}
 
     def folder(self, job: int, number: int) -> Path:
         """The folder of an attempt."""
         return self._folder / str(job) / str(number)
 
     def start(self, folder: Path, order: dict[str, Any]) -> None:
-        """Start the supervisor of an attempt that is written down already."""
+        """Start the supervisor of an attempt that is written down already. What goes wrong is told by `failure`."""
+        try:
+            self._start(folder, order)
+        except OSError as error:
+            self._failures[folder] = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+
+    def note_failure(self, folder: Path, text: str) -> None:
+        """An attempt will not be started, for this reason."""
+        self._failures[folder] = text
+
+    def _start(self, folder: Path, order: dict[str, Any]) -> None:
         folder.mkdir(parents=True, mode=0o755, exist_ok=True)
         crash_point("folder-made")
         order = {**order, "stdout": str(folder / STDOUT), "stderr": str(folder / STDERR), "wake": str(self._wake)}
@@ -76,24 +91,25 @@ class Launcher:
         if record is None:
             child = self._children.get(token)
             if child is not None and child.poll() is None:
-                return Look("alive" if started else "waiting", started)
+                return Look("alive" if started else "starting", started)
             record, state = self._by_lock(folder)
         return Look(state, started, record)
 
     def reap(self) -> None:
         """Supervisors of ours that have ended leave nothing behind."""
-        self._children = {token: child for token, child in self._children.items() if child.poll() is None}
+        for token in [token for token, child in self._children.items() if child.poll() is not None]:
+            self._children.pop(token)
 
     def _by_lock(self, folder: Path) -> tuple[dict[str, Any] | None, str]:
         if not folder.exists():
-            return None, "waiting"
+            return None, "absent"
         with locked(folder) as mine:
             if not mine:
                 return None, "alive"
             record = read_record(folder / supervisor.EXIT)  # it may have ended since
             if record is not None:
                 return record, "ended"
-            return None, "lost" if (folder / supervisor.STARTED).exists() else "waiting"
+            return None, "lost" if (folder / supervisor.STARTED).exists() else "absent"
 
     def revoke(self, folder: Path) -> bool:
         """Make sure that an attempt which has not begun never begins; false if it has."""
@@ -123,7 +139,9 @@ class Launcher:
         return len(found)
 
     def failure(self, folder: Path) -> str:
-        """Why a supervisor could not begin, from its own log."""
+        """Why an attempt could not begin, from what was met here or from its supervisor's own log."""
+        if folder in self._failures:
+            return self._failures.pop(folder)
         lines = tail(folder / LOG, 4096).strip().splitlines()
         return lines[-1][:300] if lines else "it left no word"
 

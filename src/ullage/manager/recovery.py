@@ -45,14 +45,14 @@ def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lo
     'failed by itself'
     """
     code, number, reason = record.get("code"), record.get("signal"), record.get("reason")
-    if code == 0 and not record.get("never_started"):
-        return Ended(Cause.FINISHED, "exit code 0")
-    if reason == "slot-end" and (code is None or code == CHECKPOINT_EXIT):
-        return Ended(Cause.SLOT_ENDED, "its time slot was over")
-    if reason in _STOPPED and not (reason == "time-limit" and code == CHECKPOINT_EXIT):
+    if reason in _STOPPED:
         return Ended(*_STOPPED[reason])
-    if reason == "time-limit":
-        return Ended(Cause.TIME_LIMIT, "it saved itself at its time limit")
+    if code == 0:
+        return Ended(Cause.FINISHED, "exit code 0")
+    if reason == "slot-end":
+        return Ended(Cause.SLOT_ENDED, "its time slot was over")
+    if code == CHECKPOINT_EXIT and "SIGUSR1" in record.get("signals_sent", ()):
+        return Ended(Cause.TIME_LIMIT, "it saved itself before its time limit")
     if record.get("could_not_run"):
         return Ended(Cause.OWN_FAILURE, record["could_not_run"])
     words = read_output(output)

@@ -12,19 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import UllageError
+from ullage.errors import StoreDamaged, StoreFull
 from ullage.manager.tables import MIGRATIONS
 
 FILE, BACKUPS = "state.db", "backups"
 KEPT_BACKUPS = 3
-
-
-class StoreDamaged(UllageError):
-    """The database cannot be trusted; nothing was changed. The text says how to restore it."""
-
-
-class StoreFull(UllageError):
-    """Nothing can be written: what was asked for did not happen."""
 
 
 class Store:

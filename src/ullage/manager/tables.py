@@ -39,6 +39,7 @@ CREATE TABLE attempts (
     gpu_memory INTEGER, host_memory INTEGER,
     PRIMARY KEY (job, number)
 ) WITHOUT ROWID;
+CREATE INDEX attempts_by_end ON attempts (ended);
 CREATE INDEX live_attempts ON attempts (state) WHERE state != 'over';
 CREATE TABLE dependencies (
     job INTEGER NOT NULL REFERENCES jobs (id),
