@@ -3,7 +3,7 @@
 On each slot this much counts as taken:
 
     what foreign processes use
-    + for each job the larger of what it was promised and what it was seen to use
+    + for each job the larger of what it was promised and the most it was seen to use
     + what is used and nobody accounts for (a process that could not be attributed)
 
 so bytes that a job was promised and has not touched yet are not free, and neither are those that it took beyond its
@@ -23,11 +23,17 @@ from ullage.units import format_bytes
 
 @dataclass
 class _Held:
-    """A job on a slot: what it was promised, and what it was seen to use (None: not seen yet)."""
+    """A job on a slot: what it was promised, what it uses (None: not seen yet), and the most it was seen to use."""
 
     promised: int
-    taken: int | None
     exclusive: bool
+    taken: int | None = None
+    most: int = 0
+
+    @property
+    def counted(self) -> int:
+        # The most, not the latest: what a job used once it is likely to use again.
+        return max(self.promised, self.most)
 
 
 class Ledger:
@@ -55,7 +61,7 @@ class Ledger:
         other = Ledger()
         other._slots = dict(self._slots)
         other._held = {
-            slot: {job: _Held(held.promised, held.taken, held.exclusive) for job, held in holders.items()}
+            slot: {job: _Held(held.promised, held.exclusive, held.taken, held.most) for job, held in holders.items()}
             for slot, holders in self._held.items()
         }
         other.last = self.last
@@ -79,7 +85,7 @@ class Ledger:
     def adopt(self, job: int, memory: Mapping[str, int], exclusive: bool = False) -> None:
         """Write down a job that already runs, whether there is room or not: it is there. (After a restart.)"""
         for slot, needed in memory.items():
-            self._held.setdefault(slot, {})[job] = _Held(needed, None, exclusive)
+            self._held.setdefault(slot, {})[job] = _Held(needed, exclusive)
             self.last = slot
 
     def release(self, job: int) -> bool:
@@ -90,11 +96,15 @@ class Ledger:
         """What the job was seen to use on a slot (None: it could not be seen). Of a job that is not there: nothing."""
         held = self._held.get(slot, {}).get(job)
         if held is not None:
-            held.taken = taken
+            held.taken, held.most = taken, max(held.most, taken or 0)
 
     def slots(self, job: int) -> dict[str, int]:
         """What a job was promised, by slot."""
         return {slot: holders[job].promised for slot, holders in self._held.items() if job in holders}
+
+    def jobs(self) -> set[int]:
+        """All jobs that hold a promise."""
+        return {job for holders in self._held.values() for job in holders}
 
     def holders(self, slot: str) -> tuple[int, ...]:
         """The jobs on a slot."""
@@ -107,6 +117,10 @@ class Ledger:
     def promised(self, slot: str) -> int:
         """The sum of the promises on a slot."""
         return sum(held.promised for held in self._held.get(slot, {}).values())
+
+    def counted(self, slot: str) -> dict[int, int]:
+        """For each job on a slot what counts as its: the larger of its promise and the most it was seen to use."""
+        return {job: held.counted for job, held in self._held.get(slot, {}).items()}
 
     def others(self, slot: str) -> int:
         """What is used on the slot and belongs to none of our jobs, as far as it can be told.
@@ -121,8 +135,7 @@ class Ledger:
 
     def committed(self, slot: str) -> int:
         """All that counts as taken on a slot; more than its total where jobs took more than they were promised."""
-        held = self._held.get(slot, {}).values()
-        return self.others(slot) + sum(max(each.promised, each.taken or 0) for each in held)
+        return self.others(slot) + sum(self.counted(slot).values())
 
     def free(self, slot: str) -> int:
         """What can still be promised on a slot; 0 on one that was never seen."""

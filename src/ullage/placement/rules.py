@@ -29,8 +29,8 @@ class Rules:
     part. A reading older than `stale_after` is unknown. `slowdown` predicts slowdowns, at most `slowdown_limit`.
 
     Queue: `backfill` lets jobs pass one that must wait (None: as the policy has it); one that waited for `patience`
-    seconds reserves slots; every `ageing` seconds of waiting raise a job's priority by one; `turn` is the GPU-seconds
-    that a waiting job counts for in the fair order, before it has used any.
+    seconds reserves slots, `reservations` of them at a time; every `ageing` seconds of waiting raise a job's priority
+    by one; `fair` lets users take turns, in which a waiting job counts for `turn` GPU-seconds on each of its GPUs.
 
     >>> Rules(smact_limit=None, unknown="floor").free_floor == 5 * GIB
     True
@@ -51,6 +51,8 @@ class Rules:
     backfill: bool | None = None
     patience: float = 300.0
     ageing: float | None = 6 * 3600.0
+    reservations: int = 1
+    fair: bool = True
     turn: float = 600.0
 
     def __post_init__(self) -> None:
@@ -58,7 +60,16 @@ class Rules:
             valid = {"unknown": ("exclusive", "floor"), "unmeasured": ("alone", "never")}[name]
             if getattr(self, name) not in valid:
                 raise InvalidValue(f"needed {name} = {' or '.join(map(repr, valid))}; found {getattr(self, name)!r}")
-        for name in ("margin", "idle_memory", "patience", "fresh_busy", "free_floor", "smact_limit", "stale_after"):
+        for name in (
+            "margin",
+            "idle_memory",
+            "patience",
+            "fresh_busy",
+            "free_floor",
+            "smact_limit",
+            "stale_after",
+            "reservations",
+        ):
             if (getattr(self, name) or 0) < 0:
                 raise InvalidValue(f"needed {name} of 0 or more; found {getattr(self, name)}")
         for name in ("window", "turn", "ageing", "max_jobs_per_gpu", "slowdown_limit"):
