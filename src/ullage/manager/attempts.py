@@ -120,8 +120,9 @@ class Attempts:
         ran = job.ran + float(record.get("elapsed") or 0.0)
         common = {"ran": ran, "started": job.started or started.get("time"), "stop_reason": None, "cause": ended.cause,
                   "exit_code": record.get("code")}  # fmt: skip
+        over = {"ended": record.get("time", site.clock())}
         if ended.cause in _FINAL:
-            site.book.move(job, "end", _FINAL[ended.cause], ended.detail, detail=ended.detail, **common)
+            site.book.move(job, "end", _FINAL[ended.cause], ended.detail, detail=ended.detail, **over, **common)
             return
         if ended.cause is Cause.SLOT_ENDED:
             site.book.move(job, "retry", State.QUEUED, ended.detail, detail=ended.detail, **common)
@@ -131,7 +132,8 @@ class Attempts:
             return
         following = after_failure(job, attempt, ended, taken, site.largest, site.settings.recovering)
         if not following.again:
-            site.book.move(job, "end", State.FAILED, f"{ended.cause}: {following.text}", detail=following.text, **common)
+            text = f"{ended.cause}: {following.text}"
+            site.book.move(job, "end", State.FAILED, text, detail=following.text, **over, **common)
             return
         self._again(job, ended, following, common)
 

@@ -137,7 +137,7 @@ class Book:
         """A named transition of `states.TRANSITIONS`, with its event."""
         check_transition(transition, job.state, state)
         if state.is_over:
-            changes["ended"] = self._clock()
+            changes.setdefault("ended", self._clock())
         with self.transaction():
             changed = self.update(job, state=state, **changes)
             self.event(state.value if transition != "retry" else "retry", changed, text)

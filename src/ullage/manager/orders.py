@@ -209,7 +209,7 @@ class Orders:
         return {"gpu": found[0].id, "index": found[0].index, "drained": drained}
 
     def _shown(self, who: Who, job: JobRecord, whole: bool = False) -> dict[str, Any]:
-        shown = job_shown(job, self._site.reasons.get(job.id), self._site.clock(), whole and who.may_change(job.uid))
+        shown = job_shown(job, self._site.reason(job.id), self._site.clock(), whole and who.may_change(job.uid))
         attempt = self._book.attempts.get(job.id)
         live = asdict(attempt) if attempt else {}
         held = self._site.taken.get(attempt.token) if attempt else None

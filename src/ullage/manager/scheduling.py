@@ -46,7 +46,7 @@ class Scheduling:
             usage=self._usage(running),
         )  # fmt: skip
         for waits in outcome.waiting:
-            site.reasons[waits.job] = waits.reason
+            site.reasons[waits.job] = waits
         placed = self._promise(outcome.placed[:MOST_AT_ONCE])
         for job, attempt in placed:
             self._start(job, attempt)

@@ -12,7 +12,7 @@ from ullage.manager.records import AttemptRecord
 from ullage.manager.settings import Settings
 from ullage.manager.sharing import Sharing
 from ullage.manager.watching import Watching
-from ullage.placement import Ledger, Slot
+from ullage.placement import Ledger, Slot, Waiting
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Site:
     say: Callable[[str], None]
     cards: Path | None = None  # the folder of the virtual cards, if it serves those
     slots: list[Slot] = field(default_factory=list)
-    reasons: dict[int, str] = field(default_factory=dict)  # why a job waits
+    reasons: dict[int, str | Waiting] = field(default_factory=dict)  # why a job waits
     not_before: dict[int, float] = field(default_factory=dict)  # by the monotonic clock
     queued_at: dict[int, float] = field(default_factory=dict)  # when a job last came into the queue
     taken: dict[str, dict[str, int]] = field(default_factory=dict)  # by token and slot, now
@@ -51,6 +51,11 @@ class Site:
                 self.ledger.observe(job, slot, held.get(slot))
             if held:
                 self.peaks[attempt.token] = max(self.peaks.get(attempt.token, 0), *held.values())
+
+    def reason(self, job: int) -> str | None:
+        """Why a job waits, as far as placement was asked."""
+        found = self.reasons.get(job)
+        return found if found is None or isinstance(found, str) else found.reason
 
     @property
     def largest(self) -> int:
