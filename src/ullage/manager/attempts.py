@@ -56,8 +56,11 @@ class Attempts:
         if looks:
             with site.book.transaction():
                 ended = [attempt for attempt, look in looks if self._see(attempt, look)]
-                crash_point("over-before-commit" if ended else "running-before-commit")
-            crash_point("over" if ended else "running")
+                names = (["over"] if ended else []) + (["running"] if len(ended) < len(looks) else [])
+                for name in names:
+                    crash_point(f"{name}-before-commit")
+            for name in names:
+                crash_point(name)
             for attempt in ended:
                 self._let_go(attempt)
         site.launcher.reap()

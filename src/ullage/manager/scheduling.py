@@ -29,7 +29,7 @@ class Scheduling:
 
     def __init__(self, site: Site, cgroups: Cgroups) -> None:
         self._site, self._cgroups = site, cgroups
-        self._rules = rules_of(site.settings)
+        self._rules = rules_of(site.settings, site.cards is not None)
         self._used: dict[str, float] = {}
         self._usage_until = 0.0
 
@@ -168,11 +168,12 @@ class Scheduling:
         }  # fmt: skip
 
 
-def rules_of(settings: Settings) -> Rules:
-    """The site's settings as placement takes them."""
+def rules_of(settings: Settings, virtual: bool) -> Rules:
+    """The site's settings as placement takes them. Virtual GPUs compute nothing, so they are never too busy."""
     placing = settings.placing
+    free = virtual or placing.smact_limit == "off"
     return Rules(
-        smact_limit=placing.smact_limit, free_floor=placing.free_floor, margin=placing.margin,
+        smact_limit=None if free else float(placing.smact_limit), free_floor=placing.free_floor, margin=placing.margin,
         unknown=placing.unknown, max_jobs_per_gpu=placing.max_jobs_per_gpu, unmeasured=placing.unmeasured,
         backfill=placing.backfill, patience=placing.patience,
     )  # fmt: skip

@@ -23,9 +23,9 @@ class _Part(BaseModel):
 
 
 class Placing(_Part):
-    """Conditions of a placement (`ullage.placement.Rules`); `smact_limit = 1` switches that one off."""
+    """Conditions of a placement (`ullage.placement.Rules`); `smact_limit = "off"` lets jobs share however busy."""
 
-    smact_limit: float = Field(0.80, ge=0, le=1)
+    smact_limit: Annotated[float, Field(ge=0, le=1)] | Literal["off"] = 0.80
     free_floor: Bytes = Field(5 * GIB, ge=0)
     margin: Bytes = Field(2 * GIB, ge=0)
     unknown: Literal["exclusive", "floor"] = "exclusive"
