@@ -6,8 +6,17 @@
     ├── MissingPackage          an optional package is needed; carries the line to type
     ├── UnsupportedOperation    the virtual GPU cannot follow this operator or call
     ├── ScriptFailed            a script that was estimated failed by itself; carries the end of its output
+    ├── NoGPUSource             nothing on this machine can say what its GPUs do
+    ├── DeviceLost              a GPU was there and does not answer any more
     ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
-    └── NestedGPUError          a virtual GPU is already in use in another thread
+    ├── NestedGPUError          a virtual GPU is already in use in another thread
+    ├── Overbooked              memory that is already promised cannot be promised again
+    ├── StoreDamaged            the manager's database cannot be trusted; carries how to restore it
+    ├── StoreFull               nothing could be written, so what was asked for did not happen
+    ├── NotAllowed              somebody else's job, or an order for operators
+    ├── NoSuchJob               a number or a name that no job has
+    ├── NoDaemon                nobody serves in this home
+    └── AlreadyServing          somebody does already
 
 Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
 """
@@ -76,12 +85,63 @@ class ScriptFailed(UllageError, RuntimeError):
         super().__init__(text + (f"\n\nThe script's last lines:{shown}" if shown else ""))
 
 
+class NoGPUSource(UllageError, RuntimeError):
+    """Nothing on this machine can say what its GPUs do; the text says what was tried and what to type."""
+
+
+class DeviceLost(UllageError, RuntimeError):
+    """A GPU that was there does not answer any more: it fell off the bus, needs a reset, or its MIG instance is gone.
+
+    >>> str(DeviceLost("GPU-1", "GPU is lost"))
+    'GPU-1 does not answer: GPU is lost'
+    """
+
+    def __init__(self, device_id: str, reason: str) -> None:
+        super().__init__(f"{device_id} does not answer: {reason}")
+        self.device_id, self.reason = device_id, reason
+
+
 class UnsupportedPlatform(UllageError, RuntimeError):
     """This PyTorch or this system cannot host a virtual GPU; the text says what was looked for."""
 
 
 class NestedGPUError(UllageError, RuntimeError):
     """A second virtual GPU was started in another thread while one was in use."""
+
+
+class Overbooked(UllageError, RuntimeError):
+    """The promise ledger refused a promise; nothing was promised. The text says what was asked and what is left."""
+
+
+class StoreDamaged(UllageError, RuntimeError):
+    """The manager's database cannot be trusted; nothing was changed. The text says how to restore it."""
+
+
+class StoreFull(UllageError, RuntimeError):
+    """Nothing can be written: what was asked for did not happen."""
+
+
+class NotAllowed(UllageError, PermissionError):
+    """Somebody asked for what they may not do; the text says who may."""
+
+
+class NoSuchJob(UllageError, LookupError):
+    """A number or a name that no job has.
+
+    >>> str(NoSuchJob("17"))
+    "no job 17; 'ullage queue' and 'ullage history' list them"
+    """
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(f"no job {reference}; 'ullage queue' and 'ullage history' list them")
+
+
+class NoDaemon(UllageError, ConnectionError):
+    """Nobody serves in this home."""
+
+
+class AlreadyServing(UllageError, RuntimeError):
+    """A daemon serves in this home already."""
 
 
 def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:

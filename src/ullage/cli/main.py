@@ -15,6 +15,7 @@ from ullage.cli.evaluate import evaluate
 from ullage.cli.gpus import gpus
 from ullage.cli.max_batch import max_batch
 from ullage.cli.measure import measure
+from ullage.cli.serve import serve
 from ullage.errors import UllageError
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ app.command()(gpus)
 app.command()(evaluate)
 app.command()(diff)
 app.command()(measure)
+app.command()(serve)
 
 
 def main() -> None:

@@ -1,0 +1,136 @@
+"""What can be asked for: a job's command and all that goes with it, checked before anything is written."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+MOST_WORDS, LONGEST_COMMAND, LARGEST_ENVIRONMENT, LONGEST_ARRAY = 4096, 128 << 10, 512 << 10, 10_000
+Text = Annotated[str, StringConstraints(max_length=4096)]
+Name = Annotated[str, StringConstraints(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class After(BaseModel):
+    """A job to wait for: until it is done (`ok`; without that the waiting one is cancelled) or over (`any`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    job: int = Field(ge=1)
+    kind: Literal["ok", "any"] = "ok"
+
+
+class Spec(BaseModel):
+    """A job as it is asked for. Memory in bytes, times in seconds; `None` is: not said.
+
+    >>> Spec(command=["python", "train.py"], cwd="/tmp").title
+    'train.py'
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: list[Text] = Field(min_length=1, max_length=MOST_WORDS)
+    cwd: Text
+    name: Name | None = None
+    env: dict[Text, Annotated[str, StringConstraints(max_length=LONGEST_COMMAND)]] = {}
+    venv: Text | None = None
+    conda: Text | None = None
+    gpus: int = Field(1, ge=1, le=1024)
+    memory: int | None = Field(None, gt=0, le=1 << 50)
+    host_memory: int | None = Field(None, gt=0, le=1 << 60)
+    model: Text | None = None
+    batch_size: int | None = Field(None, ge=1, le=1 << 40)
+    estimate_options: dict[Text, Any] = {}
+    exclusive: bool = False
+    priority: int = Field(0, ge=-1000, le=1000)
+    time_limit: float | None = Field(None, gt=0, le=3.2e9)
+    resumable: bool = False
+    array: list[int] | None = Field(None, min_length=1, max_length=LONGEST_ARRAY)
+    after: list[After] = Field([], max_length=1000)
+    hold: bool = False
+    mps_threads: int | None = Field(None, ge=1, le=100)
+    mps_memory: int | None = Field(None, gt=0, le=1 << 50)
+    umask: int = Field(0o022, ge=0, le=0o777)
+
+    @field_validator("command")
+    @classmethod
+    def _command(cls, words: list[str]) -> list[str]:
+        if not words[0]:
+            raise ValueError("needed a command; found an empty word")
+        if any("\x00" in word for word in words) or sum(len(word) for word in words) > LONGEST_COMMAND:
+            raise ValueError(f"needed words without NUL, {LONGEST_COMMAND} characters in all")
+        return words
+
+    @field_validator("cwd", "venv")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        if path is not None and (not os.path.isabs(path) or "\x00" in path):
+            raise ValueError(f"needed an absolute path; found {path[:80]!r}")
+        return path
+
+    @field_validator("env")
+    @classmethod
+    def _environment(cls, env: dict[str, str]) -> dict[str, str]:
+        if sum(len(name) + len(value) for name, value in env.items()) > LARGEST_ENVIRONMENT:
+            raise ValueError(f"needed an environment of at most {LARGEST_ENVIRONMENT} characters")
+        for name, value in env.items():
+            if not re.fullmatch(r"[^=\x00]+", name) or "\x00" in value:
+                raise ValueError(f"needed names and values without = and NUL; found {name[:80]!r}")
+        return env
+
+    @field_validator("array")
+    @classmethod
+    def _array(cls, array: list[int] | None) -> list[int] | None:
+        if array is not None and (len(set(array)) < len(array) or min(array) < 0 or max(array) > 10**9):
+            raise ValueError("needed different numbers from 0 to 1000000000")
+        return array
+
+    @model_validator(mode="after")
+    def _together(self) -> Spec:
+        if self.venv and self.conda:
+            raise ValueError("needed a venv or a conda environment; found both")
+        return self
+
+    @property
+    def title(self) -> str:
+        """The name, or what the command runs."""
+        if self.name:
+            return self.name
+        script = next((word for word in self.command[1:] if word.endswith(".py")), self.command[0])
+        return os.path.basename(script)[:128] or "job"
+
+
+def parse_array(text: str) -> list[int]:
+    """The indices of `1-20`, `0-10:2` or `1,5,7`.
+
+    >>> parse_array("1-3,10-20:5")
+    [1, 2, 3, 10, 15, 20]
+    """
+    from ullage.errors import InvalidValue
+
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?\s*", part)
+        step = int(match[3] or 1) if match else 0
+        if match is None or step < 1 or match[2] and int(match[2]) < int(match[1]):
+            raise InvalidValue(f"--array: needed indices such as 1-20, 0-10:2 or 1,5,7; found {text[:80]!r}")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1, step)[: LONGEST_ARRAY + 1]
+    if len(found) > LONGEST_ARRAY:
+        raise InvalidValue(f"--array: needed at most {LONGEST_ARRAY} indices; found more in {text[:80]!r}")
+    return found
+
+
+def parse_after(text: str) -> After:
+    """A dependency: `17`, `ok:17` or `any:17`.
+
+    >>> parse_after("any:17")
+    After(job=17, kind='any')
+    """
+    from ullage.errors import InvalidValue
+
+    match = re.fullmatch(r"(?:(ok|any):)?(\d{1,18})", text.strip())
+    if match is None or int(match[2]) < 1:
+        raise InvalidValue(f"--after: needed a job's number such as 17, ok:17 or any:17; found {text[:80]!r}")
+    return After(job=int(match[2]), kind="any" if match[1] == "any" else "ok")
