@@ -79,7 +79,9 @@ def test_nothing_is_lost_and_nothing_runs_twice(home, point):
         if point.startswith("retry"):
             expected[home.script(OUT_OF_MEMORY)] = ("done", 2)
         if point.startswith("estimated"):
-            expected |= {home.submit(["python", "train.py", word], memory=None, hold=True): ("held", 0) for word in "ab"}
+            expected |= {
+                home.submit(["python", "train.py", word], memory=None, hold=True): ("held", 0) for word in "ab"
+            }
         if point.startswith("stop"):
             expected |= {home.submit(proceed="never"): ("cancelled", 1) for _ in range(2)}
         starts = 1 + sum(count for _, count in expected.values())

@@ -175,5 +175,6 @@ class Attempts:
         folder = site.attempt_folder(site.book.live_attempt(job.id))
         if folder.exists():
             reason = job.stop_reason or "cancelled"
-            lead = site.settings.fairness.checkpoint_lead if reason == "slot-end" else None
+            own = job.spec["asked"]["checkpoint_lead"]
+            lead = (site.settings.fairness.checkpoint_lead if own is None else own) if reason == "slot-end" else None
             site.launcher.stop(folder, reason, site.settings.running.grace, lead)

@@ -46,7 +46,7 @@ _BACKUP_EVERY = 6 * 3600.0
 class Daemon:
     """One daemon of one home. `run` serves until it is told to end; jobs go on without it.
 
-        asyncio.run(Daemon(home(), read_settings(None), Monitor(best_source())).run())
+    asyncio.run(Daemon(home(), read_settings(None), Monitor(best_source())).run())
     """
 
     def __init__(
@@ -230,5 +230,3 @@ def lock_home(folder: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
-
-

@@ -159,13 +159,21 @@ class Scheduling:
         else:
             env = job_environment(job, spec, attempt, gpu_variables(attempt.slots))
         env |= site.sharing.variables(spec, attempt.slots)
-        lead = site.settings.fairness.checkpoint_lead if spec.resumable else None
+        lead = checkpoint_lead(site, spec)
         limit = None if spec.host_memory is None else self._cgroups.make(attempt.token, spec.host_memory)
         return {
             "token": attempt.token, "command": spec.command, "cwd": spec.cwd, "env": env, "umask": spec.umask,
             "time_limit": spec.time_limit, "grace": site.settings.running.grace, "checkpoint_lead": lead,
+            "checkpoint_signal": spec.checkpoint_signal,
             "limits": job.spec["limits"], "cgroup": limit, **rights(job.uid, job.gid),
         }  # fmt: skip
+
+
+def checkpoint_lead(site: Site, spec: Spec) -> float | None:
+    """How long before its end a job is told to save itself; `None` for one that did not say that it can."""
+    if not spec.resumable and spec.checkpoint_signal is None:
+        return None
+    return site.settings.fairness.checkpoint_lead if spec.checkpoint_lead is None else spec.checkpoint_lead
 
 
 def rules_of(settings: Settings, virtual: bool) -> Rules:

@@ -84,6 +84,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
         "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
         "reason": watch.reason,
         "signals_sent": watch.sent,
+        "checkpoint_asked": watch.checkpoint_asked,
         "could_not_run": error or None,
         "max_rss": usage.ru_maxrss * 1024,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
@@ -101,14 +102,16 @@ class Watch:
         self.child = child
         self.reason: str | None = None
         self.sent: list[str] = []
+        self.checkpoint_asked = False
         self._grace = float(order.get("grace", 30.0))
+        self._checkpoint = getattr(signal, f"SIG{order.get('checkpoint_signal') or 'USR1'}")
         self._plan: list[tuple[float, signal.Signals, str | None]] = []
         self._stop: dict[str, Any] | None = None
         limit = order.get("time_limit")
         if limit is not None:
             end = began + float(limit)
             if order.get("checkpoint_lead") is not None:
-                self._plan.append((end - float(order["checkpoint_lead"]), signal.SIGUSR1, None))
+                self._plan.append((end - float(order["checkpoint_lead"]), self._checkpoint, None))
             self._plan += self._ending(end, "time-limit")
 
     def wait(self) -> tuple[int, Any]:
@@ -133,6 +136,7 @@ class Watch:
         while self._plan and self._plan[0][0] <= time.monotonic():
             _, number, reason = self._plan.pop(0)
             self.reason = reason or self.reason
+            self.checkpoint_asked |= number == self._checkpoint
             self.sent.append(number.name)
             try:
                 os.killpg(self.child, number)
@@ -144,7 +148,7 @@ class Watch:
         self._grace = float(stop.get("grace", self._grace))
         reason = str(stop["reason"])
         ending = self._ending(now + float(lead or 0.0), reason)
-        self._plan = ([(now, signal.SIGUSR1, reason)] if lead is not None else []) + ending
+        self._plan = ([(now, self._checkpoint, reason)] if lead is not None else []) + ending
 
     def _ending(self, when: float, reason: str) -> list[tuple[float, signal.Signals, str | None]]:
         return [(when, signal.SIGTERM, reason), (when + self._grace, signal.SIGKILL, reason)]
