@@ -1,4 +1,4 @@
-"""What the commands that speak to the daemon share: the client, job numbers on the command line, and answers in lines."""
+"""What commands that speak to the daemon share: the client, jobs as arguments, and answers in lines."""
 
 from __future__ import annotations
 

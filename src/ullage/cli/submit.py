@@ -41,7 +41,9 @@ def submit(
         str | None, typer.Option(help="Estimate this model instead of the command.", rich_help_panel=WHAT,
                                  autocompletion=completion.sources)
     ] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", "-b", help="With --model.", rich_help_panel=WHAT)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", "-b", help="With --model.", rich_help_panel=WHAT)
+    ] = None,
     estimator: Annotated[
         str | None, typer.Option("--estimator", "-e", help="Who estimates, or none.", rich_help_panel=WHAT,
                                  autocompletion=completion.estimators)
@@ -61,7 +63,9 @@ def submit(
                                  rich_help_panel=WHEN)
     ] = None,
     cwd: Annotated[str | None, typer.Option("--cwd", "-C", help="Run it in this folder.", rich_help_panel=HOW)] = None,
-    venv: Annotated[str | None, typer.Option(help="Run it in this venv.", metavar="FOLDER", rich_help_panel=HOW)] = None,
+    venv: Annotated[
+        str | None, typer.Option(help="Run it in this venv.", metavar="FOLDER", rich_help_panel=HOW)
+    ] = None,
     conda: Annotated[
         str | None, typer.Option(help="Run it in this conda environment.", metavar="NAME", rich_help_panel=HOW)
     ] = None,
@@ -135,7 +139,7 @@ def _described(words: list[str], said: dict[str, Any], array: str | None, after:
     if array is not None:
         job["array"] = parse_array(array)
     if after:
-        job["after"] = JobFile(command=["x"], after=after).submission()["after"]
+        job["after"] = JobFile.model_validate({"command": ["x"], "after": after}).submission()["after"]
     return job
 
 

@@ -30,9 +30,9 @@ class Attempts:
     def adopt(self) -> int:
         """After a start: promises of what may be alive are in force again, orders to stop are given again."""
         site = self._site
-        for job, attempt in site.book.attempts.items():
+        for number, attempt in site.book.attempts.items():
             memory = dict.fromkeys(attempt.slots, attempt.promised or 0)
-            site.ledger.adopt(job, memory, attempt.exclusive)
+            site.ledger.adopt(number, memory, attempt.exclusive)
         crash_point("adopt-begun")
         self.follow()
         self.adopting = False

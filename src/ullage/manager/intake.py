@@ -70,9 +70,8 @@ class Intake:
             raise InvalidValue(f"the job asks for {spec.gpus} GPUs; there are {len(devices)}")
         largest = max((device.total or 0 for device in devices), default=0)
         if spec.memory is not None and largest and spec.memory > largest:
-            raise InvalidValue(
-                f"the job asks for {format_bytes(spec.memory)} of GPU memory; the largest GPU has {format_bytes(largest)}"
-            )
+            asked = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
+            raise InvalidValue(f"{asked}; the largest GPU has {format_bytes(largest)}")
 
     def _row(self, who: Who, spec: Spec, known: tuple[int | None, str | None, str | None]) -> dict[str, Any]:
         need, note, estimate_key = known

@@ -37,25 +37,25 @@ class Spec(BaseModel):
     env: dict[Text, Annotated[str, StringConstraints(max_length=LONGEST_COMMAND)]] = {}
     venv: Text | None = None
     conda: Text | None = None
-    gpus: int = Field(1, ge=1, le=1024)
-    memory: int | None = Field(None, gt=0, le=1 << 50)
-    host_memory: int | None = Field(None, gt=0, le=1 << 60)
+    gpus: int = Field(default=1, ge=1, le=1024)
+    memory: int | None = Field(default=None, gt=0, le=1 << 50)
+    host_memory: int | None = Field(default=None, gt=0, le=1 << 60)
     model: Text | None = None
-    batch_size: int | None = Field(None, ge=1, le=1 << 40)
+    batch_size: int | None = Field(default=None, ge=1, le=1 << 40)
     estimate_options: dict[Text, Any] = {}
     exclusive: bool = False
-    priority: int = Field(0, ge=-1000, le=1000)
-    time_limit: float | None = Field(None, gt=0, le=3.2e9)
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    time_limit: float | None = Field(default=None, gt=0, le=3.2e9)
     resumable: bool = False
     checkpoint_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
-    checkpoint_lead: float | None = Field(None, ge=0, le=3.2e9)
+    checkpoint_lead: float | None = Field(default=None, ge=0, le=3.2e9)
     estimator: Annotated[str, StringConstraints(max_length=64)] | None = None
-    array: list[int] | None = Field(None, min_length=1, max_length=LONGEST_ARRAY)
-    after: list[After] = Field([], max_length=1000)
+    array: list[int] | None = Field(default=None, min_length=1, max_length=LONGEST_ARRAY)
+    after: list[After] = Field(default=[], max_length=1000)
     hold: bool = False
-    mps_threads: int | None = Field(None, ge=1, le=100)
-    mps_memory: int | None = Field(None, gt=0, le=1 << 50)
-    umask: int = Field(0o022, ge=0, le=0o777)
+    mps_threads: int | None = Field(default=None, ge=1, le=100)
+    mps_memory: int | None = Field(default=None, gt=0, le=1 << 50)
+    umask: int = Field(default=0o022, ge=0, le=0o777)
 
     @field_validator("command")
     @classmethod

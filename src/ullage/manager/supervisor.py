@@ -9,6 +9,7 @@ while the daemon is down and whatever is done to the wall clock.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -197,10 +198,8 @@ def _open_output(order: dict[str, Any]) -> None:
 
 def _drop_rights(order: dict[str, Any]) -> None:
     for name, (soft, hard) in order.get("limits", {}).items():
-        try:
+        with contextlib.suppress(ValueError, OSError):  # without root a limit cannot be raised again
             resource.setrlimit(getattr(resource, name), (soft, hard))
-        except (ValueError, OSError):
-            pass  # without root a limit cannot be raised again
     if order.get("uid") is not None:
         os.initgroups(order["user"], order["gid"])
         os.setgid(order["gid"])
@@ -209,16 +208,12 @@ def _drop_rights(order: dict[str, Any]) -> None:
 
 def _end_all(child: int) -> None:
     """What the job left behind ends with it; orphans come to this process, whatever session they made."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     while True:
         for pid in _children():
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
