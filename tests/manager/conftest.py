@@ -47,7 +47,7 @@ class Home:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.work = folder / "work"
-        self.work.mkdir(parents=True)
+        self.work.mkdir(parents=True, exist_ok=True)
         self.client = Client(folder)
         self.process: subprocess.Popen[bytes] | None = None
         self.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
@@ -170,3 +170,9 @@ def served(home: Home) -> Home:
     """A home with a daemon."""
     home.start()
     return home
+
+
+@pytest.fixture(scope="session")
+def make_home() -> Callable[[Path], Home]:
+    """Makes a home for tests that share one."""
+    return Home

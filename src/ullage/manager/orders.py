@@ -80,7 +80,7 @@ class Orders:
     def logs(
         self, who: Who, job: str | int, attempt: int | None = None, stream: str = "stdout", offset: int = 0
     ) -> dict[str, Any]:
-        """A piece of an attempt's output (the newest's by default) from a byte on; `over` when there will be no more."""
+        """A piece of an attempt's output (the newest one's by default) from a byte on; `over`: there will be no more."""
         number = self._one(who, job)
         record = self._book.job(number)
         self._check_mine(who, record, "read the output of")
