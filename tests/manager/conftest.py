@@ -52,6 +52,7 @@ class Home:
         self.process: subprocess.Popen[bytes] | None = None
         self.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
         self.settings = "[running]\ngrace = 1.0\n"
+        self.variables: dict[str, str] = {}
 
     def start(self, crash_at: str | None = None, wait: bool = True) -> None:
         """Start the daemon; `wait` until it answers or has ended."""
@@ -69,7 +70,7 @@ class Home:
         kept = {name: value for name, value in os.environ.items() if name != "ULLAGE_CRASH_AT"}
         paths = [str(SOURCE), *filter(None, [kept.get("PYTHONPATH")])]
         more = {"ULLAGE_HOME": str(self.folder), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-        return {**kept, **more} | ({"ULLAGE_CRASH_AT": crash_at} if crash_at else {})
+        return {**kept, **more, **self.variables} | ({"ULLAGE_CRASH_AT": crash_at} if crash_at else {})
 
     def answers(self) -> bool:
         """Whether a daemon answers."""

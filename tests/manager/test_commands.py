@@ -20,7 +20,7 @@ def busy(tmp_path_factory, request):
 def test_without_a_daemon_every_command_says_how_to_start_one(home):
     commands = (["queue"], ["status", "1"], ["logs", "1"], ["cancel", "1"], ["hold", "1"], ["release", "1"])
     more = (["wait", "1"], ["drain", "0"], ["resume", "0"], ["history"], ["submit", "--", "true"])
-    for words in (commands + more)[:: 3]:
+    for words in (commands + more)[::3]:
         assert home.cli(*words, code=1) == "ullage: no daemon is running: start it with `ullage serve`\n"
 
 
@@ -30,7 +30,9 @@ def test_a_machine_without_gpus_is_told_about_virtual_ones(home):
 
 def test_a_second_daemon_of_a_home_is_refused(busy):
     said = busy.cli("serve", "--virtual", "2xA100-40GB", code=1)
-    assert re.fullmatch(rf"ullage: a daemon is running in {busy.folder} already \(process {busy.process.pid}\); .*\n", said)
+    assert re.fullmatch(
+        rf"ullage: a daemon is running in {busy.folder} already \(process {busy.process.pid}\); .*\n", said
+    )
 
 
 def test_a_wrong_name_lists_the_right_ones(home):
@@ -109,7 +111,9 @@ def test_a_job_file_is_submitted(busy):
     )
     said = busy.cli("submit", "job.toml", "--wait")
     assert "needs 3.00 GiB" in said and busy.cli("logs", "filed") == f"hello in {busy.work}\n"
-    (busy.work / "job.rad").write_text("# the listing\npython -c 'print(1)'\nbatch_size: 32\npolicy: exclusive\ngpus: 1\n")
+    (busy.work / "job.rad").write_text(
+        "# the listing\npython -c 'print(1)'\nbatch_size: 32\npolicy: exclusive\ngpus: 1\n"
+    )
     answer = json.loads(busy.cli("submit", "job.rad", "--json"))
     assert busy.wait(answer["jobs"][0])["attempts"][0]["exclusive"]
     (busy.work / "bad.toml").write_text('comand = "x"\n')

@@ -38,10 +38,19 @@ def ended(code=1, number=None, reason=None, **more):
         (JAX, Cause.GPU_MEMORY),
         ("RuntimeError: CUDA error: out of memory\n", Cause.GPU_MEMORY),
         ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED\n", Cause.GPU_MEMORY),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n", Cause.GPU_MEMORY),
-        (TORCH + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED\n", Cause.GPU_MEMORY),
+        (
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n",
+            Cause.GPU_MEMORY,
+        ),
+        (
+            TORCH + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED\n",
+            Cause.GPU_MEMORY,
+        ),
         ("Traceback ...\nMemoryError\n", Cause.HOST_MEMORY),
-        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\n", Cause.HOST_MEMORY),
+        (
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\n",
+            Cause.HOST_MEMORY,
+        ),
         ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. \n", Cause.HOST_MEMORY),
         ("RuntimeError: CUDA error: MPS client failed to connect to the MPS control daemon\n", Cause.MPS_LOST),
         ("CUDA failure: CUDA_ERROR_MPS_RPC_FAILURE\n", Cause.MPS_LOST),
@@ -107,7 +116,12 @@ def test_the_promise_grows_by_steps_to_exclusive_at_last():
     need, alone, steps = 8 * GIB, False, []
     for failures in range(rules.attempts):
         following = after_failure(
-            job(need=need, memory_failures=failures, exclusive=alone), attempt(need, alone), failure, None, 40 * GIB, rules
+            job(need=need, memory_failures=failures, exclusive=alone),
+            attempt(need, alone),
+            failure,
+            None,
+            40 * GIB,
+            rules,
         )
         steps.append((following.again, following.need, following.exclusive))
         need, alone = following.need, following.exclusive

@@ -45,8 +45,8 @@ def _print_daemon(about: dict[str, Any]) -> None:
     print(f"policy {about['policy']}, sharing {about['sharing']}, estimator {about['estimator']}")
     counts = ", ".join(f"{count} {state}" for state, count in sorted(about["jobs"].items()))
     print(f"jobs: {counts or 'none yet'}")
-    if about["disk_full"]:
-        print("THE DISK IS FULL: nothing can be taken in or started until there is room")
+    if about["trouble"]:
+        print(f"TROUBLE: {about['trouble']}")
 
 
 def _lines(job: dict[str, Any]) -> list[str]:

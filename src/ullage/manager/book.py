@@ -232,6 +232,14 @@ class Book:
             self._store.execute("INSERT OR REPLACE INTO gpus VALUES (?, ?, ?)", (gpu, drained, reason))
             self.event("drained" if drained else "resumed", None, f"{gpu} {reason}".strip())
 
+    def last_ends(self) -> dict[int, float]:
+        """When the last attempt of each job that waits again ended."""
+        rows = self._store.rows(
+            "SELECT a.job, max(a.ended) AS ended FROM attempts a JOIN jobs j ON j.id = a.job "
+            "WHERE j.state IN ('queued', 'held') AND a.ended IS NOT NULL GROUP BY a.job"
+        )
+        return {row["job"]: row["ended"] for row in rows}
+
     def usage(self, since: float) -> dict[str, float]:
         """GPU-seconds of attempts that ended since then, by user."""
         rows = self._store.rows(

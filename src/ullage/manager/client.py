@@ -128,9 +128,7 @@ def reachable(file: Path) -> str:
     short = os.path.relpath(text)
     if len(os.fsencode(short)) <= _LONGEST_PATH:
         return short
-    raise InvalidValue(
-        f"needed a shorter ULLAGE_HOME: a socket's path has {_LONGEST_PATH} bytes at most; {text}"
-    )
+    raise InvalidValue(f"needed a shorter ULLAGE_HOME: a socket's path has {_LONGEST_PATH} bytes at most; {text}")
 
 
 def _error(kind: str, message: str) -> UllageError:

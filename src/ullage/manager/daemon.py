@@ -13,12 +13,13 @@ import os
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ullage
-from ullage.errors import AlreadyServing, StoreFull, UnknownName
+from ullage.errors import AlreadyServing, StoreDamaged, UllageError, UnknownName
 from ullage.manager.attempts import Attempts
 from ullage.manager.book import Book
 from ullage.manager.cgroups import Cgroups
@@ -75,7 +76,7 @@ class Daemon:
         self.orders = Orders(self)
         self._monitor = monitor
         self._next_backup = time.monotonic() + _BACKUP_EVERY
-        self._full = False
+        self.trouble: str | None = None  # what the last step could not do
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `end` is called or a signal comes."""
@@ -117,6 +118,7 @@ class Daemon:
 
     def step(self) -> bool:
         """See what is true, and act on it; whether there is more to do at once."""
+        self.trouble, before = None, self.trouble
         try:
             self.attempts.follow()
             self.site.look()
@@ -126,13 +128,15 @@ class Daemon:
             if time.monotonic() > self._next_backup:
                 self._next_backup = time.monotonic() + _BACKUP_EVERY
                 self.store.back_up()
-        except StoreFull as error:
-            if not self._full:
-                self.site.say(str(error))
-            self._full = True
+            return more
+        except StoreDamaged:
+            raise
+        except Exception as error:  # orders are still answered, and the next step may do better
+            known = isinstance(error, UllageError)
+            self.trouble = str(error) if known else f"a step failed: {type(error).__name__}: {error}"
+            if self.trouble != before:
+                self.site.say(self.trouble if known else f"{self.trouble}\n{traceback.format_exc()}")
             return False
-        self._full = False
-        return more
 
     # What the socket and the API use.
 
@@ -170,7 +174,7 @@ class Daemon:
             "version": ullage.__version__, "pid": os.getpid(), "since": self._began, "policy": settings.policy,
             "sharing": settings.sharing, "estimator": settings.estimating.estimator, "virtual": settings.virtual,
             "gpus": len(self.site.slots), "jobs": self.site.book.counts(), "last_event": self.site.book.last_event,
-            "estimates_pending": self.intake.estimates.pending, "disk_full": self._full,
+            "estimates_pending": self.intake.estimates.pending, "trouble": self.trouble,
         }  # fmt: skip
 
     def _tell_news(self) -> None:

@@ -54,12 +54,12 @@ class Guarding:
     def _slot(self, job: JobRecord, attempt: AttemptRecord) -> None:
         """A time slot ends for a job that can resume, and only if somebody waits who could have its place."""
         rules = self._site.settings.fairness
-        if rules.slot is None or not job.spec["asked"]["resumable"] or attempt.started is None:
+        if rules.slot is None or not job.spec["asked"]["resumable"]:
             return
         own = job.spec["asked"]["checkpoint_lead"]
         lead = rules.checkpoint_lead if own is None else own
-        ran = self._site.clock() - attempt.started
-        if ran >= max(0.0, rules.slot - lead) and self._somebody_waits():
+        ran = self._site.launcher.running_for(self._site.attempt_folder(attempt))
+        if ran is not None and ran >= max(0.0, rules.slot - lead) and self._somebody_waits():
             self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")
 
     def _somebody_waits(self) -> bool:

@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,13 @@ class Launcher:
         """Kill what is left of an attempt whose supervisor is gone; how many processes there were."""
         found = [process for process in processes_of(token) if signal_process(process, signal.SIGKILL)]
         return len(found)
+
+    def running_for(self, folder: Path) -> float | None:
+        """Seconds since an attempt's supervisor started, by a clock that nobody can set; `None` before it has."""
+        started = read_record(folder / supervisor.STARTED)
+        if started is None:
+            return None
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started["supervisor_start"] / os.sysconf("SC_CLK_TCK")
 
     def failure(self, folder: Path) -> str:
         """Why an attempt could not begin, from what was met here or from its supervisor's own log."""

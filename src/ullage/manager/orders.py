@@ -186,7 +186,9 @@ class Orders:
             raise InvalidValue(f"needed one job; {reference} means {len(found)} ({found[0]} to {found[-1]})")
         return found[0]
 
-    def _each(self, who: Who, jobs: list[str | int], doing: str, do: Callable[[JobRecord], str]) -> list[dict[str, Any]]:
+    def _each(
+        self, who: Who, jobs: list[str | int], doing: str, do: Callable[[JobRecord], str]
+    ) -> list[dict[str, Any]]:
         """The same for several jobs; what cannot be done for one is said beside it and does not stop the others."""
         if not jobs:
             raise InvalidValue(f"needed the jobs to {doing}, by number or name")

@@ -15,7 +15,7 @@ from ullage.manager.identity import rights
 from ullage.manager.records import STARTING, AttemptRecord, JobRecord
 from ullage.manager.settings import Settings
 from ullage.manager.site import Site
-from ullage.manager.states import State
+from ullage.manager.states import Cause, State
 from ullage.manager.submission import Spec
 from ullage.placement import Decision, Job, Rules, Running, decide
 from ullage.units import format_bytes
@@ -86,10 +86,12 @@ class Scheduling:
 
     def _as_placement(self, job: JobRecord) -> Job:
         site, spec = self._site, job.spec
+        queued = site.queued_at.get(job.id)
+        back = queued if job.cause is Cause.SLOT_ENDED else None  # who had a slot stands behind those who had none
         return Job(
-            id=job.id, user=job.user, submitted=job.submitted, gpus=spec["gpus"], need=job.need,
+            id=job.id, user=job.user, submitted=job.submitted if back is None else back, gpus=spec["gpus"], need=job.need,
             exclusive=job.exclusive, priority=job.priority, recovery=job.recovery, time_limit=spec["time_limit"],
-            share=site.settings.fairness.shares.get(job.user, 1.0), queued=site.queued_at.get(job.id),
+            share=site.settings.fairness.shares.get(job.user, 1.0), queued=queued,
         )  # fmt: skip
 
     def _running(self, attempt: AttemptRecord) -> Running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from ullage.monitor import Monitor, Source, best_source
 CARDS = "serve"
 
 
-def make_daemon(folder: Path, settings: Settings, say: Callable[[str], None]) -> Daemon:
+def make_daemon(
+    folder: Path, settings: Settings, say: Callable[[str], None], clock: Callable[[], float] = time.time
+) -> Daemon:
     """A daemon of a home, ready to run. What is wrong with the settings or the machine is one clear message."""
     check_names(settings)
     cards = None if settings.virtual is None else folder / "cards" / CARDS
     source = find_source(settings, cards)
-    return Daemon(folder, settings, Monitor(source), cards=cards, say=say)
+    return Daemon(folder, settings, Monitor(source), cards=cards, say=say, clock=clock)
 
 
 def check_names(settings: Settings) -> None:
