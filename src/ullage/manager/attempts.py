@@ -7,12 +7,12 @@ from typing import Any
 
 from ullage.manager.cgroups import Cgroups
 from ullage.manager.crash_points import crash_point
-from ullage.manager.launcher import STDERR, STDOUT, Look, tail
+from ullage.manager.launcher import STDERR, STDOUT, Look, read_record, tail
 from ullage.manager.records import STARTING, AttemptRecord, JobRecord
 from ullage.manager.recovery import Ended, Next, after_failure, classify
 from ullage.manager.site import Site
 from ullage.manager.states import INFRASTRUCTURE, MEMORY, Cause, State
-from ullage.manager.supervisor import _boot as boot_now
+from ullage.manager.supervisor import STARTED, boot_now
 
 _TAIL = 64 << 10  # bytes of each output file that are read for the cause of an end
 _LONGEST_PAUSE = 60.0  # seconds between two tries after failures of the system
@@ -34,6 +34,9 @@ class Attempts:
         for number, attempt in site.book.attempts.items():
             memory = dict.fromkeys(attempt.slots, attempt.promised or 0)
             site.ledger.adopt(number, memory, attempt.exclusive)
+            started = read_record(site.attempt_folder(attempt) / STARTED)
+            if started is not None:
+                site.pids[number] = int(started["job_pid"])
         crash_point("adopt-begun")
         self.follow()
         self.adopting = False
@@ -86,6 +89,7 @@ class Attempts:
         if look.state == "alive":
             if look.started is not None:
                 site.book.run(attempt, float(look.started["time"]))
+                site.pids[attempt.job] = int(look.started["job_pid"])
             return False
         job, record = site.book.job(attempt.job), look.record or {}
         ended = self._how(attempt, look)
@@ -159,6 +163,7 @@ class Attempts:
         site.peaks.pop(attempt.token, None)
         site.taken.pop(attempt.token, None)
         site.warned.discard(attempt.token)
+        site.pids.pop(attempt.job, None)
         site.queued_at[attempt.job] = site.clock()
         self._cgroups.remove(attempt.token)
 

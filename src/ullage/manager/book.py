@@ -232,6 +232,18 @@ class Book:
             self._store.execute("INSERT OR REPLACE INTO gpus VALUES (?, ?, ?)", (gpu, drained, reason))
             self.event("drained" if drained else "resumed", None, f"{gpu} {reason}".strip())
 
+    def forget(self, before: float) -> list[int]:
+        """Drop events and kept environments of jobs that ended before a time; the jobs whose files may go too."""
+        with self.transaction():
+            self._store.execute("DELETE FROM events WHERE time < ?", (before,))
+            rows = self._store.rows(
+                "SELECT id FROM jobs WHERE ended < ? AND json_extract(spec, '$.asked.env') != '{}'", (before,)
+            )
+            self._store.execute(
+                "UPDATE jobs SET spec = json_set(spec, '$.asked.env', json('{}')) WHERE ended < ?", (before,)
+            )
+        return [row["id"] for row in rows]
+
     def last_ends(self) -> dict[int, float]:
         """When the last attempt of each job that waits again ended."""
         rows = self._store.rows(

@@ -30,7 +30,8 @@ from ullage.manager.identity import Who
 from ullage.manager.intake import Intake
 from ullage.manager.launcher import Launcher
 from ullage.manager.orders import Orders, arguments_of
-from ullage.manager.scheduling import MOST_AT_ONCE, Scheduling
+from ullage.manager.records import AttemptRecord, JobRecord
+from ullage.manager.scheduling import Scheduling
 from ullage.manager.settings import Settings
 from ullage.manager.sharing import sharing_of
 from ullage.manager.site import Site
@@ -41,7 +42,7 @@ from ullage.monitor import Monitor
 from ullage.placement import Ledger
 
 TICK = 1.0  # seconds between two steps when nothing happens
-_BACKUP_EVERY = 6 * 3600.0
+_CARE_EVERY = 6 * 3600.0
 
 
 class Daemon:
@@ -61,7 +62,6 @@ class Daemon:
         self._lock = lock_home(folder)
         self._began = clock()
         self.store = Store(folder)
-        self.store.back_up()
         sharing = sharing_of(settings.sharing, self._run, say)
         self.site = Site(
             folder=folder, settings=settings, book=Book(self.store, clock), clock=clock, say=say, cards=cards,
@@ -75,7 +75,7 @@ class Daemon:
         self.scheduling = Scheduling(self.site, cgroups)
         self.orders = Orders(self)
         self._monitor = monitor
-        self._next_backup = time.monotonic() + _BACKUP_EVERY
+        self._next_care = 0.0
         self.trouble: str | None = None  # what the last step could not do
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -83,7 +83,7 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._woken, self._ending, self._news = asyncio.Event(), asyncio.Event(), asyncio.Condition()
         self.site.book.on_change = self._tell_news
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
                 self._loop.add_signal_handler(number, self.end)
         self._monitor.start()
@@ -109,26 +109,28 @@ class Daemon:
         ending = asyncio.ensure_future(self._ending.wait())
         while not self._ending.is_set():
             self._woken.clear()
-            more = self.step()
-            await asyncio.to_thread(self.site.sharing.watch)
+            for job, attempt in self.step():
+                self.scheduling.start(job, attempt)
+                await asyncio.sleep(0)  # orders are answered between two starts
+            if self.site.sharing.watched:
+                await asyncio.to_thread(self.site.sharing.watch)
             waking = asyncio.ensure_future(self._woken.wait())
-            await asyncio.wait({waking, ending}, timeout=0 if more else TICK, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waking, ending}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
             waking.cancel()
         ending.cancel()
 
-    def step(self) -> bool:
-        """See what is true, and act on it; whether there is more to do at once."""
+    def step(self) -> list[tuple[JobRecord, AttemptRecord]]:
+        """See what is true, and write down what follows; the attempts that are to be started now."""
         self.trouble, before = None, self.trouble
         try:
             self.attempts.follow()
             self.site.look()
             self.guarding.look()
             self.intake.write_answers()
-            more = self.scheduling.place() > MOST_AT_ONCE
-            if time.monotonic() > self._next_backup:
-                self._next_backup = time.monotonic() + _BACKUP_EVERY
-                self.store.back_up()
-            return more
+            if time.monotonic() > self._next_care:
+                self._next_care = time.monotonic() + _CARE_EVERY
+                self._care()
+            return self.scheduling.place()
         except StoreDamaged:
             raise
         except Exception as error:  # orders are still answered, and the next step may do better
@@ -136,7 +138,15 @@ class Daemon:
             self.trouble = str(error) if known else f"a step failed: {type(error).__name__}: {error}"
             if self.trouble != before:
                 self.site.say(self.trouble if known else f"{self.trouble}\n{traceback.format_exc()}")
-            return False
+            return []
+
+    def _care(self) -> None:
+        """A copy of the database; what is older than the site wants to keep goes."""
+        self.store.back_up()
+        days = self.site.settings.running.keep_days
+        if days is not None:
+            for job in self.site.book.forget(self.site.clock() - days * 86400.0):
+                self.site.launcher.remove(job)
 
     # What the socket and the API use.
 

@@ -144,7 +144,7 @@ class Launcher:
         started = read_record(folder / supervisor.STARTED)
         if started is None:
             return None
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started["supervisor_start"] / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started["supervisor_start"]) / os.sysconf("SC_CLK_TCK")
 
     def failure(self, folder: Path) -> str:
         """Why an attempt could not begin, from what was met here or from its supervisor's own log."""

@@ -221,9 +221,12 @@ class Orders:
         attempt = self._book.attempts.get(job.id)
         live = asdict(attempt) if attempt else {}
         held = self._site.taken.get(attempt.token) if attempt else None
+        pid = self._site.pids.get(job.id) if attempt else None
+        host = None if pid is None else self._site.watching.monitor.host(pid)
         return shown | {
             "gpus_used": list(live.get("slots", ())), "promised": live.get("promised"),
             "alone": live.get("exclusive"), "gpu_memory": max(held.values()) if held else None,
+            "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
         }  # fmt: skip
 
     def _check_mine(self, who: Who, job: JobRecord, doing: str) -> None:

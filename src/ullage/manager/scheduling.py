@@ -21,7 +21,6 @@ from ullage.placement import Decision, Job, Rules, Running, decide
 from ullage.units import format_bytes
 
 _USAGE_KEPT = 10.0  # seconds until what users have used is summed up again
-MOST_AT_ONCE = 32  # starts in one pass, so that orders are answered between them
 
 
 class Scheduling:
@@ -33,13 +32,13 @@ class Scheduling:
         self._used: dict[str, float] = {}
         self._usage_until = 0.0
 
-    def place(self) -> int:
-        """Start what may start now; how many. Promises are in the ledger and on disk before a process is made."""
+    def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
+        """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it."""
         site = self._site
         self._settle_dependencies()
         waiting = self._waiting()
         if not waiting:
-            return 0
+            return []
         running = [self._running(attempt) for attempt in site.book.attempts.values()]
         outcome = decide(
             site.settings.policy, waiting, running, site.slots, site.ledger, self._rules, site.clock(),
@@ -47,10 +46,7 @@ class Scheduling:
         )  # fmt: skip
         for waits in outcome.waiting:
             site.reasons[waits.job] = waits
-        placed = self._promise(outcome.placed[:MOST_AT_ONCE])
-        for job, attempt in placed:
-            self._start(job, attempt)
-        return len(outcome.placed)
+        return self._promise(outcome.placed)
 
     def _waiting(self) -> list[Job]:
         """Jobs that could go now; of the others, the reason is noted."""
@@ -89,9 +85,9 @@ class Scheduling:
         queued = site.queued_at.get(job.id)
         back = queued if job.cause is Cause.SLOT_ENDED else None  # who had a slot stands behind those who had none
         return Job(
-            id=job.id, user=job.user, submitted=job.submitted if back is None else back, gpus=spec["gpus"], need=job.need,
-            exclusive=job.exclusive, priority=job.priority, recovery=job.recovery, time_limit=spec["time_limit"],
-            share=site.settings.fairness.shares.get(job.user, 1.0), queued=queued,
+            id=job.id, user=job.user, submitted=job.submitted if back is None else back, gpus=spec["gpus"],
+            need=job.need, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
+            time_limit=spec["time_limit"], share=site.settings.fairness.shares.get(job.user, 1.0), queued=queued,
         )  # fmt: skip
 
     def _running(self, attempt: AttemptRecord) -> Running:
@@ -141,8 +137,11 @@ class Scheduling:
         site.reasons.pop(job.id, None)
         return job, attempt
 
-    def _start(self, job: JobRecord, attempt: AttemptRecord) -> None:
+    def start(self, job: JobRecord, attempt: AttemptRecord) -> None:
+        """Start one that was promised; one that was cancelled meanwhile is left to the next look at its folder."""
         site, folder = self._site, self._site.attempt_folder(attempt)
+        if site.book.job(job.id).state is not State.STARTING:
+            return
         try:
             order = self._order(job, attempt)
         except InvalidValue as error:  # a conda environment that is gone, say; the next look sees to it

@@ -27,7 +27,7 @@ class SharingUnavailable(UllageError, RuntimeError):
 class Sharing:
     """Time slicing: what CUDA does by itself. The base of `Mps`."""
 
-    name = "time-slicing"
+    name, watched = "time-slicing", False
     lost_at: float | None = None  # by the monotonic clock, when the service was last found lost
 
     def start(self) -> None:
@@ -50,7 +50,7 @@ class Mps(Sharing):
     It is adopted if it still answers, restarted when it stops answering, and ended when no job is left.
     """
 
-    name = "mps"
+    name, watched = "mps", True
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._say = say

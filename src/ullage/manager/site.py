@@ -35,6 +35,7 @@ class Site:
     queued_at: dict[int, float] = field(default_factory=dict)  # when a job last came into the queue
     taken: dict[str, dict[str, int]] = field(default_factory=dict)  # by token and slot, now
     peaks: dict[str, int] = field(default_factory=dict)  # by token, the most on one GPU
+    pids: dict[int, int] = field(default_factory=dict)  # by job, its first process, for readings of the host
     warned: set[str] = field(default_factory=set)  # tokens of those that were reported for taking too much
 
     def attempt_folder(self, attempt: AttemptRecord) -> Path:
@@ -45,6 +46,7 @@ class Site:
         """Take over what the monitor sees: slots, and what each attempt holds."""
         self.slots, self.taken = self.watching.look(self.book.drained())
         self.ledger.see(self.slots)
+        self.watching.monitor.follow(self.pids.values())
         for job, attempt in self.book.attempts.items():
             held = self.taken.get(attempt.token, {})
             for slot in attempt.slots:

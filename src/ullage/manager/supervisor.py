@@ -70,7 +70,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     os.close(failure_write)
     _crash_point("supervisor-forked")
     _join_cgroup(order.get("cgroup"), child)
-    _write(STARTED, {**_who("supervisor", parent), **_who("job", child), "boot": _boot(), "time": time.time()})
+    _write(STARTED, {**_who("supervisor", parent), **_who("job", child), "boot": boot_now(), "time": time.time()})
     _crash_point("supervisor-recorded")
     _poke(order)
     os.write(go, b"g")
@@ -238,7 +238,8 @@ def _who(kind: str, pid: int) -> dict[str, Any]:
     return {f"{kind}_pid": pid, f"{kind}_start": int(_stat(pid, 19) or 0)}
 
 
-def _boot() -> str:
+def boot_now() -> str:
+    """What the kernel calls the present run of this machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
