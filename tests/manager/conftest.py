@@ -59,10 +59,10 @@ class Home:
         config = self.folder / "settings.toml"
         config.write_text(self.settings)
         command = [sys.executable, "-m", "ullage", "serve", *self.options, "--config", str(config)]
-        self.client.close()
         with (self.folder / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=self.environment(crash_at), stdout=log, stderr=log)
         if wait:
+            self.client.close()
             until(lambda: self.answers() or self.process.poll() is not None, "the daemon to answer")
 
     def environment(self, crash_at: str | None = None) -> dict[str, str]:
@@ -171,6 +171,21 @@ def served(home: Home) -> Home:
     """A home with a daemon."""
     home.start()
     return home
+
+
+@pytest.fixture(scope="module")
+def _of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    made = Home(tmp_path_factory.mktemp("h"))
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def common(_of_module: Home, tmp_path: Path) -> Home:
+    """A home with a daemon that all tests of a file share, with a folder of the test's own for its jobs."""
+    _of_module.work = tmp_path
+    return _of_module
 
 
 @pytest.fixture(scope="session")

@@ -51,11 +51,11 @@ def test_a_failed_estimate_is_said_and_the_job_is_placed_by_the_rule_for_unknown
     assert job["attempts"][0]["exclusive"], "the default rule for unknowns is a GPU for itself"
 
 
-def test_what_cannot_be_estimated_is_queued_with_that_said(served):
-    number = served.script("true", memory=None, estimator="ullage")
-    assert served.job(number)["estimate"] == "not estimated: no Python script or model in it (--memory tells how much)"
-    assert served.wait(number)["attempts"][0]["exclusive"]
-    assert served.job(served.script("true", memory=None))["estimate"] == "not estimated: this site wants none"
+def test_what_cannot_be_estimated_is_queued_with_that_said(common):
+    number = common.script("true", memory=None, estimator="ullage")
+    assert common.job(number)["estimate"] == "not estimated: no Python script or model in it (--memory tells how much)"
+    assert common.wait(number)["attempts"][0]["exclusive"]
+    assert common.job(common.script("true", memory=None))["estimate"] == "not estimated: this site wants none"
 
 
 def make(wanted, **rules):

@@ -122,7 +122,7 @@ def settled(home, number, state):
 def test_a_supervisor_that_is_killed_costs_an_attempt_and_no_more(home, point):
     home.start(crash_at=point)
     number = home.submit()
-    home.until(lambda: len(home.job(number)["attempts"]) >= 3, "two attempts to be lost")
+    home.until(lambda: len(home.job(number)["attempts"]) >= 2, "an attempt to be lost")
     home.kill()
     home.start()
     job = home.wait(number)

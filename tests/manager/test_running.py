@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 
-def test_a_job_runs_once_on_a_gpu_that_it_was_promised(served):
-    number = served.script("echo to $CUDA_VISIBLE_DEVICES; echo oops >&2")
-    job = served.wait(number)
+def test_a_job_runs_once_on_a_gpu_that_it_was_promised(common):
+    number = common.script("echo to $CUDA_VISIBLE_DEVICES; echo oops >&2")
+    job = common.wait(number)
     attempt = job["attempts"][0]
     assert job["state"] == "done" and job["cause"] == "finished" and len(job["attempts"]) == 1
     assert attempt["promised"] == 1 << 30 and attempt["exit_code"] == 0
-    assert served.client.call("logs", job=number)["text"] == f"to {attempt['slots'][0]}\n"
-    assert served.client.call("logs", job=number, stream="stderr")["text"] == "oops\n"
+    assert common.client.call("logs", job=number)["text"] == f"to {attempt['slots'][0]}\n"
+    assert common.client.call("logs", job=number, stream="stderr")["text"] == "oops\n"
 
 
 def test_running_jobs_outlive_the_daemon_and_are_adopted(served):
@@ -50,33 +50,33 @@ def test_a_job_that_ends_while_the_daemon_is_down_is_known(served):
         ("no-such-program", "failed", "failed by itself"),
     ],
 )
-def test_a_bug_is_not_tried_again(served, script, state, cause):
-    job = served.wait(served.script(script))
+def test_a_bug_is_not_tried_again(common, script, state, cause):
+    job = common.wait(common.script(script))
     assert (job["state"], job["cause"], len(job["attempts"])) == (state, cause, 1)
 
 
-def test_a_program_that_is_not_there_is_named(served):
-    job = served.wait(served.submit(["/no/such/program"]))
+def test_a_program_that_is_not_there_is_named(common):
+    job = common.wait(common.submit(["/no/such/program"]))
     assert job["detail"] == "cannot run /no/such/program: No such file or directory"
 
 
-def test_cancelling_ends_the_whole_tree_of_processes(served):
+def test_cancelling_ends_the_whole_tree_of_processes(common):
     script = "setsid sleep 1000 & echo $! > pids; sleep 1000 & echo $! >> pids; touch there; wait"
-    number = served.script(script)
-    served.until((served.work / "there").exists, "the job's processes")
-    served.wait(number, "running")
-    pids = [int(line) for line in (served.work / "pids").read_text().split()]
-    served.client.call("cancel", jobs=[number])
-    job = served.wait(number)
+    number = common.script(script)
+    common.until((common.work / "there").exists, "the job's processes")
+    common.wait(number, "running")
+    pids = [int(line) for line in (common.work / "pids").read_text().split()]
+    common.client.call("cancel", jobs=[number])
+    job = common.wait(number)
     assert (job["state"], job["cause"]) == ("cancelled", "cancelled")
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(served):
-    number = served.script("trap '' TERM; touch there; while :; do sleep 0.1; done")
-    served.until((served.work / "there").exists, "the job")
-    served.client.call("cancel", jobs=[number])
-    assert served.wait(number)["attempts"][0]["signal"] == signal.SIGKILL
+def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(common):
+    number = common.script("trap '' TERM; touch there; while :; do sleep 0.1; done")
+    common.until((common.work / "there").exists, "the job")
+    common.client.call("cancel", jobs=[number])
+    assert common.wait(number)["attempts"][0]["signal"] == signal.SIGKILL
 
 
 def test_a_time_limit_is_kept_while_the_daemon_is_down(served):
@@ -124,13 +124,13 @@ def test_a_reused_pid_is_neither_believed_nor_signalled(served):
     assert not [line for line in served.log() if line.startswith("twice")]
 
 
-def test_a_job_dies_with_its_supervisor_and_is_tried_again(served):
-    number = served.submit(proceed="proceed")
-    served.wait(number, "running")
-    started = json.loads((served.folder / "manager/jobs" / str(number) / "1/started.json").read_text())
+def test_a_job_dies_with_its_supervisor_and_is_tried_again(common):
+    number = common.submit(proceed="proceed")
+    common.wait(number, "running")
+    started = json.loads((common.folder / "manager/jobs" / str(number) / "1/started.json").read_text())
     os.kill(started["supervisor_pid"], signal.SIGKILL)
-    served.until(lambda: len(served.job(number)["attempts"]) == 2, "a second attempt")
-    served.go()
-    job = served.wait(number)
+    common.until(lambda: len(common.job(number)["attempts"]) == 2, "a second attempt")
+    common.go()
+    job = common.wait(number)
     assert [attempt["cause"] for attempt in job["attempts"]] == ["watching process lost", "finished"]
-    assert served.log()[-1] == f"end {number} 2" and not [line for line in served.log() if line.startswith("twice")]
+    assert common.log()[-1] == f"end {number} 2" and not [line for line in common.log() if line.startswith("twice")]

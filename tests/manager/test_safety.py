@@ -19,14 +19,6 @@ from ullage.manager.identity import Who, check_submitter
 from ullage.manager.orders import Orders
 
 
-@pytest.fixture(scope="module")
-def common(tmp_path_factory, request):
-    home = request.getfixturevalue("make_home")(tmp_path_factory.mktemp("h"))
-    home.start()
-    yield home
-    home.close()
-
-
 def test_the_socket_is_its_owners(common):
     assert stat.S_IMODE(socket_file(common.folder).stat().st_mode) == 0o600
     assert stat.S_IMODE((common.folder / "manager/state.db").stat().st_mode) == 0o600

@@ -42,6 +42,7 @@ from ullage.monitor import Monitor
 from ullage.placement import Ledger
 
 TICK = 1.0  # seconds between two steps when nothing happens
+_REST = 3.0  # times as long as a step took, the daemon only answers orders after it
 _CARE_EVERY = 6 * 3600.0
 
 
@@ -109,7 +110,10 @@ class Daemon:
         ending = asyncio.ensure_future(self._ending.wait())
         while not self._ending.is_set():
             self._woken.clear()
-            for job, attempt in self.step():
+            began = time.monotonic()
+            placed = self.step()
+            rest = began + (time.monotonic() - began) * (1 + _REST)
+            for job, attempt in placed:
                 self.scheduling.start(job, attempt)
                 await asyncio.sleep(0)  # orders are answered between two starts
             if self.site.sharing.watched:
@@ -117,6 +121,8 @@ class Daemon:
             waking = asyncio.ensure_future(self._woken.wait())
             await asyncio.wait({waking, ending}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
             waking.cancel()
+            with contextlib.suppress(TimeoutError):  # orders that come meanwhile are answered, and answered together
+                await asyncio.wait_for(asyncio.shield(ending), max(0.0, rest - time.monotonic()))
         ending.cancel()
 
     def step(self) -> list[tuple[JobRecord, AttemptRecord]]:

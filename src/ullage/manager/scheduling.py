@@ -30,6 +30,7 @@ class Scheduling:
         self._site, self._cgroups = site, cgroups
         self._rules = rules_of(site.settings, site.cards is not None)
         self._used: dict[str, float] = {}
+        self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._usage_until = 0.0
 
     def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
@@ -50,12 +51,17 @@ class Scheduling:
 
     def _waiting(self) -> list[Job]:
         """Jobs that could go now; of the others, the reason is noted."""
-        site, found = self._site, []
+        site, found, now = self._site, [], time.monotonic()
+        for gone in self._seen.keys() - site.book.jobs.keys():
+            del self._seen[gone]
+            site.reasons.pop(gone, None)
+            site.not_before.pop(gone, None)
+            site.queued_at.pop(gone, None)
         for job in site.book.jobs.values():
             if job.state is not State.QUEUED:
                 continue
             others = site.book.needs.get(job.id)
-            pause = site.not_before.get(job.id, 0.0) - time.monotonic()
+            pause = site.not_before.get(job.id, 0.0) - now
             if others:
                 site.reasons[job.id] = "waits for " + ", ".join(f"job {other}" for other in sorted(others))
             elif pause > 0:
@@ -81,8 +87,15 @@ class Scheduling:
                 book.needs[number] = {other: kind for other, kind in needs.items() if other in book.jobs}
 
     def _as_placement(self, job: JobRecord) -> Job:
+        """The job as placement sees it; made anew when the record has changed, since queues are long."""
+        queued = self._site.queued_at.get(job.id)
+        known = self._seen.get(job.id)
+        if known is None or known[0] is not job or known[1] != queued:
+            known = self._seen[job.id] = (job, queued, self._made(job, queued))
+        return known[2]
+
+    def _made(self, job: JobRecord, queued: float | None) -> Job:
         site, spec = self._site, job.spec
-        queued = site.queued_at.get(job.id)
         back = queued if job.cause is Cause.SLOT_ENDED else None  # who had a slot stands behind those who had none
         return Job(
             id=job.id, user=job.user, submitted=job.submitted if back is None else back, gpus=spec["gpus"],

@@ -17,7 +17,7 @@ from ullage.units import MIB
 
 CONTROL = "nvidia-cuda-mps-control"
 _LONGEST_PIPE = 80  # a Unix socket's path has 108 bytes at most, and MPS adds names of its own
-_ANSWER, _BETWEEN_LOOKS = 10.0, 5.0  # seconds
+_ANSWER, _BETWEEN_LOOKS = 10.0, 2.0  # seconds
 
 
 class SharingUnavailable(UllageError, RuntimeError):
