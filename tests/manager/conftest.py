@@ -170,3 +170,17 @@ def served(home: Home) -> Home:
     """A home with a daemon."""
     home.start()
     return home
+
+
+@pytest.fixture(scope="module")
+def make_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Home]]:
+    """Makes homes that several tests share."""
+    made: list[Home] = []
+
+    def make() -> Home:
+        made.append(Home(tmp_path_factory.mktemp("home") / "h"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ullage
 from ullage.errors import AlreadyServing, InvalidValue, StoreFull, UnknownName
@@ -25,7 +25,7 @@ from ullage.manager.book import Book
 from ullage.manager.cgroups import Cgroups
 from ullage.manager.client import reachable, socket_file
 from ullage.manager.guarding import Guarding
-from ullage.manager.identity import Who
+from ullage.manager.identity import Who, myself
 from ullage.manager.intake import Intake
 from ullage.manager.launcher import Launcher
 from ullage.manager.orders import Orders
@@ -38,6 +38,9 @@ from ullage.manager.store import Store
 from ullage.manager.watching import Watching
 from ullage.monitor import Monitor
 from ullage.placement import Ledger
+
+if TYPE_CHECKING:
+    from ullage.manager.api_server import ApiServer
 
 TICK = 1.0  # seconds between two steps when nothing happens
 _BACKUP_EVERY = 6 * 3600.0
@@ -76,6 +79,17 @@ class Daemon:
         self._monitor = monitor
         self._next_backup = time.monotonic() + _BACKUP_EVERY
         self._full = False
+        self.api = self._make_api()
+
+    def _make_api(self) -> ApiServer | None:
+        listen, rules = self.site.settings.api.listen, self.site.settings.access
+        if listen is None:
+            return None
+        from ullage.manager.api_server import ApiServer  # FastAPI takes half a second to import
+        from ullage.manager.tokens import Tokens
+
+        tokens = Tokens(self.site.folder, rules.operators)
+        return ApiServer(listen, self._run, tokens, myself(), self.call, self.site.say)
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `end` is called or a signal comes."""
@@ -97,10 +111,14 @@ class Daemon:
                 self.site.say(f"{adopted} running jobs were adopted")
             self.intake.resume()
             await server.start()
+            if self.api is not None:
+                self.api.start(self._loop)
             ready()
             await self._steps()
         finally:
             await server.stop()
+            if self.api is not None:
+                await asyncio.to_thread(self.api.stop)
             await self.intake.estimates.close()
             self._finish()
 
