@@ -16,6 +16,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
 import ullage
+from ullage.errors import nearest
 from ullage.manager import api_answers as answers
 from ullage.manager.api_limits import BodyLimit, say_problems
 from ullage.manager.identity import Who
@@ -50,6 +51,16 @@ async def authorised(
 Asker = Annotated[Who, Depends(authorised)]
 
 
+async def known_names(request: Request) -> None:
+    """A name in the query that means nothing here is refused: it may be another one, misspelt."""
+    names = [field.alias for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in names:
+            near = nearest(name[:80], names)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
+            raise HTTPException(422, f"there is no {name[:80]!r} in this query; {advice}")
+
+
 def make_app(
     ask: Ask,
     whose: Callable[[str], Who | None],
@@ -67,7 +78,7 @@ def make_app(
     say_problems(app, say)
     app.add_middleware(BodyLimit)
     app.state.whose = whose
-    router = APIRouter(responses=answers.PROBLEMS)
+    router = APIRouter(responses=answers.PROBLEMS, dependencies=[Depends(authorised), Depends(known_names)])
     _job_routes(router, ask)
     _other_routes(router, ask, ending)
     app.include_router(router)
