@@ -65,7 +65,9 @@ def jobs(incomplete: str) -> list[tuple[str, str]]:
         found = Client(timeout=1.0).call("queue")
     except UllageError:
         return []
-    return [(str(job["id"]), f"{job['name']}, {job['state']}") for job in found if str(job["id"]).startswith(incomplete)]
+    return [
+        (str(job["id"]), f"{job['name']}, {job['state']}") for job in found if str(job["id"]).startswith(incomplete)
+    ]
 
 
 def optimizers(incomplete: str) -> list[str]:

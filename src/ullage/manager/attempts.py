@@ -30,9 +30,9 @@ class Attempts:
     def adopt(self) -> int:
         """After a start: promises of what may be alive are in force again, orders to stop are given again."""
         site = self._site
-        for job, attempt in site.book.attempts.items():
+        for number, attempt in site.book.attempts.items():
             memory = dict.fromkeys(attempt.slots, attempt.promised or 0)
-            site.ledger.adopt(job, memory, attempt.exclusive)
+            site.ledger.adopt(number, memory, attempt.exclusive)
         crash_point("adopt-begun")
         self.follow()
         self.adopting = False
@@ -56,8 +56,11 @@ class Attempts:
         if looks:
             with site.book.transaction():
                 ended = [attempt for attempt, look in looks if self._see(attempt, look)]
-                crash_point("over-before-commit" if ended else "running-before-commit")
-            crash_point("over" if ended else "running")
+                names = (["over"] if ended else []) + (["running"] if len(ended) < len(looks) else [])
+                for name in names:
+                    crash_point(f"{name}-before-commit")
+            for name in names:
+                crash_point(name)
             for attempt in ended:
                 self._let_go(attempt)
         site.launcher.reap()
@@ -172,5 +175,6 @@ class Attempts:
         folder = site.attempt_folder(site.book.live_attempt(job.id))
         if folder.exists():
             reason = job.stop_reason or "cancelled"
-            lead = site.settings.fairness.checkpoint_lead if reason == "slot-end" else None
+            own = job.spec["asked"]["checkpoint_lead"]
+            lead = (site.settings.fairness.checkpoint_lead if own is None else own) if reason == "slot-end" else None
             site.launcher.stop(folder, reason, site.settings.running.grace, lead)

@@ -248,6 +248,6 @@ class Book:
 
     def of_submission(self, key: str) -> list[JobRecord]:
         """The jobs of an earlier submission."""
-        return [job_of(row) for row in self._store.rows("SELECT * FROM jobs WHERE submission = ? ORDER BY part", (key,))]
-
-
+        return [
+            job_of(row) for row in self._store.rows("SELECT * FROM jobs WHERE submission = ? ORDER BY part", (key,))
+        ]

@@ -126,7 +126,9 @@ def reachable(file: Path) -> str:
     short = os.path.relpath(text)
     if len(os.fsencode(short)) <= _LONGEST_PATH:
         return short
-    raise errors.InvalidValue(f"needed a shorter ULLAGE_HOME: a socket's path has {_LONGEST_PATH} bytes at most; {text}")
+    raise errors.InvalidValue(
+        f"needed a shorter ULLAGE_HOME: a socket's path has {_LONGEST_PATH} bytes at most; {text}"
+    )
 
 
 def error_of(kind: str, message: str) -> UllageError:

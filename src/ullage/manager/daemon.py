@@ -49,7 +49,7 @@ _BACKUP_EVERY = 6 * 3600.0
 class Daemon:
     """One daemon of one home. `run` serves until it is told to end; jobs go on without it.
 
-        asyncio.run(Daemon(home(), read_settings(None), Monitor(best_source())).run())
+    asyncio.run(Daemon(home(), read_settings(None), Monitor(best_source())).run())
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Daemon:
         """Serve until `end` is called or a signal comes."""
         self._loop = asyncio.get_running_loop()
         self._woken, self._ending, self._news = asyncio.Event(), asyncio.Event(), asyncio.Condition()
-        self.site.book.on_change = lambda: self._loop.call_soon(self._tell_news)
+        self.site.book.on_change = self._tell_news
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
                 self._loop.add_signal_handler(number, self.end)
@@ -242,11 +242,9 @@ def lock_home(folder: Path) -> int:
         pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
         os.close(descriptor)
         raise AlreadyServing(
-            f"a daemon is running in {folder.parent} already (process {pid or 'unknown'}); `ullage queue` speaks to it. "
-            "Another one needs another ULLAGE_HOME"
+            f"a daemon is running in {folder.parent} already (process {pid or 'unknown'}); "
+            "`ullage queue` speaks to it, and another one needs another ULLAGE_HOME"
         ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
-
-

@@ -29,6 +29,7 @@ class Wanted:
     """An estimate that somebody waits for, by its key; `env`, `cwd` and whose rights are the job's."""
 
     key: str
+    estimator: str
     questions: Sequence[Question]
     gpus: Sequence[str]
     env: Mapping[str, str]
@@ -74,7 +75,7 @@ class Estimates:
     async def _make(self, wanted: Wanted) -> None:
         began = time.monotonic()
         try:
-            upper, note = _read(await self._ask(wanted), self._rules.estimator)
+            upper, note = _read(await self._ask(wanted), wanted.estimator)
         except OSError as error:
             upper, note = None, f"not estimated: {error.strerror or error}"
         finally:
@@ -85,7 +86,7 @@ class Estimates:
     async def _ask(self, wanted: Wanted) -> dict[str, Any]:
         order = {
             "parent": os.getpid(),
-            "estimator": self._rules.estimator,
+            "estimator": wanted.estimator,
             "gpus": sorted(set(wanted.gpus)),
             "timeout": self._rules.timeout,
             "questions": [asdict(question) for question in wanted.questions],

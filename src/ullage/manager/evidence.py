@@ -31,7 +31,9 @@ _GPU_LOST = re.compile(
     r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_NOT_READY|Unable to determine the device handle"
 )
 # How a Python program that was not caught says goodbye: the name of an exception at the beginning of a line.
-_LAST_WORDS = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Exhausted))\b.*$", re.MULTILINE)
+_LAST_WORDS = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Exhausted))\b.*$", re.MULTILINE
+)
 # Exceptions that only pass on that another process failed.
 _MESSENGERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException"})
 _TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]iB)")

@@ -56,9 +56,11 @@ class Guarding:
         rules = self._site.settings.fairness
         if rules.slot is None or not job.spec["asked"]["resumable"] or attempt.started is None:
             return
+        own = job.spec["asked"]["checkpoint_lead"]
+        lead = rules.checkpoint_lead if own is None else own
         ran = self._site.clock() - attempt.started
-        if ran >= max(0.0, rules.slot - rules.checkpoint_lead) and self._somebody_waits():
-            self._attempts.stop(job, "slot-end", f"its time slot ends; it has {rules.checkpoint_lead:g} s to save itself")
+        if ran >= max(0.0, rules.slot - lead) and self._somebody_waits():
+            self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")
 
     def _somebody_waits(self) -> bool:
         site = self._site

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ullage.errors import InvalidValue, StoreFull
+from ullage.estimators.registry import estimators, find
 from ullage.manager.book import Book
+from ullage.manager.crash_points import crash_point
 from ullage.manager.environment import base_environment
 from ullage.manager.estimating import Answer, Estimates, Wanted
-from ullage.manager.crash_points import crash_point
 from ullage.manager.identity import Who, rights
 from ullage.manager.questions import key_of, questions_of
 from ullage.manager.records import JobRecord
 from ullage.manager.site import Site
 from ullage.manager.states import WAITING, State
 from ullage.manager.submission import Spec
+from ullage.units import format_bytes
 
 NOBODY = "none"
 
@@ -59,6 +61,8 @@ class Intake:
         limit = self._site.settings.access.queue_limit
         if len(self._book.jobs) + len(spec.array or [0]) > limit:
             raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
+        if spec.estimator not in (None, NOBODY, *estimators()):
+            find(spec.estimator or "")  # which says what there is
         for other in spec.after:
             self._book.job(other.job)  # one that is not there is refused now, not waited for
         devices = self._site.watching.devices()
@@ -66,11 +70,8 @@ class Intake:
             raise InvalidValue(f"the job asks for {spec.gpus} GPUs; there are {len(devices)}")
         largest = max((device.total or 0 for device in devices), default=0)
         if spec.memory is not None and largest and spec.memory > largest:
-            from ullage.units import format_bytes
-
-            raise InvalidValue(
-                f"the job asks for {format_bytes(spec.memory)} of GPU memory; the largest GPU has {format_bytes(largest)}"
-            )
+            asked = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
+            raise InvalidValue(f"{asked}; the largest GPU has {format_bytes(largest)}")
 
     def _row(self, who: Who, spec: Spec, known: tuple[int | None, str | None, str | None]) -> dict[str, Any]:
         need, note, estimate_key = known
@@ -87,12 +88,13 @@ class Intake:
         """How much, who says so (`None`: nobody yet), and by which key the estimate is kept."""
         if spec.memory is not None:
             return spec.memory, "as its submitter says", None
-        if self._site.settings.estimating.estimator == NOBODY:
-            return None, "not estimated: this site estimates nothing", None
+        estimator = self._estimator(spec)
+        if estimator == NOBODY:
+            return None, f"not estimated: {'its submitter' if spec.estimator else 'this site'} wants none", None
         questions = questions_of(spec)
         if not questions:
             return None, "not estimated: no Python script or model in it (--memory tells how much)", None
-        key = key_of(questions, self._site.settings.estimating.estimator, self._gpus(), spec.env, spec.cwd)
+        key = key_of(questions, estimator, self._gpus(), spec.env, spec.cwd)
         known = self._book.known_estimate(key)
         if known is not None:
             fresh = known["made"] + self._site.settings.estimating.retry_failed_after > self._site.clock()
@@ -118,8 +120,14 @@ class Intake:
             self.answered(Answer(job.estimate_key, None, f"not estimated: {error}", 0.0))
             return
         self.estimates.want(
-            Wanted(job.estimate_key, questions_of(spec), self._gpus(), env, spec.cwd, rights(job.uid, job.gid))
-        )
+            Wanted(
+                job.estimate_key, self._estimator(spec), questions_of(spec), self._gpus(), env, spec.cwd,
+                rights(job.uid, job.gid),
+            )
+        )  # fmt: skip
+
+    def _estimator(self, spec: Spec) -> str:
+        return spec.estimator or self._site.settings.estimating.estimator
 
     def answered(self, answer: Answer) -> None:
         """An estimate is there: keep it, and let all jobs with that content go on."""

@@ -87,7 +87,9 @@ class Orders:
         if stream not in _OUTPUTS or not isinstance(offset, int) or offset < 0:
             raise InvalidValue(f"needed stdout or stderr and an offset of 0 or more; found {stream!r}, {offset!r}")
         attempts = self._book.attempts_of(number)
-        chosen = attempts[-1] if attempts and attempt is None else next((a for a in attempts if a.number == attempt), None)
+        chosen = (
+            attempts[-1] if attempts and attempt is None else next((a for a in attempts if a.number == attempt), None)
+        )
         if chosen is None:
             if attempt is not None:
                 raise InvalidValue(f"job {number} has {len(attempts)} attempts; found no number {attempt}")

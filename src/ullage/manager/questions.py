@@ -10,13 +10,13 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ullage
 from ullage.manager.submission import Spec
 
-_MOST_FILES, _LARGEST_FILE = 200, 4 << 20
+_MOST_FILES, _MOST_FOLDERS, _LARGEST_FILE = 200, 64, 4 << 20
+_NOT_CODE = ("__pycache__", "venv", "node_modules", "data", "datasets", "runs", "wandb")
 _PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")
 _FLAGS_WITH_VALUE = ("-X", "-W")
 _FLAGS = re.compile(r"-[uOBIsEPqSdvb]+")
@@ -116,22 +116,29 @@ def key_of(questions: Sequence[Question], estimator: str, gpus: Sequence[str], e
 def _content(question: Question, cwd: str) -> str | None:
     """What the source is made of: the file and the Python files beside it, since a script imports its neighbours."""
     if question.module:
-        folder, files = Path(cwd), []
+        files = _python_files(cwd)
     elif os.path.isabs(question.source):
-        folder, files = Path(question.source).parent, [Path(question.source)]
+        files = [question.source, *_python_files(os.path.dirname(question.source))]
     else:
         return None
-    try:
-        files += sorted(path for path in folder.rglob("*.py") if "site-packages" not in path.parts)[:_MOST_FILES]
-    except OSError:
-        pass
     total = hashlib.sha256()
     for file in files:
         total.update(f"{file}\0{_digest(file)}\0".encode())
     return total.hexdigest()
 
 
-def _digest(path: Path) -> str | None:
+def _python_files(folder: str) -> list[str]:
+    """Python files in a folder and below; no more folders are looked at than a project has, for data may lie there."""
+    found: list[str] = []
+    for seen, (place, folders, names) in enumerate(os.walk(folder)):
+        if seen >= _MOST_FOLDERS or len(found) >= _MOST_FILES:
+            break
+        folders[:] = sorted(each for each in folders if each.isidentifier() and each not in _NOT_CODE)[:_MOST_FOLDERS]
+        found += [os.path.join(place, name) for name in sorted(names) if name.endswith(".py")]
+    return found[:_MOST_FILES]
+
+
+def _digest(path: str) -> str | None:
     """Of a plain file only: a pipe or a device must not hold up the daemon."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -51,7 +51,7 @@ def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lo
         return Ended(Cause.FINISHED, "exit code 0")
     if reason == "slot-end":
         return Ended(Cause.SLOT_ENDED, "its time slot was over")
-    if code == CHECKPOINT_EXIT and "SIGUSR1" in record.get("signals_sent", ()):
+    if code == CHECKPOINT_EXIT and record.get("checkpoint_asked"):
         return Ended(Cause.TIME_LIMIT, "it saved itself before its time limit")
     if record.get("could_not_run"):
         return Ended(Cause.OWN_FAILURE, record["could_not_run"])

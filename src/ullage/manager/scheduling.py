@@ -29,7 +29,7 @@ class Scheduling:
 
     def __init__(self, site: Site, cgroups: Cgroups) -> None:
         self._site, self._cgroups = site, cgroups
-        self._rules = rules_of(site.settings)
+        self._rules = rules_of(site.settings, site.cards is not None)
         self._used: dict[str, float] = {}
         self._usage_until = 0.0
 
@@ -159,20 +159,29 @@ class Scheduling:
         else:
             env = job_environment(job, spec, attempt, gpu_variables(attempt.slots))
         env |= site.sharing.variables(spec, attempt.slots)
-        lead = site.settings.fairness.checkpoint_lead if spec.resumable else None
+        lead = checkpoint_lead(site, spec)
         limit = None if spec.host_memory is None else self._cgroups.make(attempt.token, spec.host_memory)
         return {
             "token": attempt.token, "command": spec.command, "cwd": spec.cwd, "env": env, "umask": spec.umask,
             "time_limit": spec.time_limit, "grace": site.settings.running.grace, "checkpoint_lead": lead,
+            "checkpoint_signal": spec.checkpoint_signal,
             "limits": job.spec["limits"], "cgroup": limit, **rights(job.uid, job.gid),
         }  # fmt: skip
 
 
-def rules_of(settings: Settings) -> Rules:
-    """The site's settings as placement takes them."""
+def checkpoint_lead(site: Site, spec: Spec) -> float | None:
+    """How long before its end a job is told to save itself; `None` for one that did not say that it can."""
+    if not spec.resumable and spec.checkpoint_signal is None:
+        return None
+    return site.settings.fairness.checkpoint_lead if spec.checkpoint_lead is None else spec.checkpoint_lead
+
+
+def rules_of(settings: Settings, virtual: bool) -> Rules:
+    """The site's settings as placement takes them. Virtual GPUs compute nothing, so they are never too busy."""
     placing = settings.placing
+    free = virtual or placing.smact_limit == "off"
     return Rules(
-        smact_limit=placing.smact_limit, free_floor=placing.free_floor, margin=placing.margin,
+        smact_limit=None if free else float(placing.smact_limit), free_floor=placing.free_floor, margin=placing.margin,
         unknown=placing.unknown, max_jobs_per_gpu=placing.max_jobs_per_gpu, unmeasured=placing.unmeasured,
         backfill=placing.backfill, patience=placing.patience,
     )  # fmt: skip

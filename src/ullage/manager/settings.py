@@ -23,54 +23,54 @@ class _Part(BaseModel):
 
 
 class Placing(_Part):
-    """Conditions of a placement (`ullage.placement.Rules`); `smact_limit = 1` switches that one off."""
+    """Conditions of a placement (`ullage.placement.Rules`); `smact_limit = "off"` lets jobs share however busy."""
 
-    smact_limit: float = Field(0.80, ge=0, le=1)
-    free_floor: Bytes = Field(5 * GIB, ge=0)
-    margin: Bytes = Field(2 * GIB, ge=0)
+    smact_limit: Annotated[float, Field(ge=0, le=1)] | Literal["off"] = 0.80
+    free_floor: Bytes = Field(default=5 * GIB, ge=0)
+    margin: Bytes = Field(default=2 * GIB, ge=0)
     unknown: Literal["exclusive", "floor"] = "exclusive"
-    max_jobs_per_gpu: int | None = Field(None, ge=1)
+    max_jobs_per_gpu: int | None = Field(default=None, ge=1)
     unmeasured: Literal["alone", "never"] = "alone"
     backfill: bool | None = None
-    patience: Seconds = Field(300.0, ge=0)
+    patience: Seconds = Field(default=300.0, ge=0)
 
 
 class Estimating(_Part):
     """Who estimates on the way in, and within what limits."""
 
     estimator: str = "ullage"
-    timeout: Seconds = Field(300.0, gt=0)
-    memory: Bytes = Field(8 * GIB, gt=0)
-    at_once: int = Field(1, ge=1, le=64)
-    retry_failed_after: Seconds = Field(3600.0, ge=0)
+    timeout: Seconds = Field(default=300.0, gt=0)
+    memory: Bytes = Field(default=8 * GIB, gt=0)
+    at_once: int = Field(default=1, ge=1, le=64)
+    retry_failed_after: Seconds = Field(default=3600.0, ge=0)
 
 
 class Recovering(_Part):
     """When a job is tried again: `attempts` in all after failures of memory, `others` more after the system's."""
 
-    attempts: int = Field(5, ge=1)
-    others: int = Field(5, ge=0)
-    step: Bytes = Field(5 * GIB, gt=0)
-    exclusive_after: int = Field(3, ge=1)
+    attempts: int = Field(default=5, ge=1)
+    others: int = Field(default=5, ge=0)
+    step: Bytes = Field(default=5 * GIB, gt=0)
+    exclusive_after: int = Field(default=3, ge=1)
 
 
 class Running(_Part):
     """How jobs run: the grace between SIGTERM and SIGKILL, and what happens to one that takes more than promised."""
 
-    grace: Seconds = Field(30.0, ge=0)
+    grace: Seconds = Field(default=30.0, ge=0)
     over_promise: Literal["leave", "stop"] = "leave"
-    tolerance: Bytes = Field(256 << 20, ge=0)
+    tolerance: Bytes = Field(default=256 << 20, ge=0)
     cgroup: bool = True
-    keep_days: float | None = Field(None, gt=0)
+    keep_days: float | None = Field(default=None, gt=0)
 
 
 class Fairness(_Part):
     """Shares of users (1 each by default), time slots for jobs that can resume, and the checkpoint signal's lead."""
 
     shares: dict[str, Annotated[float, Field(gt=0)]] = {}
-    slot: Seconds | None = Field(None, gt=0)
-    checkpoint_lead: Seconds = Field(600.0, ge=0)
-    usage_window: Seconds = Field(86400.0, gt=0)
+    slot: Seconds | None = Field(default=None, gt=0)
+    checkpoint_lead: Seconds = Field(default=600.0, ge=0)
+    usage_window: Seconds = Field(default=86400.0, gt=0)
 
 
 class Access(_Part):
@@ -78,7 +78,7 @@ class Access(_Part):
 
     group: str | None = None
     operators: list[str] = []
-    queue_limit: int = Field(100_000, ge=1)
+    queue_limit: int = Field(default=100_000, ge=1)
 
 
 class Api(_Part):

@@ -37,22 +37,25 @@ class Spec(BaseModel):
     env: dict[Text, Annotated[str, StringConstraints(max_length=LONGEST_COMMAND)]] = {}
     venv: Text | None = None
     conda: Text | None = None
-    gpus: int = Field(1, ge=1, le=1024)
-    memory: int | None = Field(None, gt=0, le=1 << 50)
-    host_memory: int | None = Field(None, gt=0, le=1 << 60)
+    gpus: int = Field(default=1, ge=1, le=1024)
+    memory: int | None = Field(default=None, gt=0, le=1 << 50)
+    host_memory: int | None = Field(default=None, gt=0, le=1 << 60)
     model: Text | None = None
-    batch_size: int | None = Field(None, ge=1, le=1 << 40)
+    batch_size: int | None = Field(default=None, ge=1, le=1 << 40)
     estimate_options: dict[Text, Any] = {}
     exclusive: bool = False
-    priority: int = Field(0, ge=-1000, le=1000)
-    time_limit: float | None = Field(None, gt=0, le=3.2e9)
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    time_limit: float | None = Field(default=None, gt=0, le=3.2e9)
     resumable: bool = False
-    array: list[int] | None = Field(None, min_length=1, max_length=LONGEST_ARRAY)
-    after: list[After] = Field([], max_length=1000)
+    checkpoint_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
+    checkpoint_lead: float | None = Field(default=None, ge=0, le=3.2e9)
+    estimator: Annotated[str, StringConstraints(max_length=64)] | None = None
+    array: list[int] | None = Field(default=None, min_length=1, max_length=LONGEST_ARRAY)
+    after: list[After] = Field(default=[], max_length=1000)
     hold: bool = False
-    mps_threads: int | None = Field(None, ge=1, le=100)
-    mps_memory: int | None = Field(None, gt=0, le=1 << 50)
-    umask: int = Field(0o022, ge=0, le=0o777)
+    mps_threads: int | None = Field(default=None, ge=1, le=100)
+    mps_memory: int | None = Field(default=None, gt=0, le=1 << 50)
+    umask: int = Field(default=0o022, ge=0, le=0o777)
 
     @field_validator("command")
     @classmethod
@@ -100,37 +103,3 @@ class Spec(BaseModel):
             return self.name
         script = next((word for word in self.command[1:] if word.endswith(".py")), self.command[0])
         return os.path.basename(script)[:128] or "job"
-
-
-def parse_array(text: str) -> list[int]:
-    """The indices of `1-20`, `0-10:2` or `1,5,7`.
-
-    >>> parse_array("1-3,10-20:5")
-    [1, 2, 3, 10, 15, 20]
-    """
-    from ullage.errors import InvalidValue
-
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?\s*", part)
-        step = int(match[3] or 1) if match else 0
-        if match is None or step < 1 or match[2] and int(match[2]) < int(match[1]):
-            raise InvalidValue(f"--array: needed indices such as 1-20, 0-10:2 or 1,5,7; found {text[:80]!r}")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1, step)[: LONGEST_ARRAY + 1]
-    if len(found) > LONGEST_ARRAY:
-        raise InvalidValue(f"--array: needed at most {LONGEST_ARRAY} indices; found more in {text[:80]!r}")
-    return found
-
-
-def parse_after(text: str) -> After:
-    """A dependency: `17`, `ok:17` or `any:17`.
-
-    >>> parse_after("any:17")
-    After(job=17, kind='any')
-    """
-    from ullage.errors import InvalidValue
-
-    match = re.fullmatch(r"(?:(ok|any):)?(\d{1,18})", text.strip())
-    if match is None or int(match[2]) < 1:
-        raise InvalidValue(f"--after: needed a job's number such as 17, ok:17 or any:17; found {text[:80]!r}")
-    return After(job=int(match[2]), kind="any" if match[1] == "any" else "ok")

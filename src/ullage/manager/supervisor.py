@@ -9,6 +9,7 @@ while the daemon is down and whatever is done to the wall clock.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -84,6 +85,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
         "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
         "reason": watch.reason,
         "signals_sent": watch.sent,
+        "checkpoint_asked": watch.checkpoint_asked,
         "could_not_run": error or None,
         "max_rss": usage.ru_maxrss * 1024,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
@@ -101,14 +103,16 @@ class Watch:
         self.child = child
         self.reason: str | None = None
         self.sent: list[str] = []
+        self.checkpoint_asked = False
         self._grace = float(order.get("grace", 30.0))
+        self._checkpoint = getattr(signal, f"SIG{order.get('checkpoint_signal') or 'USR1'}")
         self._plan: list[tuple[float, signal.Signals, str | None]] = []
         self._stop: dict[str, Any] | None = None
         limit = order.get("time_limit")
         if limit is not None:
             end = began + float(limit)
             if order.get("checkpoint_lead") is not None:
-                self._plan.append((end - float(order["checkpoint_lead"]), signal.SIGUSR1, None))
+                self._plan.append((end - float(order["checkpoint_lead"]), self._checkpoint, None))
             self._plan += self._ending(end, "time-limit")
 
     def wait(self) -> tuple[int, Any]:
@@ -133,6 +137,7 @@ class Watch:
         while self._plan and self._plan[0][0] <= time.monotonic():
             _, number, reason = self._plan.pop(0)
             self.reason = reason or self.reason
+            self.checkpoint_asked |= number == self._checkpoint
             self.sent.append(number.name)
             try:
                 os.killpg(self.child, number)
@@ -144,7 +149,7 @@ class Watch:
         self._grace = float(stop.get("grace", self._grace))
         reason = str(stop["reason"])
         ending = self._ending(now + float(lead or 0.0), reason)
-        self._plan = ([(now, signal.SIGUSR1, reason)] if lead is not None else []) + ending
+        self._plan = ([(now, self._checkpoint, reason)] if lead is not None else []) + ending
 
     def _ending(self, when: float, reason: str) -> list[tuple[float, signal.Signals, str | None]]:
         return [(when, signal.SIGTERM, reason), (when + self._grace, signal.SIGKILL, reason)]
@@ -193,10 +198,8 @@ def _open_output(order: dict[str, Any]) -> None:
 
 def _drop_rights(order: dict[str, Any]) -> None:
     for name, (soft, hard) in order.get("limits", {}).items():
-        try:
+        with contextlib.suppress(ValueError, OSError):  # without root a limit cannot be raised again
             resource.setrlimit(getattr(resource, name), (soft, hard))
-        except (ValueError, OSError):
-            pass  # without root a limit cannot be raised again
     if order.get("uid") is not None:
         os.initgroups(order["user"], order["gid"])
         os.setgid(order["gid"])
@@ -205,16 +208,12 @@ def _drop_rights(order: dict[str, Any]) -> None:
 
 def _end_all(child: int) -> None:
     """What the job left behind ends with it; orphans come to this process, whatever session they made."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     while True:
         for pid in _children():
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:

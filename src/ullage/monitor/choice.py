@@ -30,6 +30,9 @@ def best_source(
         raise NoGPUSource(
             f"no GPU can be watched here: {error}. Virtual cards can be, without a GPU: add --virtual FOLDER"
         ) from None
+    if not source.devices():
+        source.close()
+        raise NoGPUSource("NVML answers but lists no GPU; 'nvidia-smi -L' shows what the driver sees")
     try:
         if source.all_active or not dcgm_installed(dcgmi):
             return source

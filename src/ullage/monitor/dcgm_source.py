@@ -145,7 +145,7 @@ class DcgmSource:
         self._child = subprocess.Popen(
             [self._command, "dmon", "-e", numbers, "-d", delay, "-i", wanted],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
+            errors="replace", start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._follow, args=(self._child.stdout,), daemon=True, name="dcgmi dmon").start()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
@@ -110,17 +109,3 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Let go of what the source holds."""
-
-
-def added(values: Iterable[int | None]) -> int | None:
-    """The sum, unknown as soon as one part is.
-
-    >>> added([1, 2]), added([1, None]), added([])
-    (3, None, 0)
-    """
-    total = 0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total

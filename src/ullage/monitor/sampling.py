@@ -127,7 +127,6 @@ class Monitor:
         """One look at everything, as the thread does it; for use without the thread."""
         now = self._clock()
         if now >= self._next_list:
-            self._next_list = now + _LIST_AGAIN
             self._guarded(self._list)
         for device in self.devices():
             self._guarded(partial(self._look_at, device))
@@ -159,6 +158,7 @@ class Monitor:
                 self.last_error = f"{type(error).__name__}: {error}"
 
     def _list(self) -> None:
+        self._next_list = self._clock() + _LIST_AGAIN
         listed = {device.id: device for device in self.source.devices()}
         with self._lock:
             for id in self._devices:

@@ -49,7 +49,7 @@ def decide(
             book.adopt(each.job.id, dict.fromkeys(each.slots, each.job.need or 0), each.job.exclusive)
     seen = places(slots, book, running, rules, now)
     last = next((place.position for place in seen if place.slot.id == ledger.last), -1)
-    return _Pass(chosen, rules, seen, last, now).over(fair_order(waiting, rules, now, usage))
+    return _Pass(chosen, rules, seen, last, now).over(fair_order(waiting, rules, now, usage), book.jobs())
 
 
 class _Pass:
@@ -70,20 +70,21 @@ class _Pass:
     def rank(self, place: Place) -> tuple[object, ...]:
         return self.policy.rank(place, self.last)
 
-    def over(self, queue: Sequence[Job]) -> Outcome:
-        """Give each job its turn, until no further one can be placed."""
+    def over(self, queue: Sequence[Job], holders: set[int]) -> Outcome:
+        """Give each job its turn, until no further one can be placed; none that still holds a promise."""
         placed: list[Decision] = []
         left: list[Job] = []
         behind: int | None = None
         turns = iter(queue)
         for job in turns:
-            if self._hopeless(job):
+            if self._hopeless(job) or job.id in holders:
                 left.append(job)
                 continue
             ask = self.asking.of(job)
             decision = self.place(job, ask)
             if decision is not None:
                 placed.append(decision)
+                holders.add(job.id)
                 continue
             left.append(job)
             if not self.backfills and not job.recovery and self._could_ever(ask):
@@ -94,7 +95,7 @@ class _Pass:
             if not self.open and not self.short_only:
                 break
         view = View(self.asking, tuple([place.sight(self.rules) for place in self.seen]))
-        waiting = [Waiting(job.id, job, view) for job in left]
+        waiting = [Waiting(job.id, job, view, job.id if job.id in holders else None) for job in left]
         waiting += [Waiting(job.id, job, view, behind) for job in turns]
         return Outcome(tuple(placed), tuple(waiting))
 

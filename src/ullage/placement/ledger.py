@@ -13,7 +13,7 @@ promise. A promise is made only out of what is left, for all slots of a job or f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ullage.errors import Overbooked
 from ullage.placement.outcome import Decision
@@ -23,10 +23,14 @@ from ullage.units import format_bytes
 
 @dataclass
 class _Held:
-    """A job on a slot: what it was promised, what it uses (None: not seen yet), and the most it was seen to use."""
+    """A job on a slot: what it was promised, what it uses (None: not seen yet), and the most it was seen to use.
+
+    `before` is what others used when it came: that much of the used memory cannot be its.
+    """
 
     promised: int
     exclusive: bool
+    before: int = 0
     taken: int | None = None
     most: int = 0
 
@@ -61,8 +65,7 @@ class Ledger:
         other = Ledger()
         other._slots = dict(self._slots)
         other._held = {
-            slot: {job: _Held(held.promised, held.exclusive, held.taken, held.most) for job, held in holders.items()}
-            for slot, holders in self._held.items()
+            slot: {job: replace(held) for job, held in holders.items()} for slot, holders in self._held.items()
         }
         other.last = self.last
         return other
@@ -76,7 +79,10 @@ class Ledger:
         """Promise a job memory on slots: on all of them, or `Overbooked` and on none."""
         for slot, needed in memory.items():
             self._check(job, slot, needed, exclusive)
+        before = {slot: self.others(slot) for slot in memory}
         self.adopt(job, memory, exclusive)
+        for slot in memory:
+            self._held[slot][job].before = before[slot]
 
     def accept(self, decision: Decision) -> None:
         """Make the promise that a decision asks for."""
@@ -97,6 +103,11 @@ class Ledger:
         held = self._held.get(slot, {}).get(job)
         if held is not None:
             held.taken, held.most = taken, max(held.most, taken or 0)
+
+    def seen(self, job: int, slot: str) -> bool:
+        """Whether it is known what the job uses on the slot."""
+        held = self._held.get(slot, {}).get(job)
+        return held is not None and held.taken is not None
 
     def slots(self, job: int) -> dict[str, int]:
         """What a job was promised, by slot."""
@@ -125,13 +136,19 @@ class Ledger:
     def others(self, slot: str) -> int:
         """What is used on the slot and belongs to none of our jobs, as far as it can be told.
 
-        A job that was not seen yet may have taken up to its promise, so that much of the used memory may be its.
+        A job that was not seen yet may have taken up to its promise, so that much of the used memory may be its; but
+        not of what was used before it came.
         """
         known = self._slots.get(slot)
         if known is None:
             return 0
-        ours = sum(held.promised if held.taken is None else held.taken for held in self._held.get(slot, {}).values())
-        return max(known.foreign, (known.used or 0) - ours)
+        if known.used is None:
+            return known.foreign
+        held = self._held.get(slot, {}).values()
+        left = known.used - sum(each.taken or 0 for each in held)
+        unseen = [each for each in held if each.taken is None]
+        before = max((each.before for each in unseen), default=0)
+        return max(known.foreign, left - sum(each.promised for each in unseen), min(before, left))
 
     def committed(self, slot: str) -> int:
         """All that counts as taken on a slot; more than its total where jobs took more than they were promised."""

@@ -53,7 +53,7 @@ class Waiting(NamedTuple):
     """A job that waits. `reason` says what it needs and what the best slot had; `never`: no slot could ever hold it.
 
     The sentence is made when it is asked for: a queue has thousands of jobs and people read a few. That is also why
-    this is a tuple: thousands are made in every pass.
+    this is a tuple: thousands are made in every pass. `behind` is the job that it has to wait for, if it is one.
     """
 
     job: int
@@ -77,6 +77,8 @@ class Waiting(NamedTuple):
         """One sentence for a person."""
         if self.never:
             return f"needs {self.ask.text}; that can never be: {_largest(self.ask, self.view.sights)}"
+        if self.behind == self.job:
+            return f"needs {self.ask.text}; its last run still holds memory"
         if self.behind is not None:
             return f"needs {self.ask.text}; job {self.behind} is before it in the queue and must wait"
         return f"needs {self.ask.text}; {_best(self.ask, self.view.sights)}"

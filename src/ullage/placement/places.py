@@ -73,7 +73,7 @@ class Place:
 
     def ready_at(self, ask: Ask, rules: Rules, now: float) -> float:
         """When the job fits here at the latest, by the time limits of those who are here."""
-        sociable = not (ask.alone or self.exclusive or self.slot.mig)
+        sociable = not (ask.alone or self.exclusive or self.slot.mig or self.slot.used is None)
         free, when, staying = self.free, now, self.count
         for end, given_back in sorted(self.leaving):
             if sociable and ask.bytes + ask.margin <= free:
