@@ -161,7 +161,8 @@ class Orders:
 
     def figures(self, who: Who) -> dict[str, Any]:
         """What `GET /metrics` shows."""
-        ended = self._daemon.store.rows("SELECT cause, count(*) AS number FROM attempts WHERE state = 'over' GROUP BY cause")
+        query = "SELECT cause, count(*) AS number FROM attempts WHERE state = 'over' GROUP BY cause"
+        ended = self._daemon.store.rows(query)
         waiting = [job.submitted for job in self._book.jobs.values() if job.state in WAITING]
         return {
             "about": self._daemon.about(), "gpus": self.gpus(who),

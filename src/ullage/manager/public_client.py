@@ -55,8 +55,8 @@ class Client:
         """Submit a command (a list of words) or a job file (a path); the numbers of the jobs, several for an array.
 
         Options have the names of docs/job_files.md and come before what the file says. The job gets this process's
-        folder and environment (through the API: an environment as after a login), unless others are given. The same
-        `key` again gives the same jobs.
+        folder (that of the job file, if it is one) and environment (through the API: the least that a program
+        expects), unless others are given. The same `key` again gives the same jobs.
         """
         job = self._job(what, options)
         if env is not None or not self._remote:
@@ -70,7 +70,7 @@ class Client:
 
         said: dict[str, Any] = {}
         if isinstance(what, str | os.PathLike):
-            said = read_job(what).submission()
+            said = {"cwd": os.path.dirname(os.path.abspath(what)), **read_job(what).submission()}
         else:
             options = {"command": list(what), **options}
             if "cwd" in options:

@@ -84,7 +84,7 @@ class Access(_Part):
 class Api(_Part):
     """The REST API: where it listens (`8600`, or `HOST:PORT`; 0 takes any free port). Without that it is off."""
 
-    listen: str | None = Field(None, max_length=200)
+    listen: str | None = Field(default=None, max_length=200)
 
 
 class Settings(_Part):
