@@ -47,7 +47,7 @@ class Home:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.work = folder / "work"
-        self.work.mkdir(parents=True)
+        self.work.mkdir(parents=True, exist_ok=True)
         self.client = Client(folder)
         self.process: subprocess.Popen[bytes] | None = None
         self.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
@@ -172,15 +172,7 @@ def served(home: Home) -> Home:
     return home
 
 
-@pytest.fixture(scope="module")
-def make_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Home]]:
-    """Makes homes that several tests share."""
-    made: list[Home] = []
-
-    def make() -> Home:
-        made.append(Home(tmp_path_factory.mktemp("home") / "h"))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+@pytest.fixture(scope="session")
+def make_home() -> Callable[[Path], Home]:
+    """Makes a home for tests that share one."""
+    return Home

@@ -53,8 +53,10 @@ class Api:
 
 
 @pytest.fixture(scope="module")
-def api(make_home):
-    return Api(make_home())
+def api(make_home, tmp_path_factory):
+    home = make_home(tmp_path_factory.mktemp("api") / "h")
+    yield Api(home)
+    home.close()
 
 
 @pytest.fixture(autouse=True)
@@ -327,15 +329,15 @@ def test_it_listens_on_loopback_and_says_what_it_cannot(api):
     assert "cannot listen on 127.0.0.1" in done.stderr.replace("\n", " ")
 
 
-def test_a_daemon_that_ends_lets_its_listeners_go(make_home):
-    api = Api(make_home())
+def test_a_daemon_that_ends_lets_its_listeners_go(home):
+    api = Api(home)
     with api.get("/v1/events/stream", stream=True) as answer:
         assert answer.status_code == 200
-        api.home.stop()
-    assert api.home.process.returncode == 0
+        home.stop()
+    assert home.process.returncode == 0
     with pytest.raises(NoDaemon, match="no daemon answers at http"):
         api.client.queue()
-    api.home.start()
+    home.start()
     before = api.token
     api.refresh()
     assert api.token == before and api.client.queue() == []

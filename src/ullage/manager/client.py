@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import socket
 import time
@@ -12,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ullage import errors
-from ullage.errors import NoDaemon, UllageError
+from ullage.errors import InvalidValue, NoDaemon, UllageError
 from ullage.home import home
 
 SOCKET = "ullage.sock"
 _LONGEST_PATH = 100  # of a Unix socket, in bytes
-_LARGEST_ANSWER = 256 << 20
+LARGEST_REQUEST, _LARGEST_ANSWER = 4 << 20, 256 << 20  # bytes
 
 
 def socket_file(folder: Path | None = None) -> Path:
@@ -43,8 +44,11 @@ class Client:
         request: dict[str, Any] = {"verb": verb, "arguments": arguments}
         if wait:
             request["wait"] = wait
+        line = json.dumps(request).encode() + b"\n"
+        if len(line) > LARGEST_REQUEST:
+            raise InvalidValue(f"needed a request of at most {LARGEST_REQUEST} bytes; found {len(line)}")
         try:
-            answer = self._exchange(json.dumps(request).encode() + b"\n", wait)
+            answer = self._exchange(line, wait)
         except BaseException:
             self.close()
             raise
@@ -118,15 +122,13 @@ class Client:
 
 def reachable(file: Path) -> str:
     """The path by which a socket can be bound or reached: a long one only relative to where we are."""
-    import os
-
     text = str(file)
     if len(os.fsencode(text)) <= _LONGEST_PATH:
         return text
     short = os.path.relpath(text)
     if len(os.fsencode(short)) <= _LONGEST_PATH:
         return short
-    raise errors.InvalidValue(
+    raise InvalidValue(
         f"needed a shorter ULLAGE_HOME: a socket's path has {_LONGEST_PATH} bytes at most; {text}"
     )
 

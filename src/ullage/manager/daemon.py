@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import inspect
 import os
 import signal
 import socket
@@ -19,16 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ullage
-from ullage.errors import AlreadyServing, InvalidValue, StoreFull, UnknownName
+from ullage.errors import AlreadyServing, StoreFull, UnknownName
 from ullage.manager.attempts import Attempts
 from ullage.manager.book import Book
 from ullage.manager.cgroups import Cgroups
+from ullage.manager.checking import checked
 from ullage.manager.client import reachable, socket_file
 from ullage.manager.guarding import Guarding
 from ullage.manager.identity import Who, myself
 from ullage.manager.intake import Intake
 from ullage.manager.launcher import Launcher
-from ullage.manager.orders import Orders
+from ullage.manager.orders import Orders, arguments_of
 from ullage.manager.scheduling import MOST_AT_ONCE, Scheduling
 from ullage.manager.settings import Settings
 from ullage.manager.sharing import sharing_of
@@ -101,7 +101,7 @@ class Daemon:
                 self._loop.add_signal_handler(number, self.end)
         self._monitor.start()
         rules = self.site.settings.access
-        server = SocketServer(socket_file(self._run.parent), self.call, rules.operators, rules.group)
+        server = SocketServer(socket_file(self._run.parent), self.call, rules.operators, rules.group, self.site.say)
         try:
             self.site.sharing.start()
             self.site.look()
@@ -156,7 +156,7 @@ class Daemon:
 
     async def call(self, who: Who, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
         """Do an order, in the thread of the event loop; `events` may wait for something to happen."""
-        do = self._verb(verb, arguments)
+        do, arguments = self._verb(verb, arguments)
         if verb == "events" and wait > 0 and self.site.book.last_event <= int(arguments.get("since") or 0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait), self._news:
@@ -167,15 +167,11 @@ class Daemon:
         """The same, from any other thread."""
         return asyncio.run_coroutine_threadsafe(self.call(who, verb, arguments, wait), self._loop).result()
 
-    def _verb(self, verb: str, arguments: dict[str, Any]) -> Callable[..., Any]:
+    def _verb(self, verb: str, arguments: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
         if verb not in Orders.names:
             raise UnknownName("order", verb[:80], Orders.names)
-        do: Callable[..., Any] = getattr(self.orders, verb)
-        try:
-            inspect.signature(do).bind(None, **arguments)
-        except TypeError as error:
-            raise InvalidValue(f"{verb}: {error}") from None
-        return do
+        values = checked(arguments_of(verb), arguments, verb)
+        return getattr(self.orders, verb), {name: getattr(values, name) for name in type(values).model_fields}
 
     def wake(self) -> None:
         """Take a step soon."""

@@ -27,7 +27,7 @@ _MPS_LOST = re.compile(
 )
 _GPU_LOST = re.compile(
     r"GPU is lost|fallen off the bus|uncorrectable ECC error|cudaErrorECCUncorrectable"
-    r"|devices? is/are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
+    r"|is/are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
     r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_NOT_READY|Unable to determine the device handle"
 )
 # How a Python program that was not caught says goodbye: the name of an exception at the beginning of a line.

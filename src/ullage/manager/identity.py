@@ -5,15 +5,22 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import resource
 import socket
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ullage.errors import NotAllowed
 
 # What a job takes over from whoever submitted it; the others are no business of a job.
-_LIMITS = ("RLIMIT_NOFILE", "RLIMIT_MEMLOCK", "RLIMIT_NPROC", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_FSIZE")
+_LIMITS = {
+    "open files": "RLIMIT_NOFILE", "locked memory": "RLIMIT_MEMLOCK", "processes": "RLIMIT_NPROC",
+    "stack size": "RLIMIT_STACK", "core file size": "RLIMIT_CORE", "file size": "RLIMIT_FSIZE",
+    "address space": "RLIMIT_AS", "cpu time": "RLIMIT_CPU",
+}  # fmt: skip
+_LIMIT_LINE = re.compile(r"Max (.+?)\s+(unlimited|\d+)\s+(unlimited|\d+)\b")
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Who:
 
 def myself() -> Who:
     """The user of this process, who may do everything to a daemon of their own."""
-    return Who(os.getuid(), os.getgid(), user_name(os.getuid()), True, limits_of(0))
+    return Who(os.getuid(), os.getgid(), user_name(os.getuid()), True, limits_of(os.getpid()))
 
 
 def user_name(uid: int) -> str:
@@ -62,14 +69,25 @@ def peer(connection: socket.socket, operators: list[str]) -> Who:
 
 
 def limits_of(pid: int) -> dict[str, tuple[int, int]]:
-    """The limits that a process lives under; 0 is this one, and one that is gone has none."""
+    """The limits that a process lives under, soft and hard; one that is gone has none.
+
+    >>> limits_of(os.getpid())["RLIMIT_NOFILE"] == resource.getrlimit(resource.RLIMIT_NOFILE)
+    True
+    """
+    try:
+        lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    except OSError:
+        return {}
     found = {}
-    for name in _LIMITS:
-        try:
-            found[name] = resource.prlimit(pid, getattr(resource, name))
-        except (OSError, ValueError):
-            return {}
+    for line in lines:
+        match = _LIMIT_LINE.match(line)
+        if match and match[1] in _LIMITS:
+            found[_LIMITS[match[1]]] = (_limit(match[2]), _limit(match[3]))
     return found
+
+
+def _limit(text: str) -> int:
+    return resource.RLIM_INFINITY if text == "unlimited" else int(text)
 
 
 def check_submitter(who: Who) -> None:

@@ -6,12 +6,16 @@ message. All methods are called in the thread of the daemon's event loop (`Daemo
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import re
 import stat
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
 
 from ullage.errors import InvalidValue, NoSuchJob, NotAllowed
 from ullage.manager.checking import checked
@@ -52,7 +56,7 @@ class Orders:
         """New jobs; on disk when this answers. `key` is any text of the submitter's own that is used once: the same
         key again (after a lost answer) gives the same jobs."""
         check_submitter(who)
-        if not isinstance(key, str) or not 8 <= len(key) <= 200:
+        if not 8 <= len(key) <= 200:
             raise InvalidValue("needed a key of 8 to 200 characters, used once for each submission")
         made = self._daemon.intake.submit(who, checked(Spec, job, "the job"), key)
         self._daemon.wake()
@@ -73,18 +77,18 @@ class Orders:
 
     def history(self, who: Who, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
         """Jobs that are over, the last one first, with waiting, running and completion time."""
-        if not isinstance(limit, int) or not 1 <= limit <= MOST_ROWS:
+        if not 1 <= limit <= MOST_ROWS:
             raise InvalidValue(f"needed a limit from 1 to {MOST_ROWS}; found {limit!r}")
         return [self._shown(who, job) for job in self._book.over(limit, user)]
 
     def logs(
         self, who: Who, job: str | int, attempt: int | None = None, stream: str = "stdout", offset: int = 0
     ) -> dict[str, Any]:
-        """A piece of an attempt's output (the newest's by default) from a byte on; `over` when there will be no more."""
+        """A piece of an output (of the newest attempt by default) from a byte on; `over`: there will be no more."""
         number = self._one(who, job)
         record = self._book.job(number)
         self._check_mine(who, record, "read the output of")
-        if stream not in _OUTPUTS or not isinstance(offset, int) or offset < 0:
+        if stream not in _OUTPUTS or offset < 0:
             raise InvalidValue(f"needed stdout or stderr and an offset of 0 or more; found {stream!r}, {offset!r}")
         attempts = self._book.attempts_of(number)
         chosen = (
@@ -148,7 +152,7 @@ class Orders:
 
     def events(self, who: Who, since: int = 0, limit: int = 1000) -> dict[str, Any]:
         """What happened after event number `since`; `last` is the number to ask with next."""
-        if not isinstance(since, int) or not isinstance(limit, int) or since < 0 or not 1 <= limit <= 10_000:
+        if since < 0 or not 1 <= limit <= 10_000:
             raise InvalidValue("needed since of 0 or more and a limit from 1 to 10000")
         found = self._book.events(min(since, 1 << 62), limit)
         return {"events": found, "last": found[-1]["id"] if found else self._book.last_event}
@@ -199,9 +203,9 @@ class Orders:
             raise InvalidValue(f"needed one job; {reference} means {len(found)} ({found[0]} to {found[-1]})")
         return found[0]
 
-    def _each(self, who: Who, jobs: Any, doing: str, do: Callable[[JobRecord], str]) -> list[dict[str, Any]]:
+    def _each(self, who: Who, jobs: list[str | int], doing: str, do: Callable[[JobRecord], str]) -> list[dict[str, Any]]:
         """The same for several jobs; what cannot be done for one is said beside it and does not stop the others."""
-        if not isinstance(jobs, list) or not jobs or not all(isinstance(one, str | int) for one in jobs):
+        if not jobs:
             raise InvalidValue(f"needed the jobs to {doing}, by number or name")
         numbers = list(dict.fromkeys(number for one in jobs for number in self.resolve(who, one)))
         records = [self._book.job(number) for number in numbers]
@@ -244,6 +248,22 @@ class Orders:
     def _check_operator(self, who: Who, doing: str) -> None:
         if not who.operator:
             raise NotAllowed(f"{who.user} may not {doing}; operators may (access.operators in the settings)")
+
+
+@functools.cache
+def arguments_of(verb: str) -> type[BaseModel]:
+    """What an order takes, as its method says it, to check requests by.
+
+    >>> sorted(arguments_of("history").model_fields)
+    ['limit', 'user']
+    """
+    method = getattr(Orders, verb)
+    hints = get_type_hints(method)
+    fields: dict[str, Any] = {
+        name: (hints[name], ... if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in list(inspect.signature(method).parameters.items())[2:]
+    }
+    return create_model(verb, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
 def _read(file: Any, offset: int) -> tuple[str, int]:

@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.manager.client import reachable
+from ullage.manager.client import LARGEST_REQUEST, reachable
 from ullage.manager.identity import Who, group_number, peer
 
-LARGEST_REQUEST = 4 << 20
-LARGEST_ANSWER = 256 << 20
-_MOST_CONNECTIONS, _LONGEST_WAIT = 512, 60.0
+_MOST_CONNECTIONS, _LONGEST_WAIT, _DISCARD = 512, 60.0, 5.0
 
 Call = Callable[[Who, str, dict[str, Any], float], Awaitable[Any]]
 
@@ -34,8 +32,10 @@ Call = Callable[[Who, str, dict[str, Any], float], Awaitable[Any]]
 class SocketServer:
     """Listens in a folder that only the daemon's user (and a group, if one is named) can enter."""
 
-    def __init__(self, file: Path, call: Call, operators: list[str], group: str | None) -> None:
-        self._file, self._call, self._operators, self._group = file, call, operators, group
+    def __init__(
+        self, file: Path, call: Call, operators: list[str], group: str | None, say: Callable[[str], None]
+    ) -> None:
+        self._file, self._call, self._operators, self._group, self._say = file, call, operators, group, say
         self._server: asyncio.AbstractServer | None = None
         self._open: set[asyncio.Task[None]] = set()
 
@@ -84,6 +84,7 @@ class SocketServer:
         except asyncio.LimitOverrunError:
             message = f"needed a request of at most {LARGEST_REQUEST} bytes; found a longer one"
             await _send(writer, failure(InvalidValue(message)))
+            await _discard(reader)
             return False
         await _send(writer, await self.answer(who, line))
         return True
@@ -95,6 +96,9 @@ class SocketServer:
             return {"ok": True, "result": await self._call(who, verb, arguments, wait)}
         except UllageError as error:
             return failure(error)
+        except Exception as error:  # a mistake of ours must not end the daemon, nor the conversation without a word
+            self._say(f"an order failed inside the daemon: {type(error).__name__}: {error}")
+            return failure(UllageError(f"the order failed inside the daemon ({type(error).__name__}: {error})"))
 
     async def stop(self) -> None:
         """Close the door and end all conversations."""
@@ -128,6 +132,14 @@ def parse(line: bytes) -> tuple[str, dict[str, Any], float]:
 def failure(error: UllageError) -> dict[str, Any]:
     """An error as it goes over the line."""
     return {"ok": False, "error": type(error).__name__, "message": str(error)}
+
+
+async def _discard(reader: asyncio.StreamReader) -> None:
+    """Read what is still being sent, for a while: who sends would not see the answer otherwise."""
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(_DISCARD):
+            while await reader.read(1 << 20):
+                pass
 
 
 async def _send(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
