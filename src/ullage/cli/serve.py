@@ -27,6 +27,10 @@ def serve(
         str | None, typer.Option("--estimator", "-e", help="Who estimates on the way in: ullage, another of 'ullage "
                                  "compare', or none.", metavar="NAME", autocompletion=completion.estimators)
     ] = None,
+    api: Annotated[
+        str | None, typer.Option(help="Answer HTTP requests on this port of 127.0.0.1, or on HOST:PORT.",
+                                 metavar="[HOST:]PORT")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="The site's settings (docs/manager.md).", metavar="FILE.toml")
     ] = None,
@@ -43,6 +47,8 @@ def serve(
 
       ullage serve --policy magm --sharing mps --estimator horus
 
+      ullage serve --api 8600
+
       ullage serve --config /etc/ullage.toml
     """
     import asyncio
@@ -51,12 +57,15 @@ def serve(
     from ullage.manager.serving import make_daemon
     from ullage.manager.settings import read_settings
 
-    settings = read_settings(config, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator)
+    settings = read_settings(config, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator,
+                             listen=api)  # fmt: skip
     daemon = make_daemon(home(), settings, _say)
 
     def ready() -> None:
         about = daemon.about()
         kind = f"virtual {about['virtual']}" if about["virtual"] else f"{about['gpus']} GPUs"
+        if daemon.api is not None:
+            _say(f"the API is at {daemon.api.url}; its token is in {home() / 'run' / 'api-token'}")
         _say(f"serving {kind} with policy {about['policy']} from {home()}; stop with Ctrl-C")
 
     asyncio.run(daemon.run(ready))

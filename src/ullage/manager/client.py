@@ -53,7 +53,7 @@ class Client:
             self.close()
             raise
         if not answer.get("ok"):
-            raise _error(str(answer.get("error")), str(answer.get("message")))
+            raise error_of(str(answer.get("error")), str(answer.get("message")))
         return answer["result"]
 
     def submit(self, job: dict[str, Any], key: str | None = None, patience: float = 0.0) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def reachable(file: Path) -> str:
     raise InvalidValue(f"needed a shorter ULLAGE_HOME: a socket's path has {_LONGEST_PATH} bytes at most; {text}")
 
 
-def _error(kind: str, message: str) -> UllageError:
+def error_of(kind: str, message: str) -> UllageError:
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, UllageError):
         error = found.__new__(found)

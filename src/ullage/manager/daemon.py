@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ullage
 from ullage.errors import AlreadyServing, StoreDamaged, UllageError, UnknownName
@@ -26,7 +26,7 @@ from ullage.manager.cgroups import Cgroups
 from ullage.manager.checking import checked
 from ullage.manager.client import reachable, socket_file
 from ullage.manager.guarding import Guarding
-from ullage.manager.identity import Who
+from ullage.manager.identity import Who, myself
 from ullage.manager.intake import Intake
 from ullage.manager.launcher import Launcher
 from ullage.manager.orders import Orders, arguments_of
@@ -40,6 +40,9 @@ from ullage.manager.store import Store
 from ullage.manager.watching import Watching
 from ullage.monitor import Monitor
 from ullage.placement import Ledger
+
+if TYPE_CHECKING:
+    from ullage.manager.api_server import ApiServer
 
 TICK = 1.0  # seconds between two steps when nothing happens
 _REST = 3.0  # times as long as a step took, the daemon only answers orders after it
@@ -78,6 +81,17 @@ class Daemon:
         self._monitor = monitor
         self._next_care = 0.0
         self.trouble: str | None = None  # what the last step could not do
+        self.api = self._make_api()
+
+    def _make_api(self) -> ApiServer | None:
+        listen, rules = self.site.settings.api.listen, self.site.settings.access
+        if listen is None:
+            return None
+        from ullage.manager.api_server import ApiServer  # FastAPI takes half a second to import
+        from ullage.manager.tokens import Tokens
+
+        tokens = Tokens(self.site.folder, rules.operators)
+        return ApiServer(listen, self._run, tokens, myself(), self.call, self.site.say)
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `end` is called or a signal comes."""
@@ -99,10 +113,14 @@ class Daemon:
                 self.site.say(f"{adopted} running jobs were adopted")
             self.intake.resume()
             await server.start()
+            if self.api is not None:
+                self.api.start(self._loop)
             ready()
             await self._steps()
         finally:
             await server.stop()
+            if self.api is not None:
+                await asyncio.to_thread(self.api.stop)
             await self.intake.estimates.close()
             self._finish()
 

@@ -41,7 +41,7 @@ class Orders:
     """
 
     names = ("ping", "submit", "queue", "status", "history", "logs", "cancel", "hold", "release", "drain", "resume",
-             "gpus", "events", "stop_serving")  # fmt: skip
+             "gpus", "events", "api", "figures", "stop_serving")  # fmt: skip
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -156,6 +156,23 @@ class Orders:
             raise InvalidValue("needed since of 0 or more and a limit from 1 to 10000")
         found = self._book.events(min(since, 1 << 62), limit)
         return {"events": found, "last": found[-1]["id"] if found else self._book.last_event}
+
+    def api(self, who: Who) -> dict[str, Any]:
+        """Where the REST API listens, and a token for who asks."""
+        if self._daemon.api is None:
+            raise InvalidValue("this daemon has no API; start it with `ullage serve --api 8600`")
+        return {"url": self._daemon.api.url, "token": self._daemon.api.tokens.token_of(who.uid)}
+
+    def figures(self, who: Who) -> dict[str, Any]:
+        """What `GET /metrics` shows."""
+        query = "SELECT cause, count(*) AS number FROM attempts WHERE state = 'over' GROUP BY cause"
+        ended = self._daemon.store.rows(query)
+        waiting = [job.submitted for job in self._book.jobs.values() if job.state in WAITING]
+        return {
+            "about": self._daemon.about(), "gpus": self.gpus(who),
+            "attempts": {str(row["cause"]): row["number"] for row in ended},
+            "oldest_waiting": max(0.0, self._site.clock() - min(waiting)) if waiting else None,
+        }  # fmt: skip
 
     def stop_serving(self, who: Who) -> dict[str, Any]:
         """End the daemon; jobs go on and are adopted by the next one."""

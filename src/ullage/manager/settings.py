@@ -81,6 +81,12 @@ class Access(_Part):
     queue_limit: int = Field(default=100_000, ge=1)
 
 
+class Api(_Part):
+    """The REST API: where it listens (`8600`, or `HOST:PORT`; 0 takes any free port). Without that it is off."""
+
+    listen: str | None = Field(default=None, max_length=200)
+
+
 class Settings(_Part):
     """All of the above.
 
@@ -97,6 +103,7 @@ class Settings(_Part):
     running: Running = Running()
     fairness: Fairness = Fairness()
     access: Access = Access()
+    api: Api = Api()
 
 
 def read_settings(file: Path | None, **given: Any) -> Settings:
@@ -112,6 +119,9 @@ def read_settings(file: Path | None, **given: Any) -> Settings:
                 values = tomllib.loads(source.read(_LARGEST_FILE).decode())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InvalidValue(f"cannot read the settings in {file}: {error}") from None
+    listen = given.pop("listen", None)
+    if listen is not None:
+        values["api"] = {**values.get("api", {}), "listen": listen}
     estimator = given.pop("estimator", None)
     if estimator is not None:
         values["estimating"] = {**values.get("estimating", {}), "estimator": estimator}

@@ -221,6 +221,20 @@ def _line_of(text: str, name: str) -> int | None:
     return next((number for number, line in enumerate(text.split("\n"), 1) if pattern.match(line)), None)
 
 
+def make_job(values: Mapping[str, Any], what: str) -> JobFile:
+    """A job from values by the names of a TOML file; `what` is how messages name them.
+
+    >>> make_job({"command": ["python", "a.py"], "gpuss": 2}, "the job")
+    Traceback (most recent call last):
+    ...
+    ullage.errors.InvalidValue: the job: there is no 'gpuss'; did you mean 'gpus'?
+    """
+    found = Found(dict(values))
+    if found.values.get("policy") is not None:
+        found.set_policy(found.values.pop("policy"), what, None)
+    return _job(found, what, Path.cwd())
+
+
 def _job(found: Found, path: str, folder: Path) -> JobFile:
     values = dict(found.values)
     for name in ("cwd", "venv"):
