@@ -141,6 +141,18 @@ def test_a_kept_gpu_is_lent_to_jobs_that_end_before_it_is_needed() -> None:
         assert [each.job for each in outcome.placed] == expected
 
 
+def test_a_short_job_is_lent_a_kept_gpu_also_after_a_smaller_and_longer_one_was_refused() -> None:
+    there = running((job(100, need=30, time_limit=1060.0), "GPU-0"), (job(101, need=20, time_limit=1060.0), "GPU-1"))
+    jobs = [
+        job(1, need=35, gpus=2, submitted=0.0),
+        job(2, need=1, submitted=900.0),
+        job(3, need=1, submitted=901.0, time_limit=60.0),
+        job(4, need=18, submitted=902.0, time_limit=60.0),
+    ]
+    outcome = decide("ullage", jobs, there, slots(2), Ledger(), QUIET, now=1000.0)
+    assert {each.job: each.slots for each in outcome.placed} == {3: ("GPU-0",), 4: ("GPU-1",)}
+
+
 def test_a_job_over_its_time_limit_lends_nothing() -> None:
     there = running((job(100, need=30, time_limit=10.0), "GPU-0"))
     jobs = [job(1, need=35, submitted=0.0), job(2, need=5, submitted=999.0, time_limit=1.0)]

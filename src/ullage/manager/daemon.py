@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ullage
-from ullage.errors import AlreadyServing, StoreDamaged, UllageError, UnknownName
+from ullage.errors import AlreadyServing, StoreDamaged, StoreFull, UllageError, UnknownName
 from ullage.manager.attempts import Attempts
 from ullage.manager.book import Book
 from ullage.manager.cgroups import Cgroups
@@ -81,6 +81,7 @@ class Daemon:
         self._monitor = monitor
         self._next_care = 0.0
         self.trouble: str | None = None  # what the last step could not do
+        self._full = False
         self.api = self._make_api()
 
     def _make_api(self) -> ApiServer | None:
@@ -132,7 +133,7 @@ class Daemon:
             placed = self.step()
             rest = began + (time.monotonic() - began) * (1 + _REST)
             for job, attempt in placed:
-                self.scheduling.start(job, attempt)
+                self._start(job, attempt)
                 await asyncio.sleep(0)  # orders are answered between two starts
             if self.site.sharing.watched:
                 await asyncio.to_thread(self.site.sharing.watch)
@@ -146,6 +147,7 @@ class Daemon:
     def step(self) -> list[tuple[JobRecord, AttemptRecord]]:
         """See what is true, and write down what follows; the attempts that are to be started now."""
         self.trouble, before = None, self.trouble
+        self._full = False
         try:
             self.attempts.follow()
             self.site.look()
@@ -158,11 +160,17 @@ class Daemon:
         except StoreDamaged:
             raise
         except Exception as error:  # orders are still answered, and the next step may do better
-            known = isinstance(error, UllageError)
+            known, self._full = isinstance(error, UllageError), isinstance(error, StoreFull)
             self.trouble = str(error) if known else f"a step failed: {type(error).__name__}: {error}"
             if self.trouble != before:
                 self.site.say(self.trouble if known else f"{self.trouble}\n{traceback.format_exc()}")
             return []
+
+    def _start(self, job: JobRecord, attempt: AttemptRecord) -> None:
+        try:
+            self.scheduling.start(job, attempt)
+        except Exception as error:  # the next look finds nobody in its folder and ends the attempt
+            self.site.say(f"job {job.label} could not be started: {type(error).__name__}: {error}")
 
     def _care(self) -> None:
         """A copy of the database; what is older than the site wants to keep goes."""
@@ -208,7 +216,7 @@ class Daemon:
             "version": ullage.__version__, "pid": os.getpid(), "since": self._began, "policy": settings.policy,
             "sharing": settings.sharing, "estimator": settings.estimating.estimator, "virtual": settings.virtual,
             "gpus": len(self.site.slots), "jobs": self.site.book.counts(), "last_event": self.site.book.last_event,
-            "estimates_pending": self.intake.estimates.pending, "trouble": self.trouble,
+            "estimates_pending": self.intake.estimates.pending, "trouble": self.trouble, "disk_full": self._full,
         }  # fmt: skip
 
     def _tell_news(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 
 from ullage.placement.asks import Ask, Asking
 from ullage.placement.fairness import fair_order, waited
@@ -63,6 +64,7 @@ class _Pass:
         self.lent_free, self.lent_until = -1, -math.inf  # the most that a job can find there, and for how long
         self.asking = Asking(rules, policy.oracle, policy.alone)
         self.failed: dict[tuple[int, bool, bool], int] = {}  # the smallest ask of this kind that found no place
+        self.impossible: dict[tuple[int, bool, bool], int] = {}  # the smallest that no waiting would help
         self.reservations = rules.reservations
         self.predict = rules.slowdown if policy.predicts else None
         self.offers: dict[tuple[int, bool], list[int]] = {}
@@ -95,9 +97,11 @@ class _Pass:
             if not self.open and not self.short_only:
                 break
         view = View(self.asking, tuple([place.sight(self.rules) for place in self.seen]))
-        waiting = [Waiting(job.id, job, view, job.id if job.id in holders else None) for job in left]
-        waiting += [Waiting(job.id, job, view, behind) for job in turns]
-        return Outcome(tuple(placed), tuple(waiting))
+        waits_for = [job.id if job.id in holders else None for job in left]
+        left += turns
+        fields = zip([job.id for job in left], left, repeat(view), chain(waits_for, repeat(behind)), strict=False)
+        # What Waiting(*each) does, without a call into Python for each of thousands.
+        return Outcome(tuple(placed), tuple(map(tuple.__new__, repeat(Waiting), fields)))
 
     def place(self, job: Job, ask: Ask) -> Decision | None:
         """Put the job on the best places that suit it, on as many as it asks for, or nowhere."""
@@ -144,17 +148,20 @@ class _Pass:
 
     def _hopeless(self, job: Job) -> bool:
         """A quick no, for the long tail of a queue: one that asked for less has found nothing, and nothing is lent."""
-        if not self.backfills or self._may_reserve(job):
-            return False
         need = job.true if self.policy.oracle else job.need
         known, alone = need is not None, self.policy.alone or job.exclusive
         if need is None:
             alone = alone or self.rules.unknown == "exclusive"
             need = 0 if alone else self.rules.free_floor or 0
-        if need < self.failed.get((job.gpus, alone, known), math.inf):
+        kind = (job.gpus, alone, known)
+        if need < self.failed.get(kind, math.inf):
             return False
         limit = job.time_limit
-        return limit is None or need > self.lent_free or self.now + limit > self.lent_until
+        if limit is not None and need <= self.lent_free and self.now + limit <= self.lent_until:
+            return False
+        if need >= self.impossible.get(kind, math.inf):
+            return True
+        return (self.backfills or job.recovery) and not self._may_reserve(job)
 
     def _may_reserve(self, job: Job) -> bool:
         return self.reservations != 0 and waited(job, self.now) >= self.rules.patience
@@ -217,4 +224,8 @@ class _Pass:
         if offers is None:
             offers = sorted((place.offer(ask, self.rules) for place in self.seen), reverse=True)
             self.offers[ask.margin, ask.alone] = offers
-        return len(offers) >= ask.gpus and offers[ask.gpus - 1] >= ask.bytes
+        if len(offers) >= ask.gpus and offers[ask.gpus - 1] >= ask.bytes:
+            return True
+        kind = (ask.gpus, ask.alone, ask.known)
+        self.impossible[kind] = min(ask.bytes, self.impossible.get(kind, ask.bytes))
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
@@ -38,10 +39,10 @@ def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str
     queue.sort(key=attrgetter("submitted"))
     # The queue is sorted by arrival, so its first job tells whether any can have aged: most often none has.
     aged = rules.ageing is not None and bool(queue) and now - queue[0].submitted >= rules.ageing
-    classes: dict[tuple[bool, int], list[Job]] = {}
+    classes: dict[tuple[bool, int], list[Job]] = defaultdict(list)
     for job in queue:
         priority = effective_priority(job, rules, now) if aged else job.priority
-        classes.setdefault((not job.recovery, -priority), []).append(job)
+        classes[not job.recovery, -priority].append(job)
     accounts = dict(usage or {})
     ordered: list[Job] = []
     for rank in sorted(classes):
