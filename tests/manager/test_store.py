@@ -73,6 +73,25 @@ def test_a_daemon_with_a_damaged_database_says_so_and_changes_nothing(served):
     assert served.answers()
 
 
+def test_with_an_older_copy_nothing_runs_again_and_no_number_comes_twice(served):
+    number = served.submit(hold=True)
+    served.stop()
+    file = served.folder / "manager/state.db"
+    shutil.copy(file, served.folder / "copy")
+    served.start()
+    later = served.script("exit 3")
+    served.client.call("release", jobs=[number])
+    assert served.wait(number)["state"] == "done" and served.wait(later)["state"] == "failed"
+    served.stop()
+    shutil.copy(served.folder / "copy", file)
+    served.start()
+    assert "the database does not know the last 1 jobs" in served.said()
+    served.client.call("release", jobs=[number])
+    assert served.wait(number)["state"] == "done"
+    assert served.log() == [f"start {number} 1", f"end {number} 1"]
+    assert served.script("true", hold=True) == later + 1
+
+
 def test_few_backups_are_kept_and_they_are_whole(tmp_path):
     store = Store(tmp_path)
     for _ in range(6):
@@ -127,6 +146,8 @@ def small_disk(tmp_path):
 
 def test_on_a_full_disk_submissions_are_refused_and_the_daemon_stays_up(make_home, small_disk):
     home = make_home(small_disk / "h")
+    home.work = small_disk.parent / "work"  # what the jobs themselves write is on another disk
+    home.work.mkdir()
     home.start()
     try:
         running = home.submit(proceed="proceed")

@@ -232,6 +232,21 @@ class Book:
             self._store.execute("INSERT OR REPLACE INTO gpus VALUES (?, ?, ?)", (gpu, drained, reason))
             self.event("drained" if drained else "resumed", None, f"{gpu} {reason}".strip())
 
+    def skip_numbers(self, highest: int) -> int:
+        """Give new jobs numbers above that one only; how many numbers were skipped for it.
+
+        A database that was restored from a copy does not know the jobs that came after it, but their files are there.
+        """
+        known = int(self._store.rows("SELECT coalesce(max(id), 0) AS id FROM jobs")[0]["id"])
+        rows = self._store.rows("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")
+        last = max(known, int(rows[0]["seq"]) if rows else 0)
+        if highest <= last:
+            return 0
+        with self.transaction():
+            self._store.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
+            self._store.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (highest,))
+        return highest - last
+
     def forget(self, before: float) -> list[int]:
         """Drop events and kept environments of jobs that ended before a time; the jobs whose files may go too."""
         with self.transaction():

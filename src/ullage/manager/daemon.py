@@ -109,6 +109,11 @@ class Daemon:
             self.site.sharing.start()
             self.site.look()
             self._listen_for_ends()
+            skipped = self.site.book.skip_numbers(self.site.launcher.highest())
+            if skipped:
+                self.site.say(
+                    f"the database does not know the last {skipped} jobs, whose files are there: an older copy?"
+                )
             adopted = self.attempts.adopt()
             if adopted:
                 self.site.say(f"{adopted} running jobs were adopted")

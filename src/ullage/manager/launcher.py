@@ -71,7 +71,17 @@ class Launcher:
         """An attempt will not be started, for this reason."""
         self._failures[folder] = text
 
+    def highest(self) -> int:
+        """The highest number of a job that has ever left files here."""
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return 0
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
     def _start(self, folder: Path, order: dict[str, Any]) -> None:
+        if any((folder / name).exists() for name in (supervisor.STARTED, supervisor.EXIT)):
+            return  # the database is an older copy: this very attempt was made before, and its folder tells how it is
         folder.mkdir(parents=True, mode=0o755, exist_ok=True)
         crash_point("folder-made")
         order = {**order, "stdout": str(folder / STDOUT), "stderr": str(folder / STDERR), "wake": str(self._wake)}
