@@ -147,3 +147,9 @@ def test_more_than_there_is_is_refused_at_once(common):
     assert said == "ullage: the job asks for 50.0 GiB of GPU memory; the largest GPU has 39.4 GiB\n"
     assert common.cli("submit", "--gpus", "3", "--", "true", code=1) == "ullage: the job asks for 3 GPUs; there are 2\n"
     assert "no job 99999" in common.cli("submit", "--after", "99999", "--", "true", code=1)
+
+
+def test_a_script_alone_is_enough(common):
+    (common.work / "hello.py").write_text("print('hello')\n")
+    assert "is done" in common.cli("submit", "hello.py", "--wait")
+    assert common.cli("logs", "hello.py") == "hello\n"

@@ -134,3 +134,22 @@ def test_a_job_dies_with_its_supervisor_and_is_tried_again(common):
     job = common.wait(number)
     assert [attempt["cause"] for attempt in job["attempts"]] == ["watching process lost", "finished"]
     assert common.log()[-1] == f"end {number} 2" and not [line for line in common.log() if line.startswith("twice")]
+
+
+def test_what_a_killed_supervisor_leaves_behind_ends_before_the_next_attempt(common):
+    """Even a process that has made itself a session and an environment of its own."""
+    script = """
+    if [ -e there ]; then exit 0; fi
+    setsid env -i sleep 1000 &
+    echo $! > left; touch there; wait
+    """
+    number = common.script(script)
+    common.until((common.work / "there").exists, "the job")
+    common.wait(number, "running")
+    left = psutil.Process(int((common.work / "left").read_text()))
+    common.until(lambda: left.name() == "sleep", "the process that is left")
+    folder = common.folder / "manager/jobs" / str(number) / "1"
+    os.kill(json.loads((folder / "started.json").read_text())["supervisor_pid"], signal.SIGKILL)
+    job = common.wait(number)
+    assert [attempt["cause"] for attempt in job["attempts"]] == ["watching process lost", "finished"]
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE

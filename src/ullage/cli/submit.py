@@ -148,6 +148,8 @@ def _send(job: dict[str, Any], wait: bool, as_json: bool) -> None:
     answer = daemon.submit(job)
     if not as_json:
         print(_sentence(answer))
+        for note in answer["notes"]:
+            print(f"ullage: {note}", file=sys.stderr)
     if not wait:
         if as_json:
             print_json(answer)

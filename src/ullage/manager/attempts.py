@@ -78,7 +78,7 @@ class Attempts:
             if not launcher.revoke(folder):
                 return None  # it has just begun after all: seen at the next look
             crash_point("adopt-revoked")
-        if look.state == "lost" and launcher.sweep(attempt.token):
+        if look.state in ("orphaned", "lost") and (launcher.sweep(folder, attempt.token) or look.state == "orphaned"):
             return None  # gone at the next look
         news = look.state in ("absent", "lost", "ended") or look.state == "alive" and attempt.state == STARTING
         return look if news else None

@@ -72,7 +72,7 @@ class Daemon:
             launcher=Launcher(folder, self._run / "wake.sock"), watching=Watching(monitor), sharing=sharing,
             ledger=Ledger(),
         )  # fmt: skip
-        cgroups = Cgroups() if settings.running.cgroup else Cgroups(root=Path("/nonexistent"))
+        self.cgroups = cgroups = Cgroups() if settings.running.cgroup else Cgroups(root=Path("/nonexistent"))
         self.attempts = Attempts(self.site, cgroups)
         self.guarding = Guarding(self.site, self.attempts)
         self.intake = Intake(self.site)

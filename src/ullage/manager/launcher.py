@@ -29,7 +29,8 @@ from typing import Any
 
 from ullage.manager import supervisor
 from ullage.manager.crash_points import crash_point
-from ullage.virtual.living import Process, is_alive, start_of
+from ullage.manager.processes import holders_of, processes_of, signal_process
+from ullage.virtual.living import Process, is_alive
 
 STDOUT, STDERR, LOG = "stdout", "stderr", "supervisor.log"
 _LARGEST_RECORD = 1 << 16
@@ -40,7 +41,8 @@ class Look:
     """What was found in a folder.
 
     "starting": its supervisor is on its way. "absent": nobody is there and it was never begun. "alive": it has begun
-    and is not over. "ended": with its record. "lost": it had begun, and whoever watched it is gone.
+    and is not over. "ended": with its record. "orphaned": who watched it is gone, and something of it lives.
+    "lost": all of it is gone without a record.
     """
 
     state: str
@@ -104,6 +106,8 @@ class Launcher:
             if child is not None and child.poll() is None:
                 return Look("alive" if started else "starting", started)
             record, state = self._by_lock(folder)
+            if state == "alive" and started is not None and not is_alive(_supervisor_of(started)):
+                state = "orphaned"
         return Look(state, started, record)
 
     def reap(self) -> None:
@@ -141,13 +145,13 @@ class Launcher:
         crash_point("stop-written")
         started = read_record(folder / supervisor.STARTED)
         if started is not None:
-            signal_process(Process(started["supervisor_pid"], started["supervisor_start"]), signal.SIGUSR2)
+            signal_process(_supervisor_of(started), signal.SIGUSR2)
         crash_point("stop-sent")
 
-    def sweep(self, token: str) -> int:
+    def sweep(self, folder: Path, token: str) -> int:
         """Kill what is left of an attempt whose supervisor is gone; how many processes there were."""
-        found = [process for process in processes_of(token) if signal_process(process, signal.SIGKILL)]
-        return len(found)
+        left = {*processes_of(token), *holders_of(folder / supervisor.LOCK)}
+        return len([process for process in left if signal_process(process, signal.SIGKILL)])
 
     def running_for(self, folder: Path) -> float | None:
         """Seconds since an attempt's supervisor started, by a clock that nobody can set; `None` before it has."""
@@ -183,34 +187,8 @@ def locked(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def processes_of(token: str) -> list[Process]:
-    """The living processes that were started with an attempt's token in their environment."""
-    mark = f"{supervisor.TOKEN}={token}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            start = start_of(int(name))
-            with contextlib.suppress(OSError):
-                if start is not None and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                    found.append(Process(int(name), start))
-    return found
-
-
-def signal_process(process: Process, number: signal.Signals) -> bool:
-    """Send a signal to exactly that process, never to another one that got its pid."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        if not is_alive(process):  # asked after the descriptor was opened, which stays with the process
-            return False
-        signal.pidfd_send_signal(descriptor, number)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+def _supervisor_of(started: dict[str, Any]) -> Process:
+    return Process(int(started["supervisor_pid"]), int(started["supervisor_start"]))
 
 
 def write_whole(file: Path, record: dict[str, Any], mode: int = 0o644) -> None:

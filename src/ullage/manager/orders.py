@@ -60,8 +60,11 @@ class Orders:
             raise InvalidValue("needed a key of 8 to 200 characters, used once for each submission")
         made = self._daemon.intake.submit(who, checked(Spec, job, "the job"), key)
         self._daemon.wake()
+        notes = []
+        if job.get("host_memory") is not None and not self._daemon.cgroups.available:
+            notes.append(f"its limit of host memory cannot be kept here: {self._daemon.cgroups.why}")
         return {"jobs": [one.id for one in made], "array": made[0].array_id, "state": made[0].state.value,
-                "estimate": made[0].estimate_note, "need": made[0].need}  # fmt: skip
+                "estimate": made[0].estimate_note, "need": made[0].need, "notes": notes}  # fmt: skip
 
     def queue(self, who: Who, user: str | None = None) -> list[dict[str, Any]]:
         """All jobs that are not over, in the order of their numbers, with why they wait."""
