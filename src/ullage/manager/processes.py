@@ -1,4 +1,4 @@
-"""Processes of an attempt: found by the mark in their environment or by the lock that they hold, and signalled surely."""
+"""Processes of an attempt: found by the mark in their environment or the lock that they hold, and signalled surely."""
 
 from __future__ import annotations
 

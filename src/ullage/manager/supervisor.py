@@ -27,6 +27,7 @@ CHECKPOINT_EXIT = 85  # the job saved itself and wants to go on later
 _RESERVED = 8192  # bytes kept on disk for the exit record, so that a full disk cannot swallow it
 _LOCK_NUMBER = 200  # the job inherits the lock on a number that no program uses for itself
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
+_VMSTAT = "/proc/vmstat"
 _LOOK = 5.0  # seconds after which a stop order is looked for without having been told
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -47,7 +48,9 @@ def main(folder: str) -> int:
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
     stop = _stop_order()
     if stop is not None:
-        _write(EXIT, {"code": None, "signal": None, "reason": stop["reason"], "never_started": True, **_now()})
+        _write(
+            EXIT, {"code": None, "signal": None, "reason": stop["reason"], "never_started": True, "time": time.time()}
+        )
         return 0
     record = _run(order, lock)
     _write(EXIT, record)
@@ -59,7 +62,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     go_read, go = os.pipe()
     failure, failure_write = os.pipe()
     began = time.monotonic()
-    kills_before = _host_kills()
+    kills_before = _kills(_VMSTAT)
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -90,9 +93,9 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
         "max_rss": usage.ru_maxrss * 1024,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "elapsed": time.monotonic() - began,
-        "cgroup_kills": _cgroup_kills(order.get("cgroup")),
-        "host_kills": None if kills_before is None else (_host_kills() or 0) - kills_before,
-        **_now(),
+        "cgroup_kills": _kills(os.path.join(order.get("cgroup") or "/nowhere", "memory.events")),
+        "host_kills": None if kills_before is None else (_kills(_VMSTAT) or 0) - kills_before,
+        "time": time.time(),
     }
 
 
@@ -244,10 +247,6 @@ def boot_now() -> str:
         return file.read().strip()
 
 
-def _now() -> dict[str, float]:
-    return {"time": time.time()}
-
-
 def _reserve() -> None:
     descriptor = os.open(EXIT + ".new", os.O_WRONLY | os.O_CREAT, 0o644)
     os.write(descriptor, b" " * _RESERVED)
@@ -286,20 +285,12 @@ def _join_cgroup(folder: str | None, pid: int) -> None:
             pass  # the limit is a wish where the system does not allow it; the daemon said so at its start
 
 
-def _cgroup_kills(folder: str | None) -> int | None:
+def _kills(file: str) -> int | None:
+    """How often the kernel has ended a process for want of memory: of a cgroup, or of the whole system."""
     try:
-        with open(os.path.join(folder or "/nowhere", "memory.events")) as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
+        with open(file) as lines:
+            return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
     except (OSError, ValueError):
-        return None
-
-
-def _host_kills() -> int | None:
-    """How often this system's kernel has ended a process for want of memory."""
-    try:
-        with open("/proc/vmstat") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
-    except OSError:
         return None
 
 
