@@ -10,6 +10,8 @@
 
     ullage.max_batch("timm:vit_small_patch16_224", gpu="RTX-4090")
 
+    ullage.Client().submit(["python", "train.py"])      # to the daemon that `ullage serve` runs
+
     with ullage.virtual_gpu("A100-40GB") as gpu:
         train()
     print(gpu.peak_reserved)
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
     from ullage.estimators.choice import estimate
     from ullage.estimators.registry import estimators
     from ullage.gpus import GPU, gpu, gpus
+    from ullage.manager.public_client import Client
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
+    "Client": "ullage.manager.public_client",
     "Estimate": "ullage.estimate",
     "GPU": "ullage.gpus",
     "MaxBatch": "ullage.estimate.max_batch",
@@ -51,6 +55,7 @@ _HOMES = {
 
 __all__ = [
     "GPU",
+    "Client",
     "Estimate",
     "MaxBatch",
     "UllageError",

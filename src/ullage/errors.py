@@ -10,7 +10,13 @@
     ├── DeviceLost              a GPU was there and does not answer any more
     ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
     ├── NestedGPUError          a virtual GPU is already in use in another thread
-    └── Overbooked              memory that is already promised cannot be promised again
+    ├── Overbooked              memory that is already promised cannot be promised again
+    ├── StoreDamaged            the manager's database cannot be trusted; carries how to restore it
+    ├── StoreFull               nothing could be written, so what was asked for did not happen
+    ├── NotAllowed              somebody else's job, or an order for operators
+    ├── NoSuchJob               a number or a name that no job has
+    ├── NoDaemon                nobody serves in this home
+    └── AlreadyServing          somebody does already
 
 Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
 """
@@ -105,6 +111,37 @@ class NestedGPUError(UllageError, RuntimeError):
 
 class Overbooked(UllageError, RuntimeError):
     """The promise ledger refused a promise; nothing was promised. The text says what was asked and what is left."""
+
+
+class StoreDamaged(UllageError, RuntimeError):
+    """The manager's database cannot be trusted; nothing was changed. The text says how to restore it."""
+
+
+class StoreFull(UllageError, RuntimeError):
+    """Nothing can be written: what was asked for did not happen."""
+
+
+class NotAllowed(UllageError, PermissionError):
+    """Somebody asked for what they may not do; the text says who may."""
+
+
+class NoSuchJob(UllageError, LookupError):
+    """A number or a name that no job has.
+
+    >>> str(NoSuchJob("17"))
+    "no job 17; 'ullage queue' and 'ullage history' list them"
+    """
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(f"no job {reference}; 'ullage queue' and 'ullage history' list them")
+
+
+class NoDaemon(UllageError, ConnectionError):
+    """Nobody serves in this home."""
+
+
+class AlreadyServing(UllageError, RuntimeError):
+    """A daemon serves in this home already."""
 
 
 def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from ullage.errors import InvalidValue
@@ -81,4 +82,7 @@ def _parse(text: str, factors: dict[str, float] | dict[str, int], needed: str) -
     factor = factors.get(match[2].casefold()) if match else None
     if match is None or factor is None:
         raise InvalidValue(f"needed {needed}; found {text!r}")
-    return float(match[1]) * factor
+    value = float(match[1]) * factor
+    if not math.isfinite(value):
+        raise InvalidValue(f"needed {needed}; found {text[:20]!r}..., which is no finite number")
+    return value

@@ -45,6 +45,31 @@ def estimators(incomplete: str) -> list[str]:
     return [name for name in all_estimators() if name.startswith(incomplete)]
 
 
+def policies(incomplete: str) -> list[str]:
+    """Policies of placement.
+
+    >>> policies("mag")
+    ['magm']
+    """
+    from ullage.placement.policies import policies as all_policies
+
+    return [name for name in all_policies() if name.startswith(incomplete)]
+
+
+def jobs(incomplete: str) -> list[tuple[str, str]]:
+    """Jobs of the running daemon that are not over, by number, each with its name and state."""
+    from ullage.errors import UllageError
+    from ullage.manager.client import Client
+
+    try:
+        found = Client(timeout=1.0).call("queue")
+    except UllageError:
+        return []
+    return [
+        (str(job["id"]), f"{job['name']}, {job['state']}") for job in found if str(job["id"]).startswith(incomplete)
+    ]
+
+
 def optimizers(incomplete: str) -> list[str]:
     """Optimizers that have a short name.
 

@@ -7,16 +7,28 @@ from typing import Annotated, Any
 
 import typer
 
+from ullage.cli.cancel import cancel
 from ullage.cli.check import check
 from ullage.cli.compare import compare
 from ullage.cli.dataset import dataset
 from ullage.cli.diff import diff
+from ullage.cli.drain import drain
 from ullage.cli.estimate import estimate
 from ullage.cli.evaluate import evaluate
 from ullage.cli.gpus import gpus
+from ullage.cli.history import history
+from ullage.cli.hold import hold
+from ullage.cli.logs import logs
 from ullage.cli.max_batch import max_batch
 from ullage.cli.measure import measure
+from ullage.cli.queue import queue
+from ullage.cli.release import release
+from ullage.cli.resume import resume
+from ullage.cli.serve import serve
+from ullage.cli.status import status
+from ullage.cli.submit import submit
 from ullage.cli.top import top
+from ullage.cli.wait import wait
 from ullage.errors import UllageError
 
 app = typer.Typer(
@@ -47,6 +59,18 @@ app.command()(gpus)
 app.command()(evaluate)
 app.command()(diff)
 app.command()(measure)
+app.command()(serve)
+app.command()(submit)
+app.command()(queue)
+app.command()(status)
+app.command()(logs)
+app.command()(cancel)
+app.command()(hold)
+app.command()(release)
+app.command()(wait)
+app.command()(history)
+app.command()(drain)
+app.command()(resume)
 app.command()(top)
 app.add_typer(dataset)
 

@@ -59,7 +59,10 @@ def own_files() -> dict[str, Path]:
     >>> isinstance(own_files(), dict)
     True
     """
-    return {path.stem.casefold(): path for path in sorted((home() / "gpus").glob("*.toml"))}
+    try:
+        return {path.stem.casefold(): path for path in sorted((home() / "gpus").glob("*.toml"))}
+    except PermissionError:  # somebody else's home, which a job of theirs was given
+        return {}
 
 
 def own_gpus() -> tuple[GPU, ...]:

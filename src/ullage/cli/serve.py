@@ -1,0 +1,75 @@
+"""`ullage serve`: run jobs on this machine's GPUs, or on virtual ones."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ullage.cli import completion
+
+
+def serve(
+    virtual: Annotated[
+        str | None, typer.Option(help="Virtual GPUs instead of real ones, such as 4xA100-40GB.", metavar="GPUS")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Where jobs go: ullage, exclusive, round-robin, magm, lug, mug.", metavar="NAME",
+                                 autocompletion=completion.policies)
+    ] = None,
+    sharing: Annotated[
+        str | None, typer.Option(help="How jobs share a GPU: time-slicing, or mps.", metavar="time-slicing|mps")
+    ] = None,
+    estimator: Annotated[
+        str | None, typer.Option("--estimator", "-e", help="Who estimates on the way in: ullage, another of 'ullage "
+                                 "compare', or none.", metavar="NAME", autocompletion=completion.estimators)
+    ] = None,
+    api: Annotated[
+        str | None, typer.Option(help="Answer HTTP requests on this port of 127.0.0.1, or on HOST:PORT.",
+                                 metavar="[HOST:]PORT")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The site's settings (docs/manager.md).", metavar="FILE.toml")
+    ] = None,
+) -> None:  # fmt: skip
+    """Run a daemon that takes jobs and runs them on shared GPUs without overbooking them.
+
+    It stays in the foreground; Ctrl-C ends it and leaves running jobs alone. The next one adopts them.
+
+    Examples:
+
+      ullage serve
+
+      ullage serve --virtual 4xA100-40GB
+
+      ullage serve --policy magm --sharing mps --estimator horus
+
+      ullage serve --api 8600
+
+      ullage serve --config /etc/ullage.toml
+    """
+    import asyncio
+
+    from ullage.home import home
+    from ullage.manager.serving import make_daemon
+    from ullage.manager.settings import read_settings
+
+    settings = read_settings(config, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator,
+                             listen=api)  # fmt: skip
+    daemon = make_daemon(home(), settings, _say)
+
+    def ready() -> None:
+        about = daemon.about()
+        kind = f"virtual {about['virtual']}" if about["virtual"] else f"{about['gpus']} GPUs"
+        if daemon.api is not None:
+            _say(f"the API is at {daemon.api.url}; its token is in {home() / 'run' / 'api-token'}")
+        _say(f"serving {kind} with policy {about['policy']} from {home()}; stop with Ctrl-C")
+
+    asyncio.run(daemon.run(ready))
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

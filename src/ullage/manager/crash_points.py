@@ -1,0 +1,47 @@
+"""Named places where a test may end the daemon as a power cut would: `ULLAGE_CRASH_AT=placed ullage serve`.
+
+Each name stands between two steps that must both be true or be repaired later. `tests/manager/test_kills.py` ends the
+daemon at every one of them, twice in a row, and counts what the jobs themselves wrote down.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+VARIABLE = "ULLAGE_CRASH_AT"
+
+# In the order in which a job meets them.
+POINTS = (
+    "submit-before-commit",
+    "submit-before-answer",
+    "estimated-before-commit",
+    "estimated",
+    "place-before-commit",
+    "placed",
+    "folder-made",
+    "order-written",
+    "supervisor-started",
+    "running-before-commit",
+    "running",
+    "stop-before-commit",
+    "stop-decided",
+    "stop-written",
+    "stop-sent",
+    "over-before-commit",
+    "over",
+    "retry-before-commit",
+    "adopt-begun",
+    "adopt-revoked",
+)
+# The same inside the process that watches one job; there it is that process which ends.
+SUPERVISOR_POINTS = ("supervisor-locked", "supervisor-forked", "supervisor-recorded", "supervisor-waited")
+
+
+def crash_point(name: str) -> None:
+    """End this process at once if the environment asks for it here; no cleaning up, as `kill -9`.
+
+    >>> crash_point("placed")
+    """
+    if os.environ.get(VARIABLE) == name:
+        os.kill(os.getpid(), signal.SIGKILL)

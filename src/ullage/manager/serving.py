@@ -1,0 +1,50 @@
+"""Puts a daemon together: checks names, finds the GPUs, makes the virtual ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ullage.errors import NoGPUSource
+from ullage.manager.daemon import Daemon
+from ullage.manager.intake import NOBODY
+from ullage.manager.settings import Settings
+from ullage.monitor import Monitor, Source, best_source
+
+CARDS = "serve"
+
+
+def make_daemon(
+    folder: Path, settings: Settings, say: Callable[[str], None], clock: Callable[[], float] = time.time
+) -> Daemon:
+    """A daemon of a home, ready to run. What is wrong with the settings or the machine is one clear message."""
+    check_names(settings)
+    cards = None if settings.virtual is None else folder / "cards" / CARDS
+    source = find_source(settings, cards)
+    return Daemon(folder, settings, Monitor(source), cards=cards, say=say, clock=clock)
+
+
+def check_names(settings: Settings) -> None:
+    """Names of a policy and of an estimator that are not there list those that are."""
+    from ullage.estimators.registry import estimators, find
+    from ullage.placement.policies import find_policy
+
+    find_policy(settings.policy)
+    name = settings.estimating.estimator
+    if name not in (NOBODY, *estimators()):  # those that are there are not loaded here: that would import PyTorch
+        find(name)
+
+
+def find_source(settings: Settings, cards: Path | None) -> Source:
+    """Where readings come from: virtual cards, or this machine's GPUs."""
+    if cards is not None and settings.virtual is not None:
+        from ullage.virtual.cards import Cards
+
+        Cards.create(cards, settings.virtual)
+        return best_source(cards)
+    try:
+        return best_source()
+    except NoGPUSource as error:
+        reason = str(error).partition(". Virtual")[0]
+        raise NoGPUSource(f"{reason}; to serve virtual GPUs type: ullage serve --virtual 4xA100-40GB") from None

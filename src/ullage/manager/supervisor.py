@@ -1,0 +1,313 @@
+"""The process that stands between the daemon and one attempt of a job, and outlives the daemon.
+
+`python -I -S supervisor.py FOLDER`: it takes the lock of the attempt's folder, starts the job as its child in a session
+of its own, waits, and leaves an exit record. The lock is held for as long as it or the job lives, so whoever wants to
+know whether an attempt is alive tries the lock: no pid has to be trusted. It needs nothing but the standard library and
+knows nothing of jobs, GPUs or the daemon's database; limits of time are kept here by the monotonic clock, so they hold
+while the daemon is down and whatever is done to the wall clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+LOCK, ORDER, STARTED, EXIT, STOP, REVOKED = "lock", "order.json", "started.json", "exit.json", "stop.json", "revoked"
+TOKEN = "ULLAGE_ATTEMPT"  # in the environment of every process of an attempt
+CHECKPOINT_EXIT = 85  # the job saved itself and wants to go on later
+_RESERVED = 8192  # bytes kept on disk for the exit record, so that a full disk cannot swallow it
+_LOCK_NUMBER = 200  # the job inherits the lock on a number that no program uses for itself
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
+_VMSTAT = "/proc/vmstat"
+_LOOK = 5.0  # seconds after which a stop order is looked for without having been told
+_WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+_RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
+
+def main(folder: str) -> int:
+    """Run the attempt of a folder from beginning to end; a folder whose attempt was begun or revoked is left alone."""
+    os.chdir(folder)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _crash_point("supervisor-locked")
+    if any(os.path.exists(name) for name in (REVOKED, STARTED, EXIT)):
+        return 0
+    with open(ORDER) as file:
+        order = json.load(file)
+    _reserve()
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+    stop = _stop_order()
+    if stop is not None:
+        _write(
+            EXIT, {"code": None, "signal": None, "reason": stop["reason"], "never_started": True, "time": time.time()}
+        )
+        return 0
+    record = _run(order, lock)
+    _write(EXIT, record)
+    _poke(order)
+    return 0
+
+
+def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
+    go_read, go = os.pipe()
+    failure, failure_write = os.pipe()
+    began = time.monotonic()
+    kills_before = _kills(_VMSTAT)
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.close(failure)
+        _become_job(order, lock, go_read, failure_write, parent)
+    os.close(go_read)
+    os.close(failure_write)
+    _crash_point("supervisor-forked")
+    _join_cgroup(order.get("cgroup"), child)
+    _write(STARTED, {**_who("supervisor", parent), **_who("job", child), "boot": boot_now(), "time": time.time()})
+    _crash_point("supervisor-recorded")
+    _poke(order)
+    os.write(go, b"g")
+    os.close(go)
+    watch = Watch(order, child, began)
+    status, usage = watch.wait()
+    _crash_point("supervisor-waited")
+    _end_all(child)
+    error = os.read(failure, 2000).decode(errors="replace")
+    return {
+        "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+        "reason": watch.reason,
+        "signals_sent": watch.sent,
+        "checkpoint_asked": watch.checkpoint_asked,
+        "could_not_run": error or None,
+        "max_rss": usage.ru_maxrss * 1024,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "elapsed": time.monotonic() - began,
+        "cgroup_kills": _kills(os.path.join(order.get("cgroup") or "/nowhere", "memory.events")),
+        "host_kills": None if kills_before is None else (_kills(_VMSTAT) or 0) - kills_before,
+        "time": time.time(),
+    }
+
+
+class Watch:
+    """Waits for the job and sends it what its limits or a stop order ask for."""
+
+    def __init__(self, order: dict[str, Any], child: int, began: float) -> None:
+        self.child = child
+        self.reason: str | None = None
+        self.sent: list[str] = []
+        self.checkpoint_asked = False
+        self._grace = float(order.get("grace", 30.0))
+        self._checkpoint = getattr(signal, f"SIG{order.get('checkpoint_signal') or 'USR1'}")
+        self._plan: list[tuple[float, signal.Signals, str | None]] = []
+        self._stop: dict[str, Any] | None = None
+        limit = order.get("time_limit")
+        if limit is not None:
+            end = began + float(limit)
+            if order.get("checkpoint_lead") is not None:
+                self._plan.append((end - float(order["checkpoint_lead"]), self._checkpoint, None))
+            self._plan += self._ending(end, "time-limit")
+
+    def wait(self) -> tuple[int, Any]:
+        """Until the job is over; its wait status and what it used."""
+        while True:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid == self.child:
+                return status, usage
+            if pid:
+                continue  # a process that the job left behind ended
+            self._act()
+            pause = min([_LOOK, *(when - time.monotonic() for when, _, _ in self._plan[:1])])
+            told = signal.sigtimedwait(_WATCHED, max(pause, 0.0))
+            if told is not None and told.si_signo in (signal.SIGTERM, signal.SIGINT):
+                self._follow({"reason": "supervisor-stopped", "grace": self._grace})
+
+    def _act(self) -> None:
+        stop = _stop_order()
+        if stop is not None and stop != self._stop:
+            self._stop = stop
+            self._follow(stop)
+        while self._plan and self._plan[0][0] <= time.monotonic():
+            _, number, reason = self._plan.pop(0)
+            self.reason = reason or self.reason
+            self.checkpoint_asked |= number == self._checkpoint
+            self.sent.append(number.name)
+            try:
+                os.killpg(self.child, number)
+            except ProcessLookupError:  # it has not made its session yet
+                os.kill(self.child, number)
+
+    def _follow(self, stop: dict[str, Any]) -> None:
+        now, lead = time.monotonic(), stop.get("checkpoint")
+        self._grace = float(stop.get("grace", self._grace))
+        reason = str(stop["reason"])
+        ending = self._ending(now + float(lead or 0.0), reason)
+        self._plan = ([(now, self._checkpoint, reason)] if lead is not None else []) + ending
+
+    def _ending(self, when: float, reason: str) -> list[tuple[float, signal.Signals, str | None]]:
+        return [(when, signal.SIGTERM, reason), (when + self._grace, signal.SIGKILL, reason)]
+
+
+def _become_job(order: dict[str, Any], lock: int, go: int, failure: int, parent: int) -> NoReturn:
+    """In the child: wait until the start is on record, then turn into the job. Never returns."""
+    what = order["command"][0]
+    try:
+        if os.read(go, 1) != b"g":  # who would have recorded the start is gone: this start never happened
+            os._exit(127)
+        os.close(go)
+        os.setsid()
+        fcntl.fcntl(lock, fcntl.F_DUPFD, _LOCK_NUMBER)  # shared with the supervisor's: held until both are gone
+        _open_output(order)
+        _drop_rights(order)
+        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(127)
+        os.umask(int(order.get("umask", 0o022)))
+        for number in _RESET:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        what = order["cwd"]
+        os.chdir(what)
+        what = order["command"][0]
+        os.execvpe(what, order["command"], order["env"])
+    except OSError as error:
+        message = f"cannot run {what}: {error.strerror}"
+        os.write(failure, message.encode()[:1000])
+        os.write(2, f"ullage: {message}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+    finally:
+        os._exit(126)
+
+
+def _open_output(order: dict[str, Any]) -> None:
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    for number, name in ((1, order["stdout"]), (2, order["stderr"])):
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        if order.get("uid") is not None:
+            os.fchown(file, order["uid"], order["gid"])
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _drop_rights(order: dict[str, Any]) -> None:
+    for name, (soft, hard) in order.get("limits", {}).items():
+        with contextlib.suppress(ValueError, OSError):  # without root a limit cannot be raised again
+            resource.setrlimit(getattr(resource, name), (soft, hard))
+    if order.get("uid") is not None:
+        os.initgroups(order["user"], order["gid"])
+        os.setgid(order["gid"])
+        os.setuid(order["uid"])
+
+
+def _end_all(child: int) -> None:
+    """What the job left behind ends with it; orphans come to this process, whatever session they made."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    while True:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    me = str(os.getpid())
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _stat(int(name), 1) == me]
+
+
+def _stat(pid: int, field: int) -> str | None:
+    """A field of /proc/PID/stat after the name: 1 is the parent, 19 the start in ticks since boot."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[field].decode()
+    except (OSError, IndexError):
+        return None
+
+
+def _who(kind: str, pid: int) -> dict[str, Any]:
+    return {f"{kind}_pid": pid, f"{kind}_start": int(_stat(pid, 19) or 0)}
+
+
+def boot_now() -> str:
+    """What the kernel calls the present run of this machine."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _reserve() -> None:
+    descriptor = os.open(EXIT + ".new", os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(descriptor, b" " * _RESERVED)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _write(name: str, record: dict[str, Any]) -> None:
+    """Whole or not at all: a new file, synced, renamed. The reserved one is filled up with spaces to its size."""
+    text = json.dumps(record).encode()
+    descriptor = os.open(name + ".new", os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(descriptor, text.ljust(_RESERVED) if name == EXIT else text)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    os.rename(name + ".new", name)
+    folder = os.open(".", os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def _stop_order() -> dict[str, Any] | None:
+    try:
+        with open(STOP) as file:
+            found: dict[str, Any] = json.load(file)
+            return found
+    except (OSError, ValueError):
+        return None
+
+
+def _join_cgroup(folder: str | None, pid: int) -> None:
+    if folder:
+        try:
+            with open(os.path.join(folder, "cgroup.procs"), "w") as file:
+                file.write(str(pid))
+        except OSError:
+            pass  # the limit is a wish where the system does not allow it; the daemon said so at its start
+
+
+def _kills(file: str) -> int | None:
+    """How often the kernel has ended a process for want of memory: of a cgroup, or of the whole system."""
+    try:
+        with open(file) as lines:
+            return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _poke(order: dict[str, Any]) -> None:
+    """Tell the daemon to look now; if it is down it looks when it is back."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto(order["token"].encode(), order["wake"])
+    except (OSError, KeyError):
+        pass
+
+
+def _crash_point(name: str) -> None:
+    if os.environ.get("ULLAGE_CRASH_AT") == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,194 @@
+"""A private home, its daemon as a real process, and jobs that write down themselves what happens to them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ullage.errors import NoDaemon
+from ullage.manager.client import Client
+
+SOURCE = Path(__file__).parents[2] / "src"
+PATIENCE = 60.0  # seconds after which something that should have happened is a failure
+
+# The oracle. The lock says whether the same job is alive twice, whatever the daemon believes.
+JOB = """
+log="$1/attempts.log"
+exec 9>>"$1/alive-$ULLAGE_JOB_ID"
+flock -n 9 || echo "twice $ULLAGE_JOB_ID" >> "$log"
+echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> "$log"
+if [ -n "$2" ]; then while [ ! -e "$1/$2" ]; do sleep 0.02; done; fi
+echo "end $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> "$log"
+"""
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """What the condition gives as soon as it gives something."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"waited {PATIENCE:.0f} s for {what}")
+
+
+class Home:
+    """A home with, at most, one daemon."""
+
+    until = staticmethod(until)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.work = folder / "work"
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.client = Client(folder)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
+        self.settings = "[running]\ngrace = 1.0\n"
+        self.variables: dict[str, str] = {}
+
+    def start(self, crash_at: str | None = None, wait: bool = True) -> None:
+        """Start the daemon; `wait` until it answers or has ended."""
+        config = self.folder / "settings.toml"
+        config.write_text(self.settings)
+        command = [sys.executable, "-m", "ullage", "serve", *self.options, "--config", str(config)]
+        with (self.folder / "serve.log").open("ab") as log:
+            self.process = subprocess.Popen(command, env=self.environment(crash_at), stdout=log, stderr=log)
+        if wait:
+            self.client.close()
+            until(lambda: self.answers() or self.process.poll() is not None, "the daemon to answer")
+
+    def environment(self, crash_at: str | None = None) -> dict[str, str]:
+        """The environment of this home's commands."""
+        kept = {name: value for name, value in os.environ.items() if name != "ULLAGE_CRASH_AT"}
+        paths = [str(SOURCE), *filter(None, [kept.get("PYTHONPATH")])]
+        more = {"ULLAGE_HOME": str(self.folder), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+        return {**kept, **more, **self.variables} | ({"ULLAGE_CRASH_AT": crash_at} if crash_at else {})
+
+    def answers(self) -> bool:
+        """Whether a daemon answers."""
+        try:
+            return bool(self.client.call("ping"))
+        except NoDaemon:
+            return False
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> str:
+        """End the daemon as Ctrl-C does; what it said."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(PATIENCE)
+        return self.said()
+
+    def said(self) -> str:
+        """All that daemons of this home said."""
+        return (self.folder / "serve.log").read_text()
+
+    def submit(self, command: list[str] | None = None, proceed: str | None = None, **more: Any) -> int:
+        """Submit the job that keeps the log, or another command; its number."""
+        words = command or ["/bin/sh", "-c", JOB, "job", str(self.work), proceed or ""]
+        job = {"command": words, "cwd": str(self.work), "memory": 1 << 30, **more}
+        return self.client.submit(job, patience=PATIENCE)["jobs"][0]
+
+    def script(self, text: str, **more: Any) -> int:
+        """Submit a shell script."""
+        return self.submit(["/bin/sh", "-c", text], **more)
+
+    def go(self, name: str = "proceed") -> None:
+        """Let jobs that block on that file go on."""
+        (self.work / name).touch()
+
+    def log(self) -> list[str]:
+        """What the jobs wrote."""
+        file = self.work / "attempts.log"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def job(self, number: int) -> dict[str, Any]:
+        """All about a job."""
+        return self.client.call("status", job=number)[0]
+
+    def wait(self, number: int, *states: str) -> dict[str, Any]:
+        """The job once it is in one of those states (over, by default)."""
+        wanted = states or ("done", "failed", "cancelled")
+
+        def there() -> Any:
+            found = self.job(number)
+            return found if found["state"] in wanted else None
+
+        try:
+            return until(there, f"job {number} to be {' or '.join(wanted)}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it is {self.job(number)}") from None
+
+    def cli(self, *words: str, code: int = 0, text: str | None = None) -> str:
+        """Run `ullage WORDS`; what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "ullage", *words], env=self.environment() | {"COLUMNS": "200"}, text=True,
+            capture_output=True, timeout=PATIENCE, cwd=self.work, input=text,
+        )  # fmt: skip
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def close(self) -> None:
+        """End everything that this home started."""
+        for file in ("proceed", "never"):
+            self.go(file)
+        try:
+            if self.process is None or self.process.poll() is not None:
+                self.start()
+            for job in self.client.call("queue"):
+                self.client.call("cancel", jobs=[job["id"]])
+            until(lambda: not self.client.call("queue"), "jobs to end")
+        except (NoDaemon, AssertionError):
+            pass
+        finally:
+            self.client.close()
+            if self.process.poll() is None:
+                self.kill()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    """A home whose daemon is not started yet."""
+    made = Home(tmp_path / "h")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def served(home: Home) -> Home:
+    """A home with a daemon."""
+    home.start()
+    return home
+
+
+@pytest.fixture(scope="module")
+def _of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    made = Home(tmp_path_factory.mktemp("h"))
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def common(_of_module: Home, tmp_path: Path) -> Home:
+    """A home with a daemon that all tests of a file share, with a folder of the test's own for its jobs."""
+    _of_module.work = tmp_path
+    return _of_module
+
+
+@pytest.fixture(scope="session")
+def make_home() -> Callable[[Path], Home]:
+    """Makes a home for tests that share one."""
+    return Home

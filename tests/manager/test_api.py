@@ -1,0 +1,357 @@
+"""The REST API of a real daemon: what it answers, to whom, and that nothing sent to it ends the daemon."""
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from prometheus_client.parser import text_string_to_metric_families
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
+import ullage
+from ullage.errors import InvalidValue, NoDaemon, NoSuchJob, NotAllowed
+from ullage.manager.api_server import parse_listen
+
+# Some rules (an absolute path, GPUs that are there) are beyond what a description can say; 5 in a query is text, too.
+_NOT_TO_BE_TOLD = [positive_data_acceptance, negative_data_rejection]
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class Api:
+    """A home whose daemon serves the API."""
+
+    def __init__(self, home):
+        self.home = home
+        home.options += ["--api", "0"]
+        home.start()
+        self.refresh()
+
+    def refresh(self):
+        run = self.home.folder / "run"
+        self.home.until(lambda: (run / "api.json").exists() and self.home.answers(), "the API")
+        self.url = json.loads((run / "api.json").read_text())["url"]
+        self.token = (run / "api-token").read_text().strip()
+        self.headers = {"Authorization": f"Bearer {self.token}"}
+        self.client = ullage.Client(url=self.url, token=self.token)
+
+    def get(self, path, **more):
+        return requests.get(self.url + path, headers=self.headers, timeout=60, **more)
+
+    def post(self, path, **more):
+        return requests.post(self.url + path, headers=self.headers, timeout=60, **more)
+
+
+@pytest.fixture(scope="module")
+def api(make_home, tmp_path_factory):
+    home = make_home(tmp_path_factory.mktemp("api") / "h")
+    yield Api(home)
+    home.close()
+
+
+@pytest.fixture(autouse=True)
+def _the_daemon_stays_up(api):
+    pid = api.home.process.pid
+    yield
+    assert api.home.process.poll() is None and api.client.ping()["pid"] == pid
+
+
+def problem(answer, status):
+    """The one message of an answer that refuses."""
+    assert answer.status_code == status, answer.text
+    found = answer.json()
+    assert set(found) == {"error", "message"} and "\n" not in found["message"] and len(found["message"]) < 500
+    return found["message"]
+
+
+def test_a_token_is_needed_and_is_kept_from_others(api):
+    file = api.home.folder / "run/api-token"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE((api.home.folder / "manager/api-secret").stat().st_mode) == 0o600
+    assert "found none" in problem(requests.get(api.url + "/v1/ping", timeout=60), 401)
+    user, signature = api.token.split("-")[1:]
+    for token in (
+        "x",
+        "",
+        api.token[:-1] + ("0" if api.token[-1] != "0" else "1"),
+        f"ullage-{int(user) + 1}-{signature}",
+    ):
+        for path in ("/v1/ping", "/metrics", "/v1/events/stream", "/v1/jobs/1/logs"):
+            answer = requests.get(api.url + path, headers={"Authorization": f"Bearer {token}"}, timeout=60)
+            problem(answer, 401)
+    with pytest.raises(NotAllowed, match="Authorization"):
+        ullage.Client(url=api.url, token="wrong").queue()
+    given = api.home.client.call("api")
+    assert given == {"url": api.url, "token": api.token}
+
+
+@pytest.mark.parametrize("way", ["socket", "api"])
+def test_a_job_from_submission_to_its_end(api, way):
+    client = api.client if way == "api" else ullage.Client(api.home.folder)
+    [job] = client.submit(["sh", "-c", "echo out; echo err >&2"], memory="1GiB", name=f"by {way}", cwd=api.home.work)
+    ended = client.wait(job, timeout=60)
+    assert (ended["state"], ended["cause"], ended["need"]) == ("done", "finished", 1 << 30)
+    assert client.logs(job) == "out\n" and client.logs(job, "stderr") == "err\n"
+    assert "".join(client.follow(job)) == "out\n"
+    assert [each["id"] for each in client.history(limit=1)] == [job]
+    assert client.status(f"by {way}")["attempts"][0]["exit_code"] == 0
+    kinds = [event["kind"] for event in client.events() if event["job"] == job]
+    assert kinds[0] == "submitted" and kinds[-1] == "done"
+
+
+def test_jobs_that_wait_are_changed(api):
+    jobs = api.client.submit(["true"], memory="1GiB", array="1-3", hold=True)
+    assert len(jobs) == 3 and {job["id"] for job in api.client.queue()} >= set(jobs)
+    assert api.client.release(jobs[0])[0]["done"]
+    assert api.client.wait(jobs[0], timeout=60)["state"] == "done"
+    assert [each["text"] for each in api.client.cancel(*jobs[1:])] == ["cancelled"] * 2
+    assert not api.client.hold(jobs[0])[0]["done"]
+    with pytest.raises(TimeoutError):
+        held = api.client.submit(["true"], hold=True)[0]
+        api.client.wait(held, timeout=0.2)
+    api.client.cancel(held)
+
+
+def test_the_same_key_makes_no_second_job(api):
+    first = api.client.submit(["true"], key="a key of mine", memory="1GiB")
+    assert api.client.submit(["true"], key="a key of mine", memory="1GiB") == first
+
+
+def test_a_job_file_is_submitted(api, tmp_path):
+    (tmp_path / "job.toml").write_text("command = 'sh -c \"pwd; echo $WORD\"'\nmemory = '2GiB'\nenv.WORD = 'said'\n")
+    [job] = api.client.submit(tmp_path / "job.toml", cwd=str(tmp_path), env={"PATH": os.environ["PATH"]})
+    assert api.client.wait(job, timeout=60)["need"] == 2 << 30
+    assert api.client.logs(job) == f"{tmp_path}\nsaid\n"
+    with pytest.raises(InvalidValue, match="there is no 'gpuss'; did you mean 'gpus'"):
+        api.client.submit(["true"], gpuss=2)
+
+
+def test_gpus_are_drained_and_resumed(api):
+    first = api.client.gpus()[0]
+    assert first["activity"]["smact"] is None and first["used"] == 0  # a virtual one: activity is unknown
+    assert api.client.drain(first["id"], "dust")["drained"]
+    api.home.until(lambda: api.client.gpus()[0]["drained"], "the GPU to be drained")
+    assert api.client.gpus()[0]["drain_reason"] == "dust"
+    assert api.client.resume(0) == {"gpu": first["id"], "index": 0, "drained": False}
+    with pytest.raises(InvalidValue, match="needed a GPU by index or UUID"):
+        api.client.drain("none")
+
+
+def test_events_are_streamed_and_go_on_after_a_break(api):
+    since = api.client.ping()["last_event"]
+    with api.get(f"/v1/events/stream?since={since}", stream=True) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        [job] = api.client.submit(["true"], memory="1GiB")
+        seen = []
+        for line in answer.iter_lines(decode_unicode=True):
+            if line.startswith("data: "):
+                seen.append(json.loads(line.removeprefix("data: ")))
+                if seen[-1]["kind"] == "done":
+                    break
+    assert {event["job"] for event in seen} == {job} and seen[0]["kind"] == "submitted"
+    headers = api.headers | {"Last-Event-ID": str(seen[0]["id"])}
+    with requests.get(f"{api.url}/v1/events/stream", headers=headers, stream=True, timeout=60) as answer:
+        assert next(answer.iter_lines(decode_unicode=True)) == f"id: {seen[1]['id']}"
+
+
+def test_metrics_can_be_read_and_unknown_is_left_out(api):
+    [job] = api.client.submit(["true"], memory="1GiB")
+    api.client.wait(job, timeout=60)
+    families = {family.name: family for family in text_string_to_metric_families(api.get("/metrics").text)}
+    states = {sample.labels["state"]: sample.value for sample in families["ullage_jobs"].samples}
+    assert states["done"] >= 1 and states["running"] == 0 and len(states) == 9
+    assert {sample.labels["cause"] for sample in families["ullage_attempts"].samples} >= {"finished"}
+    assert len(families["ullage_gpu_memory_total_bytes"].samples) == 2
+    assert not families["ullage_gpu_activity_ratio"].samples
+    assert families["ullage_info"].samples[0].labels["policy"] == "ullage"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 422, "field required"),
+        (b"{", 422, "needed a body of JSON"),
+        (b"[]", 422, ""),
+        (b"\xff\xfe", 422, "needed a body of JSON"),
+        (b"[" * 100_000, 400, ""),
+        (b'{"job": {"cwd": "/"}}', 422, "job.command: field required"),
+        (b'{"job": {"comand": ["a"], "cwd": "/"}}', 422, "there is no 'job.comand'; did you mean 'command'?"),
+        (b'{"job": {"command": [], "cwd": "/"}}', 422, "job.command: list should have at least 1 item"),
+        (b'{"job": {"command": ["a"], "cwd": "x"}}', 422, "job.cwd: needed an absolute path; found 'x'"),
+        (b'{"job": {"command": ["\\ud800"], "cwd": "/"}}', 422, "job.command.0: "),
+        (b'{"job": {"command": ["a"], "cwd": "/", "gpus": 99}}', 400, "the job asks for 99 GPUs; there are 2"),
+        (b'{"job": {"command": ["a"], "cwd": "/", "memory": 1e308}}', 422, "job.memory: "),
+        (b'{"job": {"command": ["a"], "cwd": "/", "after": [{"job": 999999}]}}', 404, "no job 999999"),
+        (b'{"job": {"command": ["a"], "cwd": "/"}, "key": "short"}', 422, "key: string should have at least 8"),
+        (b'{"job": {"command": ["' + b"a" * (5 << 20) + b'"], "cwd": "/"}}', 413, "needed a request of at most"),
+    ],
+)
+def test_a_bad_submission_gets_one_message(api, body, status, said):
+    answer = requests.post(
+        api.url + "/v1/jobs", headers=api.headers | {"Content-Type": "application/json"}, data=body, timeout=60
+    )
+    assert said in problem(answer, status)
+
+
+def test_a_body_that_never_says_its_length_is_cut(api):
+    def pieces():
+        for _ in range(64):
+            yield b" " * (1 << 17)
+
+    try:
+        answer = requests.post(
+            api.url + "/v1/jobs", headers=api.headers | {"Content-Type": "application/json"}, data=pieces(), timeout=60
+        )
+    except requests.ConnectionError:
+        return  # the daemon did not read on, and the rest could not be sent
+    problem(answer, 413)
+
+
+def test_paths_and_jobs_that_are_not_there(api):
+    assert "openapi.json" in problem(api.get("/nothing"), 404)
+    assert "openapi.json" in problem(requests.delete(api.url + "/v1/jobs", headers=api.headers, timeout=60), 405)
+    assert "no job 999999" in problem(api.get("/v1/jobs/999999"), 404)
+    problem(api.get("/v1/jobs/" + "9" * 150), 404)
+    problem(api.get("/v1/jobs/1/logs?stream=both"), 422)
+    problem(api.get("/v1/events?since=-1"), 422)
+    assert problem(api.get("/v1/history?limt=5"), 422) == "there is no 'limt' in this query; did you mean 'limit'?"
+    with pytest.raises(NoSuchJob):
+        api.client.status("not there, at all?")
+
+
+def test_its_description_is_open_and_whole(api):
+    paths = requests.get(api.url + "/openapi.json", timeout=60).json()["paths"]
+    assert len(paths) == 14 and all("security" in operation for path in paths.values() for operation in path.values())
+
+
+def test_the_api_is_as_it_describes_itself_whatever_is_sent(api):
+    """Each operation with requests that fit its description and with such that do not; answers must fit it too."""
+    for gpu in api.client.gpus():
+        api.client.drain(gpu["id"], "nothing that is made up here is to run")
+    tried = []
+    for found in schemathesis.openapi.from_url(api.url + "/openapi.json").get_all_operations():
+        operation = found.ok()
+        if operation.path == "/v1/events/stream":
+            continue  # which never ends
+
+        for mode in GenerationMode:
+
+            @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def one(case):
+                if case.path.endswith("/resume") or case.query and "wait" in case.query:
+                    return  # what is drained stays so, and nobody waits
+                case.call_and_validate(headers=api.headers, timeout=60, excluded_checks=_NOT_TO_BE_TOLD)
+
+            with contextlib.suppress(Unsatisfiable):  # some requests cannot be wrong
+                one()
+                tried.append((operation.method, operation.path, mode))
+    for gpu in api.client.gpus():
+        api.client.resume(gpu["id"])
+    assert len({path for _, path, _ in tried}) >= 12
+
+
+@FUZZ
+@given(
+    line=st.sampled_from(
+        [b"", b"GET / HTTP/1.1\r\n", b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n"]
+    ),
+    rest=st.binary(max_size=2000),
+)
+def test_any_bytes_leave_the_api_answering(api, line, rest):
+    parts = urlsplit(api.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
+        connection.sendall(line + rest)
+        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+    assert api.get("/v1/ping").status_code == 200
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+_NAMES = ("command", "cwd", "env", "gpus", "memory", "array", "after", "time_limit", "name", "estimate_options", "venv")
+
+
+@FUZZ
+@given(job=st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=4), good=st.booleans())
+def test_any_job_is_taken_or_refused_in_one_message(api, job, good):
+    whole = {"command": ["true"], "cwd": "/", "hold": True, **job} if good else job
+    answer = requests.post(
+        api.url + "/v1/jobs", headers=api.headers | {"Content-Type": "application/json"},
+        data=json.dumps({"job": whole}), timeout=60,
+    )  # fmt: skip
+    if answer.status_code != 201:
+        problem(answer, answer.status_code)
+        assert answer.status_code in (400, 404, 422)
+
+
+def test_headers_without_end_are_cut(api):
+    parts = urlsplit(api.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
+        connection.sendall(b"GET /v1/ping HTTP/1.1\r\nX-Long: ")
+        answer = b""
+        try:
+            for _ in range(64):
+                connection.sendall(b"y" * (1 << 16))
+            answer = connection.recv(1 << 16)
+        except OSError:
+            return  # the daemon did not read on
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_it_listens_on_loopback_and_says_what_it_cannot(api):
+    assert urlsplit(api.url).hostname == "127.0.0.1"
+    assert [parse_listen(text) for text in ("80", "localhost:1", "[::1]:2")] == [
+        ("127.0.0.1", 80), ("localhost", 1), ("::1", 2),
+    ]  # fmt: skip
+    for text in ("", "x", "1:2:3", "99999", "a b:1"):
+        with pytest.raises(InvalidValue, match="needed a port such as 8600"):
+            parse_listen(text)
+    other = api.home.folder.parent / "other"
+    command = [sys.executable, "-m", "ullage", "serve", "--virtual", "T4", "--api", str(urlsplit(api.url).port)]
+    environment = api.home.environment() | {"ULLAGE_HOME": str(other)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "cannot listen on 127.0.0.1" in done.stderr.replace("\n", " ")
+
+
+def test_a_daemon_that_ends_lets_its_listeners_go(home):
+    api = Api(home)
+    with api.get("/v1/events/stream", stream=True) as answer:
+        assert answer.status_code == 200
+        home.stop()
+    assert home.process.returncode == 0
+    with pytest.raises(NoDaemon, match="no daemon answers at http"):
+        api.client.queue()
+    home.start()
+    before = api.token
+    api.refresh()
+    assert api.token == before and api.client.queue() == []
+
+
+def test_the_command_line_does_not_load_the_api():
+    code = "import sys, ullage.cli.main; sys.exit(bool({'fastapi', 'uvicorn', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_client_needs_a_url_and_a_token():
+    with pytest.raises(InvalidValue, match="both a url and a token"):
+        ullage.Client(url="http://127.0.0.1:1")
+    with pytest.raises(InvalidValue, match="needed a URL such as"):
+        ullage.Client(url="ftp://x", token="t")
+    with pytest.raises(NoDaemon):
+        ullage.Client(url="http://127.0.0.1:1", token="t").queue()

@@ -1,0 +1,205 @@
+"""Why attempts end, by evidence, and what becomes of their jobs."""
+
+import signal
+import sys
+
+import pytest
+
+from ullage.manager.evidence import read_output
+from ullage.manager.records import AttemptRecord, JobRecord
+from ullage.manager.recovery import Ended, after_failure, classify
+from ullage.manager.settings import Recovering
+from ullage.manager.states import Cause, State
+
+GIB = 1 << 30
+TORCH = (
+    "Traceback (most recent call last):\n  File 'train.py', line 3, in <module>\n"
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.39 GiB "
+    "of which 1.31 GiB is free. Process 7 has 18.00 GiB memory in use. Including non-PyTorch memory, this process has "
+    "20.00 GiB memory in use. Of the allocated memory 19 GiB is allocated by PyTorch.\n"
+)
+TENSORFLOW = (
+    "2024-01-01 W tensorflow/core/common_runtime/bfc_allocator.cc:491] Allocator (GPU_0_bfc) ran out of memory trying "
+    "to allocate 4.00GiB\ntensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM when allocating tensor "
+    "with shape[64,512,512] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
+)
+JAX = "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1717 bytes.\n"
+
+
+def ended(code=1, number=None, reason=None, **more):
+    return {"code": None if number else code, "signal": number, "reason": reason, **more}
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (TORCH, Cause.GPU_MEMORY),
+        (TENSORFLOW, Cause.GPU_MEMORY),
+        (JAX, Cause.GPU_MEMORY),
+        ("RuntimeError: CUDA error: out of memory\n", Cause.GPU_MEMORY),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED\n", Cause.GPU_MEMORY),
+        (
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`\n",
+            Cause.GPU_MEMORY,
+        ),
+        (
+            TORCH + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED\n",
+            Cause.GPU_MEMORY,
+        ),
+        ("Traceback ...\nMemoryError\n", Cause.HOST_MEMORY),
+        (
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.\n",
+            Cause.HOST_MEMORY,
+        ),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. \n", Cause.HOST_MEMORY),
+        ("RuntimeError: CUDA error: MPS client failed to connect to the MPS control daemon\n", Cause.MPS_LOST),
+        ("CUDA failure: CUDA_ERROR_MPS_RPC_FAILURE\n", Cause.MPS_LOST),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered\n", Cause.GPU_LOST),
+        ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable\n", Cause.GPU_LOST),
+        ("ValueError: too many values to unpack\n", Cause.OWN_FAILURE),
+        ("RuntimeError: CUDA error: device-side assert triggered\n", Cause.OWN_FAILURE),
+        (TORCH + "trying a smaller batch\nTraceback ...\nKeyError: 'weight'\n", Cause.OWN_FAILURE),
+        ("", Cause.OWN_FAILURE),
+    ],
+)
+def test_the_words_of_frameworks_are_understood(output, cause):
+    assert classify(ended(), output).cause is cause
+
+
+def test_a_program_that_overcame_an_error_is_finished():
+    assert classify(ended(code=0), TORCH).cause is Cause.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("record", "cause"),
+    [
+        (ended(number=signal.SIGKILL), Cause.KILLED),
+        (ended(number=signal.SIGKILL, host_kills=1), Cause.HOST_MEMORY),
+        (ended(code=137, host_kills=2), Cause.HOST_MEMORY),
+        (ended(number=signal.SIGKILL, cgroup_kills=1), Cause.HOST_MEMORY),
+        (ended(number=signal.SIGSEGV), Cause.OWN_FAILURE),
+        (ended(number=signal.SIGKILL, reason="cancelled", signals_sent=["SIGTERM", "SIGKILL"]), Cause.CANCELLED),
+        (ended(code=0, reason="cancelled"), Cause.CANCELLED),
+        (ended(code=143, reason="time-limit"), Cause.TIME_LIMIT),
+        (ended(code=85, reason="slot-end"), Cause.SLOT_ENDED),
+        (ended(code=0, reason="slot-end"), Cause.FINISHED),
+        (ended(number=signal.SIGTERM, reason="slot-end"), Cause.SLOT_ENDED),
+        (ended(code=127, could_not_run="cannot run x: No such file or directory"), Cause.OWN_FAILURE),
+    ],
+)
+def test_exit_records_are_understood(record, cause):
+    assert classify(record, "").cause is cause
+
+
+def test_what_was_seen_of_the_gpu_explains_an_unexplained_end():
+    assert classify(ended(), "", gpu_lost=True).cause is Cause.GPU_LOST
+    assert classify(ended(), "", mps_lost=True).cause is Cause.MPS_LOST
+
+
+def test_pytorch_says_how_much_it_would_have_needed():
+    assert read_output(TORCH).needed == 22 * GIB
+
+
+def job(**more):
+    base = dict(id=1, submission="k", part=0, user="u", uid=1, gid=1, name="n", state=State.RUNNING, submitted=0.0)
+    return JobRecord(**base | more)
+
+
+def attempt(promised=None, exclusive=False):
+    return AttemptRecord(
+        job=1, number=1, token="t", state="running", slots=("g",), promised=promised, exclusive=exclusive, placed=0.0
+    )
+
+
+def test_the_promise_grows_by_steps_to_exclusive_at_last():
+    rules, failure = Recovering(), Ended(Cause.GPU_MEMORY, "oom")
+    need, alone, steps = 8 * GIB, False, []
+    for failures in range(rules.attempts):
+        following = after_failure(
+            job(need=need, memory_failures=failures, exclusive=alone),
+            attempt(need, alone),
+            failure,
+            None,
+            40 * GIB,
+            rules,
+        )
+        steps.append((following.again, following.need, following.exclusive))
+        need, alone = following.need, following.exclusive
+        if not following.again:
+            break
+    assert steps == [
+        (True, 13 * GIB, False),
+        (True, 18 * GIB, False),
+        (True, 18 * GIB, True),
+        (False, 18 * GIB, True),
+    ]
+
+
+def test_what_was_learned_counts_more_than_the_promise():
+    rules = Recovering()
+    told = Ended(Cause.GPU_MEMORY, "oom", needed=22 * GIB)
+    assert after_failure(job(need=GIB), attempt(GIB), told, None, 40 * GIB, rules).need == 27 * GIB
+    seen = Ended(Cause.GPU_MEMORY, "oom")
+    assert after_failure(job(need=GIB), attempt(GIB), seen, 11 * GIB, 40 * GIB, rules).need == 16 * GIB
+    assert after_failure(job(need=GIB), attempt(GIB), told, None, 24 * GIB, rules).exclusive
+
+
+@pytest.mark.parametrize("cause", [Cause.OWN_FAILURE, Cause.TIME_LIMIT])
+def test_a_bug_and_a_time_limit_are_not_tried_again(cause):
+    assert not after_failure(job(), attempt(), Ended(cause, ""), None, 40 * GIB, Recovering()).again
+
+
+def test_failures_of_the_system_are_tried_again_a_few_times():
+    rules, lost = Recovering(others=2), Ended(Cause.GPU_LOST, "gone")
+    assert after_failure(job(other_failures=1), attempt(), lost, None, 40 * GIB, rules).again
+    assert not after_failure(job(other_failures=2), attempt(), lost, None, 40 * GIB, rules).again
+
+
+# With real processes on virtual GPUs.
+
+TRAIN = """
+import sys, torch
+kept = torch.empty(int(sys.argv[1]) << 30, dtype=torch.uint8, device="cuda")
+"""
+# Takes memory of its card as PyTorch there would, without the time that PyTorch takes to import.
+TAKE = """
+import os, pathlib, sys, time
+from ullage.virtual.cards import Cards
+assert Cards.open(os.environ["ULLAGE_CARDS"]).card(os.environ["CUDA_VISIBLE_DEVICES"]).take(int(sys.argv[1]) << 30)
+pathlib.Path("there").touch()
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
+"""
+
+
+def test_an_overbooked_virtual_gpu_ends_in_a_real_error_and_a_real_recovery(home):
+    home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
+    home.start()
+    env = home.environment()
+    large = home.submit([sys.executable, "-c", TAKE, "25", "proceed"], env=env)
+    home.until((home.work / "there").exists, "the first job to have its memory")
+    second = home.submit([sys.executable, "-c", TRAIN, "20"], env=env)
+    home.until(lambda: home.job(second)["attempts"][0]["cause"] if home.job(second)["attempts"] else None, "the error")
+    job = home.job(second)
+    assert job["attempts"][0]["cause"] == "out of GPU memory", job
+    assert "Tried to allocate 20.00 GiB" in job["attempts"][0]["detail"]
+    assert job["need"] > 25 * GIB and job["recovery"]
+    small = home.wait(home.script("true"))
+    assert small["state"] == "done", "a waiting recovery job does not block others that fit"
+    reported = [event for event in home.client.call("events", since=0)["events"] if event["kind"] == "over promise"]
+    assert [event["job"] for event in reported] == [large], "who takes more than promised is reported"
+    home.go()
+    assert home.wait(second)["state"] == "done" and len(home.job(second)["attempts"]) == 2
+    assert home.wait(large)["attempts"][0]["gpu_memory"] == 25 * GIB
+
+
+def test_a_job_that_endangers_others_is_stopped_where_the_site_wants_that(home):
+    home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
+    home.settings += 'over_promise = "stop"\n'
+    home.start()
+    honest = home.submit(proceed="proceed", memory=20 * GIB)
+    home.wait(honest, "running")
+    greedy = home.submit([sys.executable, "-c", TAKE, "25", "never"], env=home.environment(), memory=2 * GIB)
+    home.until(lambda: home.job(greedy)["attempts"][0]["cause"] if home.job(greedy)["attempts"] else None, "its end")
+    assert home.job(greedy)["attempts"][0]["cause"] == "took more than promised"
+    assert home.job(greedy)["need"] >= 25 * GIB and home.job(honest)["state"] == "running"

@@ -1,0 +1,151 @@
+"""Time slots and checkpoints, a clock that is moved, a GPU that is lost, limits of host memory."""
+
+import asyncio
+import itertools
+import threading
+import time
+
+import pytest
+
+from ullage.manager.cgroups import Cgroups
+from ullage.manager.identity import myself
+from ullage.manager.serving import make_daemon
+from ullage.manager.settings import read_settings
+
+SAVING = """
+echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> attempts.log
+trap 'echo saved >> attempts.log; exit $ULLAGE_CHECKPOINT_EXIT' USR1
+[ -e saved ] && exit 0
+touch saved
+while :; do sleep 0.02; done
+"""
+
+
+def test_a_slot_ends_with_a_checkpoint_and_the_job_goes_on_after_those_who_waited(home):
+    home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
+    home.settings += '[fairness]\nslot = "1s"\ncheckpoint_lead = "30s"\n'
+    home.start()
+    long = home.script(SAVING, exclusive=True, resumable=True)
+    home.until((home.work / "saved").exists, "the long job")
+    other = home.script('echo "start $ULLAGE_JOB_ID 1" >> attempts.log', exclusive=True)
+    assert home.wait(other)["state"] == "done"
+    job = home.wait(long)
+    assert [attempt["cause"] for attempt in job["attempts"]] == ["time slot ended", "finished"]
+    assert home.log() == [f"start {long} 1", "saved", f"start {other} 1", f"start {long} 2"]
+
+
+def test_a_slot_does_not_end_while_nobody_waits_nor_for_a_job_that_cannot_resume(home):
+    home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
+    home.settings += '[fairness]\nslot = "100ms"\ncheckpoint_lead = "0s"\n'
+    home.start()
+    alone = home.submit(proceed="proceed", resumable=True)
+    home.wait(alone, "running")
+    fixed = home.submit(proceed="proceed", memory=38 << 30)
+    home.wait(fixed, "running")
+    waiting = home.submit(memory=1 << 30, exclusive=True)
+    home.until(
+        lambda: home.job(alone)["state"] == "queued" or home.job(alone)["attempts"][0]["cause"], "the slot's end"
+    )
+    assert home.job(fixed)["state"] == "running" and len(home.job(fixed)["attempts"]) == 1
+    home.go()
+    assert {home.wait(number)["state"] for number in (alone, fixed, waiting)} == {"done"}
+
+
+def test_a_job_is_told_before_its_time_limit(served):
+    number = served.script(SAVING, resumable=True, time_limit=1.0, checkpoint_lead=0.9)
+    job = served.wait(number)
+    assert job["cause"] == "time limit" and job["exit_code"] == 85 and "saved" in served.log()
+
+
+class Here:
+    """A daemon in a thread of this process, with a clock of the test's own."""
+
+    def __init__(self, folder, **given):
+        self.moved = 0.0
+        self.folder = folder
+        (folder / "work").mkdir()
+        self._keys, self._ready = itertools.count(), threading.Event()
+        self._settings = read_settings(None, virtual="1xA100-40GB", estimator="none", **given)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._ready.wait(60)
+
+    def _run(self):
+        self.daemon = make_daemon(self.folder, self._settings, print, clock=lambda: time.time() + self.moved)
+        asyncio.run(self.daemon.run(self._ready.set))
+
+    def call(self, verb, **arguments):
+        return self.daemon.call_from_thread(myself(), verb, arguments)
+
+    def submit(self, script, **more):
+        job = {"command": ["/bin/sh", "-c", script], "cwd": str(self.folder / "work"), "memory": 1 << 30, **more}
+        return self.call("submit", job=job, key=f"key number {next(self._keys)}")["jobs"][0]
+
+    def close(self):
+        self.call("stop_serving")
+        self._thread.join(60)
+
+
+@pytest.fixture
+def here(tmp_path):
+    made = Here(tmp_path, fairness={"slot": 3600.0})
+    yield made
+    (tmp_path / "work/proceed").touch()
+    made.close()
+
+
+DAY = 86400.0
+WAIT = "touch there; while [ ! -e proceed ]; do sleep 0.02; done"
+
+
+def test_a_clock_that_is_moved_changes_no_job(here, home):
+    def state(number):
+        return here.call("status", job=number)[0]["state"]
+
+    running = here.submit(WAIT, resumable=True, exclusive=True, time_limit=3600.0)
+    home.until((here.folder / "work/there").exists, "the job")
+    waiting = here.submit("true", exclusive=True)
+    for moved in (10 * DAY, -10 * DAY, 3650 * DAY, 0.0):
+        here.moved = moved
+        here.daemon._loop.call_soon_threadsafe(here.daemon.wake)
+        later = here.submit("true", hold=True)
+        assert state(running) in ("starting", "running") and state(waiting) == "queued"
+        here.call("cancel", jobs=[later])
+    here.moved = -10 * DAY
+    (here.folder / "work/proceed").touch()
+    home.until(lambda: state(waiting) == "done" and state(running) == "done", "both to end")
+    for job in here.call("history"):
+        assert job["waited"] >= 0 and job["ran"] >= 0 and job["completion"] >= 0
+    assert [len(here.call("status", job=number)[0]["attempts"]) for number in (running, waiting)] == [1, 1]
+
+
+def test_a_lost_gpu_gets_no_job_and_its_job_is_tried_elsewhere(served):
+    script = "if [ ! -e was-there ]; then touch was-there; while [ ! -e proceed ]; do sleep 0.02; done; exit 1; fi"
+    number = served.script(script, exclusive=True)
+    served.until((served.work / "was-there").exists, "the job")
+    place = served.job(number)["gpus_used"][0]
+    index = next(gpu["index"] for gpu in served.client.call("gpus") if gpu["id"] == place)
+    (served.folder / f"cards/serve/card-{index}").unlink()
+    served.until(lambda: served.client.call("gpus")[index]["lost"], "the loss to be seen")
+    assert served.job(number)["state"] == "running", "what runs is left alone"
+    other = served.wait(served.script("true"))
+    assert place not in other["attempts"][0]["slots"]
+    served.go()
+    job = served.wait(number)
+    assert [attempt["cause"] for attempt in job["attempts"]] == ["GPU lost", "finished"]
+    assert job["attempts"][1]["slots"] != [place]
+
+
+def test_a_limit_of_host_memory_is_a_cgroup_where_the_system_allows(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("cpu memory")
+    groups = Cgroups(root=tmp_path, own=tmp_path)
+    assert groups.available
+    made = groups.make("token", 1 << 30)
+    assert (tmp_path / "ullage-jobs/token/memory.max").read_text() == str(1 << 30)
+    assert made == str(tmp_path / "ullage-jobs/token")
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory"
+
+
+def test_without_cgroups_the_reason_is_known(tmp_path):
+    groups = Cgroups(root=tmp_path)
+    assert not groups.available and groups.why == "this system has no cgroup v2" and groups.make("t", 1) is None
