@@ -1,5 +1,7 @@
 """Features of a run: by hand for small networks, and for real models of every source."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -131,3 +133,16 @@ def test_real_models(configuration: dict[str, object], counts: dict[str, int]) -
     found = features(Configuration(opt="sgd", **configuration))  # type: ignore[arg-type]
     assert {kind: found.counts[kind] for kind in counts} == counts
     assert sum(own for _, _, own in found.layers) >= 0.9 * found.parameters
+
+
+def test_nothing_of_a_model_stays_behind() -> None:
+    configuration = Configuration(model="mlp:x", widths=[8, 4, 2], batch=16)
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+    features(configuration)
+    before = tensors()
+    features(configuration)
+    assert tensors() == before

@@ -10,7 +10,7 @@ from torch.nn import functional
 from ullage.errors import InvalidValue
 from ullage.estimators import gpumemnet_features
 from ullage.estimators.gpumemnet_features import features
-from ullage.estimators.gpumemnet_shortcuts import Shortcuts, no_start
+from ullage.estimators.gpumemnet_shortcuts import no_start, shortcuts
 from ullage.learn.generate import generate
 from ullage.workload import Configuration
 
@@ -69,7 +69,7 @@ CALLS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_the_answer_is_the_one_that_pytorch_gives(name: str) -> None:
     wanted = described(CALLS[name]())
-    with Shortcuts():
+    with shortcuts():
         assert described(CALLS[name]()) == wanted
 
 
@@ -84,7 +84,7 @@ def test_the_answer_is_the_one_that_pytorch_gives(name: str) -> None:
     ],
 )
 def test_shapes_that_do_not_fit_fail_as_ever(call: Any) -> None:
-    with pytest.raises(RuntimeError), Shortcuts():
+    with pytest.raises(RuntimeError), shortcuts():
         call()
 
 

@@ -270,10 +270,10 @@ def test_show_counts_classes_and_shares(tmp_path: Path) -> None:
 
 
 def test_processes_give_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_rows, "FEW", 2)
     texts = [json.dumps({"model": "mlp:x", "widths": [8, width], "batch": 2}) for width in range(1, 5)]
     texts.append(json.dumps({"model": "mlp:x", "batch": 2}))
-    alone = list(feature_rows.feature_rows(texts, 1))
+    alone = list(feature_rows.feature_rows(texts))
+    monkeypatch.setattr(feature_rows, "FEW", 2)
     assert list(feature_rows.feature_rows(texts, 2)) == alone
     assert isinstance(alone[-1], str) and "widths" in alone[-1]
     assert [row["parameters"] for row in alone[:-1] if isinstance(row, dict)] == [9, 18, 27, 36]

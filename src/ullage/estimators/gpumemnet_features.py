@@ -9,6 +9,7 @@ counted, because those are what memory is made of.
 from __future__ import annotations
 
 import re
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from torch import nn
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimators.gpumemnet_meta import cheap_kernels
-from ullage.estimators.gpumemnet_shortcuts import Shortcuts, no_start
+from ullage.estimators.gpumemnet_shortcuts import no_start, shortcuts
 from ullage.workload.building import prepare
 from ullage.workload.configuration import Configuration
 from ullage.workload.optimizers import optimizer_class
@@ -101,7 +102,7 @@ def features(configuration: Configuration) -> Features:
         with torch.device("meta"):
             with no_start():
                 model, task = prepare(configuration)
-            with Shortcuts():
+            with shortcuts():
                 inputs = _observe(configuration, model, task, seen, "meta")
     except Exception as error:  # a model that looks at values; what is wrong with a model itself is said below
         if isinstance(error, UllageError):
@@ -152,7 +153,7 @@ def _observe(
         with (
             cheap_kernels(lambda out: seen.layers.append(("attention", out.numel() // configuration.batch, 0))),
             torch.set_grad_enabled(not configuration.inference),
-            torch.autograd.graph.saved_tensors_hooks(seen.keep, lambda tensor: tensor),
+            torch.autograd.graph.saved_tensors_hooks(_keeping(seen), lambda nothing: nothing),
         ):
             if configuration.inference:
                 task.predict(model, inputs, targets)
@@ -168,6 +169,19 @@ def _observe(
     for place in own:
         seen.storages.pop(place, None)
     return _tensors(inputs)
+
+
+def _keeping(seen: _Seen) -> Any:
+    """For autograd, which is given nothing to keep instead: there is no backward pass. Its nodes hold on to this
+    function, the tensors in `seen` to the nodes: a circle through C++, which Python's collector would not see."""
+    held = weakref.ref(seen)
+
+    def note(tensor: torch.Tensor) -> None:
+        alive = held()
+        if alive is not None:
+            alive.keep(tensor)
+
+    return note
 
 
 def _is_layer(part: nn.Module) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _ATEN: Any = torch.ops.aten
 _LIKE_FIRST = (
@@ -32,25 +32,48 @@ _LOCK = threading.RLock()  # what is exchanged belongs to the whole process
 _RULES: dict[Any, Callable[..., Any]] = {}
 
 
-class Shortcuts(TorchDispatchMode):
-    """Answers frequent operators on meta tensors directly.
+@contextmanager
+def shortcuts() -> Iterator[None]:
+    """For its time frequent operators on meta tensors are answered directly.
 
-    >>> with Shortcuts():
+    The kernels of the meta device are exchanged, for the whole process: a mode would cost every operator more than the
+    operator itself. PyTorch before `allow_override` keeps its own, slower ones.
+
+    >>> with shortcuts():
     ...     torch.nn.Linear(3, 2, device="meta")(torch.empty(5, 3, device="meta")).shape
     torch.Size([5, 2])
     """
+    with _LOCK:
+        library = torch.library.Library("aten", "IMPL", "Meta")
+        try:
+            with suppress(TypeError):
+                for overload, kernel in _kernels().items():
+                    library.impl(overload, kernel, allow_override=True)
+            yield
+        finally:
+            library._destroy()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and the guard against it costs more than most answers
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule = _RULES.get(func)
-        if rule is not None and not kwargs and args[0].is_meta:
-            answer = rule(*args)
-            if answer is not None:
-                return answer
-        return func(*args, **(kwargs or {}))
+@lru_cache(maxsize=1)
+def _kernels() -> dict[Any, Callable[..., Any]]:
+    """A kernel for each rule that PyTorch has a way of its own for, to go where the rule has no answer."""
+    from torch._decomp import global_decomposition_table
+
+    tables = [global_decomposition_table[name] for name in ("meta", "post_autograd", "pre_autograd")]
+    found = {}
+    for overload, rule in _RULES.items():
+        usual = next((table[overload] for table in tables if overload in table), None)
+        if usual is not None:
+            found[overload] = _kernel(rule, usual)
+    return found
+
+
+def _kernel(rule: Callable[..., Any], usual: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(*args: Any, **options: Any) -> Any:
+        answer = None if options else rule(*args)
+        return usual(*args, **options) if answer is None else answer
+
+    return kernel
 
 
 @contextmanager

@@ -20,14 +20,14 @@ def feature_rows(configurations: Sequence[str], processes: int | None = None) ->
     >>> row["parameters"], row["layers"]
     (36, (('linear', 4, 36),))
     """
-    processes = processes or len(os.sched_getaffinity(0))
-    if processes == 1 or len(configurations) < FEW:
+    if len(configurations) < FEW:
         yield from map(feature_row, configurations)
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     # Spawned: a process that has run PyTorch has threads, which a fork would not have.
+    processes = processes or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin) as pool:
         yield from pool.map(feature_row, configurations, chunksize=AT_ONCE)
 
@@ -43,6 +43,7 @@ def _begin() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # a model is thousands of objects, looked at again and again
 
 
 def feature_row(configuration: str) -> dict[str, Any] | str:
