@@ -73,6 +73,17 @@ def plan(truth, **values):
     return Plan(truth=truth, **given | values)
 
 
+def test_a_ranking_under_way_shows_what_is_answered_and_asks_nothing(truth, tmp_path, capsys):
+    kept = tmp_path / "kept.jsonl"
+    rank_estimators(plan(truth, estimators="accelerate", resume=kept, sample=["1"]))
+    before = kept.read_text()
+    capsys.readouterr()
+    rank_estimators(plan(truth, estimators="accelerate,horus", resume=kept, kept=True))
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [(line["estimator"], line["asked"]) for line in found["ranking"]] == [("accelerate", 1)]
+    assert kept.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [

@@ -47,6 +47,10 @@ def evaluate(
         Path | None, typer.Option(help="Write the ranking as one HTML page.", metavar="FILE.html",
                                   rich_help_panel=RANKING)
     ] = None,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Rank the answers that --resume has and ask nothing: how far a ranking is.",
+                           rich_help_panel=RANKING)
+    ] = False,
     workers: Annotated[
         int, typer.Option(help="Ask so many at once; times are then those of a busy machine.", min=1,
                           rich_help_panel=RANKING)
@@ -66,10 +70,14 @@ def evaluate(
 
       ullage evaluate --truth realworld_a100.csv --estimators ullage,horus --report out.html
     """
+    if kept and resume is None:
+        raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
     if estimators is not None:
         from ullage.cli.evaluate_ranking import Plan, rank_estimators
 
-        rank_estimators(Plan(truth, gpu, every, estimators, sample or [], limit, resume, report, as_json, workers))
+        rank_estimators(
+            Plan(truth, gpu, every, estimators, sample or [], limit, resume, report, as_json, workers, kept)
+        )
         return
     given = {"--sample": sample, "--resume": resume, "--report": report}
     unused = [name for name, value in given.items() if value]

@@ -35,6 +35,7 @@ class Plan:
     report: Path | None
     as_json: bool
     workers: int = 1
+    kept: bool = False
 
 
 def rank_estimators(plan: Plan) -> None:
@@ -84,9 +85,12 @@ def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]
 
 def _ask(plan: Plan, sets: list[TruthSet], counts: dict[str, int | None]) -> list[Record]:
     from ullage.estimators.asking import ask
-    from ullage.measure.ranking_run import answers, questions
+    from ullage.measure.ranking_run import answers, questions, read_answers
 
     asked = questions(sets, counts)
+    if plan.kept and plan.resume is not None:
+        known = read_answers(plan.resume)
+        asked = [question for question in asked if question.key in known]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     given = answers(asked, ask, limit=parse_duration(plan.limit), file=plan.resume, workers=plan.workers)
     found = []
