@@ -1,0 +1,213 @@
+"""A trace of real training jobs through the manager, under several policies: makespan, waiting, energy, crashes.
+
+    python benchmarks/manager_trace.py [--runs exclusive,magm,ullage,magm+mps,ullage+mps] [--jobs 44] [--mean-gap 2]
+    python benchmarks/manager_trace.py --overbook        # magm without an estimator and without conditions: recovery
+    python benchmarks/manager_trace.py --virtual 1xA100-40GB --steps 0.02 --jobs 6 --runs exclusive,ullage   # to try it
+
+Jobs are of the kinds that RAD-RM was evaluated on (image classifiers on CIFAR and ImageNet sizes, language models, a
+segmentation network), shortened to seconds; they arrive at random moments, the same for every run. A daemon of its own
+is started for each run. Energy is the GPU's own counter over the makespan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import NoDaemon
+from ullage.manager.public_client import Client
+
+HERE = Path(__file__).resolve().parent
+JOB = HERE / "trace_job.py"
+CIFAR = ("--input-shape", "3,32,32")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of job; `steps` is what takes about ten seconds on an H200 alone."""
+
+    name: str
+    model: str
+    batch: int
+    steps: int
+    more: tuple[str, ...] = ()
+    weight: int = 1
+
+
+KINDS = (
+    Kind("resnet18_cifar", "torchvision:resnet18", 128, 900, CIFAR, 4),
+    Kind("resnet34_cifar", "torchvision:resnet34", 128, 600, CIFAR, 3),
+    Kind("mobilenet_cifar", "torchvision:mobilenet_v2", 128, 500, CIFAR, 3),
+    Kind("efficientnet_cifar", "torchvision:efficientnet_b0", 128, 350, CIFAR, 3),
+    Kind("resnet50", "torchvision:resnet50", 64, 110, (), 3),
+    Kind("mobilenet", "torchvision:mobilenet_v2", 64, 200, (), 3),
+    Kind("efficientnet", "torchvision:efficientnet_b0", 64, 150, (), 2),
+    Kind("inception", "torchvision:inception_v3", 32, 120, (), 1),
+    Kind("vgg16", "torchvision:vgg16", 64, 70, (), 1),
+    Kind("densenet", "torchvision:densenet121", 32, 110, (), 1),
+    Kind("xception", "timm:legacy_xception", 32, 80, (), 1),
+    Kind("bert_base", "hf:BertForMaskedLM", 16, 60, ("--sequence-length", "256"), 2),
+    Kind("gpt2", "hf:GPT2LMHeadModel", 8, 60, ("--sequence-length", "512", "--precision", "amp_bf16"), 2),
+    Kind("bert_large_batch", "hf:BertForMaskedLM", 64, 25, ("--sequence-length", "256"), 1),
+)
+SETTINGS = """
+[placing]
+smact_limit = {limit}
+unknown = "{unknown}"
+{floor}
+
+[estimating]
+at_once = 8
+timeout = "2m"
+"""
+
+
+def trace(count: int, gap: float, seed: int) -> list[tuple[float, Kind]]:
+    """Arrival times in seconds and kinds; the same for the same seed."""
+    draw = random.Random(seed)
+    bag = [kind for kind in KINDS for _ in range(kind.weight)]
+    moment, found = 0.0, []
+    for _ in range(count):
+        found.append((moment, draw.choice(bag)))
+        moment += draw.expovariate(1 / gap)
+    return found
+
+
+class Energy:
+    """The GPU's counter of joules; `None` where there is none."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+        except Exception:  # no package, no driver, no GPU
+            return
+
+    def joules(self) -> float | None:
+        """Since the driver was loaded."""
+        return None if self._handle is None else self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
+
+
+def serve(home: Path, run: str, virtual: str | None, overbook: bool) -> subprocess.Popen[bytes]:
+    """A daemon that answers, with the run's policy and way of sharing."""
+    policy, _, sharing = run.partition("+")
+    settings = home / "site.toml"
+    settings.write_text(
+        SETTINGS.format(
+            limit='"off"' if overbook or virtual else 0.8,
+            unknown="floor" if overbook else "exclusive",
+            floor='free_floor = "1GiB"' if overbook else "",
+        )
+    )
+    command = [sys.executable, "-m", "ullage", "serve", "--policy", policy, "--config", str(settings)]
+    command += ["--sharing", "mps"] if sharing == "mps" else []
+    command += ["--virtual", virtual] if virtual else []
+    command += ["--estimator", "none"] if overbook or policy == "exclusive" else []
+    log = (home / "daemon.log").open("wb")
+    daemon = subprocess.Popen(command, env={**os.environ, "ULLAGE_HOME": str(home)}, stderr=log, stdout=log)
+    while True:
+        try:
+            with Client(home) as client:
+                client.queue()
+            return daemon
+        except NoDaemon:
+            if daemon.poll() is not None:
+                raise SystemExit(f"the daemon did not start: {(home / 'daemon.log').read_text()[-500:]}") from None
+            time.sleep(0.05)
+
+
+def words(kind: Kind, share: float) -> list[str]:
+    steps = max(1, round(kind.steps * share))
+    return [sys.executable, str(JOB), kind.model, "--batch-size", str(kind.batch), "--steps", str(steps), *kind.more]
+
+
+def play(client: Client, jobs: list[tuple[float, Kind]], share: float, exclusive: bool) -> list[int]:
+    """Submit each at its moment."""
+    begin, numbers = time.monotonic(), []
+    for moment, kind in jobs:
+        time.sleep(max(0.0, begin + moment - time.monotonic()))
+        numbers += client.submit(words(kind, share), name=kind.name, exclusive=exclusive)
+    return numbers
+
+
+def one_run(run: str, options: argparse.Namespace, jobs: list[tuple[float, Kind]]) -> dict[str, Any]:
+    """Play the trace; what became of it."""
+    energy = Energy()
+    with tempfile.TemporaryDirectory(prefix="ullage-trace-") as folder:
+        daemon = serve(Path(folder), run, options.virtual, options.overbook)
+        try:
+            with Client(folder) as client:
+                before, begin = energy.joules(), time.monotonic()
+                numbers = play(client, jobs, options.steps, exclusive=run.startswith("exclusive"))
+                found = [client.wait(number, timeout=options.patience) for number in numbers]
+                makespan, after = time.monotonic() - begin, energy.joules()
+        finally:
+            daemon.terminate()
+            daemon.wait(60)
+    causes = [attempt["cause"] for job in found for attempt in job["attempts"]]
+    return {
+        "run": run,
+        "jobs": len(jobs),
+        "done": sum(job["state"] == "done" for job in found),
+        "makespan_s": makespan,
+        "waited_s": statistics.mean(job["waited"] for job in found),
+        "ran_s": statistics.mean(job["ran"] for job in found),
+        "completion_s": statistics.mean(job["waited"] + job["ran"] for job in found),
+        "energy_kj": None if before is None or after is None else (after - before) / 1000,
+        "out_of_memory": sum(cause == "out of GPU memory" for cause in causes),
+        "attempts": len(causes),
+        "each": [(job["name"], job["state"], job["waited"], job["ran"]) for job in found],
+    }
+
+
+def line(found: dict[str, Any], first: dict[str, Any]) -> str:
+    """The figures of a run beside those of the first one."""
+    less = f"{1 - found['makespan_s'] / first['makespan_s']:.0%} less"
+    energy = "energy unknown"
+    if found["energy_kj"] and first["energy_kj"]:
+        energy = f"{found['energy_kj']:.1f} kJ ({1 - found['energy_kj'] / first['energy_kj']:.0%} less)"
+    return (
+        f"{found['run']}: {found['done']} of {found['jobs']} done in {found['makespan_s']:.1f} s ({less}), waited "
+        f"{found['waited_s']:.1f} s, ran {found['ran_s']:.1f} s, in all {found['completion_s']:.1f} s, {energy}, "
+        f"{found['out_of_memory']} out of memory, {found['attempts']} attempts"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", default="exclusive,magm,ullage,magm+mps,ullage+mps")
+    parser.add_argument("--jobs", type=int, default=44)
+    parser.add_argument("--mean-gap", type=float, default=2.0, help="seconds between arrivals")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--steps", type=float, default=1.0, help="share of each kind's steps")
+    parser.add_argument("--patience", type=float, default=900.0, help="seconds that a job may take in all")
+    parser.add_argument("--virtual", help="virtual GPUs instead of real ones, such as 1xA100-40GB")
+    parser.add_argument("--overbook", action="store_true", help="no estimator, no conditions: recovery has to help")
+    parser.add_argument("--out", type=Path, help="append the figures as JSON lines")
+    options = parser.parse_args()
+    jobs = trace(options.jobs, options.mean_gap, options.seed)
+    first: dict[str, Any] | None = None
+    for run in options.runs.split(","):
+        found = one_run(run, options, jobs)
+        first = first or found
+        print(line(found, first), flush=True)
+        if options.out is not None:
+            with options.out.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
