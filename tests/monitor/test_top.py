@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -22,8 +23,10 @@ from ullage.monitor.snapshot import snapshot
 from ullage.virtual.cards import Cards
 
 
-def top(*words: str, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "ullage", "top", *words], capture_output=True, text=True, timeout=60)
+def top(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ullage", "top", *words], capture_output=True, text=True, timeout=60, **more
+    )
 
 
 @pytest.fixture
@@ -191,3 +194,11 @@ def test_without_a_driver_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) 
         assert "--virtual FOLDER" in done.stderr and len(done.stderr.splitlines()) == 1
     else:
         pytest.skip("this machine has an NVIDIA driver")
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="a machine with a GPU shows that")
+def test_without_a_gpu_the_cards_of_the_daemon_are_found(tmp_path: Path) -> None:
+    Cards.create(tmp_path / "cards" / "serve", "3xA100-40GB")
+    found = top("--once", "--json", env={**os.environ, "ULLAGE_HOME": str(tmp_path)})
+    assert found.returncode == 0, found.stderr
+    assert len(json.loads(found.stdout)["gpus"]) == 3

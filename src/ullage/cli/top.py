@@ -21,6 +21,7 @@ from ullage.units import parse_duration
 
 if TYPE_CHECKING:
     from ullage.monitor import Monitor
+    from ullage.monitor.readings import Source
 
 _PIPED_WIDTH = 140  # a pipe has no width of its own
 _DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
@@ -36,7 +37,7 @@ Examples:
 
   ullage top --interval 5s --record readings.jsonl
 
-  ullage top --virtual ~/.local/state/ullage/cards/default
+  ullage top --virtual ~/.local/state/ullage/cards/serve
 """
 
 
@@ -46,11 +47,14 @@ def top(
     watch: Annotated[bool, typer.Option("--watch", help="With --json: a line a reading, until Ctrl-C.")] = False,
     interval: Annotated[str, typer.Option(help="Time between two readings, such as 1s or 500ms.")] = "1s",
     count: Annotated[int | None, typer.Option(help="Stop after so many readings.", min=1)] = None,
-    virtual: Annotated[Path | None, typer.Option(help="Watch the virtual cards of this folder.")] = None,
+    virtual: Annotated[
+        Path | None,
+        typer.Option(help="Watch the virtual cards of this folder; without a GPU, those of 'ullage serve' are found."),
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Append every reading to this file, a line of JSON each.")] = None,
 ) -> None:
     """Show what GPUs and the processes on them do now."""
-    from ullage.monitor import Monitor, best_source
+    from ullage.monitor import Monitor
 
     seconds = parse_duration(interval)
     if not 0.1 <= seconds <= 3600:
@@ -62,7 +66,7 @@ def top(
     endless = live or watch or (record is not None and not once)
     limit = count if count is not None else None if endless else 1
     with _recording(record) as file, contextlib.suppress(KeyboardInterrupt), _terminated_like_ctrl_c():
-        monitor = Monitor(best_source(virtual, seconds), seconds, max(90.0, seconds), host_interval=0.0)
+        monitor = Monitor(_source(virtual, seconds), seconds, max(90.0, seconds), host_interval=0.0)
         try:
             with _shown(as_json, live, silent=record is not None and not once and not watch) as show:
                 _go_on(monitor, seconds, limit, show, file)
@@ -93,6 +97,21 @@ def _go_on(
             file.flush()
         show(now)
         done += 1
+
+
+def _source(virtual: Path | None, interval: float) -> Source:
+    """As named; without a GPU the virtual cards of this home, if it has some: a daemon serves them."""
+    from ullage.errors import NoGPUSource
+    from ullage.home import home
+    from ullage.monitor import best_source
+
+    try:
+        return best_source(virtual, interval)
+    except NoGPUSource:
+        folders = [folder for folder in sorted((home() / "cards").glob("*")) if folder.is_dir()]
+        if virtual is not None or len(folders) != 1:
+            raise
+        return best_source(folders[0], interval)
 
 
 @contextlib.contextmanager
