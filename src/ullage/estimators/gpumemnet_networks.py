@@ -1,0 +1,268 @@
+"""GPUMemNet's networks: an ensemble of multilayer perceptrons, and a Transformer over the sequence of layers.
+
+Both classify a job into bins of memory. Bins have an order, and memory is a sum of parts that are known up to a factor,
+so the last layer does not learn a free score a bin: it learns the factors of the parts, whose sum is where the memory
+lies, and how sure that is; a bin's score is the logarithm of the probability that a logistic distribution, on the
+logarithm of memory, gives to it. It is trained with cross-entropy over bins like any classifier, but a bin that no
+training row fell into has a sensible score too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ullage.estimators.gpumemnet_inputs import PARTS, STARTS, TOKEN_FEATURES, TOTALS, Inputs
+
+# Hidden layers of the ensemble's members: depths from 1 to 7, as in the dissertation, and widths of our own choice.
+MEMBERS = ((64,), (128,), (64, 32), (128, 64), (96, 96, 48), (64, 64, 64, 32), (128, 64, 64, 32, 32),
+           (48, 48, 48, 48, 48, 48), (64, 64, 48, 48, 32, 32, 32))  # fmt: skip
+WIDTH, HEADS, LAYERS = 32, 4, 2
+START = 0.01  # the factor that a part begins with which is not in the sum at first
+SURE = -3.5  # the logarithm of the spread before learning: about 3 % of the memory
+LEAST_SPREAD = 2e-4
+
+
+@dataclass
+class Batch:
+    """Jobs side by side; sequences are padded, `there` tells tokens from padding."""
+
+    totals: torch.Tensor  # [jobs, len(TOTALS)]
+    parts: torch.Tensor  # [jobs, len(PARTS)] bytes
+    tokens: torch.Tensor  # [jobs, longest, TOKEN_FEATURES]
+    sizes: torch.Tensor  # [jobs, longest] bytes
+    repeats: torch.Tensor  # [jobs, longest]
+    there: torch.Tensor  # [jobs, longest] bool
+
+    def rows(self, chosen: torch.Tensor) -> Batch:
+        """Some of the jobs, with no more padding than they need."""
+        there = self.there[chosen]
+        longest = int(there.sum(1).max())
+        return Batch(
+            self.totals[chosen],
+            self.parts[chosen],
+            *(part[chosen][:, :longest] for part in (self.tokens, self.sizes, self.repeats)),
+            there[:, :longest],
+        )
+
+    def alone(self) -> Batch:
+        """The jobs without their sequences, for networks that read none."""
+        return Batch(self.totals, self.parts, *(part[:, :1] for part in (self.tokens, self.sizes, self.repeats, self.there)))
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+
+def batched(jobs: Sequence[Inputs]) -> Batch:
+    """Jobs as one batch.
+
+    >>> from ullage.estimators.gpumemnet_inputs import inputs_of
+    >>> job = inputs_of({"batch_size": 2, "parameters": 3, "layers": [{"type": "x", "activations": 1, "parameters": 3}]})
+    >>> batched([job, job]).tokens.shape[:2]
+    torch.Size([2, 1])
+    """
+    longest = max(len(job.tokens) for job in jobs)
+    tokens = torch.zeros(len(jobs), longest, TOKEN_FEATURES)
+    sizes, repeats = torch.zeros(len(jobs), longest), torch.ones(len(jobs), longest)
+    there = torch.zeros(len(jobs), longest, dtype=torch.bool)
+    for place, job in enumerate(jobs):
+        count = len(job.tokens)
+        tokens[place, :count] = torch.from_numpy(job.tokens)
+        sizes[place, :count] = torch.from_numpy(job.sizes)
+        repeats[place, :count] = torch.from_numpy(job.repeats)
+        there[place, :count] = True
+    totals = torch.stack([torch.from_numpy(job.totals) for job in jobs])
+    parts = torch.stack([torch.from_numpy(job.parts) for job in jobs])
+    return Batch(totals, parts, tokens, sizes, repeats, there)
+
+
+class Bins(nn.Module):
+    """From where memory lies and how sure that is to a score a bin (the logarithm of its probability).
+
+    >>> scores = Bins(4, 1 << 30)(torch.tensor([math.log(2.5 * 2**30)]), torch.tensor([0.01]))
+    >>> scores.argmax(1).item(), round(scores.exp().sum().item(), 3)
+    (2, 1.0)
+    """
+
+    edges: torch.Tensor
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.count, self.width = count, width
+        upper = torch.arange(1, count, dtype=torch.float64) * width
+        self.register_buffer("edges", upper.log().float(), persistent=False)
+
+    def forward(self, place: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+        """Scores [..., bins]; the last bin has no upper edge."""
+        z = (self.edges - place.unsqueeze(-1)) / spread.unsqueeze(-1)
+        inner = _log_between(z[..., :-1], z[..., 1:])
+        return torch.cat([functional.logsigmoid(z[..., :1]), inner, functional.logsigmoid(-z[..., -1:])], dim=-1)
+
+
+def cross_entropy(place: torch.Tensor, spread: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """The mean cross-entropy of classifying into bins, from the edges (logarithms) of each job's true bin.
+
+    The same as `nll_loss(Bins(...)(place, spread), true)`, without the scores of all the other bins.
+
+    >>> two = torch.tensor([math.log(2.0)])
+    >>> cross_entropy(torch.zeros(1), torch.ones(1), -two, two).exp().item()
+    3.0
+    """
+    return -_log_between((low - place) / spread, (high - place) / spread).mean()
+
+
+def _log_between(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """log(sigma(b) - sigma(a)), for a < b: the difference is sigma(b) sigma(-a) (1 - exp(a - b))."""
+    return functional.logsigmoid(b) + functional.logsigmoid(-a) + torch.log(-torch.expm1((a - b).clamp(max=-1e-6)))
+
+
+class Factors(nn.Module):
+    """From what a network made of a job to a factor for every part, and a spread: one more layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, len(PARTS) + 1)
+        nn.init.normal_(self.layer.weight, std=0.01)
+        nn.init.zeros_(self.layer.bias)
+        begin = [math.log(math.expm1(STARTS.get(part, START))) for part in PARTS]
+        self.start = nn.Parameter(torch.tensor([*begin, SURE]))  # what holds for all jobs, learned twice as fast
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[jobs, parts + 1], before they are made positive."""
+        return self.layer(hidden) + self.start  # type: ignore[no-any-return]
+
+
+def place_of(
+    factors: torch.Tensor, parts: torch.Tensor, more: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where memory lies (a logarithm) and its spread; `more` are bytes of activations that were summed elsewhere.
+
+    >>> parts = torch.full((1, len(PARTS)), 2.0**30)
+    >>> round((place_of(Factors(8)(torch.zeros(1, 8)), parts)[0].exp() / 2**30).item(), 1)
+    2.2
+    """
+    memory = (functional.softplus(factors[..., :-1]) * parts).sum(-1)
+    if more is not None:
+        memory = memory + more
+    return memory.clamp(min=1.0).log(), factors[..., -1].exp() + LEAST_SPREAD
+
+
+class Normal(nn.Module):
+    """Totals brought to mean 0 and deviation 1; the statistics are those of the training part alone."""
+
+    mean: torch.Tensor
+    deviation: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(len(TOTALS)))
+        self.register_buffer("deviation", torch.ones(len(TOTALS)))
+
+    def learn(self, totals: torch.Tensor) -> None:
+        """Take the statistics of these rows."""
+        self.mean = totals.mean(0)
+        deviation = totals.std(0, unbiased=False)
+        self.deviation = torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation))
+
+    def forward(self, totals: torch.Tensor) -> torch.Tensor:
+        """Values far outside of what was seen are held back: a network says nothing sensible there."""
+        return ((totals - self.mean) / self.deviation).clamp(-4, 4)
+
+
+def perceptron(hidden: Sequence[int]) -> nn.Module:
+    """One member of the ensemble: totals to factors.
+
+    >>> perceptron((8, 4))(torch.zeros(1, len(TOTALS))).shape[1] == len(PARTS) + 1
+    True
+    """
+    layers: list[nn.Module] = []
+    before = len(TOTALS)
+    for width in hidden:
+        layers += [nn.Linear(before, width), nn.SiLU()]
+        before = width
+    return nn.Sequential(*layers, Factors(before))
+
+
+class Ensemble(nn.Module):
+    """The MLP estimator: members of varied depth and width; the answer is the mean of their scores."""
+
+    def __init__(self, bins: int, width: int, members: Sequence[Sequence[int]] = MEMBERS) -> None:
+        super().__init__()
+        self.normal, self.bins = Normal(), Bins(bins, width)
+        self.members = nn.ModuleList(perceptron(hidden) for hidden in members)
+
+    def places(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where each member says that memory lies, and how sure it is [members, jobs]."""
+        totals = self.normal(batch.totals)
+        return place_of(torch.stack([member(totals) for member in self.members]), batch.parts)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Scores [jobs, bins]."""
+        return self.bins(*self.places(batch)).mean(0)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Attention from layer to layer of one job, and a perceptron."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor, weigh: torch.Tensor) -> torch.Tensor:
+        """`weigh` is added to the scores of attention: minus infinity for padding, the logarithm of a count else."""
+        jobs, length, width = x.shape
+        mixed = self.mixed(self.before(x)).view(jobs, length, 3, self.heads, width // self.heads)
+        q, k, v = mixed.permute(2, 0, 3, 1, 4).unbind(0)
+        seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=weigh)
+        x = x + self.out(seen.transpose(1, 2).reshape(jobs, length, width))
+        return x + self.narrow(functional.gelu(self.wide(self.after(x))))  # type: ignore[no-any-return]
+
+
+class LayerTransformer(nn.Module):
+    """The Transformer estimator: tokens are the layers of one job, beside them its totals.
+
+    Attention runs over the layers, never over the jobs of a batch, and padding is masked: a job's answer does not
+    depend on its neighbours.
+    """
+
+    def __init__(self, bins: int, width: int, size: int = WIDTH, heads: int = HEADS, layers: int = LAYERS) -> None:
+        super().__init__()
+        self.normal, self.bins = Normal(), Bins(bins, width)
+        self.token, self.total = nn.Linear(TOKEN_FEATURES, size), nn.Linear(len(TOTALS), size)
+        self.blocks = nn.ModuleList(Block(size, heads) for _ in range(layers))
+        self.alive = nn.Linear(size, 1)
+        nn.init.zeros_(self.alive.weight)
+        nn.init.constant_(self.alive.bias, -5.0)  # what was walked through begins as the whole answer
+        self.hidden = nn.Sequential(nn.Linear(2 * size + len(TOTALS), 96), nn.SiLU(), nn.Linear(96, 64), nn.SiLU())
+        self.factors = Factors(64)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Scores [jobs, bins]."""
+        return self.bins(*self.places(batch))  # type: ignore[no-any-return]
+
+    def places(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where memory lies, and how sure that is [jobs]."""
+        totals = self.normal(batch.totals)
+        x = self.token(batch.tokens) + self.total(totals).unsqueeze(1)
+        counts = batch.repeats.log().masked_fill(~batch.there, -math.inf)
+        weigh = counts[:, None, None, :].expand(-1, 1, x.shape[1], -1)
+        for block in self.blocks:
+            x = block(x, weigh)
+        here = (batch.there * batch.repeats).unsqueeze(2)
+        mean = (x * here).sum(1) / here.sum(1)
+        most = x.masked_fill(~batch.there.unsqueeze(2), -math.inf).amax(1)
+        kept = functional.softplus(self.alive(x)).squeeze(2) * batch.sizes * batch.repeats * batch.there
+        hidden = self.hidden(torch.cat([mean, most, totals], dim=1))
+        return place_of(self.factors(hidden), batch.parts, kept.sum(1))
+
+
+GPUMemNet = Ensemble | LayerTransformer
+ESTIMATORS = {"mlp": Ensemble, "transformer": LayerTransformer}
