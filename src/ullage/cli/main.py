@@ -9,6 +9,7 @@ import typer
 
 from ullage.cli.check import check
 from ullage.cli.compare import compare
+from ullage.cli.dataset import dataset
 from ullage.cli.diff import diff
 from ullage.cli.estimate import estimate
 from ullage.cli.evaluate import evaluate
@@ -45,6 +46,7 @@ app.command()(gpus)
 app.command()(evaluate)
 app.command()(diff)
 app.command()(measure)
+app.add_typer(dataset)
 
 
 def main() -> None:

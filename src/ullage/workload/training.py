@@ -30,12 +30,16 @@ def train(
     iterations: int = 5,
     device: str = "cuda",
     after_iteration: Callable[[], Any] | None = None,
+    prepared: tuple[nn.Module, Task] | None = None,
 ) -> None:
     """Train for some iterations (or run the forward pass, for inference); `after_iteration` is called after each.
 
+    `prepared` are model and task on the CPU, as `ullage.workload.building.prepare` gives them, where they were made
+    beforehand.
+
     >>> train(Configuration(model="mlp:x", widths=[8, 4], batch=2, opt="sgd"), iterations=1, device="cpu")
     """
-    model, task = prepare(configuration)
+    model, task = prepared or prepare(configuration)
     low = _LOW.get(configuration.precision)
     if low is not None:
         model = model.to(low)

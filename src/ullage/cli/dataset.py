@@ -1,0 +1,16 @@
+"""`ullage dataset`: what learned estimators are trained on, from drawing models to one file of measured runs."""
+
+from __future__ import annotations
+
+import typer
+
+from ullage.cli.dataset_generate import generate
+from ullage.cli.dataset_measure import measure
+
+dataset = typer.Typer(
+    name="dataset",
+    help="Data sets for learned estimators: generate models, measure them on a GPU, clean, show.",
+    no_args_is_help=True,
+)
+dataset.command()(generate)
+dataset.command()(measure)

@@ -1,0 +1,294 @@
+"""What learned estimators know of a training run: layers, sizes, optimizer, precision; and the closed formula over it.
+
+One forward pass on the meta device, which computes nothing: tens of milliseconds, whatever the model's size. A model
+that asks for values on the way runs on a virtual GPU instead. `layers` is the sequence that GPUMemNet's Transformer
+reads, (type, activations a sample, parameters); beyond it the tensors that autograd keeps for the backward pass are
+counted, because those are what memory is made of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.estimators.gpumemnet_meta import cheap_kernels
+from ullage.workload.building import prepare
+from ullage.workload.configuration import Configuration
+from ullage.workload.optimizers import optimizer_class
+from ullage.workload.tasks import Task
+
+# In this order: the first that matches a class's name.
+_KINDS = (
+    ("attention", r"MultiheadAttention"),
+    ("conv1d", r"(Lazy)?Conv(Transpose)?1[dD]"),
+    ("conv2d", r".*Conv(Transpose)?[23][dD].*|Conv2dSame|ConvNormAct2d"),
+    ("batch_norm", r".*(BatchNorm|InstanceNorm).*"),
+    ("layer_norm", r".*(LayerNorm|RMSNorm|GroupNorm).*|LayerScale.*"),
+    ("linear", r".*Linear"),
+    ("dropout", r".*Dropout.*|DropPath|StochasticDepth"),
+    ("embedding", r".*Embedding.*"),
+    ("pooling", r".*Pool.*"),
+    ("recurrent", r"LSTM|GRU|RNN"),
+)  # fmt: skip
+_ACTIVATION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|Hardswish).*")
+COUNTED = (
+    "linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "dropout", "embedding", "attention", "pooling",
+)  # fmt: skip
+# Numbers that an optimizer keeps for a parameter (torch/optim/*.py); those of Adafactor are a row and a column.
+_STATES = {
+    "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "SparseAdam": 2, "Adadelta": 2, "Rprop": 2,
+    "RMSprop": 1, "Adagrad": 1, "ASGD": 1, "Muon": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """A training run as the estimators see it. Activations and `kept_*` are for one sample; `kept_numbers` are numbers
+    that autograd keeps, at the precision of the arithmetic, `kept_bytes` what it keeps in other types (masks, indices);
+    `norm_numbers` are what layer norms put out, `output_elements` what the model does.
+    """
+
+    batch_size: int
+    input_elements: int
+    sequence_length: int | None
+    parameters: int
+    trainable: int
+    activations: int
+    kept_numbers: int
+    kept_bytes: int
+    norm_numbers: int
+    output_elements: int
+    depth: int
+    counts: dict[str, int]
+    activation_function: str | None
+    optimizer: str
+    precision: str
+    inference: bool = False
+    layers: tuple[tuple[str, int, int], ...] = field(repr=False, default=())
+
+
+@dataclass
+class _Seen:
+    layers: list[tuple[str, int, int]] = field(default_factory=list)
+    counted: set[int] = field(default_factory=set)
+    storages: dict[int, torch.Tensor] = field(default_factory=dict)
+    output: int = 0
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note a tensor that autograd keeps; it stays alive, so that no other one gets its place."""
+        self.storages.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+
+def features(configuration: Configuration) -> Features:
+    """The features of a run by its configuration.
+
+    >>> found = features(Configuration(model="mlp:x", widths=[8, 4, 2], batch=16, opt="adam"))
+    >>> found.layers, found.parameters, found.counts["linear"]
+    ((('linear', 4, 36), ('relu', 4, 0), ('linear', 2, 10)), 46, 2)
+    """
+    seen = _Seen()
+    try:
+        with torch.device("meta"):
+            model, task = prepare(configuration)
+            inputs = _observe(configuration, model, task, seen, "meta")
+    except Exception as error:  # a model that looks at values; what is wrong with a model itself is said below
+        if isinstance(error, UllageError):
+            raise
+        seen = _Seen()
+        model, inputs = _on_virtual_gpu(configuration, seen)
+    return _summed(configuration, model, inputs, seen)
+
+
+def layer_sequence(configuration: Configuration) -> tuple[tuple[str, int, int], ...]:
+    """The layers in the order of the forward pass: (type, activations of one sample, parameters).
+
+    A layer that is used again is there again, with no parameters the second time.
+
+    >>> layer_sequence(Configuration(model="mlp:x", widths=[8, 4], batch=2))
+    (('linear', 4, 36),)
+    """
+    return features(configuration).layers
+
+
+def _on_virtual_gpu(configuration: Configuration, seen: _Seen) -> tuple[nn.Module, list[torch.Tensor]]:
+    from ullage.gpus import gpu
+    from ullage.virtual import VirtualGPU
+
+    try:
+        with VirtualGPU(gpu("H200"), limited=False):
+            model, task = prepare(configuration)
+            model = model.to("cuda")
+            return model, _observe(configuration, model, task, seen, "cuda")
+    except UllageError:
+        raise
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise InvalidValue(f"{configuration.model} does not run: {type(error).__name__}: {first}") from error
+
+
+def _observe(
+    configuration: Configuration, model: nn.Module, task: Task, seen: _Seen, device: str
+) -> list[torch.Tensor]:
+    """Run the forward pass and the loss; gives the inputs."""
+    hooks = [
+        part.register_forward_hook(_noting(configuration.batch, seen)) for part in model.modules() if _is_layer(part)
+    ]
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    model.train(not configuration.inference)
+    try:
+        inputs, targets = _moved(task.batch(configuration.batch), device)
+        with (
+            cheap_kernels(lambda out: seen.layers.append(("attention", out.numel() // configuration.batch, 0))),
+            torch.set_grad_enabled(not configuration.inference),
+            torch.autograd.graph.saved_tensors_hooks(seen.keep, lambda tensor: tensor),
+        ):
+            if configuration.inference:
+                task.predict(model, inputs, targets)
+            else:
+                out = task.forward(model, inputs, targets)
+                loss = task.loss(out, targets)
+                seen.output = sum(tensor.numel() for tensor in _tensors(out)) // configuration.batch
+                for tensor in (*_tensors(out), *_tensors(inputs), loss):  # alive through the backward pass
+                    seen.keep(tensor)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for place in own:
+        seen.storages.pop(place, None)
+    return _tensors(inputs)
+
+
+def _is_layer(part: nn.Module) -> bool:
+    """A module without modules inside, or one of the known kinds with weights of its own (timm's norms with act)."""
+    if next(part.children(), None) is None:
+        return True
+    return kind_of(part) != type(part).__name__.lower() and next(part.parameters(recurse=False), None) is not None
+
+
+def _noting(batch: int, seen: _Seen) -> Any:
+    def note(part: nn.Module, inputs: Any, output: Any) -> None:
+        parameters = 0
+        if id(part) not in seen.counted:
+            seen.counted.add(id(part))
+            parameters = sum(tensor.numel() for tensor in part.parameters())
+        if isinstance(part, nn.MultiheadAttention) and seen.layers and seen.layers[-1][0] == "attention":
+            seen.layers.pop()  # the same attention, noted without its parameters
+        found = _tensors(output)
+        seen.layers.append((kind_of(part), found[0].numel() // batch if found else 0, parameters))
+
+    return note
+
+
+def kind_of(part: nn.Module) -> str:
+    """The type of a layer in the sequence: "linear", "conv2d", ..., or the name of its class in small letters.
+
+    >>> kind_of(nn.Conv2d(1, 1, 1)), kind_of(nn.SiLU())
+    ('conv2d', 'silu')
+    """
+    name = type(part).__name__
+    for kind, pattern in _KINDS:
+        if re.fullmatch(pattern, name):
+            return kind
+    return name.lower()
+
+
+def _summed(configuration: Configuration, model: nn.Module, inputs: list[torch.Tensor], seen: _Seen) -> Features:
+    batch = configuration.batch
+    kinds = Counter(kind for kind, _, _ in seen.layers)
+    kept = list(seen.storages.values())
+    numbers = sum(tensor.untyped_storage().nbytes() // tensor.element_size() for tensor in kept if _floats(tensor))
+    others = sum(tensor.untyped_storage().nbytes() for tensor in kept if not _floats(tensor))
+    acts = Counter(
+        type(part).__name__.lower().removesuffix("activation")
+        for part in model.modules()
+        if next(part.children(), None) is None and _ACTIVATION.fullmatch(type(part).__name__)
+    )
+    ids = next((tensor for tensor in inputs if not tensor.is_floating_point() and tensor.dim() == 2), None)
+    parameters = list(model.parameters())
+    return Features(
+        batch_size=batch,
+        input_elements=sum(tensor.numel() for tensor in inputs) // batch,
+        sequence_length=ids.shape[1] if ids is not None else configuration.seq,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        activations=sum(outputs for _, outputs, _ in seen.layers),
+        kept_numbers=numbers // batch,
+        kept_bytes=others // batch,
+        norm_numbers=sum(outputs for kind, outputs, _ in seen.layers if kind == "layer_norm"),
+        output_elements=seen.output,
+        depth=sum(kinds[kind] for kind in ("linear", "conv1d", "conv2d", "recurrent")),
+        counts={kind: kinds[kind] for kind in COUNTED},
+        activation_function=acts.most_common(1)[0][0] if acts else None,
+        optimizer=configuration.opt,
+        precision=configuration.precision,
+        inference=configuration.inference,
+        layers=tuple(seen.layers),
+    )
+
+
+def closed_parts(found: Features) -> dict[str, int]:
+    """The closed formula by parts, in bytes: parameters, gradients, optimizer, activations.
+
+    Weights, gradients and states in the width of the weights; what autograd keeps in the width of the arithmetic.
+    Autocast keeps a copy of the weights in 16 bits, and norms keep their input in 32. Two more of the model's output
+    are its gradients, in and out of the loss, while everything else is still there.
+    """
+    low, amp = found.precision in ("bf16", "fp16"), found.precision.startswith("amp")
+    width = 2 if low else 4
+    kept = found.kept_numbers * (2 if low or amp else 4) + found.kept_bytes
+    parts = {"parameters": found.parameters * width, "gradients": 0, "optimizer": 0, "activations": 0}
+    if amp:
+        parts["parameters"] += 2 * found.parameters
+        kept += 2 * found.norm_numbers
+    if found.inference:
+        widest = max((outputs for _, outputs, _ in found.layers), default=0)
+        parts["activations"] = 2 * widest * found.batch_size * (2 if low or amp else 4)
+        return parts
+    parts["gradients"] = found.trainable * width
+    parts["optimizer"] = found.trainable * width * _states(found.optimizer)
+    kept += 2 * found.output_elements * (2 if low else 4)
+    parts["activations"] = kept * found.batch_size
+    return parts
+
+
+def closed_formula(found: Features) -> int:
+    """Weights, gradients, optimizer states and what the backward pass needs, in bytes: no workspace, no cache.
+
+    >>> closed_formula(features(Configuration(model="mlp:x", widths=[8, 4], batch=2, opt="sgd")))
+    504
+    """
+    return sum(closed_parts(found).values())
+
+
+def _states(optimizer: str) -> int:
+    made, options = optimizer_class(optimizer)
+    if made.__name__ == "SGD":
+        return 1 if options.get("momentum") else 0
+    return _STATES.get(made.__name__, 0)
+
+
+def _floats(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _moved(batch: Any, device: str) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: _moved(value, device) for key, value in batch.items()}
+    return type(batch)(_moved(value, device) for value in batch) if isinstance(batch, list | tuple) else batch
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in _tensors(part)]
+    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,116 @@
+"""What a child of the fork server does to measure memory: a context of its own, a few steps of training, figures.
+
+The keys are those of `ullage measure`, so that the files go wherever those go.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ullage.learn.cheap_start import cheap_start
+from ullage.learn.nvml import ProcessMemory
+from ullage.units import parse_bytes
+from ullage.workload import Configuration, train
+from ullage.workload.building import prepare
+
+_TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
+
+
+@dataclass
+class Prepared:
+    """A child that may begin: the model is on the CPU, the context is there."""
+
+    configuration: Configuration
+    made: Any
+    iterations: int
+    nvml: ProcessMemory
+    context: int | None
+    began: float
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def prepare_memory(order: dict[str, Any]) -> Prepared:
+    """Make the context and the model."""
+    began = time.perf_counter()
+    torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
+    nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid)
+    context = nvml.read()
+    configuration = Configuration.from_row(order)
+    with cheap_start():
+        made = prepare(configuration)
+    iterations = int(order.get("iterations", 3))
+    # A GradScaler may skip its first steps, as its factor is still too large, and the states come one later.
+    iterations += configuration.precision == "amp_fp16"
+    return Prepared(configuration, made, iterations, nvml, context, began)
+
+
+def run_memory(prepared: Prepared) -> dict[str, Any]:
+    """Train a few steps; running out of memory is an answer too."""
+    figures: dict[str, Any] = {"nvml_ctx": prepared.context}
+    steps: list[None] = []
+    times: list[float] = []
+    counted = register_optimizer_step_post_hook(lambda *_: steps.append(None))  # a GradScaler may have skipped some
+
+    def note() -> None:
+        torch.cuda.synchronize()
+        times.append(time.perf_counter())
+        print(f"step {len(times)} {times[-1] - started:.4f} s peak {torch.cuda.max_memory_reserved()}")  # to its log
+        if len(times) == prepared.iterations:  # while model, batch and loss are still alive
+            figures["nvml_end"] = prepared.nvml.read()
+            figures["end_reserved"] = torch.cuda.memory_reserved()
+
+    made, prepared.made = prepared.made, None
+    started = time.perf_counter()
+    try:
+        train(prepared.configuration, prepared.iterations, after_iteration=note, prepared=made)
+    except torch.OutOfMemoryError as error:
+        figures |= out_of_memory(error)
+    finally:
+        counted.remove()
+    statistics = torch.cuda.memory_stats()
+    figures["peak_alloc"] = statistics["allocated_bytes.all.peak"]
+    figures["peak_reserved"] = statistics["reserved_bytes.all.peak"]
+    figures["retries"] = statistics["num_alloc_retries"]
+    figures["optimizer_steps"] = len(steps)
+    if len(times) > 1:
+        figures["step_shared_s"] = round(times[-1] - times[-2], 5)
+    figures["prepare_s"] = round(started - prepared.began, 3)
+    figures["wall_s"] = round(time.perf_counter() - prepared.began, 3)
+    return figures
+
+
+def out_of_memory(error: BaseException) -> dict[str, Any]:
+    """The message, and how large the process would have become: what it had reserved and what it asked for."""
+    text = str(error).splitlines()[0].split(" If reserved")[0][:300]
+    found = _TRIED.search(text)
+    asked = parse_bytes(found[1].replace(" ", "")) if found else None
+    tried = None if asked is None else torch.cuda.memory_reserved() + asked
+    return {"oom": text, "tried": tried}
+
+
+def describe_gpu() -> dict[str, Any]:
+    """The GPU and the versions, as the first line of a measured file has them. Makes a context."""
+    properties = torch.cuda.get_device_properties(0)
+    free, total = torch.cuda.mem_get_info()
+    nvml = ProcessMemory(properties.uuid)
+    return {
+        "gpu": properties.name,
+        "uuid": nvml.uuid,
+        "memory": total,
+        "free": free,
+        "sms": properties.multi_processor_count,
+        "capability": f"{properties.major}.{properties.minor}",
+        "driver": nvml.driver,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "context": nvml.read(),
+        "cores": os.cpu_count(),
+    }
