@@ -30,7 +30,7 @@ lint: $(READY)
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,scripts]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,scripts,learn]"
 	touch $(READY)
 
 clean:

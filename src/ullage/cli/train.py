@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from ullage.learn.regression import Outcome
 
 train = typer.Typer(
-    help="Train estimators on measured data: gpumemnet, fast, regression.", no_args_is_help=True, rich_markup_mode="rich"
+    help="Train estimators on measured data: gpumemnet, fast, regression.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
 FAMILIES = ("mlp", "cnn", "transformer")
 Data = Annotated[Path, typer.Option(help="Rows of 'ullage dataset clean' (Parquet), or the authors' table (.csv).")]
@@ -59,7 +61,9 @@ def gpumemnet(
     estimator: Annotated[str, typer.Option(help="mlp (an ensemble) or transformer.", metavar="NAME")] = "mlp",
     bin: Annotated[str, typer.Option("--bin", help="The width of a class of memory.", metavar="SIZE")] = "1GiB",
     seed: Seed = 1,
-    epochs: Annotated[int | None, typer.Option(help="Rounds over the data.", min=1, show_default="by estimator")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Rounds over the data.", min=1, show_default="by estimator")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write scores and pictures as one HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -72,7 +76,7 @@ def gpumemnet(
 
       ullage train gpumemnet --data h200.parquet --family cnn --out cnn.safetensors
 
-      ullage train gpumemnet --data h200.parquet --family mlp --estimator transformer --bin 2GiB --out m.safetensors --report m.html
+      ullage train gpumemnet --data h200.parquet --family mlp --estimator transformer --out m.safetensors --report m.html
     """
     from dataclasses import replace
 
@@ -94,7 +98,14 @@ def gpumemnet(
     examples = examples_of(read_rows(data, family))
     with bars() as (begin, notify):
         result = learn(
-            examples, family=family, estimator=estimator, bin=width, seed=seed, schedule=schedule, begin=begin, notify=notify
+            examples,
+            family=family,
+            estimator=estimator,
+            bin=width,
+            seed=seed,
+            schedule=schedule,
+            begin=begin,
+            notify=notify,
         )
     save(result.network, result.card, out)
     if report is not None:
@@ -134,7 +145,9 @@ def fast(
     ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(help="Write what trees that had not seen a model's family say of it, for 'ullage evaluate --resume'."),
+        typer.Option(
+            help="Write what trees that had not seen a model's family say of it, for 'ullage evaluate --resume'."
+        ),
     ] = None,
     seed: Seed = 1,
     as_json: Json = False,
@@ -171,7 +184,9 @@ def fast(
 def _print_fast(card: dict[str, Any], out: Path) -> None:
     from rich.table import Table
 
-    table = Table("jobs", "count", "median error", "mean", "too low", "below the bound", "bound lies above", "formula alone")
+    table = Table(
+        "jobs", "count", "median error", "mean", "too low", "below the bound", "bound lies above", "formula alone"
+    )
     for name in ("generated", "real"):
         found = card[name]
         if found:

@@ -55,7 +55,9 @@ def save(model: Fast, path: Path) -> None:
 
     arrays = model.middle.arrays("middle") | model.high.arrays("high")
     try:
-        save_file(arrays, path, {"card": json.dumps(model.card), "shift": repr(model.shift), "features": " ".join(NAMES)})
+        save_file(
+            arrays, path, {"card": json.dumps(model.card), "shift": repr(model.shift), "features": " ".join(NAMES)}
+        )
     except OSError as error:
         raise InvalidValue(f"cannot write the weights to {path}: {error.strerror or error}") from None
 
@@ -124,5 +126,7 @@ def _notes(card: dict[str, Any], gpu: GPU) -> list[str]:
             f"{unseen['under']:.0%} of the figures are too low, and {unseen['covered']:.1%} lie below upper"
         )
     if gpu.name != card.get("gpu", gpu.name):
-        notes.append(f"trained on an {card['gpu']}: reserved memory is that of an {card['gpu']}, the context {gpu.name}'s")
+        notes.append(
+            f"trained on an {card['gpu']}: reserved memory is that of an {card['gpu']}, the context {gpu.name}'s"
+        )
     return notes

@@ -1,4 +1,4 @@
-"""What `fast` reads of a job: totals alone, no sequence, and the closed formula over them. Microseconds, plain Python."""
+"""What `fast` reads of a job: totals alone, no sequence, and the closed formula over them. It takes microseconds."""
 
 from __future__ import annotations
 

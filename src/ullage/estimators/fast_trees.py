@@ -18,7 +18,8 @@ NAMES = ("feature", "threshold", "left", "right", "value", "depth")
 class Trees:
     """Trees [trees, nodes]: a node sends values up to its threshold left; a leaf sends all to itself and has a value.
 
-    >>> one = Trees.from_lists([[{"feature": 0, "threshold": 2.0, "left": 1, "right": 2}, {"value": 5.0}, {"value": 7.0}]])
+    >>> root = {"feature": 0, "threshold": 2.0, "left": 1, "right": 2}
+    >>> one = Trees.from_lists([[root, {"value": 5.0}, {"value": 7.0}]])
     >>> one.sum(np.array([1.0])), one.sum(np.array([3.0]))
     (5.0, 7.0)
     """

@@ -29,7 +29,20 @@ OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
 STATES = {"sgd": 0, "sgdm": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "adafactor": 0.05, "nadam": 2}
 TEMPORARIES = {"sgd": 0, "sgdm": 0, "adam": 1, "adamw": 1, "rmsprop": 1, "adagrad": 1, "adafactor": 2, "nadam": 2}
 # Activation functions by what they keep for the backward pass: nothing of their own, their output, or their input.
-FUNCTIONS = ("none", "relu", "leaky_relu", "elu", "selu", "tanh", "sigmoid", "gelu", "silu", "mish", "softplus", "prelu")
+FUNCTIONS = (
+    "none",
+    "relu",
+    "leaky_relu",
+    "elu",
+    "selu",
+    "tanh",
+    "sigmoid",
+    "gelu",
+    "silu",
+    "mish",
+    "softplus",
+    "prelu",
+)
 KINDS = ("linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "dropout", "embedding", "attention", "pooling",
          "activation", "softmax", "other")  # fmt: skip
 _SPELLINGS = {

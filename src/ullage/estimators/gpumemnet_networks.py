@@ -43,16 +43,13 @@ class Batch:
         """Some of the jobs, with no more padding than they need."""
         there = self.there[chosen]
         longest = int(there.sum(1).max())
-        return Batch(
-            self.totals[chosen],
-            self.parts[chosen],
-            *(part[chosen][:, :longest] for part in (self.tokens, self.sizes, self.repeats)),
-            there[:, :longest],
-        )
+        tokens, sizes, repeats = (part[chosen][:, :longest] for part in (self.tokens, self.sizes, self.repeats))
+        return Batch(self.totals[chosen], self.parts[chosen], tokens, sizes, repeats, there[:, :longest])
 
     def alone(self) -> Batch:
         """The jobs without their sequences, for networks that read none."""
-        return Batch(self.totals, self.parts, *(part[:, :1] for part in (self.tokens, self.sizes, self.repeats, self.there)))
+        tokens, sizes, repeats, there = (part[:, :1] for part in (self.tokens, self.sizes, self.repeats, self.there))
+        return Batch(self.totals, self.parts, tokens, sizes, repeats, there)
 
     def __len__(self) -> int:
         return len(self.totals)
@@ -62,7 +59,8 @@ def batched(jobs: Sequence[Inputs]) -> Batch:
     """Jobs as one batch.
 
     >>> from ullage.estimators.gpumemnet_inputs import inputs_of
-    >>> job = inputs_of({"batch_size": 2, "parameters": 3, "layers": [{"type": "x", "activations": 1, "parameters": 3}]})
+    >>> layers = [{"type": "linear", "activations": 1, "parameters": 3}]
+    >>> job = inputs_of({"batch_size": 2, "parameters": 3, "layers": layers})
     >>> batched([job, job]).tokens.shape[:2]
     torch.Size([2, 1])
     """
@@ -265,4 +263,3 @@ class LayerTransformer(nn.Module):
 
 
 GPUMemNet = Ensemble | LayerTransformer
-ESTIMATORS = {"mlp": Ensemble, "transformer": LayerTransformer}

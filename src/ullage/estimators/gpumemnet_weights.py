@@ -14,7 +14,7 @@ import torch
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimators.gpumemnet_inputs import PARTS, TOKEN_FEATURES, TOTALS
-from ullage.estimators.gpumemnet_networks import ESTIMATORS, GPUMemNet
+from ullage.estimators.gpumemnet_networks import Ensemble, GPUMemNet, LayerTransformer
 
 SHIPPED = Path(__file__).parent / "data"
 FORMAT = 1
@@ -50,9 +50,9 @@ def build(card: Card) -> GPUMemNet:
     >>> type(build(Card(family="mlp", estimator="mlp", bin=1 << 30, bins=8))).__name__
     'Ensemble'
     """
-    if card.estimator not in ESTIMATORS:
-        raise UnknownName("GPUMemNet estimator", card.estimator, ESTIMATORS, hint="mlp or transformer")
-    return ESTIMATORS[card.estimator](card.bins, card.bin)
+    if card.estimator not in ("mlp", "transformer"):
+        raise UnknownName("GPUMemNet estimator", card.estimator, ["mlp", "transformer"], hint="mlp or transformer")
+    return Ensemble(card.bins, card.bin) if card.estimator == "mlp" else LayerTransformer(card.bins, card.bin)
 
 
 def shipped(family: str, estimator: str) -> Path:

@@ -15,6 +15,7 @@ from ullage.errors import InvalidValue, MissingPackage
 from ullage.estimators.gpumemnet_inputs import inputs_of
 from ullage.estimators.gpumemnet_networks import Batch, batched
 from ullage.learn.folds import Indices, key_of
+from ullage.learn.published import read_published
 
 TARGET = "process_memory"
 NEEDED = ("family", "batch_size", "parameters", "activations", "layers", "optimizer", "precision", TARGET)
@@ -74,7 +75,7 @@ def read_rows(file: Path, family: str | None = None) -> list[dict[str, Any]]:
     except ImportError:
         raise MissingPackage("polars", "data sets") from None
     if file.suffix == ".csv":
-        rows = _published(file)
+        rows = read_published(file)
     else:
         try:
             rows = polars.read_parquet(file).to_dicts()
@@ -89,8 +90,3 @@ def read_rows(file: Path, family: str | None = None) -> list[dict[str, Any]]:
         there = ", ".join(sorted({str(row["family"]) for row in rows})) or "none"
         raise InvalidValue(f"{file} has no rows{f' of the family {family}' if family else ''}; families in it: {there}")
     return chosen
-
-
-def _published(file: Path) -> list[dict[str, Any]]:
-    """The rows of the authors' table, by the same reader as `ullage dataset clean`."""
-    raise NotImplementedError(file)

@@ -1,4 +1,4 @@
-"""Training of `fast`: regression trees on what the closed formula leaves over, and a bound calibrated on unseen jobs."""
+"""Training of `fast`: trees on what the closed formula leaves over, and a bound calibrated on unseen jobs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def jobs_of(generated: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, 
     )
 
 
-def train_fast(jobs: Jobs, *, gpu: str, seed: int = 1, begin: Callable[[str], None] | None = None) -> tuple[Fast, Floats]:
+def train_fast(
+    jobs: Jobs, *, gpu: str, seed: int = 1, begin: Callable[[str], None] | None = None
+) -> tuple[Fast, Floats]:
     """The trees, and what trees that had not seen a job's group say of it: [jobs, 2] logarithms, median and bound.
 
     The bound's shift is the conformal quantile of the jobs out of their folds; real models are fewer and harder than

@@ -1,4 +1,4 @@
-"""Pictures of a data set and of what a classifier makes of it, as SVG: two dimensions of many, and a confusion matrix."""
+"""Pictures as SVG: a data set in two dimensions, and the confusion matrix of a classifier."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def confusion_picture(names: Sequence[int], counts: Sequence[Sequence[int]], wid
     for place in range(0, len(names), every):
         edge = escape(format_bytes((names[place] + 1) * width))
         parts.append(f'<text x="{left - 6}" y="{top + (place + 0.7) * cell}" text-anchor="end">{edge}</text>')
-    parts.append(f'<text x="{left}" y="20">true class by line, what was told by column; below the diagonal: too low</text>')
+    parts.append(
+        f'<text x="{left}" y="20">true class by line, what was told by column; below the diagonal: too low</text>'
+    )
     side = cell * len(names)
     return (
         f'<svg viewBox="0 0 {max(left + side, 420) + 10} {top + side + 10}" width="{max(left + side, 420) + 10}" '

@@ -45,7 +45,9 @@ def train(
     The test part is drawn first. Cross-validation divides the rest, with a new network in every fold; the network that
     is kept learns from all of the rest, and sees the test part once, to be judged.
     """
-    card = Card(family=family, estimator=estimator, bin=bin, bins=max(2, MOST_MEMORY // bin), gpu=examples.gpu, seed=seed)
+    card = Card(
+        family=family, estimator=estimator, bin=bin, bins=max(2, MOST_MEMORY // bin), gpu=examples.gpu, seed=seed
+    )
     build(card)  # a wrong name is told before anything is done
     plan = schedule or SCHEDULES[estimator]
     classes = classes_of(examples.memory, bin, card.bins)

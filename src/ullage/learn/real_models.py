@@ -61,7 +61,13 @@ def _row(run: Run) -> dict[str, Any] | None:
     except UllageError:
         return None
     group = "real " + group_of(configuration.model)
-    return row | {"id": run.id, "group": group, "peak_reserved": run.reserved, "process_memory": run.process, "run": run}
+    return row | {
+        "id": run.id,
+        "group": group,
+        "peak_reserved": run.reserved,
+        "process_memory": run.process,
+        "run": run,
+    }
 
 
 def write_records(

@@ -88,7 +88,11 @@ def _try(
 ) -> Outcome:  # fmt: skip
     features = _features(way, examples, learn)
     base = np.array([math.log(closed_sum(parts)) for parts in examples.jobs.parts.numpy()])
-    target = {"bytes": examples.memory / MIB, "log": np.log(examples.memory), "left over": np.log(examples.memory) - base}
+    target = {
+        "bytes": examples.memory / MIB,
+        "log": np.log(examples.memory),
+        "left over": np.log(examples.memory) - base,
+    }
     back = {"bytes": lambda y, b: y * MIB, "log": lambda y, b: np.exp(y), "left over": lambda y, b: np.exp(y + b)}
     wanted = torch.from_numpy(target[way.target]).float()
     with torch.random.fork_rng(devices=[]), plain_products():

@@ -1,4 +1,4 @@
-"""One HTML page about a training: its scores, the confusion matrix, and the data in two dimensions. No network needed."""
+"""One HTML page about a training: its scores, the confusion matrix, and the data in two dimensions."""
 
 from __future__ import annotations
 
@@ -36,16 +36,20 @@ def page(result: Trained, examples: Examples, *, tsne: bool = True) -> str:
     card = result.card
     said = (
         f"{card.rows} rows measured on {escape(card.gpu)}, {format_bytes(card.range[0])} to "
-        f"{format_bytes(card.range[1])}; bins of {format_bytes(card.bin)}; {len(result.learn_rows)} rows to learn from, "
-        f"{len(result.test_rows)} held out; seed {card.seed}"
+        f"{format_bytes(card.range[1])}; bins of {format_bytes(card.bin)}; {len(result.learn_rows)} rows to learn "
+        f"from, {len(result.test_rows)} held out; seed {card.seed}"
     )
     parts = [
         f"<h1>GPUMemNet: {escape(card.family)} data, {escape(_words(card.estimator))}</h1><p>{said}</p>",
-        f'<div class="card"><h2>Scores</h2><div class="scroll">{_scores(result)}</div></div>',
-        f'<div class="card"><h2>Test part, true and told</h2><div class="scroll">{_confusion(result, examples)}</div></div>',
-        f'<div class="card"><h2>The data in two dimensions</h2><div class="many">{_data(result, examples, tsne)}</div></div>',
+        _card("Scores", "scroll", _scores(result)),
+        _card("Test part, true and told", "scroll", _confusion(result, examples)),
+        _card("The data in two dimensions", "many", _data(result, examples, tsne)),
     ]
     return template.replace(_MARK, "\n".join(parts))
+
+
+def _card(title: str, kind: str, content: str) -> str:
+    return f'<div class="card"><h2>{title}</h2><div class="{kind}">{content}</div></div>'
 
 
 def _words(estimator: str) -> str:

@@ -80,4 +80,5 @@ def coarser(probabilities: npt.NDArray[np.floating[Any]], factor: int) -> npt.ND
     rows, bins = probabilities.shape
     padded = np.zeros((rows, -(-bins // factor) * factor))
     padded[:, :bins] = probabilities
-    return padded.reshape(rows, -1, factor).sum(2)
+    wide: npt.NDArray[np.floating[Any]] = padded.reshape(rows, -1, factor).sum(2)
+    return wide

@@ -45,7 +45,12 @@ def classes_of(memory: npt.NDArray[np.float64], width: int, bins: int) -> npt.ND
 
 
 def fit(
-    card: Card, jobs: Batch, memory: npt.NDArray[np.float64], schedule: Schedule, seed: int, notify: Notify | None = None
+    card: Card,
+    jobs: Batch,
+    memory: npt.NDArray[np.float64],
+    schedule: Schedule,
+    seed: int,
+    notify: Notify | None = None,
 ) -> GPUMemNet:
     """A new network, trained on these jobs and nothing else; `notify` hears of every epoch.
 
