@@ -36,7 +36,7 @@ def generate(
     max_memory: Annotated[str, typer.Option(help="Most memory of a run, as far as counting tells.")] = "40GiB",
     max_step: Annotated[
         float, typer.Option(help="Most seconds of a step, as far as counting tells.", min=0.001)
-    ] = 0.25,
+    ] = 0.12,
     as_json: Json = False,
 ) -> None:
     """Draw training runs of generated models."""

@@ -21,7 +21,7 @@ from ullage.learn.shapes import cnn_filters, image_sides, mlp_widths
 from ullage.units import GIB, format_bytes
 
 MOST_PARAMETERS = {"mlp": 200_000_000, "cnn": 330_000_000, "transformer": 3_200_000_000}
-MOST_SECONDS = 0.25  # of a step
+MOST_SECONDS = 0.12  # of a step
 CLASS = {"mlp": GIB, "cnn": 8 * GIB, "transformer": 8 * GIB}
 MOST_CLASSES = {"mlp": 4, "cnn": 5, "transformer": 5}
 _TRIES = 3000
