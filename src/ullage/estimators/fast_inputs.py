@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ullage.estimators.gpumemnet_inputs import COUNTS, OPTIMIZERS, PRECISIONS, STATES, TEMPORARIES, optimizer_of
+from ullage.estimators.gpumemnet_inputs import (
+    COUNTS,
+    ONE_BY_ONE,
+    OPTIMIZERS,
+    PRECISIONS,
+    STATES,
+    TEMPORARIES,
+    optimizer_of,
+)
 from ullage.units import MIB
 
 WORKSPACES = 66 * MIB  # cuBLAS in both passes on compute capability 9, and the smallest segments of the allocator
@@ -46,7 +54,7 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
         "weights": parameters * width + (parameters * 2 if amp else 0.0),
         "gradients": trainable * width,
         "state": trainable * width * STATES.get(name, 2),
-        "temporaries": 0.0 if fused else trainable * width * TEMPORARIES.get(name, 1),
+        "temporaries": 0.0 if fused or name == ONE_BY_ONE else trainable * width * TEMPORARIES.get(name, 1),
         "kept": kept + norms,
         "masks": masks,
         "norms": norms,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ullage.estimators.gpumemnet_walk import Layer, Replay, walk
+from ullage.estimators.gpumemnet_walk import FREED, KEEP_INPUT, KEEP_OUTPUT, KEPT, SHARED, Layer, Walk, Ways, typed
 from ullage.units import MIB
 
 Array = npt.NDArray[np.float32]
@@ -26,8 +26,9 @@ COUNTS = (
 PRECISIONS = ("fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16")
 OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
 # Copies of the weights that an optimizer keeps, and those that its foreach form makes while it steps (torch.optim).
-STATES = {"sgd": 0, "sgdm": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "adafactor": 0.05, "nadam": 2}
-TEMPORARIES = {"sgd": 0, "sgdm": 0, "adam": 1, "adamw": 1, "rmsprop": 1, "adagrad": 1, "adafactor": 2, "nadam": 2}
+STATES = {"sgd": 0, "sgdm": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "adafactor": 0, "nadam": 2}
+TEMPORARIES = {"sgd": 0, "sgdm": 0, "adam": 1, "adamw": 1, "rmsprop": 1, "adagrad": 2, "nadam": 2}
+ONE_BY_ONE = "adafactor"  # makes the temporaries of one weight after the other
 # Activation functions by what they keep for the backward pass: nothing of their own, their output, or their input.
 FUNCTIONS = (
     "none",
@@ -54,12 +55,12 @@ _SPELLINGS = {
 _IS_FUNCTION = {*FUNCTIONS, "hardswish", "relu6", "hardsigmoid", "quickgelu", "celu", "glu"}
 
 PARTS = (
-    "replayed", "replayed_with_copies", "weights", "gradients", "state", "temporaries", "casts", "inputs",
-    "peak_kept", "peak_passing", "peak_gradients", "largest_activation", "second_activation", "largest_weight",
+    "walked_reserved", "walked_peak", "weights", "gradients", "state", "temporaries", "casts", "inputs", "kept",
+    "widest", "second_widest", "widest_inputs", "workspace", "largest_weight",
     *(f"activations_{kind}" for kind in KINDS), "fixed",
 )  # fmt: skip
 # The sum that the networks begin with: what the allocator reserves in a walk through the step, and the context.
-STARTS = {"replayed": 1.0, "fixed": 1.0}
+STARTS = {"walked_reserved": 1.0, "fixed": 1.0}
 FIXED = 760 * MIB  # what a process takes outside of the allocator on an H200, with cuBLAS and cuDNN loaded
 TOKEN_FEATURES = len(KINDS) + 6
 
@@ -111,8 +112,7 @@ def inputs_of(row: Mapping[str, Any]) -> Inputs:
     tokens, sizes = _tokens(layers, row)
     parts = _parts(layers, sizes, row)
     repeats = np.array([layer[3] for layer in layers] or [1], dtype=np.float32)
-    totals = np.concatenate([summary_of(row, parts), np.log1p(parts[:2])]).astype(np.float32)
-    return Inputs(totals, parts, tokens, sizes, repeats)
+    return Inputs(_totals(row, parts), parts, tokens, sizes, repeats)
 
 
 Folded = tuple[str, int, int, int, float, float]  # type, activations, parameters, how many, where first, where last
@@ -172,72 +172,107 @@ def _tokens(layers: list[Folded], row: Mapping[str, Any]) -> tuple[Array, Array]
 
 
 def chain(row: Mapping[str, Any]) -> list[Layer]:
-    """The layers of a row as a walk takes them, in bytes; those that only pass their input on are left out."""
-    batch, precision = int(row["batch_size"]), str(row.get("precision") or "fp32")
+    """The layers of a row as a walk takes them.
+
+    A row that has only the three numbers of each layer is taken for a chain: what the backward pass needs then follows
+    from the kind of a layer and of the one after it.
+    """
+    batch = int(row["batch_size"])
+    given = [layer for layer in row.get("layers") or ()]
     found = []
-    for layer in row.get("layers") or ():
-        name, kind = spelled(str(layer["type"])), kind_of(str(layer["type"]))
-        if name in ("none", "flatten"):
-            continue
-        numbers = int(layer["activations"]) * batch
-        aside = float(numbers) if kind == "dropout" else 0.0
-        output = numbers * activation_bytes(precision, kind) - aside
-        found.append(Layer(name, kind, output, aside, float(int(layer["parameters"]) * weight_bytes(precision))))
+    before = int(row.get("input_elements") or 0)
+    for place, layer in enumerate(given):
+        name, outputs = named(str(layer["type"])), int(layer["activations"])
+        if layer.get("inputs") is not None:
+            facts = (int(layer["inputs"]), int(layer["output"]), int(layer["beside"]), int(layer["beside_bytes"]))
+            workspaces = tuple(int(size) for size in layer["workspaces"])
+        else:
+            after = named(str(given[place + 1]["type"])) if place + 1 < len(given) else "softmax"
+            kept = name in KEEP_OUTPUT or after in KEEP_INPUT
+            state = SHARED if name in ("none", "flatten") else KEPT if kept else FREED
+            facts = (before, state, 0, outputs if name == "dropout" else 0)
+            workspaces = (0, 0, 0)
+        inputs, state, beside, masks = facts
+        made = Layer(
+            name, inputs * batch, outputs * batch, int(layer["parameters"]), state, beside * batch, masks * batch
+        )
+        made.workspaces = workspaces  # type: ignore[assignment]
+        found.append(made)
+        before = outputs
+    typed(found, str(row.get("precision") or "fp32"))
     return found
 
 
-def _replays(row: Mapping[str, Any], layers: list[Layer], entry: float) -> tuple[float, float]:
-    """What the allocator reserves: without workspaces, and with copies of what convolutions read and put out."""
+def named(layer: str) -> str:
+    """A layer's name as the walk knows it: its kind, or the name of an activation function.
+
+    >>> named("Conv2d"), named("MaxPool2d"), named("LeakyReLU")
+    ('conv2d', 'pooling', 'leaky_relu')
+    """
+    kind, name = kind_of(layer), spelled(layer)
+    return name if kind in ("activation", "other") else kind
+
+
+def walked(row: Mapping[str, Any], layers: list[Layer], entry: float) -> tuple[float, float]:
+    """What the allocator reserves and what is allocated at most in a walk through the step, in bytes."""
     if not layers:
         return 0.0, 0.0
     name, fused = optimizer_of(row)
-    about = {"states": STATES.get(name, 2), "temporaries": 0 if fused else TEMPORARIES.get(name, 1)}
-    plain = Replay(layers, entry, copies=0.0, **about).run()
-    if not any(layer.kind == "conv2d" for layer in layers):
-        return float(plain), float(plain)
-    return float(plain), float(Replay(layers, entry, copies=1.0, **about).run())
+    precision = str(row.get("precision") or "fp32")
+    temporaries = 0 if fused else None if name == ONE_BY_ONE else TEMPORARIES.get(name, 1)
+    ways = Ways(weight_bytes(precision), entry, STATES.get(name, 2), temporaries, precision.startswith("amp"))
+    others = max(float(row["parameters"]) - sum(layer.weights for layer in layers), 0.0)
+    walk = Walk(layers, others, ways)
+    return float(walk.run()), float(walk.allocator.peak_allocated)
+
+
+def entry_bytes(row: Mapping[str, Any]) -> float:
+    """The size of the input batch: ids of words have 8 bytes, other inputs the width of the model's type."""
+    numbers = float(row.get("input_elements") or 0) * int(row["batch_size"])
+    width = 8 if row.get("sequence_length") else weight_bytes(str(row.get("precision") or "fp32"))
+    return numbers * width
 
 
 def _parts(layers: list[Folded], sizes: Array, row: Mapping[str, Any]) -> Array:
-    """Bytes of every part of the closed formula, in the order of PARTS."""
-    entry = float(row.get("input_elements") or 0) * int(row["batch_size"]) * 4
-    along = chain(row)
-    return np.array([*_replays(row, along, entry), *_summary_parts(layers, sizes, row, along, entry)], dtype=np.float32)
-
-
-def _summary_parts(
-    layers: list[Folded], sizes: Array, row: Mapping[str, Any], along: list[Layer], entry: float
-) -> list[float]:
+    """Bytes of every part that the networks weigh, in the order of PARTS."""
     precision, (name, fused) = str(row.get("precision") or "fp32"), optimizer_of(row)
+    along, entry = chain(row), entry_bytes(row)
+    reserved, peak = walked(row, along, entry)
     weights = float(row["parameters"]) * weight_bytes(precision)
-    peak = walk(along, entry)
+    heaviest = max((layer[2] for layer in layers), default=0) * weight_bytes(precision)
     by_kind = dict.fromkeys(KINDS, 0.0)
     for size, layer in zip(sizes.tolist(), layers, strict=False):
         by_kind[kind_of(layer[0])] += size * layer[3]
     if not layers:  # a row without its layers: all that it puts out, of no known kind
         by_kind["other"] = float(row.get("activations") or 0) * int(row["batch_size"]) * 4
-    largest = sorted((size for size, layer in zip(sizes.tolist(), layers, strict=False) for _ in range(min(layer[3], 2))),
-                     reverse=True)[:2]  # fmt: skip
-    largest += [0.0] * (2 - len(largest))
-    heaviest = max((layer[2] for layer in layers), default=0) * weight_bytes(precision)
-    return [
+    widest = sorted((layer.outputs * layer.width for layer in along), reverse=True)[:2] + [0.0, 0.0]
+    parts = [
+        reserved,
+        peak,
         weights,
         weights,
         weights * STATES.get(name, 2),
-        0.0 if fused else weights * TEMPORARIES.get(name, 1),
+        0.0 if fused else float(heaviest) if name == ONE_BY_ONE else weights * TEMPORARIES.get(name, 1),
         float(row["parameters"]) * 2 if precision.startswith("amp") else 0.0,
         entry,
-        peak.kept,
-        peak.passing,
-        peak.gradients,
-        *largest,
+        sum(_kept(layer) for layer in along),
+        widest[0],
+        widest[1],
+        max((layer.inputs * layer.width for layer in along), default=0.0),
+        float(max((max(layer.workspaces) for layer in along), default=0)),
         float(heaviest),
         *by_kind.values(),
         FIXED,
     ]
+    return np.array(parts, dtype=np.float32)
 
 
-def summary_of(row: Mapping[str, Any], parts: Array) -> Array:
+def _kept(layer: Layer) -> float:
+    own = layer.outputs * layer.width if layer.output == KEPT else 0.0
+    return own + layer.beside * layer.beside_width + layer.masks
+
+
+def _totals(row: Mapping[str, Any], parts: Array) -> Array:
     """Logarithms of sizes, counts and one-hot choices: what the paper names, and optimizer, precision, sequence."""
     name, fused = optimizer_of(row)
     precision, function = str(row.get("precision") or "fp32"), spelled(str(row.get("activation_function") or "none"))
@@ -246,8 +281,9 @@ def summary_of(row: Mapping[str, Any], parts: Array) -> Array:
              row.get("sequence_length") or 0, row.get("depth") or 0)  # fmt: skip
     values = [math.log1p(float(value)) for value in plain]
     values += [math.log1p(float(row.get(count) or 0)) for count in COUNTS]
-    values += [math.log1p(float(part)) for part in parts[2:-1]]
+    values += [math.log1p(float(part)) for part in parts[:-1]]
     values.append(math.log(closed_sum(parts)))
+    values += (parts[1:-1] / (parts[0] + 1.0)).tolist()  # which part leads
     values += [float(name == known) for known in OPTIMIZERS] + [float(fused)]
     values += [float(precision == known) for known in PRECISIONS]
     values += [float(function == known) for known in FUNCTIONS]
@@ -256,25 +292,24 @@ def summary_of(row: Mapping[str, Any], parts: Array) -> Array:
 
 TOTALS = (
     "batch_size", "parameters", "activations", "activations_batch", "input_elements", "sequence_length", "depth",
-    *COUNTS, *(f"bytes_{part}" for part in PARTS[2:-1]), "closed_formula",
+    *COUNTS, *(f"bytes_{part}" for part in PARTS[:-1]), "closed_formula", *(f"share_{part}" for part in PARTS[1:-1]),
     *(f"optimizer_{name}" for name in OPTIMIZERS), "optimizer_fused",
     *(f"precision_{name}" for name in PRECISIONS), *(f"function_{name}" for name in FUNCTIONS),
-    "bytes_replayed", "bytes_replayed_with_copies",
 )  # fmt: skip
 
 
 def closed_sum(parts: Array) -> float:
-    """The closed formula in bytes: weights, optimizer state, what does not grow, and the higher of two peaks.
+    """The closed formula in bytes: weights, state, what does not grow, and the higher of two peaks.
 
-    One peak is the walk's highest place, the other the optimizer's step with all gradients and its temporaries.
+    One peak is the end of the forward pass with all that is kept, the other the optimizer's step with its temporaries.
 
     >>> parts = np.zeros(len(PARTS), dtype=np.float32)
-    >>> parts[2:6], parts[8:11], parts[-1] = (4, 4, 8, 2), (5, 3, 1), 1
+    >>> parts[2:6], parts[8:10], parts[-1] = (4, 4, 8, 2), (5, 3), 1
     >>> closed_sum(parts)
-    22.0
+    21.0
     """
     weights, gradients, state, temporaries, casts = (float(part) for part in parts[2:7])
-    return weights + state + casts + float(parts[-1]) + max(float(parts[8:11].sum()), gradients + temporaries)
+    return weights + state + casts + float(parts[-1]) + max(float(parts[8] + parts[9]), gradients + temporaries)
 
 
 def family_of(row: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ MEMBERS = ((64,), (128,), (64, 32), (128, 64), (96, 96, 48), (64, 64, 64, 32), (
            (48, 48, 48, 48, 48, 48), (64, 64, 48, 48, 32, 32, 32))  # fmt: skip
 WIDTH, HEADS, LAYERS = 32, 4, 2
 START = 0.01  # the factor that a part begins with which is not in the sum at first
-SURE = -3.5  # the logarithm of the spread before learning: about 3 % of the memory
+EXACT, SURE = -6.0, -3.0  # the logarithms of the two spreads before learning: 0.25 % and 5 % of the memory
 LEAST_SPREAD = 2e-4
 
 
@@ -79,10 +79,35 @@ def batched(jobs: Sequence[Inputs]) -> Batch:
     return Batch(totals, parts, tokens, sizes, repeats, there)
 
 
-class Bins(nn.Module):
-    """From where memory lies and how sure that is to a score a bin (the logarithm of its probability).
+@dataclass
+class Belief:
+    """Where memory may lie: a mixture of two logistic distributions on its logarithm.
 
-    >>> scores = Bins(4, 1 << 30)(torch.tensor([math.log(2.5 * 2**30)]), torch.tensor([0.01]))
+    The first stands where the walk through the step ends, the second where the network would have it; the network says
+    how much it trusts the walk. All are [..., jobs, 2] but for `trust`, the logarithms of the two weights.
+    """
+
+    place: torch.Tensor
+    spread: torch.Tensor
+    trust: torch.Tensor
+
+    def log_between(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        """The logarithm of the probability that memory lies between two edges (logarithms, broadcast over jobs)."""
+        a, b = ((edge.unsqueeze(-1) - self.place) / self.spread for edge in (low, high))
+        return torch.logsumexp(self.trust + _log_between(a, b), dim=-1)
+
+
+def _log_between(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """log(sigma(b) - sigma(a)), for a < b: the difference is sigma(b) sigma(-a) (1 - exp(a - b))."""
+    return functional.logsigmoid(b) + functional.logsigmoid(-a) + torch.log(-torch.expm1((a - b).clamp(max=-1e-6)))
+
+
+class Bins(nn.Module):
+    """From a belief to a score a bin, the logarithm of its probability; the last bin has no upper edge.
+
+    >>> one = torch.tensor([[math.log(2.5 * 2**30)] * 2])
+    >>> belief = Belief(one, torch.full((1, 2), 0.01), torch.full((1, 2), math.log(0.5)))
+    >>> scores = Bins(4, 1 << 30)(belief)
     >>> scores.argmax(1).item(), round(scores.exp().sum().item(), 3)
     (2, 1.0)
     """
@@ -92,62 +117,65 @@ class Bins(nn.Module):
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
         self.count, self.width = count, width
-        upper = torch.arange(1, count, dtype=torch.float64) * width
-        self.register_buffer("edges", upper.log().float(), persistent=False)
+        inner = (torch.arange(1, count, dtype=torch.float64) * width).log().float()
+        far = torch.tensor([0.0]), torch.tensor([80.0])  # 1 byte, and more than there is
+        self.register_buffer("edges", torch.cat([far[0], inner, far[1]]), persistent=False)
 
-    def forward(self, place: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-        """Scores [..., bins]; the last bin has no upper edge."""
-        z = (self.edges - place.unsqueeze(-1)) / spread.unsqueeze(-1)
-        inner = _log_between(z[..., :-1], z[..., 1:])
-        return torch.cat([functional.logsigmoid(z[..., :1]), inner, functional.logsigmoid(-z[..., -1:])], dim=-1)
+    def forward(self, belief: Belief) -> torch.Tensor:
+        """Scores [..., jobs, bins]."""
+        spread = Belief(belief.place.unsqueeze(-2), belief.spread.unsqueeze(-2), belief.trust.unsqueeze(-2))
+        return spread.log_between(self.edges[:-1], self.edges[1:])
 
 
-def cross_entropy(place: torch.Tensor, spread: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+def cross_entropy(belief: Belief, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     """The mean cross-entropy of classifying into bins, from the edges (logarithms) of each job's true bin.
 
-    The same as `nll_loss(Bins(...)(place, spread), true)`, without the scores of all the other bins.
+    The same as `nll_loss(Bins(...)(belief), true)`, without the scores of all the other bins.
 
     >>> two = torch.tensor([math.log(2.0)])
-    >>> cross_entropy(torch.zeros(1), torch.ones(1), -two, two).exp().item()
+    >>> belief = Belief(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([[0.0, -math.inf]]))
+    >>> round(cross_entropy(belief, -two, two).exp().item(), 4)
     3.0
     """
-    return -_log_between((low - place) / spread, (high - place) / spread).mean()
-
-
-def _log_between(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """log(sigma(b) - sigma(a)), for a < b: the difference is sigma(b) sigma(-a) (1 - exp(a - b))."""
-    return functional.logsigmoid(b) + functional.logsigmoid(-a) + torch.log(-torch.expm1((a - b).clamp(max=-1e-6)))
+    return -belief.log_between(low, high).mean()
 
 
 class Factors(nn.Module):
-    """From what a network made of a job to a factor for every part, and a spread: one more layer."""
+    """From what a network made of a job to a belief: factors of the parts, two spreads, and trust in the walk."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layer = nn.Linear(width, len(PARTS) + 1)
+        self.layer = nn.Linear(width, len(PARTS) + 3)
         nn.init.normal_(self.layer.weight, std=0.01)
         nn.init.zeros_(self.layer.bias)
         begin = [math.log(math.expm1(STARTS.get(part, START))) for part in PARTS]
-        self.start = nn.Parameter(torch.tensor([*begin, SURE]))  # what holds for all jobs, learned twice as fast
+        self.start = nn.Parameter(torch.tensor([*begin, EXACT, SURE, 0.0]))  # what holds for all jobs
+        self.walk = nn.Parameter(torch.zeros(2))  # logarithms of the factors of the walk and of what is fixed
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[jobs, parts + 1], before they are made positive."""
-        return self.layer(hidden) + self.start  # type: ignore[no-any-return]
+        """[jobs, parts + 5]: factors before they are made positive, spreads, trust, and the walk's two factors."""
+        found = self.layer(hidden) + self.start
+        return torch.cat([found, self.walk.expand(len(found), 2)], dim=1)
 
 
-def place_of(
-    factors: torch.Tensor, parts: torch.Tensor, more: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where memory lies (a logarithm) and its spread; `more` are bytes of activations that were summed elsewhere.
+def belief_of(told: torch.Tensor, parts: torch.Tensor, more: torch.Tensor | None = None) -> Belief:
+    """The belief from what `Factors` gave; `more` are bytes of activations that were summed elsewhere.
 
     >>> parts = torch.full((1, len(PARTS)), 2.0**30)
-    >>> round((place_of(Factors(8)(torch.zeros(1, 8)), parts)[0].exp() / 2**30).item(), 1)
-    2.2
+    >>> (belief_of(Factors(8)(torch.zeros(1, 8)), parts).place.exp() / 2**30).round(decimals=1)
+    tensor([[2.0000, 2.2000]], grad_fn=<RoundBackward1>)
     """
-    memory = (functional.softplus(factors[..., :-1]) * parts).sum(-1)
+    count = len(PARTS)
+    memory = (functional.softplus(told[..., :count]) * parts).sum(-1)
     if more is not None:
         memory = memory + more
-    return memory.clamp(min=1.0).log(), factors[..., -1].exp() + LEAST_SPREAD
+    walked = told[..., -2].exp() * parts[..., 0] + told[..., -1].exp() * parts[..., -1]
+    trust = told[..., count + 2]
+    return Belief(
+        torch.stack([walked, memory], dim=-1).clamp(min=1.0).log(),
+        told[..., count : count + 2].exp() + LEAST_SPREAD,
+        torch.stack([functional.logsigmoid(trust), functional.logsigmoid(-trust)], dim=-1),
+    )
 
 
 class Normal(nn.Module):
@@ -175,7 +203,7 @@ class Normal(nn.Module):
 def perceptron(hidden: Sequence[int]) -> nn.Module:
     """One member of the ensemble: totals to factors.
 
-    >>> perceptron((8, 4))(torch.zeros(1, len(TOTALS))).shape[1] == len(PARTS) + 1
+    >>> perceptron((8, 4))(torch.zeros(1, len(TOTALS))).shape[1] == len(PARTS) + 5
     True
     """
     layers: list[nn.Module] = []
@@ -194,14 +222,14 @@ class Ensemble(nn.Module):
         self.normal, self.bins = Normal(), Bins(bins, width)
         self.members = nn.ModuleList(perceptron(hidden) for hidden in members)
 
-    def places(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where each member says that memory lies, and how sure it is [members, jobs]."""
+    def belief(self, batch: Batch) -> Belief:
+        """What each member believes [members, jobs, 2]."""
         totals = self.normal(batch.totals)
-        return place_of(torch.stack([member(totals) for member in self.members]), batch.parts)
+        return belief_of(torch.stack([member(totals) for member in self.members]), batch.parts)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Scores [jobs, bins]."""
-        return self.bins(*self.places(batch)).mean(0)  # type: ignore[no-any-return]
+        return self.bins(self.belief(batch)).mean(0)  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -244,10 +272,10 @@ class LayerTransformer(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Scores [jobs, bins]."""
-        return self.bins(*self.places(batch))  # type: ignore[no-any-return]
+        return self.bins(self.belief(batch))  # type: ignore[no-any-return]
 
-    def places(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where memory lies, and how sure that is [jobs]."""
+    def belief(self, batch: Batch) -> Belief:
+        """What the network believes [jobs, 2]."""
         totals = self.normal(batch.totals)
         x = self.token(batch.tokens) + self.total(totals).unsqueeze(1)
         counts = batch.repeats.log().masked_fill(~batch.there, -math.inf)
@@ -259,7 +287,7 @@ class LayerTransformer(nn.Module):
         most = x.masked_fill(~batch.there.unsqueeze(2), -math.inf).amax(1)
         kept = functional.softplus(self.alive(x)).squeeze(2) * batch.sizes * batch.repeats * batch.there
         hidden = self.hidden(torch.cat([mean, most, totals], dim=1))
-        return place_of(self.factors(hidden), batch.parts, kept.sum(1))
+        return belief_of(self.factors(hidden), batch.parts, kept.sum(1))
 
 
 GPUMemNet = Ensemble | LayerTransformer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.estimators.gpumemnet_details import Detail
 from ullage.estimators.gpumemnet_features import Features, features
 from ullage.workload.configuration import Configuration
 
@@ -13,8 +14,8 @@ def row_of(configuration: Configuration) -> dict[str, Any]:
     """The row of a configuration, without anything measured.
 
     >>> row = row_of(Configuration(model="mlp:x", widths=[8, 4, 2], batch=16, opt="adam"))
-    >>> row["parameters"], row["count_linear"], row["layers"][0]
-    (46, 2, {'type': 'linear', 'activations': 4, 'parameters': 36})
+    >>> row["parameters"], row["count_linear"], row["layers"][0]["activations"]
+    (46, 2, 4)
     """
     try:
         return from_features(features(configuration))
@@ -39,5 +40,18 @@ def from_features(found: Features) -> dict[str, Any]:
         "activation_function": found.activation_function,
         "optimizer": found.optimizer,
         "precision": found.precision,
-        "layers": [{"type": kind, "activations": out, "parameters": own} for kind, out, own in found.layers],
+        "trainable": found.trainable,
+        "kept_numbers": found.kept_numbers,
+        "kept_bytes": found.kept_bytes,
+        "norm_numbers": found.norm_numbers,
+        "output_elements": found.output_elements,
+        "layers": [
+            {"type": kind, "activations": out, "parameters": own} | _detail(detail)
+            for (kind, out, own), detail in zip(found.layers, found.details, strict=False)
+        ],
     }
+
+
+def _detail(detail: Detail) -> dict[str, Any]:
+    facts = {name: getattr(detail, name) for name in ("inputs", "output", "beside", "beside_bytes")}
+    return facts | {"workspaces": list(detail.workspaces)}

@@ -1,8 +1,8 @@
-"""A training step walked through on paper: what is alive after each layer, and what the allocator reserves for it.
+"""A training step walked through layer by layer, on the model of PyTorch's allocator: what it would reserve.
 
-From the sequence of layers alone (kind, numbers put out, parameters): which outputs the backward pass needs follows
-from the kind of a layer and of the one after it. Branches are not known, so layers count as a chain; the networks learn
-what that leaves over.
+It knows of each layer what it puts out, what the backward pass needs of that, and what a convolution takes while it
+runs; it knows nothing of operators between layers. That is less than the virtual GPU knows, and needs no run of the
+model: the networks learn what it leaves over.
 """
 
 from __future__ import annotations
@@ -13,150 +13,205 @@ from dataclasses import dataclass
 from ullage.allocator import Block, CachingAllocator
 from ullage.units import MIB
 
+FREED, KEPT, SHARED = 0, 1, 2
 # Layers that keep their input for the backward pass, and those that keep their output (PyTorch's derivatives.yaml).
 KEEP_INPUT = frozenset((
     "linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "attention", "pooling", "leaky_relu", "elu", "selu",
     "gelu", "silu", "mish", "softplus", "prelu", "hardswish",
 ))  # fmt: skip
 KEEP_OUTPUT = frozenset(("relu", "tanh", "sigmoid", "softmax", "attention", "relu6"))
+PRODUCTS = frozenset(("linear", "conv1d", "conv2d"))
+# Layers that autocast runs in 32 bits, and those whose 32 bits come from their weights.
+IN_32_BITS = frozenset(("layer_norm", "softmax", "softplus", "embedding"))
 WORKSPACE = 32 * MIB  # cuBLAS on compute capability 9, once for each pass
 STEPS = 3  # the optimizer's states come in the first, the allocator's cache has settled in the third
 WITHOUT_LIMIT = 1 << 46
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Layer:
-    """One layer of the walk: its name and kind, bytes put out, bytes kept beside (a mask), bytes of its weights."""
+    """One layer: its name; numbers read and put out by the whole batch; weights; what the backward pass needs.
+
+    `output` is FREED after the next layer, KEPT, or SHARED with a tensor that was there before; `beside` are numbers
+    kept beside it and `masks` bytes; `workspaces` are bytes of a convolution and its two gradients. `width` is the
+    bytes of a number put out, `beside_width` of one kept beside, and `cast` whether its input is cast to 16 bits.
+    """
 
     name: str
-    kind: str
-    output: float
-    aside: float
+    inputs: float
+    outputs: float
     weights: float
+    output: int = KEPT
+    beside: float = 0.0
+    masks: float = 0.0
+    workspaces: tuple[int, int, int] = (0, 0, 0)
+    width: int = 4
+    beside_width: int = 4
+    cast: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """What is alive at the highest place of the walk, in bytes, apart from weights and the optimizer's state.
+def typed(layers: Sequence[Layer], precision: str) -> None:
+    """Say of each layer how wide its numbers are, as autocast or the model's own type make them."""
+    low, amp = precision in ("bf16", "fp16"), precision.startswith("amp")
+    wide = any(layer.name == "layer_norm" for layer in layers)  # then sums between layers are in 32 bits
+    before = 4
+    for layer in layers:
+        if not amp:
+            layer.width = layer.beside_width = 2 if low else 4
+            continue
+        layer.cast = layer.name in PRODUCTS and before == 4
+        layer.beside_width = 4 if wide and layer.name in ("layer_norm", "linear", "conv1d") else 2
+        narrow = layer.name in PRODUCTS or layer.name == "attention"
+        before = layer.width = 2 if narrow else 4 if layer.name in IN_32_BITS else before
+    if amp:
+        _cast(layers)
 
-    `kept` was saved for the backward pass, `passing` is put out or is a gradient of it just then, `gradients` are
-    those of weights so far.
+
+def _cast(layers: Sequence[Layer]) -> None:
+    """Under autocast a layer that casts its input keeps the copy, so what it was copied from need not stay."""
+    for layer, after in zip(layers, layers[1:], strict=False):
+        if layer.output != KEPT or layer.name in KEEP_OUTPUT:
+            continue
+        if (layer.width == 4 and after.name in PRODUCTS) or (layer.width == 2 and after.name == "softplus"):
+            layer.output = FREED
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How a run trains: the bytes of a weight, of the input batch, and the optimizer's copies of the weights.
+
+    `temporaries` are made all at once while it steps; without them one weight after the other gets one.
     """
 
-    kept: float
-    passing: float
-    gradients: float
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.kept + self.passing + self.gradients
+    weight: int
+    entry: float
+    states: int
+    temporaries: int | None
+    amp: bool
 
 
-def is_kept(layers: Sequence[Layer], place: int) -> bool:
-    """Whether the output of a layer stays until the backward pass: the layer keeps it, or the one after it does."""
-    after = layers[place + 1].name if place + 1 < len(layers) else "softmax"
-    return layers[place].name in KEEP_OUTPUT or after in KEEP_INPUT
+class Walk:
+    """Some training steps over the layers.
 
-
-def walk(layers: Sequence[Layer], entry: float) -> Peak:
-    """The highest place of a step over these layers; `entry` is the size of the input batch in bytes.
-
-    >>> two = [Layer("linear", "linear", 10.0, 0.0, 4.0), Layer("relu", "activation", 10.0, 0.0, 0.0)]
-    >>> walk(two, 6.0)
-    Peak(kept=16.0, passing=20.0, gradients=0.0)
-    """
-    before = [entry, *(layer.output for layer in layers)]
-    kept = [layer.aside + (layer.output if is_kept(layers, place) else 0.0) for place, layer in enumerate(layers)]
-    best, saved, gradients = Peak(entry, 0.0, 0.0), entry, 0.0
-    for place, layer in enumerate(layers):
-        loose = before[place] if place and not is_kept(layers, place - 1) else 0.0
-        if saved + layer.output + layer.aside + loose > best.total:
-            best = Peak(saved, layer.output + layer.aside + loose, 0.0)
-        saved += kept[place]
-    for place in range(len(layers) - 1, -1, -1):
-        passing = layers[place].output + (before[place] if place else 0.0)  # the input batch needs no gradient
-        if saved + passing + gradients > best.total:
-            best = Peak(saved, passing, gradients)
-        gradients += layers[place].weights
-        saved -= kept[place]
-    return best
-
-
-class Replay:
-    """Training steps over a chain of layers, on the model of PyTorch's allocator.
-
-    `states` copies of the weights are kept by the optimizer and `temporaries` made while it steps; a convolution takes
-    `copies` times its input and output while it runs, as libraries that change the layout do.
-
-    >>> Replay([Layer("linear", "linear", 4e6, 0.0, 4e6)], 4e6, states=2, temporaries=1, copies=0.0).run() >> 20
-    104
+    >>> ways = Ways(weight=4, entry=4e6, states=2, temporaries=1, amp=False)
+    >>> walk = Walk([Layer("linear", 1e6, 1e6, 1e6)], 0.0, ways)
+    >>> walk.run() >> 20, walk.allocator.peak_allocated >> 20
+    (104, 95)
     """
 
-    def __init__(
-        self, layers: Sequence[Layer], entry: float, *, states: float, temporaries: float, copies: float
-    ) -> None:
-        self.layers, self.entry, self.copies = layers, entry, copies
-        self.states, self.temporaries = states, temporaries
-        self.kept = [is_kept(layers, place) for place in range(len(layers))]
+    def __init__(self, layers: Sequence[Layer], others: float, ways: Ways) -> None:
+        """`others` are weights that belong to no layer."""
+        self.layers, self.ways = layers, ways
+        self.sizes = [layer.weights * ways.weight for layer in layers] + [others * ways.weight]
         self.allocator = CachingAllocator(WITHOUT_LIMIT)
+        self._entry: Block | None = None
+        self._answer: Block | None = None
+        self._libraries: set[str] = set()
 
     def run(self) -> int:
         """The bytes that the allocator holds in the end."""
-        for layer in self.layers:
-            self._take(layer.weights)
+        for size in self.sizes:
+            self._take(size)
         gradients: list[Block | None] = []
         for step in range(STEPS):
-            entry = self._take(self.entry)
+            entry = self._take(self.ways.entry)  # the batch before lives until the next one is there
+            self._give(self._entry)
+            self._entry = entry
             for block in gradients:
                 self._give(block)
-            outputs = self._forward(first=step == 0)
-            gradients = self._backward(outputs, first=step == 0)
-            self._give(entry)
+            gradients = self._backward(*self._forward())
             self._optimize(first=step == 0)
         return self.allocator.reserved
 
-    def _forward(self, first: bool) -> list[list[Block | None]]:
-        if first:
-            self._take(WORKSPACE)
-        outputs: list[list[Block | None]] = []
+    def _forward(self) -> tuple[list[Block | None], list[list[Block | None]]]:
+        outputs: list[Block | None] = []
+        beside: list[list[Block | None]] = []
         for place, layer in enumerate(self.layers):
-            outputs.append([self._take(layer.output), self._take(layer.aside)])
-            self._copy(place)
-            if place and not self.kept[place - 1]:
-                self._give(outputs[place - 1][0])
-                outputs[place - 1][0] = None
-        return outputs
+            held = [self._take(layer.beside * layer.beside_width)]
+            if self.ways.amp and layer.name in PRODUCTS:
+                held.append(self._take(layer.weights * 2))
+            if layer.cast or (self.ways.amp and layer.name == "softplus" and place and self._width(place - 1) == 2):
+                held.append(self._take(layer.inputs * (2 if layer.cast else 4)))
+            outputs.append(self._take(layer.outputs * layer.width) if layer.output != SHARED else None)
+            held.append(self._take(layer.masks))
+            self._give(self._take(layer.workspaces[0]))
+            if place and self.layers[place - 1].output == FREED:
+                self._give(outputs[place - 1])
+                outputs[place - 1] = None
+            beside.append(held)
+            self._library(layer, "forward")
+        if outputs[-1] is not None:  # the answer of the step before lives until there is a new one
+            self._give(self._answer)
+            self._answer, outputs[-1] = outputs[-1], None
+        return outputs, beside
 
-    def _backward(self, outputs: list[list[Block | None]], first: bool) -> list[Block | None]:
-        if first:
-            self._take(WORKSPACE)
-        gradients = []
-        arriving = self._take(self.layers[-1].output)
+    def _backward(self, outputs: list[Block | None], beside: list[list[Block | None]]) -> list[Block | None]:
+        arriving = self._loss(self.layers[-1].outputs)
+        gradients: list[Block | None] = []
         for place in range(len(self.layers) - 1, -1, -1):
-            leaving = self._take(self.layers[place - 1].output) if place else None
+            layer = self.layers[place]
+            if layer.output == SHARED and not layer.weights:
+                for block in beside[place]:
+                    self._give(block)
+                continue
+            self._library(layer, "backward")
+            back = place > 0 and layer.name != "embedding"
+            leaving = self._take(layer.inputs * self._width(place - 1)) if back else None
             if place:
-                self._copy(place)
-            gradients.append(self._take(self.layers[place].weights))
-            self._copy(place)
-            for block in (arriving, *outputs[place]):
+                self._give(self._take(layer.workspaces[1]))
+            gradients.append(self._weight_gradient(place))
+            for block in (arriving, outputs[place], *beside[place]):
                 self._give(block)
             arriving = leaving
+        self._give(arriving)
+        gradients.append(self._take(self.sizes[-1]))
         return gradients
+
+    def _loss(self, numbers: float) -> Block | None:
+        """Logarithms of probabilities, their gradient, the gradient of the scores; autocast computes it in 32 bits."""
+        width = 4 if self.ways.weight == 4 else 2
+        logarithms = self._take(numbers * width)
+        inner = self._take(numbers * width)
+        arriving = self._take(numbers * width)
+        self._give(inner)
+        if self.ways.amp:
+            narrow = self._take(numbers * 2)
+            self._give(arriving)
+            arriving = narrow
+        self._give(logarithms)
+        return arriving
+
+    def _weight_gradient(self, place: int) -> Block | None:
+        layer = self.layers[place]
+        narrow = self._take(layer.weights * 2) if self.ways.amp and layer.name in PRODUCTS else None
+        made = None if narrow is not None else self._take(self.sizes[place])
+        self._give(self._take(layer.workspaces[2]))
+        if narrow is not None:
+            made = self._take(self.sizes[place])
+            self._give(narrow)
+        return made
 
     def _optimize(self, first: bool) -> None:
         if first:
-            for layer in self.layers:
-                for _ in range(int(self.states)):
-                    self._take(layer.weights)
-        made = [self._take(layer.weights) for layer in self.layers for _ in range(int(self.temporaries))]
+            for size in self.sizes:
+                for _ in range(self.ways.states):
+                    self._take(size)
+        if self.ways.temporaries is None:
+            for size in self.sizes:
+                self._give(self._take(size))
+            return
+        made = [self._take(size) for _ in range(self.ways.temporaries) for size in self.sizes]
         for block in made:
             self._give(block)
 
-    def _copy(self, place: int) -> None:
-        if self.copies and self.layers[place].kind == "conv2d":
-            entry = self.layers[place - 1].output if place else self.entry
-            self._give(self._take(self.copies * (entry + self.layers[place].output)))
+    def _library(self, layer: Layer, direction: str) -> None:
+        """cuBLAS takes its workspace at the first matrix product of a pass, and keeps it."""
+        if layer.name in ("linear", "conv1d") and direction not in self._libraries:
+            self._libraries.add(direction)
+            self._take(WORKSPACE)
+
+    def _width(self, place: int) -> int:
+        return self.layers[place].width if place >= 0 else 2
 
     def _take(self, size: float) -> Block | None:
         return self.allocator.malloc(int(size)) if size >= 1 else None

@@ -29,6 +29,7 @@ class Schedule:
     epochs: int = 120
     batch: int = 128
     rate: float = 3e-3
+    decay: float = 0.1  # of weights, apart from the gradient (AdamW's form): a few thousand rows are few
     threads: int = 1
 
 
@@ -77,14 +78,13 @@ def _edges(memory: npt.NDArray[np.float64], width: int) -> torch.Tensor:
 
 def _descend(network: GPUMemNet, jobs: Batch, edges: torch.Tensor, schedule: Schedule, notify: Notify | None) -> None:
     weights = list(network.parameters())
-    optimizer = torch.optim.Adam(weights, lr=schedule.rate, fused=True)
+    optimizer = torch.optim.AdamW(weights, lr=schedule.rate, weight_decay=schedule.decay, fused=True)
     rounds = math.ceil(len(jobs) / schedule.batch)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, schedule.rate, total_steps=rounds * schedule.epochs + 1)
     for epoch in range(schedule.epochs):
         losses = []
         for chosen in torch.randperm(len(jobs)).split(schedule.batch):
-            place, spread = network.places(jobs.rows(chosen))
-            loss = cross_entropy(place, spread, *edges[:, chosen])
+            loss = cross_entropy(network.belief(jobs.rows(chosen)), *edges[:, chosen])
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(weights, 5.0)
