@@ -20,6 +20,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/allocator_speed.py
 	$(BIN)/python benchmarks/billions.py
 	$(BIN)/python benchmarks/virtual_gpu.py
+	$(BIN)/python benchmarks/monitor_overhead.py
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -6,6 +6,8 @@
     ├── MissingPackage          an optional package is needed; carries the line to type
     ├── UnsupportedOperation    the virtual GPU cannot follow this operator or call
     ├── ScriptFailed            a script that was estimated failed by itself; carries the end of its output
+    ├── NoGPUSource             nothing on this machine can say what its GPUs do
+    ├── DeviceLost              a GPU was there and does not answer any more
     ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
     └── NestedGPUError          a virtual GPU is already in use in another thread
 
@@ -74,6 +76,22 @@ class ScriptFailed(UllageError, RuntimeError):
         self.output = output
         shown = "".join(f"\n  {line}" for line in output.splitlines())
         super().__init__(text + (f"\n\nThe script's last lines:{shown}" if shown else ""))
+
+
+class NoGPUSource(UllageError, RuntimeError):
+    """Nothing on this machine can say what its GPUs do; the text says what was tried and what to type."""
+
+
+class DeviceLost(UllageError, RuntimeError):
+    """A GPU that was there does not answer any more: it fell off the bus, needs a reset, or its MIG instance is gone.
+
+    >>> str(DeviceLost("GPU-1", "GPU is lost"))
+    'GPU-1 does not answer: GPU is lost'
+    """
+
+    def __init__(self, device_id: str, reason: str) -> None:
+        super().__init__(f"{device_id} does not answer: {reason}")
+        self.device_id, self.reason = device_id, reason
 
 
 class UnsupportedPlatform(UllageError, RuntimeError):

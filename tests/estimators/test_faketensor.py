@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ullage
 from ullage.errors import InvalidValue
 from ullage.estimators import Workload, find
-from ullage.estimators.faketensor import MARGIN, LiveTensors, propagate
+from ullage.estimators.faketensor import MARGIN, EveryResult, Meter, propagate
 from ullage.gpus import gpu
 from ullage.workload import Configuration
 
@@ -31,14 +31,15 @@ def test_recorded_estimates_come_out(name: str, batch: int) -> None:
 
 
 def test_views_share_and_dead_tensors_are_gone() -> None:
-    with FakeTensorMode(), LiveTensors() as live:
+    meter = Meter()
+    with FakeTensorMode(), EveryResult(meter):
         x = torch.ones(1000)
         y = x.view(10, 100)
-        assert live.now == 4000
+        assert meter.bytes == 4000
         z = y + 1
-        assert live.now == 8000
+        assert meter.bytes == 8000
         del x, y, z
-        assert (live.now, live.peak) == (0, 8000)
+        assert (meter.bytes, meter.most) == (0, 8000)
 
 
 def test_a_count_by_hand() -> None:

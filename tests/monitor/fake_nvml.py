@@ -117,6 +117,10 @@ class FakeNvml:
         self._asked("nvmlDeviceGetTotalEnergyConsumption", gpu)
         return gpu.energy_mj
 
+    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:
+        self._asked("nvmlDeviceGetUtilizationRates", gpu)
+        return types.SimpleNamespace(gpu=97, memory=30)
+
     def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
         self._asked("nvmlDeviceGetTemperature", gpu)
         return 41

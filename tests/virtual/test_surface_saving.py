@@ -93,3 +93,15 @@ def test_a_location_that_is_not_there_is_refused(path):
     torch.save(torch.ones(3), path)
     with pytest.raises(RuntimeError, match="device_count"):
         torch.load(path, map_location="cuda:1")
+
+
+def test_the_steps_of_an_optimizer_that_was_resumed_on_the_gpu_go_on(path):
+    model = nn.Linear(10, 10).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for _ in range(2):
+        model(torch.randn(2, 10, device="cuda")).sum().backward()
+        optimizer.step()
+    torch.save(optimizer.state_dict(), path)
+    optimizer.load_state_dict(torch.load(path, map_location="cuda"))  # which puts the counts on the GPU
+    optimizer.step()
+    assert {int(state["step"]) for state in optimizer.state.values()} == {3}

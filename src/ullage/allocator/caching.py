@@ -27,6 +27,7 @@ from .constants import (
     UNLIMITED,
 )
 from .counters import Counters
+from .driver import Driver
 from .rounding import block_size
 
 DEFAULT_CONFIG: Final = AllocatorConfig()
@@ -37,9 +38,10 @@ class CachingAllocator(Counters):
 
     ``capacity`` is what the driver can still give (the card less the CUDA context), ``total_memory`` the
     card, of which a memory fraction is a fraction. ``segment_address`` maps the size of a new segment to its
-    address (below 2**48); without it addresses imitate cudaMalloc's, see addresses.py. The attribute
-    ``on_event`` is called with (action, address, size) for every allocation, free and segment; mapped and
-    unmapped pages of expandable segments are reported as segments.
+    address (below 2**48); without it addresses imitate cudaMalloc's, see addresses.py. ``driver`` is asked for
+    every segment too, where the card is shared with others. The attribute ``on_event`` is called with
+    (action, address, size) for every allocation, free and segment; mapped and unmapped
+    pages of expandable segments are reported as segments.
 
     >>> gpu = CachingAllocator(capacity=2**30)
     >>> block = gpu.malloc(3_000_000)
@@ -56,6 +58,7 @@ class CachingAllocator(Counters):
         *,
         segment_address: Callable[[int], int] | None = None,
         total_memory: int | None = None,
+        driver: Driver | None = None,
     ) -> None:
         total_memory = capacity if total_memory is None else total_memory
         if not 0 <= capacity <= total_memory:
@@ -76,6 +79,7 @@ class CachingAllocator(Counters):
         self.next_segment_id = 1
         self.addresses = AddressSpace()
         self.segment_address = segment_address
+        self.driver = driver
         self._rounds_to_512 = max(config.roundup_power2_divisions) <= 1
         self._max_split = config.max_split_size
         # PyTorch leaves expandable segments out of inactive_split: their free pages can always go.

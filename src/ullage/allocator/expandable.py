@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from . import segments
 from .block import FREE, IN_USE, UNMAPPED, Block, FreeList, Pool
 from .constants import EXPANDABLE_EXTRA_DIVISOR, SEGMENT_ALLOC, SEGMENT_FREE, SMALL_BUFFER
+from .driver import can_take, give_back
 from .rounding import round_up
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _find_room(allocator: CachingAllocator, size: int, pool: Pool, free_list: Fr
 def _map(allocator: CachingAllocator, block: Block, size: int, pool: Pool, free_list: FreeList) -> Block | None:
     """Put memory behind the first pages of an unmapped block; the free block that results, merged."""
     size = round_up(size, page_size(allocator, pool))
-    if allocator.reserved + size > allocator.capacity:
+    if not can_take(allocator, size):
         return None
     free_list.unmapped.remove(block)
     address = block.address
@@ -143,6 +144,7 @@ def unmap(allocator: CachingAllocator, block: Block) -> None:
     block.state = UNMAPPED
     block = _merge_unmapped(block, free_list)
     allocator.count_reserved(pool, start - end)
+    give_back(allocator, end - start)
     if allocator.on_event is not None:
         allocator.on_event(SEGMENT_FREE, start, end - start)
     if not block.is_split:

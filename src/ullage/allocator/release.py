@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from . import expandable, segments
 from .block import Block, FreeList
 from .constants import SEGMENT_FREE, UNLIMITED
+from .driver import give_back
 
 if TYPE_CHECKING:
     from .caching import CachingAllocator
@@ -25,6 +26,7 @@ def release_segment(allocator: CachingAllocator, block: Block) -> None:
     pool.by_stream[block.stream].remove(block)
     segments.drop_segment(allocator, block)
     allocator.count_reserved(pool, -block.size, segments=-1)
+    give_back(allocator, block.size)
     if block.size >= allocator.config.max_split_size:
         allocator.oversize_segments.add(-1)
     if allocator.on_event is not None:

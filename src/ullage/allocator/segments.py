@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from . import expandable, release
 from .block import FREE, Block, FreeList, Pool
 from .constants import SEGMENT_ALLOC
+from .driver import can_take, free_on_card
 from .out_of_memory import OutOfMemory
 from .rounding import segment_size
 
@@ -67,7 +68,7 @@ def obtain(allocator: CachingAllocator, size: int, rounded: int, pool: Pool, fre
             allowed=allocator.allowed,
             reserved=allocator.reserved,
             allocated=allocator.allocated,
-            device_free=allocator.capacity - allocator.reserved,
+            device_free=free_on_card(allocator),
             device_total=allocator.total_memory,
         )
     return block
@@ -80,7 +81,7 @@ def _grow(
         return None
     if allocator.config.expandable_segments:
         return expandable.allocate(allocator, rounded, pool, free_list, stream)
-    if allocator.reserved + wanted > allocator.capacity:
+    if not can_take(allocator, wanted):
         return None
     block = new_segment(allocator, wanted, stream, pool, FREE)
     allocator.count_reserved(pool, wanted, segments=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from ullage.cli.dataset_clean import clean
 from ullage.cli.dataset_generate import generate
 from ullage.cli.dataset_measure import measure
 
@@ -14,3 +15,4 @@ dataset = typer.Typer(
 )
 dataset.command()(generate)
 dataset.command()(measure)
+dataset.command()(clean)

@@ -52,6 +52,10 @@ def evaluate(
         Path | None, typer.Option(help="Write the ranking as one HTML page.", metavar="FILE.html",
                                   rich_help_panel=RANKING)
     ] = None,
+    workers: Annotated[
+        int, typer.Option(help="Ask so many at once; times are then those of a busy machine.", min=1,
+                          rich_help_panel=RANKING)
+    ] = 1,
     data: Annotated[
         list[Path] | None, typer.Option(help="Rows of 'ullage dataset clean' (Parquet) or the authors' table (.csv). "
                                         "Repeat it for more.", rich_help_panel=LEARNED)
@@ -89,7 +93,7 @@ def evaluate(
     if estimators is not None:
         from ullage.cli.evaluate_ranking import Plan, rank_estimators
 
-        rank_estimators(Plan(truth, gpu, every, estimators, sample or [], limit, resume, report, as_json))
+        rank_estimators(Plan(truth, gpu, every, estimators, sample or [], limit, resume, report, as_json, workers))
         return
     given = {"--sample": sample, "--resume": resume, "--report": report}
     unused = [name for name, value in given.items() if value]

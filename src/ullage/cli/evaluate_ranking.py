@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ class Plan:
     resume: Path | None
     report: Path | None
     as_json: bool
+    workers: int = 1
 
 
 def rank_estimators(plan: Plan) -> None:
@@ -86,10 +88,11 @@ def _ask(plan: Plan, sets: list[TruthSet], counts: dict[str, int | None]) -> lis
 
     asked = questions(sets, counts)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    given = answers(asked, ask, limit=parse_duration(plan.limit), file=plan.resume, workers=plan.workers)
     found = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("asking", total=len(asked))
-        for question, record in answers(asked, ask, limit=parse_duration(plan.limit), file=plan.resume):
+        for question, record in given:
             found.append(record)
             progress.update(task, advance=1, description=f"{question.estimator} {question.run.id}"[:40].ljust(40))
     return found
@@ -114,6 +117,17 @@ def print_ranking(truth: TruthSet, records: list[Record]) -> None:
     _print_decided(console, standings)
     _print_reasons(console, standings)
     _print_shared(console, truth, records, shared_runs(records))
+    _print_versions(console, records)
+
+
+def _print_versions(console: Console, records: list[Record]) -> None:
+    """Answers kept in a file may be older than this code."""
+    from ullage.measure.ranking_run import code_version
+
+    old = Counter(record.estimator for record in records if record.code != code_version())
+    if old:
+        which = ", ".join(f"{count} of {name}" for name, count in sorted(old.items()))
+        console.print(f"answers by another version of this package: {which}", highlight=False)
 
 
 def _table(standings: list[Standing]) -> Table:

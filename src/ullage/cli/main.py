@@ -16,6 +16,7 @@ from ullage.cli.evaluate import evaluate
 from ullage.cli.gpus import gpus
 from ullage.cli.max_batch import max_batch
 from ullage.cli.measure import measure
+from ullage.cli.top import top
 from ullage.cli.train import train
 from ullage.errors import UllageError
 
@@ -47,6 +48,7 @@ app.command()(gpus)
 app.command()(evaluate)
 app.command()(diff)
 app.command()(measure)
+app.command()(top)
 app.add_typer(train, name="train")
 app.add_typer(dataset)
 

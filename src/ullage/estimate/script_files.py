@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ullage.estimate import script_safetensors
+from ullage.virtual import surface_safetensors
 from ullage.virtual.replacements import Replacements
 
 LARGEST_COPY = 256 << 20  # bytes; a larger file that is appended to is not copied first
@@ -44,7 +44,7 @@ class Files:
 
         replacements.put(torch, "save", save_hollow)
         replacements.put(torch.serialization, "save", save_hollow)
-        script_safetensors.install(self.saves, replacements)
+        surface_safetensors.install(replacements)
         sys.addaudithook(self._audit)  # which cannot be removed
         replacements.on_undo(lambda: setattr(self, "_busy", True))
 

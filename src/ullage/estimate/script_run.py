@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from ullage.allocator import AllocatorConfig, AllocatorConfigError
-from ullage.allocator.config import ENVIRONMENT_NAMES
 from ullage.estimate.function import summarize
 from ullage.estimate.script_child import GRACE, JOURNAL, Job, leave_after
 from ullage.estimate.script_failures import describe
@@ -24,7 +22,7 @@ from ullage.estimate.script_files import Files
 from ullage.estimate.script_following import Following
 from ullage.estimate.script_processes import Processes
 from ullage.estimate.trace import Trace
-from ullage.virtual import VirtualGPU
+from ullage.virtual import VirtualGPU, late_settings
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.settling import Settled
 
@@ -69,17 +67,8 @@ class ScriptRun:
 
     def _watch_settings(self, replacements: Replacements) -> None:
         """A script may set PYTORCH_ALLOC_CONF itself, before it first uses the GPU."""
-        watching = [self._job.config is None]
-        replacements.on_undo(watching.clear)
-
-        def audit(event: str, args: tuple[Any, ...]) -> None:
-            if event == "os.putenv" and watching and watching[0] and os.fsdecode(args[0]) in ENVIRONMENT_NAMES:
-                try:
-                    self.card.configure(AllocatorConfig.parse(os.fsdecode(args[1])))
-                except AllocatorConfigError as error:
-                    self.card.note("settings", f"{os.fsdecode(args[0])} was not understood: {error}")
-
-        sys.addaudithook(audit)
+        if self._job.config is None:
+            replacements.on_undo(late_settings.follow(self.card))
 
     def _execute(self) -> None:
         job = self._job

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimate.result import Estimate
@@ -35,41 +35,55 @@ _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SOURCE = "PyTorch FakeTensor, as evaluated in arXiv 2602.17817 (itu-rad/GPUMemNet, Test_Pipeline)"
 
 
-class LiveTensors(TorchDispatchMode):
-    """Counts the bytes of storages that operators give, while they live.
+class Meter:
+    """The bytes of the tensors that it was shown, as long as they are there.
 
-    >>> with FakeTensorMode(), LiveTensors() as live:
-    ...     x = torch.ones(1000)
-    >>> live.peak
+    >>> meter = Meter()
+    >>> x = torch.ones(1000)
+    >>> meter.show(x); meter.show(x.view(10, 100)); meter.bytes     # a view is the same memory
     4000
+    >>> del x; meter.bytes, meter.most
+    (0, 4000)
     """
 
     def __init__(self) -> None:
+        self.most = 0
+        self._sizes: dict[int, int] = {}
+        self.bytes = 0
+
+    def show(self, tensor: torch.Tensor) -> None:
+        """Count the memory behind a tensor until nobody holds it any more."""
+        memory = tensor.untyped_storage()
+        number = memory._cdata
+        if number not in self._sizes:
+            self._sizes[number] = memory.nbytes()
+            self.bytes += self._sizes[number]
+            self.most = max(self.most, self.bytes)
+            weakref.finalize(memory, self._forget, number)
+
+    def _forget(self, number: int) -> None:
+        self.bytes -= self._sizes.pop(number)
+
+
+class EveryResult(TorchDispatchMode):
+    """Shows the result of every operator to a meter.
+
+    >>> with FakeTensorMode(), EveryResult(Meter()) as mode:
+    ...     x = torch.ones(1000)
+    >>> mode.meter.most
+    4000
+    """
+
+    def __init__(self, meter: Meter) -> None:
         super().__init__()
-        self.now = self.peak = 0
-        self._live: set[int] = set()
+        self.meter = meter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, FakeTensor):
-                self.add(value)
-        return out
+        return tree_map_only(FakeTensor, self._shown, func(*args, **(kwargs or {})))
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's storage from now until it is gone; views share it."""
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._live:
-            return
-        self._live.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, key, size)
-
-    def _gone(self, key: int, size: int) -> None:
-        self._live.discard(key)
-        self.now -= size
+    def _shown(self, tensor: FakeTensor) -> FakeTensor:
+        self.meter.show(tensor)
+        return tensor
 
 
 def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
@@ -83,10 +97,10 @@ def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
         with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
             model = model.to(low) if low is not None else model
             inputs, targets = task.batch(configuration.batch)
-            live = stack.enter_context(LiveTensors())
+            meter = stack.enter_context(EveryResult(Meter())).meter
             cast = _AMP.get(configuration.precision)
             stack.enter_context(torch.autocast("cpu", dtype=cast, enabled=cast is not None))
-            return _step(model.train(), task, inputs, targets, live, low)
+            return _step(model.train(), task, inputs, targets, meter, low)
     except (UllageError, MemoryError):
         raise
     except Exception as error:  # whatever an operator without shape propagation raises
@@ -97,28 +111,28 @@ def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
 
 
 def _step(
-    model: torch.nn.Module, task: Task, inputs: Any, targets: Any, live: LiveTensors, low: torch.dtype | None
+    model: torch.nn.Module, task: Task, inputs: Any, targets: Any, meter: Meter, low: torch.dtype | None
 ) -> tuple[int, int]:
-    fed = _copied(inputs, live, low)
+    fed = _copied(inputs, meter, low)
     out = task.forward(model, fed, targets)
-    after_forward = live.peak
+    after_forward = meter.most
     loss = out.sum() if isinstance(out, torch.Tensor) else task.loss(out, targets)
     loss.backward()
-    return after_forward, live.peak
+    return after_forward, meter.most
 
 
-def _copied(batch: Any, live: LiveTensors, low: torch.dtype | None) -> Any:
+def _copied(batch: Any, meter: Meter, low: torch.dtype | None) -> Any:
     """The batch on the GPU; the one on the CPU counts too, as FakeTensor makes no difference between devices."""
     if isinstance(batch, dict):
-        return {key: _copied(value, live, low) for key, value in batch.items()}
+        return {key: _copied(value, meter, low) for key, value in batch.items()}
     if isinstance(batch, list):
-        return [_copied(value, live, low) for value in batch]
+        return [_copied(value, meter, low) for value in batch]
     if not isinstance(batch, torch.Tensor):
         return batch
     if batch.is_floating_point():
         batch = batch.to(low) if low is not None else batch
         batch.requires_grad_()
-    live.add(batch)
+    meter.show(batch)
     return batch.clone()
 
 

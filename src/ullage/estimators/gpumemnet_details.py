@@ -71,7 +71,7 @@ class Watch:
         self.inputs.append(sum(tensor.numel() for tensor in read))
 
     def details(self, batch: int, precision: str, own: set[int]) -> list[Detail]:
-        """The details of every layer, and one more for what comes after the last (the loss)."""
+        """The details of every layer; what is kept after the last one belongs to the loss and is left out."""
         beside, other = [0] * (len(self.outputs) + 1), [0] * (len(self.outputs) + 1)
         made = {out.untyped_storage()._cdata for out in self.outputs if out is not None}
         for place, (layer, tensor) in self.kept.items():
@@ -89,8 +89,7 @@ class Watch:
                 state = KEPT
             taken = self._workspaces(place, precision)
             found.append(Detail(self.inputs[place] // batch, state, beside[place], other[place], taken))
-        last = self.outputs[-1] if self.outputs else None
-        return [*found, Detail(0 if last is None else last.numel() // batch, SHARED, beside[-1], other[-1])]
+        return found
 
     def _workspaces(self, place: int, precision: str) -> tuple[int, int, int]:
         """What cuDNN takes for the output, the input's gradient and the filter's gradient, in bytes."""

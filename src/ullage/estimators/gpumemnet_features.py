@@ -72,7 +72,7 @@ class Features:
     precision: str
     inference: bool = False
     layers: tuple[tuple[str, int, int], ...] = field(repr=False, default=())
-    details: tuple[Detail, ...] = field(repr=False, default=())  # one a layer, and one for the loss
+    details: tuple[Detail, ...] = field(repr=False, default=())  # one a layer
 
 
 @dataclass

@@ -178,28 +178,39 @@ def chain(row: Mapping[str, Any]) -> list[Layer]:
     from the kind of a layer and of the one after it.
     """
     batch = int(row["batch_size"])
-    given = [layer for layer in row.get("layers") or ()]
+    given = row.get("layers") or ()
+    tensors = row.get("tensors") or _guessed(row)
     found = []
-    before = int(row.get("input_elements") or 0)
-    for place, layer in enumerate(given):
-        name, outputs = named(str(layer["type"])), int(layer["activations"])
-        if layer.get("inputs") is not None:
-            facts = (int(layer["inputs"]), int(layer["output"]), int(layer["beside"]), int(layer["beside_bytes"]))
-            workspaces = tuple(int(size) for size in layer["workspaces"])
-        else:
-            after = named(str(given[place + 1]["type"])) if place + 1 < len(given) else "softmax"
-            kept = name in KEEP_OUTPUT or after in KEEP_INPUT
-            state = SHARED if name in ("none", "flatten") else KEPT if kept else FREED
-            facts = (before, state, 0, outputs if name == "dropout" else 0)
-            workspaces = (0, 0, 0)
-        inputs, state, beside, masks = facts
-        made = Layer(
-            name, inputs * batch, outputs * batch, int(layer["parameters"]), state, beside * batch, masks * batch
+    for layer, facts in zip(given, tensors, strict=True):
+        found.append(
+            Layer(
+                name=named(str(layer["type"])),
+                inputs=int(facts["inputs"]) * batch,
+                outputs=int(layer["activations"]) * batch,
+                weights=int(layer["parameters"]),
+                output=int(facts["output"]),
+                beside=int(facts["beside"]) * batch,
+                masks=int(facts["beside_bytes"]) * batch,
+                workspaces=(int(facts["forward"]), int(facts["data"]), int(facts["filter"])),
+            )
         )
-        made.workspaces = workspaces  # type: ignore[assignment]
-        found.append(made)
-        before = outputs
     typed(found, str(row.get("precision") or "fp32"))
+    return found
+
+
+def _guessed(row: Mapping[str, Any]) -> list[dict[str, int]]:
+    """How tensors live in a chain of layers of which only the three numbers are known."""
+    given = row.get("layers") or ()
+    names = [named(str(layer["type"])) for layer in given]
+    before, found = int(row.get("input_elements") or 0), []
+    for name, after, layer in zip(names, [*names[1:], "softmax"], given, strict=False):
+        outputs = int(layer["activations"])
+        kept = name in KEEP_OUTPUT or after in KEEP_INPUT
+        state = SHARED if name in ("none", "flatten") else KEPT if kept else FREED
+        masks = outputs if name == "dropout" else 0
+        facts = {"inputs": before, "output": state, "beside": 0, "beside_bytes": masks}
+        found.append(facts | {"forward": 0, "data": 0, "filter": 0})
+        before = outputs
     return found
 
 

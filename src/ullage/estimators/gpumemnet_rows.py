@@ -45,13 +45,11 @@ def from_features(found: Features) -> dict[str, Any]:
         "kept_bytes": found.kept_bytes,
         "norm_numbers": found.norm_numbers,
         "output_elements": found.output_elements,
-        "layers": [
-            {"type": kind, "activations": out, "parameters": own} | _detail(detail)
-            for (kind, out, own), detail in zip(found.layers, found.details, strict=False)
-        ],
+        "layers": [{"type": kind, "activations": out, "parameters": own} for kind, out, own in found.layers],
+        "tensors": [_tensors(detail) for detail in found.details],
     }
 
 
-def _detail(detail: Detail) -> dict[str, Any]:
+def _tensors(detail: Detail) -> dict[str, int]:
     facts = {name: getattr(detail, name) for name in ("inputs", "output", "beside", "beside_bytes")}
-    return facts | {"workspaces": list(detail.workspaces)}
+    return facts | dict(zip(("forward", "data", "filter"), detail.workspaces, strict=True))

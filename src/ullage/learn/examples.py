@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ullage.errors import InvalidValue, MissingPackage
+from ullage.errors import InvalidValue
 from ullage.estimators.gpumemnet_inputs import inputs_of
 from ullage.estimators.gpumemnet_networks import Batch, batched
 from ullage.learn.folds import Indices, key_of
-from ullage.learn.published import read_published
 
 TARGET = "process_memory"
-NEEDED = ("family", "batch_size", "parameters", "activations", "layers", "optimizer", "precision", TARGET)
 
 
 @dataclass
@@ -70,21 +68,12 @@ def examples_of(rows: Sequence[Mapping[str, Any]]) -> Examples:
 
 def read_rows(file: Path, family: str | None = None) -> list[dict[str, Any]]:
     """The rows of a Parquet file of `ullage dataset clean`, or of the authors' CSV, of one family or of all."""
-    try:
-        import polars
-    except ImportError:
-        raise MissingPackage("polars", "data sets") from None
-    if file.suffix == ".csv":
-        rows = read_published(file)
-    else:
-        try:
-            rows = polars.read_parquet(file).to_dicts()
-        except (OSError, polars.exceptions.PolarsError) as error:
-            told = (str(error).splitlines() or [""])[0]
-            raise InvalidValue(f"needed a Parquet file of 'ullage dataset clean'; cannot read {file}: {told}") from None
-    missing = [name for name in NEEDED if rows and name not in rows[0]]
-    if missing:
-        raise InvalidValue(f"{file} is no data set of 'ullage dataset clean': it has no column {missing[0]}")
+    from ullage.learn.authors_table import read_authors
+    from ullage.learn.drop_reasons import Report
+    from ullage.learn.schema import frame, read_dataset
+
+    table = frame(read_authors(file, Report())) if file.suffix == ".csv" else read_dataset(file)
+    rows: list[dict[str, Any]] = table.to_dicts()
     chosen = [row for row in rows if family is None or row["family"] == family]
     if not chosen:
         there = ", ".join(sorted({str(row["family"]) for row in rows})) or "none"

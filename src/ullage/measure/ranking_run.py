@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ullage.errors import InvalidValue
@@ -53,17 +56,42 @@ def questions(sets: Sequence[TruthSet], counts: Mapping[str, int | None]) -> lis
 
 
 def answers(
-    asked: Sequence[Question], ask: Ask, *, limit: float, file: Path | None = None
+    asked: Sequence[Question], ask: Ask, *, limit: float, file: Path | None = None, workers: int = 1
 ) -> Iterator[tuple[Question, Record]]:
-    """The answer to every question; those in `file` are taken from there, new ones are appended to it at once."""
+    """The answer to every question; those in `file` are taken from there, new ones are appended to it at once.
+
+    With several workers so many processes estimate at once: quicker, but their times are then those of a busy machine.
+    """
     known = read_answers(file) if file is not None else {}
-    for question in asked:
-        record = known.get(question.key)
-        if record is None:
-            record = ask_apart(ask, question.estimator, question.run.id, question.run.row, question.gpu, limit)
-            if file is not None:
+    yield from ((question, known[question.key]) for question in asked if question.key in known)
+    new = [question for question in asked if question.key not in known]
+
+    writing = Lock()
+
+    def answer(question: Question) -> Record:
+        found = ask_apart(ask, question.estimator, question.run.id, question.run.row, question.gpu, limit)
+        record = replace(found, code=code_version())
+        if file is not None:
+            with writing:  # here and not where it is yielded: a ranking that is stopped keeps what was under way
                 _append(file, {"key": question.key, **record.to_dict()})
-        yield question, record
+        return record
+
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = {pool.submit(answer, question): question for question in new}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            for task in waiting:
+                task.cancel()
+
+
+@cache
+def code_version() -> str:
+    """A short name of this very code: answers of another one may be kept in the same file, and are told apart."""
+    package = Path(__file__).parent.parent
+    sources = sorted(file for file in package.rglob("*") if file.suffix in (".py", ".toml"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:8]
 
 
 def read_answers(file: Path) -> dict[str, Record]:

@@ -57,6 +57,7 @@ class Record:
     unsupported: str | None = None
     failed: str | None = None
     notes: tuple[str, ...] = ()
+    code: str | None = None  # which version of this package answered
 
     @property
     def given(self) -> bool:

@@ -1,7 +1,62 @@
-"""What GPUs and hosts do now: readings of NVML, GPM, DCGM, MIG instances, host processes and virtual cards."""
+"""What GPUs and hosts do now: readings of NVML, GPM, DCGM, MIG instances, host processes and virtual cards.
+
+with Monitor(best_source()) as monitor:
+    for device in monitor.devices():
+        print(device.name, monitor.window(device.id).mean("smact"))
+"""
 
 from __future__ import annotations
 
-from ullage.monitor.activity import ActivityBetween, activity_between
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ActivityBetween", "activity_between"]
+if TYPE_CHECKING:
+    from ullage.monitor.activity import ActivityBetween, activity_between
+    from ullage.monitor.choice import best_source
+    from ullage.monitor.dcgm_source import DcgmSource
+    from ullage.monitor.host import HostReading, HostWatch
+    from ullage.monitor.nvml_source import NvmlSource
+    from ullage.monitor.readings import Device, ProcessReading, Reading, Source
+    from ullage.monitor.sampling import Monitor
+    from ullage.monitor.virtual_source import VirtualSource
+    from ullage.monitor.window import Window
+
+_HOMES = {
+    "ActivityBetween": "activity",
+    "Device": "readings",
+    "DcgmSource": "dcgm_source",
+    "HostReading": "host",
+    "HostWatch": "host",
+    "Monitor": "sampling",
+    "NvmlSource": "nvml_source",
+    "ProcessReading": "readings",
+    "Reading": "readings",
+    "Source": "readings",
+    "VirtualSource": "virtual_source",
+    "Window": "window",
+    "activity_between": "activity",
+    "best_source": "choice",
+}
+
+__all__ = [
+    "ActivityBetween",
+    "DcgmSource",
+    "Device",
+    "HostReading",
+    "HostWatch",
+    "Monitor",
+    "NvmlSource",
+    "ProcessReading",
+    "Reading",
+    "Source",
+    "VirtualSource",
+    "Window",
+    "activity_between",
+    "best_source",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"ullage.monitor.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'ullage.monitor' has no attribute {name!r}")

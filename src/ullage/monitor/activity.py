@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -11,6 +10,7 @@ from typing import Any
 
 from ullage.errors import UnknownName
 from ullage.monitor.gpm import SHORTEST, Busy, GpmCounter, gpm_supported
+from ullage.monitor.nvml_library import INSTALL, pynvml, text
 
 
 @dataclass
@@ -63,7 +63,7 @@ def activity_between(
     DCGM. Power is the GPU's energy over the time, so a MIG instance, which has no counter of its own, has none.
     """
     found = ActivityBetween(device=str(device_id))
-    module = nvml or _pynvml()
+    module = nvml or pynvml()
     reason = _no_driver(module)
     if reason is not None:
         found.unknown_because = reason
@@ -115,7 +115,7 @@ class _Stretch:
             found.energy_j = (energy - self.energy) / 1000
             found.power_w = found.energy_j / found.seconds if found.seconds >= SHORTEST else None
         try:
-            found.device = _text(self.nvml.nvmlDeviceGetUUID(self.handle))
+            found.device = text(self.nvml.nvmlDeviceGetUUID(self.handle))
         except self.nvml.NVMLError as error:
             found.unknown_because = f"the GPU could not be read at the end: {error}"
 
@@ -140,17 +140,10 @@ class _Stretch:
             return None
 
 
-def _pynvml() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None
-
-
 def _no_driver(nvml: Any) -> str | None:
     """Start NVML; a reason where it does not start."""
     if nvml is None:
-        return "needed the package nvidia-ml-py; type: pip install nvidia-ml-py"
+        return INSTALL
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -171,7 +164,7 @@ def _uuids(nvml: Any) -> list[str]:
     found = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError):
-            found.append(_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))
+            found.append(text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))
     return found
 
 
@@ -184,7 +177,3 @@ def _mig_place(nvml: Any, handle: Any) -> tuple[Any, int | None]:
         return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle), int(nvml.nvmlDeviceGetGpuInstanceId(handle))
     except nvml.NVMLError:
         return None, None  # drivers from before MIG
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

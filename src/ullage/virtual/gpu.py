@@ -24,6 +24,7 @@ from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
 from ullage.virtual.mode import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
 from ullage.virtual.places import Place, Places
+from ullage.virtual.shared import SharedCard
 from ullage.virtual.values import Values
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
@@ -43,18 +44,27 @@ class VirtualGPU:
     4000256
     """
 
-    def __init__(self, spec: GPU, config: AllocatorConfig | None = None, limited: bool = True) -> None:
-        self.spec = spec
+    def __init__(
+        self,
+        spec: GPU,
+        config: AllocatorConfig | None = None,
+        limited: bool = True,
+        shared: SharedCard | None = None,
+    ) -> None:
+        self.spec, self.shared = spec, shared
         self.config = config or AllocatorConfig.from_environment()
         self.context = max(0, (spec.context or 0) - sum(CODE.values()))  # grows as libraries are loaded
         self._total = spec.usable if limited else WITHOUT_LIMIT
-        self.memory = DeviceMemory(self._allocator(), self.context, spec.usable)
+        if shared is not None:
+            shared.take_context(self.context)
+        self.memory = DeviceMemory(self._allocator(), self.context, spec.usable, keeps_history=shared is None)
         self.host = Host()
         self.values = Values(self)
         self.workspaces = Workspaces(self)
         self.progress = steps.Progress(self)
         self.places = Places(self)
-        self.memory.place = self.places.current
+        if self.memory.keeps_history:
+            self.memory.place = self.places.current
         self.operator = ""
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.unsure: set[str] = set()  # why another run, or the real one, may reserve a little more
@@ -67,11 +77,12 @@ class VirtualGPU:
         self._kept_peaks = 0, 0
 
     def _allocator(self) -> CachingAllocator:
-        return CachingAllocator(self._total - self.context, self.config, total_memory=self._total)
+        room = self._total - self.context
+        return CachingAllocator(room, self.config, total_memory=self._total, driver=self.shared)
 
     def configure(self, config: AllocatorConfig) -> None:
         """Other settings for the allocator, as long as nothing was asked of it: PyTorch reads them at first use."""
-        if not self.memory.requests:
+        if not self.memory.clock:
             self.config = config
             self.memory.allocator = self._allocator()
 
@@ -143,6 +154,8 @@ class VirtualGPU:
     def take_outside(self, size: int) -> None:
         """Something besides the allocator takes memory of the card: the code of a library."""
         if self.spec.context:
+            if self.shared is not None:
+                self.shared.take_context(size)
             self.context += size
             self.memory.context = self.context
             self.memory.allocator.capacity -= size
@@ -191,8 +204,9 @@ class VirtualGPU:
             self._restore.add(composites.install(self))
             self._restore.add(casts.install())
             self._restore.add(watch_autocast(self))
-            self._restore.add(self.progress.install())
-            self._restore.add(self.places.install())
+            if self.memory.keeps_history:
+                self._restore.add(self.progress.install())
+                self._restore.add(self.places.install())
             self._mode.__enter__()
             self._restore.add(lambda: self._mode.__exit__(None, None, None))
             _active.append(self)

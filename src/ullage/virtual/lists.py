@@ -32,6 +32,8 @@ def list_operator(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     if not returns:
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             gpu.values.set(args[1], torch.zeros(()))  # no infinity was found
+        else:
+            gpu.values.follow_in_place(func, args, kwargs)
         return None
     if "norm" in func._schema.name or func._schema.name.endswith("_max"):
         return _foreach_norm(gpu, func, args, kwargs)

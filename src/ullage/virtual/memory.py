@@ -16,6 +16,7 @@ import torch
 
 from ullage.allocator import Block, CachingAllocator, OutOfMemory, format_size
 from ullage.virtual.native import tensor_without_data
+from ullage.virtual.shared import SharedCard
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE = range(5)
 WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
@@ -58,24 +59,29 @@ class DeviceMemory:
     512
     """
 
-    def __init__(self, allocator: CachingAllocator, context: int = 0, total: int = 0) -> None:
+    def __init__(
+        self, allocator: CachingAllocator, context: int = 0, total: int = 0, keeps_history: bool = True
+    ) -> None:
         self.allocator = allocator
+        self.keeps_history = keeps_history
         self.context, self.total = context, total
         self.stream = 0
         self.kind = ACTIVATIONS
-        self.spans: list[Span | _Watch] = []
-        self.requests: list[int] = []  # bytes asked for; for a free, minus how many requests ago it was asked for
-        self.doubts: list[tuple[int, int]] = []  # places in `requests`, and bytes that could be asked for there
+        kept: Callable[[], list[Any]] = list if keeps_history else _Forgetful
+        self.spans: list[Span | _Watch] = kept()
+        self.requests: list[int] = kept()  # bytes asked for; for a free, minus how many requests ago it was asked for
+        self.doubts: list[tuple[int, int]] = kept()  # places in `requests`, and bytes that could be asked for there
         self.clock = 0
         self.peak_clock = 0
         self.closed = False
         self.repeating = False  # inside `repeat`, where the allocator's events belong to no request of the run
         self.place: Callable[[], int] = lambda: 0  # the number of who asks now
+        self.before_request: Callable[[], None] | None = None
         self.peak_reserved_clock = 0
         self._reserved = 0
         self._peak_reserved = 0
         self.out_of_memory: str | None = None  # the last such error; code may have caught it
-        self.reserved_at: list[tuple[int, int]] = []
+        self.reserved_at: list[tuple[int, int]] = kept()
         self._lock = threading.RLock()
         self._peak = -1
 
@@ -96,8 +102,8 @@ class DeviceMemory:
             watch.begin, watch.end, watch.writes, watch.place = self.clock, -1, 0, self.place()
             spans = self.spans
             watch.index = len(spans)
-            spans.append(watch)  # this keeps the weak reference alive, too
-            storage.ullage = watch
+            spans.append(watch)
+            storage.ullage = watch  # this keeps the weak reference alive, too
 
     def take(self, nbytes: int, kind: int | None = None) -> Span:
         """A bare block, to be given back with `give_back`: a temporary or a library's workspace."""
@@ -108,6 +114,8 @@ class DeviceMemory:
             return span
 
     def _block(self, nbytes: int) -> Block:
+        if self.before_request is not None:
+            self.before_request()
         allocator = self.allocator
         try:
             block = allocator.malloc(nbytes, self.stream)
@@ -273,5 +281,14 @@ class DeviceMemory:
         self.requests.append(span.index - len(self.spans))
 
     def _message(self, error: OutOfMemory) -> str:
+        if isinstance(self.allocator.driver, SharedCard):
+            return error.message(process=self.allocator.driver.report())
         in_use = format_size(self.context + self.allocator.reserved)
         return error.message(process=f"Including non-PyTorch memory, this process has {in_use} memory in use. ")
+
+
+class _Forgetful(list[Any]):
+    """A history that nobody will ask for: a job of a million steps must not keep each of its allocations."""
+
+    def append(self, item: Any) -> None:
+        return

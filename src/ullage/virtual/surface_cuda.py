@@ -47,6 +47,8 @@ class _CudaDeviceProperties:
         self.clock_rate, self.memory_clock_rate, self.memory_bus_width = 1_500_000, 1_500_000, 4096
         self.pci_bus_id, self.pci_device_id, self.pci_domain_id = 1, 0, 0
         self.uuid = uuid.uuid5(uuid.NAMESPACE_DNS, f"{spec.name}.virtual-gpu.ullage")
+        if gpu.shared is not None:
+            self.uuid = uuid.UUID(gpu.shared.card.uuid.removeprefix("GPU-"))
 
     def __repr__(self) -> str:
         return (

@@ -118,6 +118,8 @@ class MemoryFunctions:
 def memory_info(gpu: VirtualGPU) -> tuple[int, int]:
     """Free and total bytes of the card, as `torch.cuda.mem_get_info()` gives them."""
     memory = gpu.memory
+    if gpu.shared is not None:
+        return gpu.shared.free(), memory.total
     return max(0, memory.total - memory.context - memory.allocator.reserved), memory.total
 
 

@@ -67,6 +67,29 @@ class Values:
         if isinstance(value, torch.Tensor) and value.shape == result.shape:
             self.set(result, value)
 
+    def follow_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operator has written to lists of tensors: known values (an optimizer's count of its steps) are changed
+        with them if all are known, and forgotten otherwise."""
+        lists = [
+            args[place]
+            for place, argument in enumerate(func._schema.arguments[: len(args)])
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        written = [tensor for tensors in lists for tensor in tensors if hasattr(tensor, "ullage_value")]
+        if not written:
+            return
+        try:
+            known = self._known_arguments(args)
+            known = type(known)([v.clone() for v in value] if isinstance(value, list) else value for value in known)
+            func(*known, **self._known_arguments(kwargs))
+        except (_Unknown, RuntimeError, AttributeError):
+            known = None
+        for tensor in written:
+            self._gpu.memory.written(tensor)
+        if known is not None and len(lists) == 1:
+            for tensor, value in zip(lists[0], known[0], strict=True):
+                self.set(tensor, value)
+
     def _known_arguments(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             known = self.known(value) if value.is_cuda else value

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from ullage.virtual.replacements import Replacements
 
 
-def install(saves: Callable[[Any], None], replacements: Replacements) -> None:
+def install(replacements: Replacements) -> None:
     """Put the functions of `safetensors` in place as soon as it is imported."""
     replacements.when_imported("safetensors.torch", lambda module: _functions(module, replacements))
     replacements.when_imported("safetensors", lambda module: _opening(module, replacements))

@@ -1,0 +1,111 @@
+"""What is read: a GPU's reading at one moment, and what every source of readings offers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, a MIG instance (`mig`, with its `parent`'s id) or a virtual card.
+
+    `total` is what jobs can use, in bytes. A card in MIG mode is `divided`: jobs run on its instances only.
+
+    >>> Device("GPU-1", 0, "NVIDIA H200", 150 << 30).takes_jobs
+    True
+    """
+
+    id: str
+    index: int
+    name: str
+    total: int | None
+    mig: bool = False
+    parent: str | None = None
+    divided: bool = False
+    instance: int | None = None  # NVML's number of the GPU instance, of a MIG instance
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether a job can run on it."""
+        return not self.divided
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at one GPU. Shares are from 0 to 1, memory is in bytes, `time` is the wall clock's. `None` is unknown.
+
+    `gract` to `tensor` and the PCIe traffic are means since the look before; the others are of this moment.
+    `utilization` is NVML's own word for the share of time in which any kernel ran; it stands in for nothing.
+
+    >>> Reading(time=0.0, memory_used=1 << 30).smact is None
+    True
+    """
+
+    time: float
+    memory_used: int | None = None
+    memory_total: int | None = None
+    gract: float | None = None
+    smact: float | None = None
+    smocc: float | None = None
+    drama: float | None = None
+    tensor: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    pcie_rx_bps: float | None = None
+    pcie_tx_bps: float | None = None
+    utilization: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON.
+
+        >>> Reading(time=0.0).to_dict()["smact"] is None
+        True
+        """
+        return asdict(self)
+
+
+FIELDS = tuple(field.name for field in fields(Reading) if field.name != "time")
+
+
+@dataclass(frozen=True)
+class ProcessReading:
+    """GPU memory of one process on one GPU, in bytes; `None` where the driver does not say.
+
+    >>> ProcessReading(pid=1, memory=None).memory is None
+    True
+    """
+
+    pid: int
+    memory: int | None
+
+
+class Source(Protocol):
+    """Where readings come from. A source is used by one thread at a time.
+
+    A value that it cannot give is `None`, never 0. `read` and `processes` raise `DeviceLost` for a GPU that does not
+    answer any more. `processes` gives bytes by pid, or `None` where it is not known who is on the GPU.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called in outputs: nvml, dcgm, virtual."""
+
+    @property
+    def hint(self) -> str | None:
+        """One line for a person about what it cannot give and what would; `None` if there is nothing to say."""
+
+    def devices(self) -> list[Device]:
+        """What is there now; ask again to see what has come and gone."""
+
+    def read(self, device_id: str) -> Reading:
+        """One look at one device."""
+
+    def processes(self, device_id: str) -> dict[int, int | None] | None:
+        """GPU memory by pid."""
+
+    def close(self) -> None:
+        """Let go of what the source holds."""

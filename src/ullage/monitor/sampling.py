@@ -1,0 +1,207 @@
+"""The monitor: a thread that looks at every GPU again and again and keeps the last so many seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import TracebackType
+
+from ullage.errors import DeviceLost, InvalidValue, UnknownName
+from ullage.monitor.host import HostReading, HostWatch
+from ullage.monitor.readings import Device, ProcessReading, Reading, Source
+from ullage.monitor.window import Window, forget_old
+
+_LIST_AGAIN = 10.0  # seconds until the devices are listed again: MIG instances come and go, a lost GPU may come back
+
+
+class Monitor:
+    """Samples a source at an interval over a sliding window, in a thread of its own.
+
+        with Monitor(best_source(), interval=1.0, window=90.0) as monitor:
+            ...
+            monitor.window(gpu).mean("smact"), monitor.processes(gpu), monitor.host(pid)
+
+    Nothing that a source does stops it: a look that fails is counted (`failures`, `last_error`), one that comes late
+    makes the next ones keep to the interval, a GPU that does not answer is `lost` until it is listed and read again.
+    Values of a lost GPU are unknown, not the last ones. Ages are by a clock that nobody sets. CPU and RAM of processes
+    are looked at every `host_interval` seconds, for processes on the GPUs and for those that `follow` named.
+    """
+
+    def __init__(
+        self, source: Source, interval: float = 1.0, window: float = 90.0, host_interval: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        if not 0.05 <= interval <= window:
+            raise InvalidValue(f"needed an interval from 0.05 s to the window's {window:g} s; found {interval:g} s")
+        self.source, self.interval, self.seconds = source, interval, window
+        self.failures = 0
+        self.last_error: str | None = None
+        self._host_interval, self._clock = host_interval, clock
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._devices: dict[str, Device] = {}
+        self._looks: dict[str, deque[tuple[float, Reading]]] = {}
+        self._held: dict[str, dict[int, int | None] | None] = {}
+        self._lost: dict[str, str] = {}
+        self._watch = HostWatch(clock)
+        self._hosts: dict[int, HostReading] = {}
+        self._followed: set[int] = set()
+        self._next_list = self._next_host = clock()
+
+    # What it knows.
+
+    def devices(self) -> list[Device]:
+        """All that were ever listed, cards before their MIG instances; `lost` tells which are gone."""
+        with self._lock:
+            return list(self._devices.values())
+
+    def lost(self, device_id: str) -> str | None:
+        """Why a device counts as lost; `None` if it answers."""
+        with self._lock:
+            self._check(device_id)
+            return self._lost.get(device_id)
+
+    def latest(self, device_id: str) -> Reading | None:
+        """The newest reading; `None` before the first one and for a lost device. `window(id).age()` is its age."""
+        with self._lock:
+            looks = self._known_looks(device_id)
+            return looks[-1][1] if looks else None
+
+    def window(self, device_id: str) -> Window:
+        """The readings of the last `window` seconds; empty for a lost device."""
+        with self._lock:
+            now = self._clock()
+            looks = self._known_looks(device_id)
+            return Window([look for look in looks if look[0] >= now - self.seconds], now)
+
+    def processes(self, device_id: str) -> dict[int, int | None] | None:
+        """Bytes by pid at the last look; `None` where it is not known who is there."""
+        with self._lock:
+            self._check(device_id)
+            held = self._held.get(device_id)
+            return None if held is None else dict(held)
+
+    def process_readings(self, device_id: str) -> list[ProcessReading]:
+        """The processes, most memory first; empty where unknown."""
+        held = self.processes(device_id) or {}
+        return [ProcessReading(*item) for item in sorted(held.items(), key=lambda item: -(item[1] or 0))]
+
+    def host(self, pid: int) -> HostReading | None:
+        """CPU and RAM of a process and all it started; `None` if it was not seen at the last look."""
+        with self._lock:
+            return self._hosts.get(pid)
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Look at the CPU and RAM of these processes too, instead of those named before."""
+        with self._lock:
+            self._followed = set(pids)
+
+    # What it does.
+
+    def start(self) -> Monitor:
+        """List the devices, take the first look, and go on in a thread. Raises what the source raises at the start."""
+        if self._thread is not None:
+            raise InvalidValue("the monitor runs already")
+        self._list()
+        self.look()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="ullage monitor", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self, patience: float = 5.0) -> None:
+        """End the thread and close the source. A source that hangs is left behind after `patience` seconds."""
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(patience)
+            if thread.is_alive():
+                return
+        self.source.close()
+
+    def look(self) -> None:
+        """One look at everything, as the thread does it; for use without the thread."""
+        now = self._clock()
+        if now >= self._next_list:
+            self._guarded(self._list)
+        for device in self.devices():
+            self._guarded(partial(self._look_at, device))
+        if now >= self._next_host:
+            self._next_host = now + self._host_interval
+            self._guarded(self._look_at_hosts)
+
+    def __enter__(self) -> Monitor:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        due = self._clock() + self.interval
+        while not self._stop.wait(max(0.0, due - self._clock())):
+            self.look()
+            missed = max(0, int((self._clock() - due) / self.interval))
+            due += self.interval * (missed + 1)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:  # whatever a driver or a library does, the next look comes
+            with self._lock:
+                self.failures += 1
+                self.last_error = f"{type(error).__name__}: {error}"
+
+    def _list(self) -> None:
+        self._next_list = self._clock() + _LIST_AGAIN
+        listed = {device.id: device for device in self.source.devices()}
+        with self._lock:
+            for id in self._devices:
+                if id not in listed:
+                    self._lose(id, "it is not listed any more")
+            for id in listed:
+                self._lost.pop(id, None)
+            self._devices = {**listed, **{id: old for id, old in self._devices.items() if id not in listed}}
+
+    def _look_at(self, device: Device) -> None:
+        with self._lock:
+            if device.id in self._lost:
+                return
+        try:
+            reading = self.source.read(device.id)
+            moment = self._clock()
+            held = self.source.processes(device.id)
+        except DeviceLost as lost:
+            with self._lock:
+                self._lose(device.id, lost.reason)
+            return
+        with self._lock:
+            looks = self._looks.setdefault(device.id, deque())
+            looks.append((moment, reading))
+            forget_old(looks, moment - self.seconds)
+            self._held[device.id] = held
+
+    def _lose(self, device_id: str, reason: str) -> None:
+        self._lost.setdefault(device_id, reason)
+        self._looks.pop(device_id, None)
+        self._held.pop(device_id, None)
+
+    def _look_at_hosts(self) -> None:
+        with self._lock:
+            pids = self._followed.union(*(held for held in self._held.values() if held))
+        found = self._watch.look(sorted(pids))
+        with self._lock:
+            self._hosts = found
+
+    def _known_looks(self, device_id: str) -> deque[tuple[float, Reading]]:
+        self._check(device_id)
+        return self._looks.get(device_id) or deque()
+
+    def _check(self, device_id: str) -> None:
+        if device_id not in self._devices:
+            raise UnknownName("GPU", device_id, self._devices)
