@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-
 from tests.learn.synthetic import rows
+
 from ullage.errors import InvalidValue
 from ullage.estimators.gpumemnet_weights import Card
 from ullage.learn import protocol

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-
 from tests.learn.synthetic import rows
+
 from ullage.errors import InvalidValue
 from ullage.estimators.gpumemnet_inputs import PARTS, TOTALS, family_of, folded, inputs_of
 from ullage.estimators.gpumemnet_networks import Belief, Bins, batched, cross_entropy
@@ -59,7 +59,10 @@ def test_cross_entropy_is_that_of_the_scores() -> None:
 
 
 def test_equal_layers_count_as_often_as_they_occur() -> None:
-    block = [{"type": "linear", "activations": 8, "parameters": 72}, {"type": "gelu", "activations": 8, "parameters": 0}]
+    block = [
+        {"type": "linear", "activations": 8, "parameters": 72},
+        {"type": "gelu", "activations": 8, "parameters": 0},
+    ]
     found = folded(block * 3)
     assert [layer[:4] for layer in found] == [("linear", 8, 72, 3), ("gelu", 8, 0, 3)]
     assert found[0][4:] == (0.0, 0.8)

@@ -54,7 +54,7 @@ class Watch:
     def forget(self) -> None:
         """The last layer was noted too early."""
         for notes in (self.outputs, self.fresh, self.inputs):
-            notes.pop()  # type: ignore[attr-defined]
+            notes.pop()
 
     def layer(self, part: nn.Module | None, read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
         """A layer has run; without a module it is attention by a function, which reads what it makes."""

@@ -152,6 +152,12 @@ class Factors(nn.Module):
         self.start = nn.Parameter(torch.tensor([*begin, EXACT, SURE, 0.0]))  # what holds for all jobs
         self.walk = nn.Parameter(torch.zeros(2))  # logarithms of the factors of the walk and of what is fixed
 
+    def begin(self, fixed: float) -> None:
+        """Let what is fixed begin with this factor: another GPU has another context."""
+        with torch.no_grad():
+            self.start[len(PARTS) - 1] = math.log(math.expm1(fixed))
+            self.walk[1] = math.log(fixed)
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[jobs, parts + 5]: factors before they are made positive, spreads, trust, and the walk's two factors."""
         found = self.layer(hidden) + self.start

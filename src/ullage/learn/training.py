@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ullage.errors import InvalidValue
-from ullage.estimators.gpumemnet_networks import Batch, GPUMemNet, cross_entropy
+from ullage.estimators.gpumemnet_networks import Batch, Factors, GPUMemNet, cross_entropy
 from ullage.estimators.gpumemnet_weights import Card, build, plain_products
 
 Notify = Callable[[str], None]
@@ -65,9 +65,19 @@ def fit(
         torch.manual_seed(seed)
         network = build(card)
         network.normal.learn(jobs.totals)
+        _begin(network, jobs, memory)
         seen = jobs if card.estimator == "transformer" else jobs.alone()
         _descend(network, seen, _edges(memory, card.bin // FINER), schedule, notify)
     return network.eval()
+
+
+def _begin(network: GPUMemNet, jobs: Batch, memory: npt.NDArray[np.float64]) -> None:
+    """What is fixed begins with the median of what the walk leaves over: another GPU has another context."""
+    parts = jobs.parts.double().numpy()
+    fixed = float(np.median((memory - parts[:, 0]) / parts[:, -1]))
+    for module in network.modules():
+        if isinstance(module, Factors):
+            module.begin(min(max(fixed, 0.1), 10.0))
 
 
 def _edges(memory: npt.NDArray[np.float64], width: int) -> torch.Tensor:
