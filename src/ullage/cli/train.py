@@ -76,7 +76,7 @@ def gpumemnet(
 
       ullage train gpumemnet --data h200.parquet --family cnn --out cnn.safetensors
 
-      ullage train gpumemnet --data data.parquet --family mlp --estimator transformer --out w.safetensors --report w.html
+      ullage train gpumemnet --data x.parquet --family mlp --estimator transformer --out w.safetensors --report x.html
     """
     from dataclasses import replace
 
