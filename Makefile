@@ -19,6 +19,7 @@ test-all: $(READY) lint
 bench: $(READY)
 	$(BIN)/python benchmarks/allocator_speed.py
 	$(BIN)/python benchmarks/billions.py
+	$(BIN)/python benchmarks/placement_speed.py
 	$(BIN)/python benchmarks/virtual_gpu.py
 	$(BIN)/python benchmarks/monitor_overhead.py
 

@@ -9,7 +9,8 @@
     ├── NoGPUSource             nothing on this machine can say what its GPUs do
     ├── DeviceLost              a GPU was there and does not answer any more
     ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
-    └── NestedGPUError          a virtual GPU is already in use in another thread
+    ├── NestedGPUError          a virtual GPU is already in use in another thread
+    └── Overbooked              memory that is already promised cannot be promised again
 
 Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
 """
@@ -100,6 +101,10 @@ class UnsupportedPlatform(UllageError, RuntimeError):
 
 class NestedGPUError(UllageError, RuntimeError):
     """A second virtual GPU was started in another thread while one was in use."""
+
+
+class Overbooked(UllageError, RuntimeError):
+    """The promise ledger refused a promise; nothing was promised. The text says what was asked and what is left."""
 
 
 def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from ullage.cli.main import app
 from ullage.errors import InvalidValue
 from ullage.estimators.gpumemnet_features import features
+from ullage.learn import feature_rows
 from ullage.learn.cleaning import clean
-from ullage.learn.drop_reasons import Report
+from ullage.learn.drop_reasons import REASONS, Report
 from ullage.learn.schema import COLUMNS, frame, read_dataset, write_dataset
 from ullage.workload import Configuration
 
@@ -242,3 +243,43 @@ def test_many_rows_come_through_in_pieces(tmp_path: Path) -> None:
     read = read_dataset(tmp_path / "x.parquet")
     assert read["id"].to_list() == [str(number) for number in range(1203)]
     assert read["layers"][1202].to_list() == [{"type": "linear", "activations": 1202, "parameters": 0}]
+
+
+def test_show_counts_classes_and_shares(tmp_path: Path) -> None:
+    gib = 1 << 30
+    rows = [
+        {"id": "a", "family": "cnn", "optimizer": "adam", "process_memory": 9 * gib + 5, "gract": 0.5, "gpu": "H200"},
+        {"id": "b", "family": "cnn", "optimizer": "adam", "process_memory": 15 * gib, "gpu": "H200"},
+        {"id": "c", "family": "cnn", "optimizer": "sgd", "process_memory": gib - 1, "gpu": "H200"},
+        {"id": "d", "family": "mlp", "optimizer": None, "process_memory": None, "gpu": None},
+    ]
+    file = tmp_path / "x.parquet"
+    write_dataset(frame(rows), file)
+    found = json.loads(CliRunner().invoke(app, ["dataset", "show", str(file), "--json"]).stdout)
+    assert (found["rows"], found["gpu"]) == (4, {"H200": 3, "unknown": 1})
+    cnn = found["families"]["cnn"]
+    assert (cnn["rows"], cnn["with_utilization"], cnn["optimizer"]) == (3, 1, {"adam": 2, "sgd": 1})
+    assert cnn["classes_1gib"] == {"0": 1, "9": 1, "15": 1}
+    assert cnn["classes_8gib"] == {"0": 1, "1": 2}
+    assert cnn["memory"]["largest"] == 15 * gib
+    assert found["families"]["mlp"]["memory"] is None
+    told = CliRunner().invoke(app, ["dataset", "show", str(file)])
+    assert told.exit_code == 0, told.output
+    assert "8 to 16: 2 (66.7 %)" in told.output and "sgd 33.3 %" in told.output
+    assert CliRunner().invoke(app, ["dataset", "show", str(file), "--family", "cmm"]).exit_code == 1
+
+
+def test_processes_give_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_rows, "FEW", 2)
+    texts = [json.dumps({"model": "mlp:x", "widths": [8, width], "batch": 2}) for width in range(1, 5)]
+    texts.append(json.dumps({"model": "mlp:x", "batch": 2}))
+    alone = list(feature_rows.feature_rows(texts, 1))
+    assert list(feature_rows.feature_rows(texts, 2)) == alone
+    assert isinstance(alone[-1], str) and "widths" in alone[-1]
+    assert [row["parameters"] for row in alone[:-1] if isinstance(row, dict)] == [9, 18, 27, 36]
+
+
+def test_the_columns_are_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "dataset.md").read_text()
+    assert [column.name for column in COLUMNS if f"`{column.name}`" not in text] == []
+    assert [reason for reason in REASONS if f"| {reason} |" not in text] == []

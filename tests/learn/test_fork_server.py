@@ -17,7 +17,13 @@ def wait_for(condition: Any, seconds: float = 20.0) -> None:
 
 
 def server(run: Any, *, total: int = 100, at_once: int = 4, timeout: float = 20.0, **more: Any) -> ForkServer:
-    trade = Trade(prepare=more.pop("prepare", lambda order: order), run=run, needs=lambda order: order["need"])
+    turns = more.pop("turns", 0)
+    trade = Trade(
+        prepare=more.pop("prepare", lambda order: order),
+        run=run if turns else lambda order, pause: run(order),
+        needs=lambda order: order["need"],
+        turns=turns,
+    )
     return ForkServer(trade, total=total, at_once=at_once, timeout=timeout, **more)
 
 
@@ -113,7 +119,7 @@ def test_an_error_and_a_crash_are_answers() -> None:
 def test_what_children_print_goes_to_their_log(tmp_path: Path, capfd: Any) -> None:
     trade = Trade(
         prepare=lambda order: print("preparing"),
-        run=lambda prepared: {"said": print("running")},
+        run=lambda prepared, pause: {"said": print("running")},
         needs=lambda order: 1,
         log=lambda order: tmp_path / order["id"],
     )
@@ -160,7 +166,7 @@ def test_the_machines_own_memory_is_promised_too(tmp_path: Path) -> None:
         (tmp_path / order["id"]).touch()
         return order
 
-    def run(order: dict[str, Any]) -> dict[str, Any]:
+    def run(order: dict[str, Any], pause: Any) -> dict[str, Any]:
         together = len(list(tmp_path.iterdir()))
         (tmp_path / order["id"]).unlink()
         return {"together": together}
@@ -168,3 +174,37 @@ def test_the_machines_own_memory_is_promised_too(tmp_path: Path) -> None:
     trade = Trade(prepare=prepare, run=run, needs=lambda order: 1, host=lambda order: 40)
     found = list(ForkServer(trade, total=100, at_once=4, timeout=20, host_total=100).work(orders(1, 1, 1, 1, 1)))
     assert max(answer["together"] for _, answer in found) <= 2
+
+
+def test_in_turns_one_goes_on_while_the_others_pause(tmp_path: Path) -> None:
+    """Each leaves a file while it has its turn; nobody ever sees another's, or one that still makes its first step."""
+
+    def run(order: dict[str, Any], pause: Any) -> dict[str, Any]:
+        first = tmp_path / f"first-{order['id']}"
+        first.touch()
+        time.sleep(0.01)
+        first.unlink()
+        pause()
+        seen = len(list(tmp_path.iterdir()))
+        mark = tmp_path / f"turn-{order['id']}"
+        mark.touch()
+        time.sleep(0.01)
+        mark.unlink()
+        return {"seen": seen}
+
+    found = [answer for _, answer in server(run, total=100, turns=3, at_once=6).work(orders(*[30] * 8))]
+    assert found == [{"seen": 0}] * 8
+
+
+def test_in_turns_one_that_fails_before_its_turn_holds_nobody_up() -> None:
+    def run(order: dict[str, Any], pause: Any) -> dict[str, Any]:
+        if order["id"] == "o1":
+            raise ValueError("no")
+        if order["id"] == "o2":
+            os._exit(3)
+        pause()
+        return {"fine": True}
+
+    found = {order["id"]: answer for order, answer in server(run, turns=4).work(orders(1, 1, 1, 1))}
+    assert found["o0"] == found["o3"] == {"fine": True}
+    assert "ValueError: no" in found["o1"]["failed"] and "without an answer" in found["o2"]["failed"]

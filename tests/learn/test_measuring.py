@@ -38,7 +38,7 @@ from ullage.learn.generate import generate
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
 
-def run(order):
+def run(order, pause):
     with (folder / "runs").open("a") as file:
         file.write(order["id"] + "\\n")
     if order["id"].endswith("4") and not (folder / "go").exists():
@@ -59,7 +59,7 @@ for row in rows:
 
 def counting_server(answers: Any, header: dict[str, Any]) -> Any:
     def make(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
-        trade = Trade(prepare=lambda order: order, run=answers, needs=lambda order: 1)
+        trade = Trade(prepare=lambda order: order, run=lambda order, pause: answers(order), needs=lambda order: 1)
         return ForkServer(trade, total=9, at_once=2, timeout=30), header
 
     return make
@@ -112,7 +112,7 @@ def test_raw_logs_lie_in_a_folder_a_configuration(tmp_path: Path, monkeypatch: p
     plan = Plan(out=tmp_path / "out.jsonl", raw=tmp_path / "raw")
 
     def make(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
-        def run(order: dict[str, Any]) -> dict[str, Any]:
+        def run(order: dict[str, Any], pause: Any) -> dict[str, Any]:
             print("step 1")
             return {"peak_reserved": 3}
 

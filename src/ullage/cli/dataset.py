@@ -7,6 +7,7 @@ import typer
 from ullage.cli.dataset_clean import clean
 from ullage.cli.dataset_generate import generate
 from ullage.cli.dataset_measure import measure
+from ullage.cli.dataset_show import show
 
 dataset = typer.Typer(
     name="dataset",
@@ -16,3 +17,4 @@ dataset = typer.Typer(
 dataset.command()(generate)
 dataset.command()(measure)
 dataset.command()(clean)
+dataset.command()(show)

@@ -86,6 +86,8 @@ def _table(told: dict[str, Any]) -> Table:
     table.add_row("joined", str(told["joined"]), "utilisation of a run whose memory was measured too")
     for reason, count in told["dropped"].items():
         table.add_row(f"dropped: {reason}", str(count), REASONS[reason])
+    if told["lent"]:
+        table.add_row("lent", str(told["lent"]), "shared a process: context of most runs of their family and precision")
     if told["renamed"]:
         table.add_row("renamed", str(told["renamed"]), "runs of different sets with the same id")
     for name, count in told["blanked"].items():

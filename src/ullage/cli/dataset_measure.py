@@ -41,10 +41,16 @@ def measure(
     stop_after: Annotated[
         float | None, typer.Option(help="Stop after so many seconds; the rest is for another time.", min=1)
     ] = None,
+    together: Annotated[
+        int, typer.Option(help="Memory runs that share a process, one after the other: many times quicker, the same "
+                          "figures of PyTorch, none of NVML.", min=1)
+    ] = 1,
     raw: Annotated[Path | None, typer.Option(help="Keep logs here, a folder a configuration.")] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Measure configurations on this machine's GPU, each in a fresh process."""
+    if together > 1 and (utilization or raw):
+        raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
     from ullage.learn.measuring import Plan, measure_rows
     from ullage.workload.configuration import read_rows
 
@@ -53,7 +59,7 @@ def measure(
         raise InvalidValue(f"{file} has no configurations")
     plan = Plan(
         out=out, at_once=at_once, iterations=iterations, utilization=utilization, seconds=seconds, timeout=timeout,
-        raw=raw,
+        raw=raw, together=together,
     )  # fmt: skip
     left, measured = measure_rows(rows, plan)
     console = Console(stderr=True)

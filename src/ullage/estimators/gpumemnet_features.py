@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import nn
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimators.gpumemnet_details import Detail, Watch
 from ullage.estimators.gpumemnet_meta import cheap_kernels
+from ullage.estimators.gpumemnet_shortcuts import Shortcuts, no_start
 from ullage.workload.building import prepare
 from ullage.workload.configuration import Configuration
 from ullage.workload.optimizers import optimizer_class
@@ -106,8 +109,10 @@ def features(configuration: Configuration) -> Features:
     seen = _Seen()
     try:
         with torch.device("meta"):
-            model, task = prepare(configuration)
-            inputs = _observe(configuration, model, task, seen, "meta")
+            with no_start():
+                model, task = prepare(configuration)
+            with Shortcuts():
+                inputs = _observe(configuration, model, task, seen, "meta")
     except Exception as error:  # a model that looks at values; what is wrong with a model itself is said below
         if isinstance(error, UllageError):
             raise
@@ -178,9 +183,17 @@ def _observe(
 
 def _is_layer(part: nn.Module) -> bool:
     """A module without modules inside, or one of the known kinds with weights of its own (timm's norms with act)."""
-    if next(part.children(), None) is None:
+    if all(inside is None for inside in part._modules.values()):
         return True
-    return kind_of(part) != type(part).__name__.lower() and next(part.parameters(recurse=False), None) is not None
+    return kind_of(part) != type(part).__name__.lower() and any(True for _ in part.parameters(recurse=False))
+
+
+def _own(part: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of a layer; the short way for the many that have no modules inside."""
+    if part._modules:
+        yield from part.parameters()
+    else:
+        yield from {id(own): own for own in part._parameters.values() if own is not None}.values()
 
 
 def _noting(batch: int, seen: _Seen) -> Any:
@@ -188,7 +201,7 @@ def _noting(batch: int, seen: _Seen) -> Any:
         parameters = 0
         if id(part) not in seen.counted:
             seen.counted.add(id(part))
-            parameters = sum(tensor.numel() for tensor in part.parameters())
+            parameters = sum(tensor.numel() for tensor in _own(part))
         if isinstance(part, nn.MultiheadAttention) and seen.layers and seen.layers[-1][0] == "attention":
             seen.layers.pop()  # the same attention, noted without its parameters
             seen.watch.forget()
@@ -205,7 +218,11 @@ def kind_of(part: nn.Module) -> str:
     >>> kind_of(nn.Conv2d(1, 1, 1)), kind_of(nn.SiLU())
     ('conv2d', 'silu')
     """
-    name = type(part).__name__
+    return _kind_named(type(part).__name__)
+
+
+@lru_cache(maxsize=1024)
+def _kind_named(name: str) -> str:
     for kind, pattern in _KINDS:
         if re.fullmatch(pattern, name):
             return kind

@@ -24,23 +24,10 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         # The kernels give the output with heads inside, so that joining them is no copy.
         *batch, heads, length, _ = query.shape
-        out = query.new_empty(*batch, length, heads, value.shape[-1]).transpose(-3, -2)
-        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        out = torch.empty((*batch, length, heads, value.shape[-1]), dtype=query.dtype, device="meta").transpose(-3, -2)
+        sums = torch.empty(query.shape[:-1], dtype=torch.float32, device="meta")
         ctx.save_for_backward(query, key, value, out, sums)
         return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise NotImplementedError("features need the forward pass alone")
-
-
-class _Dropout(torch.autograd.Function):
-    """Keeps a mask of one byte a number."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(tensor.new_empty(tensor.shape, dtype=torch.bool))
-        return torch.empty_like(tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -75,7 +62,7 @@ def cheap_kernels(attended: Callable[[torch.Tensor], Any]) -> Iterator[None]:
     def drop(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         if not input.is_meta or not training or p == 0:
             return dropout(input, p, training, inplace)
-        out: torch.Tensor = _Dropout.apply(input)
+        out, _ = torch.native_dropout(input, p, True)  # keeps a mask of one byte a number
         return out
 
     inside: list[None] = []  # a function mode looks the method up again and calls it once more

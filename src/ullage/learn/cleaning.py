@@ -83,7 +83,7 @@ def _row(run: Run, columns: dict[str, Any] | str, report: Report) -> dict[str, A
         "peak_allocated": line["peak_alloc"],
         "peak_reserved": line["peak_reserved"],
         "process_memory": process_memory(line),
-        "context": context(line),
+        "context": None if "lent_context" in line else context(line),
         **_utilization(run, report),
         "gpu": header.get("gpu"),
         **{name: _text(header.get(name)) for name in ("torch", "cuda", "cudnn", "driver")},

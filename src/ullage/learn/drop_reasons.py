@@ -49,6 +49,7 @@ class Report:
     kept: int = 0
     joined: int = 0
     renamed: int = 0
+    lent: int = 0  # runs that shared a process, with the context of others
     dropped: list[Dropped] = field(default_factory=list)
     blanked: Counter[str] = field(default_factory=Counter)
 
@@ -70,7 +71,7 @@ class Report:
         lines = [vars(one) for one in self.dropped]
         return {
             "files": self.files, "read": self.read, "kept": self.kept, "joined": self.joined, "renamed": self.renamed,
-            "dropped": self.counts, "blanked": dict(self.blanked), "dropped_lines": lines,
+            "lent": self.lent,            "dropped": self.counts, "blanked": dict(self.blanked), "dropped_lines": lines,
         }  # fmt: skip
 
 
@@ -138,7 +139,10 @@ def process_memory(line: Mapping[str, Any]) -> int | None:
 def context(line: Mapping[str, Any]) -> int | None:
     """What the process had beside PyTorch's memory after the last step: the CUDA context with all kernels loaded."""
     end, reserved = line.get("nvml_end"), line.get("end_reserved")
-    return None if end is None or reserved is None else int(end - reserved)
+    if end is None or reserved is None:
+        lent: int | None = line.get("lent_context")
+        return lent
+    return int(end - reserved)
 
 
 def share(value: float | None) -> float | None:

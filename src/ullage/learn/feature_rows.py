@@ -28,14 +28,21 @@ def feature_rows(configurations: Sequence[str], processes: int | None = None) ->
     from concurrent.futures import ProcessPoolExecutor
 
     # Spawned: a process that has run PyTorch has threads, which a fork would not have.
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _begin) as pool:
         yield from pool.map(feature_row, configurations, chunksize=AT_ONCE)
 
 
-def _one_thread() -> None:
+def _begin() -> None:
+    """What a process does first: one thread, and PyTorch's many objects out of the collector's way."""
+    import gc
+
     import torch
 
+    import ullage.estimators.gpumemnet_features  # noqa: F401
+
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
 
 
 def feature_row(configuration: str) -> dict[str, Any] | str:

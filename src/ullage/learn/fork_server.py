@@ -4,6 +4,9 @@ Importing PyTorch takes seconds, a run a fraction of one. The parent imports, an
 then makes a context of its own as any fresh process does. A child prepares (model, context), says so, and waits for
 leave to run, which it gets when the card has room for it; so much is promised only while it trains. The parent has
 one thread, as forking asks for, and looks after all children in one loop.
+
+In turns (`Trade.turns`), children that have leave come to a point where they pause; when all of them are there, they go
+on one after the other, each while the others stand still. They end together, when the last one is done.
 """
 
 from __future__ import annotations
@@ -31,15 +34,17 @@ LOOK_AHEAD = 64  # of the children that wait, one that fits goes before one that
 class Trade:
     """What children do, and what they take.
 
-    `prepare(order)` makes whatever the run needs; `run(prepared)` gives the answer. `needs(order)` is the memory that
-    a run may take; `base` what a child takes before it runs; `host(order)` the machine's own memory that a child may
-    take. `log(order)` is a file for a child's output.
+    `prepare(order)` makes whatever the run needs; `run(prepared, pause)` gives the answer, and calls `pause()` once
+    where it is to wait for its turn, if children take turns (`turns` is how many at most together; 0: they do not).
+    `needs(order)` is the memory that a run may take; `base` what a child takes before it runs; `host(order)` the
+    machine's own memory that a child may take. `log(order)` is a file for a child's output.
     """
 
     prepare: Callable[[Order], Any]
-    run: Callable[[Any], Answer]
+    run: Callable[[Any, Callable[[], None]], Answer]
     needs: Callable[[Order], int]
     base: int = 0
+    turns: int = 0
     host: Callable[[Order], int] = lambda order: 0
     log: Callable[[Order], Path | None] = lambda order: None
 
@@ -51,7 +56,7 @@ class _Child:
     answers: int  # file descriptor: what the child writes
     leave: int  # file descriptor: closed without a word, or one byte: go
     since: float
-    state: str = "preparing"  # then "ready", "running", "ended"
+    state: str = "preparing"  # then "ready", "running", with turns "paused", "reading", "answered", at last "ended"
     taken: int = 0
     company: bool = False  # others ran at the same time
     text: bytearray = field(default_factory=bytearray)
@@ -126,19 +131,41 @@ class ForkServer:
     def _promised(self) -> int:
         return sum(self.trade.base + child.taken for child in self._children.values())
 
+    def _in(self, *states: str) -> list[_Child]:
+        return [child for child in self._children.values() if child.state in states]
+
+    def _let(self, child: _Child, state: str) -> None:
+        child.state, child.since = state, time.monotonic()
+        os.write(child.leave, b"g")
+
     def _give_leave(self) -> None:
         """Let the first children that fit run; one that needs more than there is runs when nobody else does."""
-        waiting = [child for child in self._children.values() if child.state == "ready"]
-        for child in waiting[:LOOK_AHEAD]:
-            running = [other for other in self._children.values() if other.state in ("running", "ended")]
+        if self.trade.turns and self._in("paused", "reading", "answered") and not self._in("running"):
+            self._give_turn()
+            return
+        for child in self._in("ready")[:LOOK_AHEAD]:
+            running = self._in("running", "paused", "reading", "answered", "ended")
             need = min(self.trade.needs(child.order), self.total)
             if running and self._promised() + need > self.total:
                 continue
-            child.taken, child.state, child.since = need, "running", time.monotonic()
+            if self.trade.turns and len(running) >= self.trade.turns:
+                return
+            child.taken = need
             child.company = bool(running)
             for other in running:
                 other.company = True
-            os.write(child.leave, b"g")
+            self._let(child, "running")
+
+    def _give_turn(self) -> None:
+        """The next that pauses goes on, when nobody does; when all have answered they may end."""
+        if self._in("reading"):
+            return
+        paused = self._in("paused")
+        if paused:
+            self._let(paused[0], "reading")
+            return
+        for child in self._in("answered"):
+            self._let(child, "ended")
 
     def _listen(self) -> None:
         readable = [child.answers for child in self._children.values() if child.state != "ended"]
@@ -147,14 +174,25 @@ class ForkServer:
             child = self._children[descriptor]
             part = os.read(descriptor, 1 << 20)
             child.text += part
+            before = child.state
             if not part:
                 child.state = "ended"
             elif child.state == "preparing" and b"ready\n" in child.text:
-                child.state, child.since = "ready", time.monotonic()
+                child.state = "ready"
+            elif child.state == "running" and b"paused\n" in child.text:
+                child.state = "paused"
+            elif self.trade.turns and child.text.endswith(b"}\n"):
+                child.state = "answered"
+            if child.state != before:
+                child.since = time.monotonic()
 
     def _kill_late(self) -> None:
         for child in self._children.values():
-            if child.state != "ready" and not child.killed and time.monotonic() - child.since > self.timeout:
+            if (
+                child.state not in ("ready", "paused", "answered")
+                and not child.killed
+                and time.monotonic() - child.since > self.timeout
+            ):
                 child.killed = True
                 os.kill(child.pid, signal.SIGKILL)
 
@@ -191,6 +229,12 @@ class ForkServer:
 
 def _child(trade: Trade, order: Order, answers: int, leave: int, log: Path | None) -> None:
     """The life of a child; it never returns."""
+
+    def wait(word: bytes) -> None:
+        os.write(answers, word)
+        if not os.read(leave, 1):
+            os._exit(1)  # the parent is gone
+
     try:
         output = os.open(log if log is not None else os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(output, 1)
@@ -198,16 +242,16 @@ def _child(trade: Trade, order: Order, answers: int, leave: int, log: Path | Non
         sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
         try:
             prepared = trade.prepare(order)
-            os.write(answers, b"ready\n")
-            if not os.read(leave, 1):
-                os._exit(1)  # the parent is gone
-            answer = trade.run(prepared)
+            wait(b"ready\n")
+            answer = trade.run(prepared, lambda: wait(b"paused\n"))
         except Exception as error:
             traceback.print_exc()
             answer = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
         _write_all(answers, (json.dumps(answer) + "\n").encode())
         sys.stdout.flush()
         sys.stderr.flush()
+        if trade.turns:
+            os.read(leave, 1)  # a process that ends keeps the driver busy: not while another one is read
     finally:
         os._exit(0)  # nothing of the parent's is to be closed or written a second time
 

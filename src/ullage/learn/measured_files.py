@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from ullage.errors import UllageError, UnknownName
 from ullage.gpus import gpu
-from ullage.learn.drop_reasons import DUPLICATE, NO_RUN, Report, trouble
+from ullage.learn.drop_reasons import DUPLICATE, NO_RUN, Report, context, trouble
 from ullage.workload.configuration import Configuration, read_rows
 
 _FIELDS = tuple(spec.name for spec in fields(Configuration))
@@ -76,6 +77,7 @@ def read_measured(files: Sequence[Path], report: Report) -> list[Run]:
             groups.setdefault(key, []).append(line)
     runs = [run for key, lines in groups.items() if (run := _joined(key[0], lines, report)) is not None]
     _rename(runs, report)
+    _lend_contexts(runs, report)
     return runs
 
 
@@ -128,3 +130,23 @@ def _rename(runs: list[Run], report: Report) -> None:
             run.id = f"{name}+{number}"
         seen.add((run.id, header.get("gpu"), header.get("torch")))
         report.renamed += number > 1
+
+
+def _lend_contexts(runs: list[Run], report: Report) -> None:
+    """Runs that shared a process have no context of their own: they get the one that most of their like had."""
+    found: dict[tuple[Any, ...], Counter[int]] = {}
+    for run in runs:
+        own = context(run.memory.row)
+        if own is not None:
+            found.setdefault(_kind(run), Counter())[own] += 1
+    for run in runs:
+        row = run.memory.row
+        if "in_bundle" in row and context(row) is None and _kind(run) in found:
+            row["lent_context"] = found[_kind(run)].most_common(1)[0][0]
+            report.lent += 1
+
+
+def _kind(run: Run) -> tuple[Any, ...]:
+    """Runs of one kind load the same libraries."""
+    row, header = run.memory.row, run.memory.header
+    return header.get("gpu"), header.get("torch"), row.get("family"), row.get("precision")

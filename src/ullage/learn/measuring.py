@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ BASE = 800 * MIB  # a process that has a context and has not trained yet
 SAFETY, SAFETY_CONVOLUTIONS = 1.35, 1.6
 MARGIN = GIB
 UNKNOWN_NEED = 30 * GIB
-AHEAD = 10  # children that make their model while another one is read
+TURNS = 8  # children that make their first step together, and then are read one by one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ class Plan:
     seconds: float = 1.0
     timeout: float = 60.0
     raw: Path | None = None
+    together: int = 1  # memory runs that share a process, one after the other
 
     @property
     def kind(self) -> str:
@@ -83,7 +84,7 @@ def _measured(orders: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, An
     with _appending(plan.out) as file:
         if known != header:
             file.write(json.dumps({"header": header}) + "\n")
-        for order, answer in server.work(orders):
+        for order, answer in _answers(server, orders, plan):
             row = {key: value for key, value in order.items() if key not in ("iterations", "seconds", "raw")}
             row |= {"pass": plan.kind, **answer}
             file.write(json.dumps(row) + "\n")
@@ -93,6 +94,27 @@ def _measured(orders: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, An
             yield row
 
 
+def _answers(server: ForkServer, orders: list[dict[str, Any]], plan: Plan) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Orders with their answers; with bundles, what a bundle left undone gets a fresh process afterwards."""
+    if plan.together > 1 and not plan.utilization:
+        from ullage.learn.bundles import bundle, prepare_bundle, run_bundle, untied
+
+        left = []
+        trade = replace(server.trade, prepare=prepare_bundle, run=run_bundle, log=lambda order: None)
+        bundles = ForkServer(
+            trade, total=server.total, at_once=server.at_once, timeout=plan.timeout + 2 * plan.together,
+            host_total=server.host_total, retry=lambda answer: False,
+        )  # fmt: skip
+        for parcel, found in bundles.work(bundle(orders, plan.together, need)):
+            for order, answer in untied(parcel, found):
+                if answer is None:
+                    left.append(order)
+                else:
+                    yield order, answer
+        orders = left
+    yield from server.work(orders)
+
+
 def make_server(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
     """The server for a plan, and what it found out about the GPU. This process itself never touches CUDA."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
@@ -100,23 +122,23 @@ def make_server(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
     import torch
 
     from ullage.learn import memory_run, utilization_run
+    from ullage.learn.no_compiler import no_compiler
 
     torch.set_num_threads(1)
+    no_compiler()
     header = look_at_gpu()
     if plan.utilization:
         trade = Trade(
-            prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization,
-            needs=lambda order: header["free"], host=_host, log=_logs(plan),
+            prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization, needs=need, base=BASE,
+            turns=TURNS, host=_host, log=_logs(plan),
         )  # fmt: skip
-        at_once = min(AHEAD, plan.at_once)
     else:
         trade = Trade(
             prepare=memory_run.prepare_memory, run=memory_run.run_memory, needs=need, base=BASE, host=_host,
             log=_logs(plan),
         )  # fmt: skip
-        at_once = plan.at_once
     server = ForkServer(
-        trade, total=max(GIB, header["free"] - SPARE), at_once=at_once, timeout=plan.timeout + plan.seconds,
+        trade, total=max(GIB, header["free"] - SPARE), at_once=plan.at_once, timeout=plan.timeout + plan.seconds,
         host_total=_host_total(), retry=_is_doubtful,
     )  # fmt: skip
     return server, {key: value for key, value in header.items() if key != "free"}
@@ -126,7 +148,7 @@ def look_at_gpu() -> dict[str, Any]:
     """Name, memory and versions, asked by a child: a process that has asked CUDA itself cannot fork others."""
     from ullage.learn.memory_run import describe_gpu
 
-    trade = Trade(prepare=lambda order: None, run=lambda prepared: describe_gpu(), needs=lambda order: 0)
+    trade = Trade(prepare=lambda order: None, run=lambda prepared, pause: describe_gpu(), needs=lambda order: 0)
     answer = next(found for _, found in ForkServer(trade, total=GIB, at_once=1, timeout=120).work([{}]))
     if "failed" in answer:
         raise UllageError(

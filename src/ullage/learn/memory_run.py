@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,18 +31,18 @@ class Prepared:
     configuration: Configuration
     made: Any
     iterations: int
-    nvml: ProcessMemory
+    nvml: ProcessMemory | None
     context: int | None
     began: float
     figures: dict[str, Any] = field(default_factory=dict)
 
 
-def prepare_memory(order: dict[str, Any]) -> Prepared:
+def prepare_memory(order: dict[str, Any], ask_nvml: bool = True) -> Prepared:
     """Make the context and the model."""
     began = time.perf_counter()
     torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
-    nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid)
-    context = nvml.read()
+    nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid) if ask_nvml else None
+    context = nvml.read() if nvml else None
     configuration = Configuration.from_row(order)
     with cheap_start():
         made = prepare(configuration)
@@ -51,7 +52,7 @@ def prepare_memory(order: dict[str, Any]) -> Prepared:
     return Prepared(configuration, made, iterations, nvml, context, began)
 
 
-def run_memory(prepared: Prepared) -> dict[str, Any]:
+def run_memory(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train a few steps; running out of memory is an answer too."""
     figures: dict[str, Any] = {"nvml_ctx": prepared.context}
     steps: list[None] = []
@@ -63,7 +64,7 @@ def run_memory(prepared: Prepared) -> dict[str, Any]:
         times.append(time.perf_counter())
         print(f"step {len(times)} {times[-1] - started:.4f} s peak {torch.cuda.max_memory_reserved()}")  # to its log
         if len(times) == prepared.iterations:  # while model, batch and loss are still alive
-            figures["nvml_end"] = prepared.nvml.read()
+            figures["nvml_end"] = prepared.nvml.read() if prepared.nvml else None
             figures["end_reserved"] = torch.cuda.memory_reserved()
 
     made, prepared.made = prepared.made, None

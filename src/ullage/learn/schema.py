@@ -52,7 +52,12 @@ COLUMNS = (
     Column("peak_allocated", "whole", "bytes in tensors at most: PyTorch's allocated memory"),
     Column("peak_reserved", "whole", "bytes that PyTorch's allocator had from the driver at most"),
     Column("process_memory", "whole", "bytes that nvidia-smi shows at the peak: peak_reserved + context"),
-    Column("context", "whole", "bytes of the process beside PyTorch's memory after the last step, kernels loaded"),
+    Column(
+        "context",
+        "whole",
+        "bytes of the process beside PyTorch's memory after the last step, kernels loaded; null "
+        "where runs shared a process: process_memory then has the one of most runs of the same kind",
+    ),
     Column("step_seconds", "number", "time of a training step, alone on the GPU"),
     Column("gract", "number", "share of time in which the GPU did anything, 0 to 1"),
     Column("smact", "number", "share of multiprocessors with work, mean over time, 0 to 1"),

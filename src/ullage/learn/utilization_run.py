@@ -1,13 +1,16 @@
-"""What a child does to measure utilisation: train alone on the GPU, warm up, then count over a stretch of time.
+"""What a child does to measure utilisation: train while no other process works on the GPU, warm up, then count over a
+stretch of time.
 
-The model is made on the CPU while another child is measured; CUDA is touched only with leave to run. Weights start as
-they do in training, because power depends on what is multiplied.
+A first step, which loads kernels and takes the memory, is made while others make theirs; then the child pauses until it
+is its turn. CUDA is touched only with leave to run: the next models are made on the CPU while one is read. Weights
+start as they do in training, because power depends on what is multiplied.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +22,7 @@ from ullage.monitor.activity import ActivityBetween, activity_between
 from ullage.workload import Configuration, train
 from ullage.workload.building import prepare
 
-MOST_WARMING = 0.5  # seconds
+MOST_WARMING = 0.4  # seconds
 LEAST_WARMING = 3  # steps
 STEADY = 0.05  # two stretches of steps that differ by less are steady
 ENDLESS = 10**9
@@ -48,8 +51,8 @@ def prepare_utilization(order: dict[str, Any]) -> Prepared:
 class Reading:
     """Called after every step: first warms up, then counts for so many seconds, then ends the loop."""
 
-    def __init__(self, seconds: float, uuid: str, log: bool = False) -> None:
-        self.seconds, self.uuid, self.log = seconds, uuid, log
+    def __init__(self, seconds: float, uuid: str, pause: Callable[[], None], log: bool = False) -> None:
+        self.seconds, self.uuid, self.pause, self.log = seconds, uuid, pause, log
         self.warm_steps, self.steps = 0, 0
         self.stack = contextlib.ExitStack()
         self.activity: ActivityBetween | None = None
@@ -78,7 +81,9 @@ class Reading:
         if self.warm_steps > 1:  # the first one loads kernels and chooses algorithms
             self._times.append(now - self.last)
         else:
-            self.first = now
+            torch.cuda.synchronize()
+            self.pause()
+            self.first = now = time.perf_counter()
         self.last = now
         if self.warm_steps >= LEAST_WARMING and (self._steady() or now - self.first > MOST_WARMING):
             torch.cuda.synchronize()
@@ -120,13 +125,13 @@ class Reading:
         }
 
 
-def run_utilization(prepared: Prepared) -> dict[str, Any]:
+def run_utilization(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train until the reading is there; memory is read as well."""
     began = time.perf_counter()
     torch.cuda.synchronize()
     nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid)
     figures: dict[str, Any] = {"nvml_ctx": nvml.read()}
-    reading = Reading(prepared.seconds, nvml.uuid, prepared.log)
+    reading = Reading(prepared.seconds, nvml.uuid, pause, prepared.log)
     made, prepared.made = prepared.made, None
     try:
         train(prepared.configuration, ENDLESS, after_iteration=reading, prepared=made)

@@ -1,0 +1,75 @@
+"""The order of the queue: recovery, priority, fair share, arrival."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+
+from ullage.placement.rules import Rules
+from ullage.placement.snapshot import Job
+
+
+def waited(job: Job, now: float) -> float:
+    """How long a job has been in the queue, this time.
+
+    >>> waited(Job(1, "ada", submitted=0.0, queued=40.0), now=100.0)
+    60.0
+    """
+    return now - (job.submitted if job.queued is None else job.queued)
+
+
+def effective_priority(job: Job, rules: Rules, now: float) -> int:
+    """The priority, one higher for every `rules.ageing` seconds of waiting, so that nobody waits for ever."""
+    return job.priority + (0 if rules.ageing is None else max(int(waited(job, now) / rules.ageing), 0))
+
+
+def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str, float] | None = None) -> list[Job]:
+    """Jobs in the order in which they may choose: recovery first, then priority, fair share and arrival.
+
+    Fair share: every user has an account that starts at his recent `usage` (GPU-seconds). His jobs, in his own
+    order, each stand at the account's level divided by his share, and raise it by `rules.turn` for each GPU. So users
+    with equal shares alternate, one with twice the share has two turns, and one who used much lately comes later.
+
+    >>> queue = [Job(1, "ada", 0.0), Job(2, "ada", 1.0), Job(3, "bob", 2.0)]
+    >>> [job.id for job in fair_order(queue, Rules(), now=10.0)]
+    [1, 3, 2]
+    """
+    queue = sorted(jobs, key=attrgetter("id"))
+    queue.sort(key=attrgetter("submitted"))
+    # The queue is sorted by arrival, so its first job tells whether any can have aged: most often none has.
+    aged = rules.ageing is not None and bool(queue) and now - queue[0].submitted >= rules.ageing
+    classes: dict[tuple[bool, int], list[Job]] = defaultdict(list)
+    for job in queue:
+        priority = effective_priority(job, rules, now) if aged else job.priority
+        classes[not job.recovery, -priority].append(job)
+    accounts = dict(usage or {})
+    ordered: list[Job] = []
+    for rank in sorted(classes):
+        ordered += _taking_turns(classes[rank], accounts, rules.turn) if rules.fair else classes[rank]
+    return ordered
+
+
+def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> list[Job]:
+    """One class of the queue by the level at which each job stands; equal levels stay in the order of arrival."""
+    levels = []
+    for job in queue:
+        account = accounts.get(job.user, 0.0)
+        accounts[job.user] = account + turn * job.gpus
+        levels.append(account / job.share)
+    return [queue[number] for number in sorted(range(len(queue)), key=levels.__getitem__)]
+
+
+def recent_usage(
+    spans: Iterable[tuple[str, int, float, float]], now: float, half_life: float = 24 * 3600.0
+) -> dict[str, float]:
+    """GPU-seconds by user from (user, GPUs, start, end), halved for every half-life that has passed since.
+
+    >>> recent_usage([("ada", 2, 0.0, 100.0)], now=100.0 + 24 * 3600.0)
+    {'ada': 100.0}
+    """
+    used: dict[str, float] = {}
+    for user, gpus, start, end in spans:
+        weight = 0.5 ** (max(now - end, 0.0) / half_life)
+        used[user] = used.get(user, 0.0) + gpus * max(end - start, 0.0) * weight
+    return used

@@ -1,0 +1,180 @@
+"""The promise ledger: the only place where memory is promised.
+
+On each slot this much counts as taken:
+
+    what foreign processes use
+    + for each job the larger of what it was promised and the most it was seen to use
+    + what is used and nobody accounts for (a process that could not be attributed)
+
+so bytes that a job was promised and has not touched yet are not free, and neither are those that it took beyond its
+promise. A promise is made only out of what is left, for all slots of a job or for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ullage.errors import Overbooked
+from ullage.placement.outcome import Decision
+from ullage.placement.snapshot import Slot
+from ullage.units import format_bytes
+
+
+@dataclass
+class _Held:
+    """A job on a slot: what it was promised, what it uses (None: not seen yet), and the most it was seen to use.
+
+    `before` is what others used when it came: that much of the used memory cannot be its.
+    """
+
+    promised: int
+    exclusive: bool
+    before: int = 0
+    taken: int | None = None
+    most: int = 0
+
+    @property
+    def counted(self) -> int:
+        # The most, not the latest: what a job used once it is likely to use again.
+        return max(self.promised, self.most)
+
+
+class Ledger:
+    """Who was promised what, and what is left.
+
+    >>> gib = 1 << 30
+    >>> ledger = Ledger([Slot("GPU-1", 0, "A100-40GB", total=40 * gib, used=0)])
+    >>> ledger.promise(1, {"GPU-1": 30 * gib})
+    >>> ledger.free("GPU-1") // gib
+    10
+    >>> ledger.promise(2, {"GPU-1": 11 * gib})
+    Traceback (most recent call last):
+    ullage.errors.Overbooked: job 2 needs 11.0 GiB on GPU-1; 10.0 GiB of 40.0 GiB are left
+    """
+
+    def __init__(self, slots: Iterable[Slot] = ()) -> None:
+        self._slots: dict[str, Slot] = {}
+        self._held: dict[str, dict[int, _Held]] = {}
+        self.last: str | None = None
+        """The slot that was promised last: round-robin goes on from there."""
+        self.see(slots)
+
+    def copy(self) -> Ledger:
+        """The same ledger, to try things on."""
+        other = Ledger()
+        other._slots = dict(self._slots)
+        other._held = {
+            slot: {job: replace(held) for job, held in holders.items()} for slot, holders in self._held.items()
+        }
+        other.last = self.last
+        return other
+
+    def see(self, slots: Iterable[Slot]) -> None:
+        """Take over what was measured: totals, foreign memory, memory in use. Promises stay as they are."""
+        for slot in slots:
+            self._slots[slot.id] = slot
+
+    def promise(self, job: int, memory: Mapping[str, int], exclusive: bool = False) -> None:
+        """Promise a job memory on slots: on all of them, or `Overbooked` and on none."""
+        for slot, needed in memory.items():
+            self._check(job, slot, needed, exclusive)
+        before = {slot: self.others(slot) for slot in memory}
+        self.adopt(job, memory, exclusive)
+        for slot in memory:
+            self._held[slot][job].before = before[slot]
+
+    def accept(self, decision: Decision) -> None:
+        """Make the promise that a decision asks for."""
+        self.promise(decision.job, dict.fromkeys(decision.slots, decision.bytes), decision.exclusive)
+
+    def adopt(self, job: int, memory: Mapping[str, int], exclusive: bool = False) -> None:
+        """Write down a job that already runs, whether there is room or not: it is there. (After a restart.)"""
+        for slot, needed in memory.items():
+            self._held.setdefault(slot, {})[job] = _Held(needed, exclusive)
+            self.last = slot
+
+    def release(self, job: int) -> bool:
+        """The job is gone from all its slots; whether it held any. Twice is no error."""
+        return any([holders.pop(job, None) is not None for holders in self._held.values()])
+
+    def observe(self, job: int, slot: str, taken: int | None) -> None:
+        """What the job was seen to use on a slot (None: it could not be seen). Of a job that is not there: nothing."""
+        held = self._held.get(slot, {}).get(job)
+        if held is not None:
+            held.taken, held.most = taken, max(held.most, taken or 0)
+
+    def seen(self, job: int, slot: str) -> bool:
+        """Whether it is known what the job uses on the slot."""
+        held = self._held.get(slot, {}).get(job)
+        return held is not None and held.taken is not None
+
+    def slots(self, job: int) -> dict[str, int]:
+        """What a job was promised, by slot."""
+        return {slot: holders[job].promised for slot, holders in self._held.items() if job in holders}
+
+    def jobs(self) -> set[int]:
+        """All jobs that hold a promise."""
+        return {job for holders in self._held.values() for job in holders}
+
+    def holders(self, slot: str) -> tuple[int, ...]:
+        """The jobs on a slot."""
+        return tuple(self._held.get(slot, ()))
+
+    def exclusive(self, slot: str) -> int | None:
+        """The job that has the slot to itself, if one has."""
+        return next((job for job, held in self._held.get(slot, {}).items() if held.exclusive), None)
+
+    def promised(self, slot: str) -> int:
+        """The sum of the promises on a slot."""
+        return sum(held.promised for held in self._held.get(slot, {}).values())
+
+    def counted(self, slot: str) -> dict[int, int]:
+        """For each job on a slot what counts as its: the larger of its promise and the most it was seen to use."""
+        return {job: held.counted for job, held in self._held.get(slot, {}).items()}
+
+    def others(self, slot: str) -> int:
+        """What is used on the slot and belongs to none of our jobs, as far as it can be told.
+
+        A job that was not seen yet may have taken up to its promise, so that much of the used memory may be its; but
+        not of what was used before it came.
+        """
+        known = self._slots.get(slot)
+        if known is None:
+            return 0
+        if known.used is None:
+            return known.foreign
+        held = self._held.get(slot, {}).values()
+        left = known.used - sum(each.taken or 0 for each in held)
+        unseen = [each for each in held if each.taken is None]
+        before = max((each.before for each in unseen), default=0)
+        return max(known.foreign, left - sum(each.promised for each in unseen), min(before, left))
+
+    def committed(self, slot: str) -> int:
+        """All that counts as taken on a slot; more than its total where jobs took more than they were promised."""
+        return self.others(slot) + sum(self.counted(slot).values())
+
+    def free(self, slot: str) -> int:
+        """What can still be promised on a slot; 0 on one that was never seen."""
+        known = self._slots.get(slot)
+        return 0 if known is None else max(known.total - self.committed(slot), 0)
+
+    def _check(self, job: int, slot: str, needed: int, exclusive: bool) -> None:
+        known = self._slots.get(slot)
+        holders = [other for other in self.holders(slot) if other != job]
+        if known is None or known.lost or known.drained:
+            state = "not there" if known is None else "lost" if known.lost else "drained"
+            raise Overbooked(f"job {job} cannot be promised memory on {slot}: it is {state}")
+        if job in self._held.get(slot, {}):
+            raise Overbooked(f"job {job} already holds a promise on {slot}; release it first")
+        if needed < 0:
+            raise Overbooked(f"job {job} cannot be promised {needed} bytes on {slot}")
+        alone = self.exclusive(slot)
+        if alone is not None:
+            raise Overbooked(f"job {job} cannot join on {slot}: job {alone} has it to itself")
+        if holders and (exclusive or known.mig):
+            what = "a MIG instance takes one job" if known.mig else "it asks to be alone"
+            raise Overbooked(f"job {job} cannot join job {holders[0]} on {slot}: {what}")
+        if needed > self.free(slot):
+            left = f"{format_bytes(self.free(slot))} of {format_bytes(known.total)} are left"
+            raise Overbooked(f"job {job} needs {format_bytes(needed)} on {slot}; {left}")

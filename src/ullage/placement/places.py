@@ -1,0 +1,188 @@
+"""A slot during one pass: what is left of it as jobs are put there, and what keeps jobs away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ullage.placement.asks import Ask
+from ullage.placement.ledger import Ledger
+from ullage.placement.outcome import Sight
+from ullage.placement.rules import Rules
+from ullage.placement.snapshot import Activity, Job, Running, Slot
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """A slot and what a pass knows of it. `load` is the SM activity to expect now, None where it is unknown.
+
+    `position` counts slots by index. `jobs` are those there whose description is known, `count` all of them;
+    `leaving` has for each the time when it ends at the latest (infinite where it has no time limit) and the bytes
+    that it will give back.
+    """
+
+    slot: Slot
+    position: int
+    free: int
+    others: int
+    load: float | None
+    jobs: list[Job]
+    count: int
+    exclusive: bool
+    leaving: list[tuple[float, int]]
+    kept: int | None = None
+    kept_until: float = math.inf
+    obstacle: str | None = None
+
+    def idle(self, rules: Rules) -> bool:
+        """No job of ours, and others use so little that it does not count."""
+        return self.count == 0 and self.others <= rules.idle_memory
+
+    def fits(self, ask: Ask, rules: Rules) -> bool:
+        """Whether the memory is there, and the solitude where it is asked for."""
+        if ask.alone:
+            return self.idle(rules) and ask.bytes <= self.free
+        return ask.bytes + (0 if self.idle(rules) else ask.margin) <= self.free
+
+    def offer(self, ask: Ask, rules: Rules) -> int:
+        """The most that such a job could get here once our own jobs have ended (-1: nothing, ever).
+
+        What others do is not in our hands: a slot that they keep too full or too busy offers nothing.
+        """
+        if self.slot.drained or self.slot.lost or (self.count == 0 and self.obstacle is not None):
+            return -1
+        if self.others <= rules.idle_memory:
+            return self.capacity
+        return -1 if ask.alone else self.capacity - ask.margin
+
+    @property
+    def capacity(self) -> int:
+        """What is free once our own jobs have ended."""
+        return self.slot.total - self.others
+
+    def take(self, job: Job, promised: int, exclusive: bool, rules: Rules, now: float) -> None:
+        """Put a job here."""
+        self.free -= promised
+        self.load = _with_newcomer(self.load, job, self.count, rules)
+        self.jobs.append(job)
+        self.count += 1
+        self.exclusive = self.exclusive or exclusive
+        self.leaving.append((_end(now, job, now), promised))
+        self.obstacle = obstacle(self, rules)
+
+    def ready_at(self, ask: Ask, rules: Rules, now: float) -> float:
+        """When the job fits here at the latest, by the time limits of those who are here."""
+        sociable = not (ask.alone or self.exclusive or self.slot.mig or self.slot.used is None)
+        free, when, staying = self.free, now, self.count
+        for end, given_back in sorted(self.leaving):
+            if sociable and ask.bytes + ask.margin <= free:
+                return when
+            free, when, staying = free + given_back, max(end, now), staying - 1
+        return when if staying == 0 else math.inf
+
+    def sight(self, rules: Rules) -> Sight:
+        """What to tell those who wait."""
+        return Sight(self.slot.index, self.slot.total, self.free, self.idle(rules), self.obstacle, self.kept)
+
+
+def places(slots: Sequence[Slot], ledger: Ledger, running: Iterable[Running], rules: Rules, now: float) -> list[Place]:
+    """All slots as a pass finds them."""
+    on_slot: dict[str, dict[int, Running]] = {slot.id: {} for slot in slots}
+    for each in running:
+        for slot_id in each.slots:
+            on_slot.setdefault(slot_id, {})[each.job.id] = each
+    ordered = sorted(slots, key=lambda slot: (slot.index, slot.id))
+    return [_place(slot, number, ledger, on_slot[slot.id], rules, now) for number, slot in enumerate(ordered)]
+
+
+def obstacle(place: Place, rules: Rules) -> str | None:
+    """Why a place takes no further job, whatever it needs; None where it takes some."""
+    slot = place.slot
+    if slot.lost:
+        return "is lost: it does not answer"
+    if slot.drained:
+        return "is drained"
+    if place.exclusive:
+        return "belongs to one job alone"
+    if slot.mig and place.count:
+        return "is a MIG instance with a job"
+    if slot.used is None and (place.count or rules.unmeasured == "never"):
+        return "cannot be shared: its used memory is not measured"
+    if rules.max_jobs_per_gpu is not None and place.count >= rules.max_jobs_per_gpu:
+        return f"has {place.count} jobs, the most that are allowed"
+    return _too_busy(place, rules)
+
+
+def _too_busy(place: Place, rules: Rules) -> str | None:
+    if rules.smact_limit is None or (place.count == 0 and is_quiet(place.slot, rules)):
+        return None
+    if place.load is None:
+        # Unknown activity is no reason to leave a slot empty where hardly any memory is in use (or where none is
+        # measured: `unmeasured` has decided about that), but it is one not to add a second job.
+        return None if place.idle(rules) else "has an SM activity that is not known"
+    if place.load > rules.smact_limit:
+        return f"has an SM activity of {place.load:.0%}, over the limit of {rules.smact_limit:.0%}"
+    return None
+
+
+def is_quiet(slot: Slot, rules: Rules) -> bool:
+    """Measured, no foreign process, hardly any memory in use: nobody is there to keep it busy.
+
+    The window's mean may still show a job that has just ended; that is no reason to leave the slot empty.
+    """
+    return slot.used is not None and slot.foreign == 0 and slot.used <= rules.idle_memory
+
+
+def measured_activity(activity: Activity, rules: Rules) -> float | None:
+    """SM activity; where it is not measured the activity of the whole GPU, which is never below it; or unknown."""
+    if rules.stale_after is not None and activity.age is not None and activity.age > rules.stale_after:
+        return None
+    return activity.smact if activity.smact is not None else activity.gract
+
+
+def _place(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running], rules: Rules, now: float) -> Place:
+    counted = ledger.counted(slot.id)
+    holders = [here.get(job) for job in counted]
+    place = Place(
+        slot=slot,
+        position=position,
+        free=ledger.free(slot.id),
+        others=ledger.others(slot.id),
+        load=_load(slot, holders, rules, now),
+        jobs=[each.job for each in holders if each is not None],
+        count=len(holders),
+        exclusive=ledger.exclusive(slot.id) is not None,
+        leaving=[
+            (math.inf if each is None else _end(each.since, each.job, now), given_back)
+            for each, given_back in zip(holders, counted.values(), strict=True)
+        ],
+    )
+    place.obstacle = obstacle(place, rules)
+    return place
+
+
+def _end(since: float, job: Job, now: float) -> float:
+    return math.inf if job.time_limit is None else max(since + job.time_limit, now)
+
+
+def _load(slot: Slot, holders: Sequence[Running | None], rules: Rules, now: float) -> float | None:
+    """The SM activity to expect, now that jobs are there which the window has not wholly seen."""
+    measured = measured_activity(slot.activity, rules)
+    if measured is None:
+        known = [each.job.busy for each in holders if each is not None and each.job.busy is not None]
+        return sum(known) if holders and len(known) == len(holders) else None
+    if not holders and is_quiet(slot, rules):
+        return 0.0
+    unseen = 0.0
+    for each in holders:
+        seen = 0.0 if each is None else min(max((now - each.since) / rules.window, 0.0), 1.0)
+        busy = rules.fresh_busy if each is None or each.job.busy is None else each.job.busy
+        unseen += (1 - seen) * busy
+    return measured + unseen
+
+
+def _with_newcomer(load: float | None, job: Job, count: int, rules: Rules) -> float | None:
+    if load is None:
+        return job.busy if count == 0 else None
+    return load + (rules.fresh_busy if job.busy is None else job.busy)

@@ -1,0 +1,98 @@
+"""What a decision is made from: GPUs as they are now, jobs that wait, jobs that run.
+
+All of it is plain data: bytes as int, times as seconds on one clock, unknown as None. Nothing here measures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ullage.errors import InvalidValue
+
+
+@dataclass(frozen=True)
+class Activity:
+    """How busy a GPU was: means over the monitor's window, 0 to 1; `age` is the seconds since the last reading.
+
+    >>> Activity(smact=0.4, age=1.0).gract is None
+    True
+    """
+
+    gract: float | None = None
+    smact: float | None = None
+    smocc: float | None = None
+    drama: float | None = None
+    age: float | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for jobs: a whole GPU, or one MIG instance (`mig=True`), which takes one job at a time.
+
+    `total` is what jobs can use, `used` what all processes use now (None: not measured), `foreign` the part of it
+    that belongs to processes which are not our jobs. A drained slot gets no new job; a lost one does not answer.
+
+    >>> Slot("GPU-1", index=0, name="A100-40GB", total=40 << 30, used=0).mig
+    False
+    """
+
+    id: str
+    index: int
+    name: str
+    total: int
+    used: int | None = None
+    activity: Activity = Activity()
+    mig: bool = False
+    drained: bool = False
+    lost: bool = False
+    foreign: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that waits or runs.
+
+    `need` is the promise that it asks for on each of its `gpus` (an estimate's upper bound, or the user's own figure,
+    grown by recovery); None is unknown. `true` is the true figure, which only the oracles look at. `busy` is the SM
+    activity predicted for it alone. `queued` is when it last came into the queue (None: when it was submitted), so a
+    job that comes back after a crash does not look as if it had waited all the time that it ran. `share` is the
+    weight of its user.
+
+    >>> Job(7, "ada", submitted=0.0, need=12 << 30).gpus
+    1
+    """
+
+    id: int
+    user: str
+    submitted: float
+    gpus: int = 1
+    need: int | None = None
+    true: int | None = None
+    exclusive: bool = False
+    priority: int = 0
+    recovery: bool = False
+    busy: float | None = None
+    time_limit: float | None = None
+    share: float = 1.0
+    queued: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise InvalidValue(f"a job needs at least one GPU; job {self.id} asks for {self.gpus}")
+        if (self.need or 0) < 0 or (self.true or 0) < 0:
+            raise InvalidValue(f"memory cannot be negative; job {self.id} needs {self.need} (true: {self.true})")
+        if not self.share > 0:
+            raise InvalidValue(f"a share must be above 0; job {self.id} of {self.user} has {self.share}")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A job that was placed, on the slots that it holds, since a time.
+
+    >>> Running(Job(7, "ada", 0.0), ("GPU-1",), since=5.0).slots
+    ('GPU-1',)
+    """
+
+    job: Job
+    slots: tuple[str, ...]
+    since: float

@@ -1,0 +1,159 @@
+"""What holds for every policy, on any cluster, with any queue."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ullage.placement import Activity, Job, Ledger, Outcome, Rules, Running, Slot, decide, deciding, policies
+
+ORACLES = {"first-fit", "best-fit", "worst-fit", "least-utilized"}
+fraction = st.none() | st.floats(0, 1)
+activities = st.builds(Activity, gract=fraction, smact=fraction, age=st.none() | st.floats(0, 60))
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> list[Slot]:
+    slots = []
+    for index in range(draw(st.integers(1, 4))):
+        total = draw(st.integers(1, 100))
+        foreign = draw(st.sampled_from([0, 0, 0, 10, 120]))
+        used = draw(st.none() | st.integers(foreign, 150))
+        flags = draw(st.sampled_from([{}, {}, {}, {"mig": True}, {"drained": True}, {"lost": True}]))
+        slots.append(Slot(f"s{index}", index, "toy", total, used, draw(activities), foreign=foreign, **flags))
+    return slots
+
+
+def jobs(first: int, most: int) -> st.SearchStrategy[list[Job]]:
+    fields = st.fixed_dictionaries(
+        {
+            "user": st.sampled_from("ab"),
+            "submitted": st.floats(0, 1000),
+            "gpus": st.sampled_from([1, 1, 1, 2, 3]),
+            "need": st.none() | st.integers(0, 110),
+            "true": st.none() | st.integers(0, 110),
+            "exclusive": st.sampled_from([False, False, True]),
+            "priority": st.integers(0, 1),
+            "recovery": st.booleans(),
+            "busy": fraction,
+            "time_limit": st.none() | st.floats(1, 1000),
+        }
+    )
+    return st.lists(fields, max_size=most).map(
+        lambda found: [Job(first + number, **each) for number, each in enumerate(found)]
+    )
+
+
+rules = st.builds(
+    Rules,
+    smact_limit=st.sampled_from([None, 0.8]),
+    free_floor=st.sampled_from([None, 5]),
+    margin=st.sampled_from([0, 2]),
+    unknown=st.sampled_from(["exclusive", "floor"]),
+    max_jobs_per_gpu=st.sampled_from([None, 2]),
+    unmeasured=st.sampled_from(["alone", "never"]),
+    idle_memory=st.sampled_from([0, 5]),
+    slowdown=st.sampled_from([None, lambda job, others, slot: None if job.id % 2 else 1.2 + len(others) / 5]),
+    backfill=st.sampled_from([None, True]),
+    patience=st.sampled_from([0.0, 500.0]),
+    reservations=st.sampled_from([0, 1, 3]),
+)
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> tuple[str, list[Job], list[Running], list[Slot], Ledger, Rules]:
+    """A cluster on which an earlier pass has put jobs, some of which were then seen to use memory."""
+    slots, chosen, site = draw(clusters()), draw(st.sampled_from(policies())), draw(rules)
+    ledger, running = Ledger(slots), []
+    first = {job.id: job for job in draw(jobs(100, 5))}
+    for decision in decide(chosen, list(first.values()), [], slots, ledger, site, now=500.0).placed:
+        ledger.accept(decision)
+        running.append(Running(first[decision.job], decision.slots, since=500.0))
+    for each in running:
+        for slot in each.slots:
+            ledger.observe(each.job.id, slot, draw(st.none() | st.integers(0, 120)))
+    return chosen, draw(jobs(1, 10)), running, slots, ledger, site
+
+
+def decided(scene: tuple[str, list[Job], list[Running], list[Slot], Ledger, Rules]) -> Outcome:
+    return decide(*scene, now=1000.0)
+
+
+@settings(max_examples=400, deadline=None)
+@given(scenes())
+def test_every_decision_can_be_promised_and_every_job_is_answered_once(scene) -> None:
+    """The ledger is the judge: it refuses what would overbook, share what is exclusive or a MIG instance, or use a
+    slot that is drained or lost. Nothing is refused."""
+    chosen, waiting, _, slots, ledger, site = scene
+    before = copy.deepcopy(ledger.__dict__)
+    outcome = decided(scene)
+    assert ledger.__dict__ == before, "decide changed the ledger"
+    for decision in outcome.placed:
+        ledger.accept(decision)
+    answered = [each.job for each in outcome.placed] + [each.job for each in outcome.waiting]
+    assert Counter(answered) == Counter(job.id for job in waiting)
+    assert all(each.reason for each in outcome.waiting)
+
+
+@settings(max_examples=300, deadline=None)
+@given(scenes())
+def test_jobs_get_what_they_asked_for(scene) -> None:
+    chosen, waiting, _, slots, ledger, site = scene
+    by_id, by_slot = {job.id: job for job in waiting}, {slot.id: slot for slot in slots}
+    outcome = decided(scene)
+    for decision in outcome.placed:
+        job = by_id[decision.job]
+        need = job.true if chosen in ORACLES else job.need
+        assert len(decision.slots) == len(set(decision.slots)) == job.gpus
+        assert decision.bytes >= (need or 0)
+        assert decision.exclusive or not (job.exclusive or chosen == "exclusive")
+        assert need is not None or decision.exclusive or site.unknown == "floor"
+        for slot in (by_slot[name] for name in decision.slots):
+            assert not slot.drained and not slot.lost
+            assert not (slot.used is None and site.unmeasured == "never")
+            if chosen in ORACLES and job.true is not None:
+                assert job.true <= slot.total - max(slot.foreign, 0)
+    for name, slot in by_slot.items():
+        here = [each for each in outcome.placed if name in each.slots]
+        together = len(here) + len(ledger.holders(name))
+        assert not (here and slot.used is None) or together == 1, "a slot that nobody measures is not shared"
+        assert not here or site.max_jobs_per_gpu is None or together <= site.max_jobs_per_gpu
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenes())
+def test_the_same_question_has_the_same_answer_and_the_order_of_the_arguments_does_not_matter(scene) -> None:
+    chosen, waiting, running, slots, ledger, site = scene
+    turned = (chosen, waiting[::-1], running[::-1], slots[::-1], ledger, site)
+    assert decided(scene).placed == decided(scene).placed == decided(turned).placed
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenes())
+def test_a_second_pass_places_nobody_who_was_told_to_wait(scene) -> None:
+    """Nothing has changed but that the placed jobs are there: the answers hold. (Without reservations: a job that
+    reserves and the jobs placed after it may make others' room.)"""
+    chosen, waiting, running, slots, ledger, site = scene
+    site = dataclasses.replace(site, reservations=0)
+    outcome = decide(chosen, waiting, running, slots, ledger, site, now=1000.0)
+    by_id = {job.id: job for job in waiting}
+    for decision in outcome.placed:
+        ledger.accept(decision)
+        running = [*running, Running(by_id[decision.job], decision.slots, since=1000.0)]
+    left = [by_id[each.job] for each in outcome.waiting]
+    assert decide(chosen, left, running, slots, ledger, site, now=1000.0).placed == ()
+
+
+@settings(max_examples=500, deadline=None)
+@given(scenes())
+def test_the_quick_no_is_never_wrong(scene) -> None:
+    """Every job that is refused without looking would have been refused by looking."""
+    quick = decided(scene)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deciding._Pass, "_hopeless", lambda self, job: False)
+        assert decided(scene).placed == quick.placed

@@ -1,0 +1,173 @@
+"""Each policy's order, the conditions on a slot, and the table of names."""
+
+from __future__ import annotations
+
+import pytest
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.placement import Activity, Job, Ledger, Rules, Running, Slot, decide, policies
+from ullage.placement.policies import policy
+
+GIB = 1 << 30
+# Four GPUs that differ: (used, SM activity). 0 is nearly full and lightly used, 3 is idle.
+FOUR = [(30, 0.10), (10, 0.70), (20, 0.40), (0, 0.00)]
+
+
+def gpus(measured: list[tuple[int | None, float | None]], total: int = 40, **more: object) -> list[Slot]:
+    return [
+        Slot(f"GPU-{index}", index, "A100-40GB", total * GIB, None if used is None else used * GIB,
+             Activity(smact=smact, age=1.0), foreign=(used or 0) * GIB, **more)  # type: ignore[arg-type]
+        for index, (used, smact) in enumerate(measured)
+    ]  # fmt: skip
+
+
+def job(number: int, need: int | None = None, **more: object) -> Job:
+    known = None if need is None else need * GIB
+    return Job(number, "ada", float(number), need=known, true=known, **more)  # type: ignore[arg-type]
+
+
+def chosen(policy: str, slots: list[Slot], jobs: list[Job], rules: Rules | None = None) -> list[tuple[str, ...]]:
+    rules = rules or Rules(margin=2 * GIB, fresh_busy=0.0)
+    return [each.slots for each in decide(policy, jobs, [], slots, Ledger(), rules, now=100.0).placed]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("exclusive", "GPU-3"),  # the only idle one
+        ("round-robin", "GPU-0"),
+        ("magm", "GPU-3"),
+        ("lug", "GPU-3"),
+        ("mug", "GPU-1"),
+        ("first-fit", "GPU-0"),
+        ("best-fit", "GPU-0"),
+        ("worst-fit", "GPU-3"),
+        ("least-utilized", "GPU-3"),
+        ("ullage", "GPU-3"),
+    ],
+)
+def test_where_a_small_job_goes(name: str, expected: str) -> None:
+    assert chosen(name, gpus(FOUR), [job(1, need=4)]) == [(expected,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("magm", "GPU-1"), ("lug", "GPU-2"), ("mug", "GPU-1"), ("first-fit", "GPU-1"), ("best-fit", "GPU-2"),
+     ("worst-fit", "GPU-1"), ("least-utilized", "GPU-2"), ("ullage", "GPU-2")],
+)  # fmt: skip
+def test_where_a_job_goes_that_does_not_fit_on_the_first(name: str, expected: str) -> None:
+    """15 GiB and a margin of 2 do not fit into the 10 GiB of GPU 0; GPU 3 is out of the game."""
+    assert chosen(name, gpus(FOUR[:3]), [job(1, need=15)]) == [(expected,)]
+
+
+def test_ullage_takes_the_tightest_room_among_gpus_that_are_equally_busy() -> None:
+    large, small = gpus([(0, 0.0)], total=80)[0], Slot("small", 1, "A100-40GB", 40 * GIB, 0, Activity(smact=0.0))
+    assert chosen("ullage", [large, small], [job(1, need=10)]) == [("small",)]
+
+
+def test_round_robin_goes_round_from_the_slot_that_was_promised_last() -> None:
+    slots, ledger = gpus([(0, 0.0)] * 3), Ledger()
+    rules = Rules(fresh_busy=0.0)
+    where = []
+    for number in range(5):
+        (decision,) = decide("round-robin", [job(number, need=1)], [], slots, ledger, rules, now=10.0).placed
+        ledger.see(slots)
+        ledger.accept(decision)
+        where += decision.slots
+    assert where == ["GPU-0", "GPU-1", "GPU-2", "GPU-0", "GPU-1"]
+    assert chosen("round-robin", slots, [job(number, need=1) for number in range(4)]) == [
+        ("GPU-0",), ("GPU-1",), ("GPU-2",), ("GPU-0",)]  # fmt: skip
+
+
+def test_exclusive_gives_each_job_a_gpu_and_the_next_one_waits() -> None:
+    jobs = [job(1, need=4), job(2, need=4), job(3, need=4)]
+    outcome = decide("exclusive", jobs, [], gpus([(0, 0.0), (0, 0.0)]), Ledger(), Rules(), now=10.0)
+    assert [(each.slots, each.exclusive) for each in outcome.placed] == [(("GPU-0",), True), (("GPU-1",), True)]
+    assert outcome.placed[0].bytes == 40 * GIB, "the whole GPU is its"
+    assert [each.job for each in outcome.waiting] == [3]
+
+
+def test_the_activity_limit_closes_a_gpu_and_can_be_moved_or_switched_off() -> None:
+    busy = gpus([(10, 0.81)])
+    assert chosen("magm", busy, [job(1, need=4)]) == []
+    assert chosen("magm", busy, [job(1, need=4)], Rules(smact_limit=0.85)) == [("GPU-0",)]
+    assert chosen("magm", busy, [job(1, need=4)], Rules(smact_limit=None)) == [("GPU-0",)]
+    assert chosen("magm", gpus([(10, 0.80)]), [job(1, need=4)]) == [("GPU-0",)]
+
+
+def test_the_margin_stays_free_beside_others_but_a_job_alone_may_have_all() -> None:
+    assert chosen("magm", gpus([(20, 0.1)]), [job(1, need=19)], Rules(margin=2 * GIB)) == []
+    assert chosen("magm", gpus([(20, 0.1)]), [job(1, need=18)], Rules(margin=2 * GIB)) == [("GPU-0",)]
+    assert chosen("magm", gpus([(0, 0.0)]), [job(1, need=40)], Rules(margin=2 * GIB)) == [("GPU-0",)]
+
+
+def test_jobs_per_gpu_can_be_limited() -> None:
+    jobs = [job(number, need=1) for number in range(4)]
+    assert len(chosen("magm", gpus([(0, 0.0)]), jobs, Rules(max_jobs_per_gpu=2))) == 2
+
+
+def test_jobs_that_the_window_has_not_seen_count_as_busy() -> None:
+    jobs = [job(number, need=1) for number in range(6)]
+    assert len(chosen("magm", gpus([(0, 0.0)]), jobs, Rules(fresh_busy=0.3))) == 3, "0.0, 0.3, 0.6, then 0.9"
+    predicted = [job(number, need=1, busy=0.5) for number in range(6)]
+    assert len(chosen("magm", gpus([(0, 0.0)]), predicted, Rules(fresh_busy=0.3))) == 2, "0.0, 0.5, then 1.0"
+    seen = [Running(job(9, need=1), ("GPU-0",), since=0.0)]
+    ledger = Ledger()
+    ledger.adopt(9, {"GPU-0": GIB})
+    slots = gpus([(0, 0.5)])
+    fresh = decide("magm", jobs, seen, slots, ledger, Rules(fresh_busy=0.4, window=90.0), now=0.0)
+    settled = decide("magm", jobs, seen, slots, ledger, Rules(fresh_busy=0.4, window=90.0), now=90.0)
+    assert (len(fresh.placed), len(settled.placed)) == (0, 1)
+
+
+def test_an_idle_gpu_is_not_kept_empty_by_a_job_that_has_just_ended() -> None:
+    """The window's mean still shows it, but nobody is there."""
+    slot = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, 0, Activity(smact=0.95, age=1.0))
+    assert chosen("ullage", [slot], [job(1, need=4)]) == [("GPU-0",)]
+    assert chosen("exclusive", [slot], [job(1, need=4)]) == [("GPU-0",)]
+
+
+def test_predicted_slowdowns_refuse_and_choose() -> None:
+    slots = gpus([(0, 0.0), (0, 0.0)])
+    rules = Rules(smact_limit=None, slowdown=lambda new, others, slot: 1.1 if slot.index == 1 else 1.4)
+    running = [Running(job(8, need=1), ("GPU-0",), 0.0), Running(job(9, need=30), ("GPU-1",), 0.0)]
+    assert [each.slots for each in decide("ullage", [job(1, need=2)], running, slots, Ledger(), rules, 5.0).placed] == [
+        ("GPU-1",)
+    ]
+    strict = Rules(smact_limit=None, slowdown=lambda new, others, slot: 1.6)
+    outcome = decide("ullage", [job(1, need=2)], running, slots, Ledger(), strict, 5.0)
+    assert not outcome.placed and "slow each other down" in outcome.waiting[0].reason
+    unknown = Rules(smact_limit=None, slowdown=lambda new, others, slot: None if slot.index == 0 else 1.4)
+    assert [
+        each.slots for each in decide("ullage", [job(1, need=2)], running, slots, Ledger(), unknown, 5.0).placed
+    ] == [("GPU-1",)], "an unknown slowdown counts as the worst that is allowed"
+    assert decide("lug", [job(1, need=2)], running, slots, Ledger(), strict, 5.0).placed, "only ullage heeds it"
+
+
+def test_oracles_go_by_true_memory_and_the_others_by_the_promise_asked_for() -> None:
+    lying = Job(1, "ada", 0.0, need=39 * GIB, true=5 * GIB)
+    assert chosen("worst-fit", gpus([(20, 0.1)]), [lying]) == [("GPU-0",)]
+    assert chosen("magm", gpus([(20, 0.1)]), [lying]) == []
+
+
+def test_an_unknown_policy_is_answered_with_all_of_them() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'magm'") as error:
+        decide("magn", [], [], [], Ledger(), Rules(), now=0.0)
+    assert all(name in str(error.value) for name in policies())
+    assert set(policies()) == {
+        "exclusive", "round-robin", "magm", "lug", "mug", "first-fit", "best-fit", "worst-fit", "least-utilized",
+        "ullage",
+    }  # fmt: skip
+
+
+def test_a_name_cannot_be_registered_twice() -> None:
+    with pytest.raises(ValueError, match="'magm' is already registered"):
+        policy("magm", "another one")(lambda place, last: ())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"unknown": "guess"}, {"unmeasured": "yes"}, {"margin": -1}, {"window": 0}, {"max_jobs_per_gpu": 0}]
+)
+def test_rules_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidValue, match=f"needed {next(iter(wrong))}"):
+        Rules(**wrong)  # type: ignore[arg-type]
