@@ -58,7 +58,8 @@ def evaluate(
     ] = 1,
     data: Annotated[
         list[Path] | None, typer.Option(help="Rows of 'ullage dataset clean' (Parquet) or the authors' table (.csv). "
-                                        "Repeat it for more.", rich_help_panel=LEARNED)
+                                        "Repeat it for more.", show_default="benchmarks/data/generated_h200.parquet",
+                                        rich_help_panel=LEARNED)
     ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="A folder of weights.", show_default="those that are shipped",
@@ -83,7 +84,9 @@ def evaluate(
 
       ullage evaluate --truth realworld_a100.csv --estimators ullage,horus --report out.html
 
-      ullage evaluate gpumemnet --data h200.parquet
+      ullage evaluate gpumemnet
+
+      ullage evaluate gpumemnet --data gpumemnet_mlp_a100.csv --retrain
     """
     if what is not None:
         _learned(what, data or [], weights, retrain, as_json)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ullage.learn.examples import Examples
     from ullage.learn.table2 import Line
 
+# The project's data lie in its source, not in the package that is installed.
+SHIPPED_DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
 NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
 
 
@@ -33,16 +35,17 @@ class Plan:
 
 def evaluate_gpumemnet(plan: Plan) -> None:
     """Judge both estimators on every family in the data, and print the lines beside the paper's."""
-    if not plan.data:
+    files = plan.data or [SHIPPED_DATA]
+    if not plan.data and not SHIPPED_DATA.is_file():
         raise InvalidValue(
             "needed --data: a Parquet file of 'ullage dataset clean', or the authors' table "
-            "(ullage evaluate gpumemnet --data FILE)"
+            "(ullage evaluate gpumemnet --data FILE); the project's own is in its source, benchmarks/data"
         )
     if plan.weights is not None and not plan.weights.is_dir():
         raise InvalidValue(
             f"--weights: needed a folder with files as gpumemnet_cnn_mlp.safetensors; found {plan.weights}"
         )
-    lines = [line for file in plan.data for line in _lines(file, plan)]
+    lines = [line for file in files for line in _lines(file, plan)]
     if plan.as_json:
         print(json.dumps([line.to_dict() for line in lines]))
         return

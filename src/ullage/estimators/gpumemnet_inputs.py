@@ -14,75 +14,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ullage.estimators.gpumemnet_walk import FREED, KEEP_INPUT, KEEP_OUTPUT, KEPT, SHARED, Layer, Walk, Ways, typed
+from ullage.estimators.gpumemnet_chain import chain, entry_bytes, walks
+from ullage.estimators.gpumemnet_names import (
+    COUNTS,
+    FUNCTIONS,
+    KINDS,
+    ONE_BY_ONE,
+    OPTIMIZERS,
+    PRECISIONS,
+    STATES,
+    TEMPORARIES,
+    kind_of,
+    optimizer_of,
+    spelled,
+    weight_bytes,
+)
+from ullage.estimators.gpumemnet_walk import KEPT, Layer
 from ullage.units import MIB
 
 Array = npt.NDArray[np.float32]
 
-COUNTS = (
-    "count_linear", "count_conv1d", "count_conv2d", "count_batch_norm", "count_layer_norm", "count_dropout",
-    "count_embedding", "count_attention", "count_pooling",
-)  # fmt: skip
-PRECISIONS = ("fp32", "tf32", "amp_fp16", "amp_bf16", "bf16", "fp16")
-OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
-# Copies of the weights that an optimizer keeps, and those that its foreach form makes while it steps (torch.optim).
-STATES = {"sgd": 0, "sgdm": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "adafactor": 0, "nadam": 2}
-TEMPORARIES = {"sgd": 0, "sgdm": 0, "adam": 1, "adamw": 1, "rmsprop": 1, "adagrad": 2, "nadam": 2}
-ONE_BY_ONE = "adafactor"  # makes the temporaries of one weight after the other
-# Activation functions by what they keep for the backward pass: nothing of their own, their output, or their input.
-FUNCTIONS = (
-    "none",
-    "relu",
-    "leaky_relu",
-    "elu",
-    "selu",
-    "tanh",
-    "sigmoid",
-    "gelu",
-    "silu",
-    "mish",
-    "softplus",
-    "prelu",
-)
-KINDS = ("linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "dropout", "embedding", "attention", "pooling",
-         "activation", "softmax", "other")  # fmt: skip
-_SPELLINGS = {
-    "batch_normalization": "batch_norm", "batchnorm1d": "batch_norm", "batchnorm2d": "batch_norm",
-    "layernorm": "layer_norm", "adaptiveavgpool2d": "pooling", "maxpool2d": "pooling", "avgpool2d": "pooling",
-    "multiheadattention": "attention", "logsoftmax": "softmax",
-    "leakyrelu": "leaky_relu", "identity": "none", "swish": "silu", "gelu_new": "gelu",
-}  # fmt: skip
-_IS_FUNCTION = {*FUNCTIONS, "hardswish", "relu6", "hardsigmoid", "quickgelu", "celu", "glu"}
-
 PARTS = (
     "walked_reserved", "walked_peak", "weights", "gradients", "state", "temporaries", "casts", "inputs", "kept",
     "widest", "second_widest", "widest_inputs", "workspace", "largest_weight",
+    "walked_bare", "walked_copied",
     *(f"activations_{kind}" for kind in KINDS), "fixed",
 )  # fmt: skip
 # The sum that the networks begin with: what the allocator reserves in a walk through the step, and the context.
 STARTS = {"walked_reserved": 1.0, "fixed": 1.0}
 FIXED = 760 * MIB  # what a process takes outside of the allocator on an H200, with cuBLAS and cuDNN loaded
+WALKS = tuple(PARTS.index(name) for name in ("walked_reserved", "walked_bare", "walked_copied"))
 TOKEN_FEATURES = len(KINDS) + 6
-
-
-def kind_of(layer: str) -> str:
-    """The kind of a layer, whoever wrote its name.
-
-    >>> kind_of("BatchNorm2d"), kind_of("LeakyReLU"), kind_of("Fold")
-    ('batch_norm', 'activation', 'other')
-    """
-    name = spelled(layer)
-    return name if name in KINDS else "activation" if name in _IS_FUNCTION else "other"
-
-
-def spelled(name: str) -> str:
-    """A layer's or activation function's name as it is written here.
-
-    >>> spelled("LeakyReLU"), spelled("batch_normalization"), spelled("Identity")
-    ('leaky_relu', 'batch_norm', 'none')
-    """
-    plain = name.strip().casefold()
-    return _SPELLINGS.get(plain, plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +96,6 @@ def folded(layers: Sequence[Mapping[str, Any]]) -> list[Folded]:
     return [(*key, len(places), places[0] / scale, places[-1] / scale) for key, places in found.items()]
 
 
-def weight_bytes(precision: str) -> int:
-    """Bytes of one weight: autocast keeps weights in 32 bits."""
-    return 2 if precision in ("bf16", "fp16") else 4
-
-
 def activation_bytes(precision: str, kind: str) -> float:
     """Bytes of one number that a layer puts out; under autocast it depends on the layer.
 
@@ -147,13 +104,6 @@ def activation_bytes(precision: str, kind: str) -> float:
     """
     narrow = precision in ("bf16", "fp16") or (precision.startswith("amp") and kind not in ("layer_norm", "softmax"))
     return (2.0 if narrow else 4.0) + (1.0 if kind == "dropout" else 0.0)  # dropout keeps a mask of bytes
-
-
-def optimizer_of(row: Mapping[str, Any]) -> tuple[str, bool]:
-    """The optimizer's name without its form, and whether it is the fused form."""
-    name = str(row.get("optimizer") or "adam").casefold()
-    plain = name.removesuffix("_fused").removesuffix("_foreach").removesuffix("_single")
-    return plain, name.endswith("_fused") or name.endswith("_single")
 
 
 def _tokens(layers: list[Folded], row: Mapping[str, Any]) -> tuple[Array, Array]:
@@ -171,84 +121,11 @@ def _tokens(layers: list[Folded], row: Mapping[str, Any]) -> tuple[Array, Array]
     return tokens, sizes
 
 
-def chain(row: Mapping[str, Any]) -> list[Layer]:
-    """The layers of a row as a walk takes them.
-
-    A row that has only the three numbers of each layer is taken for a chain: what the backward pass needs then follows
-    from the kind of a layer and of the one after it.
-    """
-    batch = int(row["batch_size"])
-    given = row.get("layers") or ()
-    tensors = row.get("tensors") or _guessed(row)
-    found = []
-    for layer, facts in zip(given, tensors, strict=True):
-        found.append(
-            Layer(
-                name=named(str(layer["type"])),
-                inputs=int(facts["inputs"]) * batch,
-                outputs=int(layer["activations"]) * batch,
-                weights=int(layer["parameters"]),
-                output=int(facts["output"]),
-                beside=int(facts["beside"]) * batch,
-                masks=int(facts["beside_bytes"]) * batch,
-                workspaces=(int(facts["forward"]), int(facts["data"]), int(facts["filter"])),
-            )
-        )
-    typed(found, str(row.get("precision") or "fp32"))
-    return found
-
-
-def _guessed(row: Mapping[str, Any]) -> list[dict[str, int]]:
-    """How tensors live in a chain of layers of which only the three numbers are known."""
-    given = row.get("layers") or ()
-    names = [named(str(layer["type"])) for layer in given]
-    before, found = int(row.get("input_elements") or 0), []
-    for name, after, layer in zip(names, [*names[1:], "softmax"], given, strict=False):
-        outputs = int(layer["activations"])
-        kept = name in KEEP_OUTPUT or after in KEEP_INPUT
-        state = SHARED if name in ("none", "flatten") else KEPT if kept else FREED
-        masks = outputs if name == "dropout" else 0
-        facts = {"inputs": before, "output": state, "beside": 0, "beside_bytes": masks}
-        found.append(facts | {"forward": 0, "data": 0, "filter": 0})
-        before = outputs
-    return found
-
-
-def named(layer: str) -> str:
-    """A layer's name as the walk knows it: its kind, or the name of an activation function.
-
-    >>> named("Conv2d"), named("MaxPool2d"), named("LeakyReLU")
-    ('conv2d', 'pooling', 'leaky_relu')
-    """
-    kind, name = kind_of(layer), spelled(layer)
-    return name if kind in ("activation", "other") else kind
-
-
-def walked(row: Mapping[str, Any], layers: list[Layer], entry: float) -> tuple[float, float]:
-    """What the allocator reserves and what is allocated at most in a walk through the step, in bytes."""
-    if not layers:
-        return 0.0, 0.0
-    name, fused = optimizer_of(row)
-    precision = str(row.get("precision") or "fp32")
-    temporaries = 0 if fused else None if name == ONE_BY_ONE else TEMPORARIES.get(name, 1)
-    ways = Ways(weight_bytes(precision), entry, STATES.get(name, 2), temporaries, precision.startswith("amp"))
-    others = max(float(row["parameters"]) - sum(layer.weights for layer in layers), 0.0)
-    walk = Walk(layers, others, ways)
-    return float(walk.run()), float(walk.allocator.peak_allocated)
-
-
-def entry_bytes(row: Mapping[str, Any]) -> float:
-    """The size of the input batch: ids of words have 8 bytes, other inputs the width of the model's type."""
-    numbers = float(row.get("input_elements") or 0) * int(row["batch_size"])
-    width = 8 if row.get("sequence_length") else weight_bytes(str(row.get("precision") or "fp32"))
-    return numbers * width
-
-
 def _parts(layers: list[Folded], sizes: Array, row: Mapping[str, Any]) -> Array:
     """Bytes of every part that the networks weigh, in the order of PARTS."""
     precision, (name, fused) = str(row.get("precision") or "fp32"), optimizer_of(row)
     along, entry = chain(row), entry_bytes(row)
-    reserved, peak = walked(row, along, entry)
+    steps = walks(row, along, entry)
     weights = float(row["parameters"]) * weight_bytes(precision)
     heaviest = max((layer[2] for layer in layers), default=0) * weight_bytes(precision)
     by_kind = dict.fromkeys(KINDS, 0.0)
@@ -258,8 +135,8 @@ def _parts(layers: list[Folded], sizes: Array, row: Mapping[str, Any]) -> Array:
         by_kind["other"] = float(row.get("activations") or 0) * int(row["batch_size"]) * 4
     widest = sorted((layer.outputs * layer.width for layer in along), reverse=True)[:2] + [0.0, 0.0]
     parts = [
-        reserved,
-        peak,
+        steps.reserved,
+        steps.peak,
         weights,
         weights,
         weights * STATES.get(name, 2),
@@ -272,6 +149,8 @@ def _parts(layers: list[Folded], sizes: Array, row: Mapping[str, Any]) -> Array:
         max((layer.inputs * layer.width for layer in along), default=0.0),
         float(max((max(layer.workspaces) for layer in along), default=0)),
         float(heaviest),
+        steps.bare,
+        steps.copied,
         *by_kind.values(),
         FIXED,
     ]

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ullage.estimators.gpumemnet_inputs import PARTS, STARTS, TOKEN_FEATURES, TOTALS, Inputs
+from ullage.estimators.gpumemnet_inputs import PARTS, STARTS, TOKEN_FEATURES, TOTALS, WALKS, Inputs
 
 # Hidden layers of the ensemble's members: depths from 1 to 7, as in the dissertation, and widths of our own choice.
 MEMBERS = ((64,), (128,), (64, 32), (128, 64), (96, 96, 48), (64, 64, 64, 32), (128, 64, 64, 32, 32),
@@ -25,6 +25,7 @@ MEMBERS = ((64,), (128,), (64, 32), (128, 64), (96, 96, 48), (64, 64, 64, 32), (
 WIDTH, HEADS, LAYERS = 32, 4, 2
 START = 0.01  # the factor that a part begins with which is not in the sum at first
 EXACT, SURE = -6.0, -3.0  # the logarithms of the two spreads before learning: 0.25 % and 5 % of the memory
+TRUST = (0.0, -1.0, -1.0, 0.0)  # in the walks and in the network, before learning
 LEAST_SPREAD = 2e-4
 
 
@@ -81,10 +82,10 @@ def batched(jobs: Sequence[Inputs]) -> Batch:
 
 @dataclass
 class Belief:
-    """Where memory may lie: a mixture of two logistic distributions on its logarithm.
+    """Where memory may lie: a mixture of logistic distributions on its logarithm, all [..., jobs, ways].
 
-    The first stands where the walk through the step ends, the second where the network would have it; the network says
-    how much it trusts the walk. All are [..., jobs, 2] but for `trust`, the logarithms of the two weights.
+    The last one stands where the network would have it, the others where a walk through the step ends (they differ in
+    what cuDNN takes); the network says how much it trusts each: `trust` are the logarithms of the weights.
     """
 
     place: torch.Tensor
@@ -145,11 +146,11 @@ class Factors(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layer = nn.Linear(width, len(PARTS) + 3)
+        self.layer = nn.Linear(width, len(PARTS) + 2 + len(TRUST))
         nn.init.normal_(self.layer.weight, std=0.01)
         nn.init.zeros_(self.layer.bias)
         begin = [math.log(math.expm1(STARTS.get(part, START))) for part in PARTS]
-        self.start = nn.Parameter(torch.tensor([*begin, EXACT, SURE, 0.0]))  # what holds for all jobs
+        self.start = nn.Parameter(torch.tensor([*begin, EXACT, SURE, *TRUST]))  # what holds for all jobs
         self.walk = nn.Parameter(torch.zeros(2))  # logarithms of the factors of the walk and of what is fixed
 
     def begin(self, fixed: float) -> None:
@@ -159,7 +160,7 @@ class Factors(nn.Module):
             self.walk[1] = math.log(fixed)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[jobs, parts + 5]: factors before they are made positive, spreads, trust, and the walk's two factors."""
+        """[jobs, parts + 8]: factors before they are made positive, spreads, trust, and the walks' two factors."""
         found = self.layer(hidden) + self.start
         return torch.cat([found, self.walk.expand(len(found), 2)], dim=1)
 
@@ -169,18 +170,18 @@ def belief_of(told: torch.Tensor, parts: torch.Tensor, more: torch.Tensor | None
 
     >>> parts = torch.full((1, len(PARTS)), 2.0**30)
     >>> (belief_of(Factors(8)(torch.zeros(1, 8)), parts).place.exp() / 2**30).round(decimals=1)
-    tensor([[2.0000, 2.2000]], grad_fn=<RoundBackward1>)
+    tensor([[2.0000, 2.0000, 2.0000, 2.3000]], grad_fn=<RoundBackward1>)
     """
     count = len(PARTS)
     memory = (functional.softplus(told[..., :count]) * parts).sum(-1)
     if more is not None:
         memory = memory + more
-    walked = told[..., -2].exp() * parts[..., 0] + told[..., -1].exp() * parts[..., -1]
-    trust = told[..., count + 2]
+    walked = told[..., -2:-1].exp() * parts[..., WALKS] + told[..., -1:].exp() * parts[..., -1:]
+    spread = told[..., count : count + 2].exp() + LEAST_SPREAD
     return Belief(
-        torch.stack([walked, memory], dim=-1).clamp(min=1.0).log(),
-        told[..., count : count + 2].exp() + LEAST_SPREAD,
-        torch.stack([functional.logsigmoid(trust), functional.logsigmoid(-trust)], dim=-1),
+        torch.cat([walked, memory.unsqueeze(-1)], dim=-1).clamp(min=1.0).log(),
+        torch.cat([spread[..., :1].expand(*spread.shape[:-1], len(WALKS)), spread[..., 1:]], dim=-1),
+        functional.log_softmax(told[..., count + 2 : count + 2 + len(TRUST)], dim=-1),
     )
 
 
@@ -209,7 +210,7 @@ class Normal(nn.Module):
 def perceptron(hidden: Sequence[int]) -> nn.Module:
     """One member of the ensemble: totals to factors.
 
-    >>> perceptron((8, 4))(torch.zeros(1, len(TOTALS))).shape[1] == len(PARTS) + 5
+    >>> perceptron((8, 4))(torch.zeros(1, len(TOTALS))).shape[1] == len(PARTS) + 8
     True
     """
     layers: list[nn.Module] = []
@@ -229,7 +230,7 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(perceptron(hidden) for hidden in members)
 
     def belief(self, batch: Batch) -> Belief:
-        """What each member believes [members, jobs, 2]."""
+        """What each member believes [members, jobs, ways]."""
         totals = self.normal(batch.totals)
         return belief_of(torch.stack([member(totals) for member in self.members]), batch.parts)
 
@@ -281,7 +282,7 @@ class LayerTransformer(nn.Module):
         return self.bins(self.belief(batch))  # type: ignore[no-any-return]
 
     def belief(self, batch: Batch) -> Belief:
-        """What the network believes [jobs, 2]."""
+        """What the network believes [jobs, ways]."""
         totals = self.normal(batch.totals)
         x = self.token(batch.tokens) + self.total(totals).unsqueeze(1)
         counts = batch.repeats.log().masked_fill(~batch.there, -math.inf)

@@ -106,6 +106,7 @@ class Walk:
         self.allocator = CachingAllocator(WITHOUT_LIMIT)
         self._entry: Block | None = None
         self._answer: Block | None = None
+        self._stream: Block | None = None  # what joined tensors are made of, and on the way back its gradient
         self._libraries: set[str] = set()
 
     def run(self) -> int:
@@ -127,13 +128,17 @@ class Walk:
         outputs: list[Block | None] = []
         beside: list[list[Block | None]] = []
         for place, layer in enumerate(self.layers):
-            held = [self._take(layer.beside * layer.beside_width)]
+            held = [self._join(place), self._take(layer.beside * layer.beside_width)]
             if self.ways.amp and layer.name in PRODUCTS:
                 held.append(self._take(layer.weights * 2))
             if layer.cast or (self.ways.amp and layer.name == "softplus" and place and self._width(place - 1) == 2):
                 held.append(self._take(layer.inputs * (2 if layer.cast else 4)))
+            first = layer.name == "dropout"  # makes its mask, then its output; pooling the other way round
+            if first:
+                held.append(self._take(layer.masks))
             outputs.append(self._take(layer.outputs * layer.width) if layer.output != SHARED else None)
-            held.append(self._take(layer.masks))
+            if not first:
+                held.append(self._take(layer.masks))
             self._give(self._take(layer.workspaces[0]))
             if place and self.layers[place - 1].output == FREED:
                 self._give(outputs[place - 1])
@@ -143,14 +148,17 @@ class Walk:
         if outputs[-1] is not None:  # the answer of the step before lives until there is a new one
             self._give(self._answer)
             self._answer, outputs[-1] = outputs[-1], None
+        self._give(self._stream)
+        self._stream = None
         return outputs, beside
 
     def _backward(self, outputs: list[Block | None], beside: list[list[Block | None]]) -> list[Block | None]:
         arriving = self._loss(self.layers[-1].outputs)
         gradients: list[Block | None] = []
+        released = self._released()
         for place in range(len(self.layers) - 1, -1, -1):
             layer = self.layers[place]
-            if layer.output == SHARED and not layer.weights:
+            if self._skipped(place):
                 for block in beside[place]:
                     self._give(block)
                 continue
@@ -160,12 +168,65 @@ class Walk:
             if place:
                 self._give(self._take(layer.workspaces[1]))
             gradients.append(self._weight_gradient(place))
-            for block in (arriving, outputs[place], *beside[place]):
+            for block in (arriving, *(outputs[own] for own in released[place]), *beside[place]):
                 self._give(block)
-            arriving = leaving
-        self._give(arriving)
+            arriving = self._divide(place, leaving)
+        for block in (arriving, self._stream):
+            self._give(block)
+        self._stream = None
         gradients.append(self._take(self.sizes[-1]))
         return gradients
+
+    def _joined(self, place: int) -> bool:
+        """Whether a layer reads tensors that were put one behind the other: more than the layer before put out."""
+        layer = self.layers[place]
+        if not place or layer.name not in PRODUCTS or layer.beside * 2 <= self.layers[place - 1].outputs:
+            return False
+        return layer.inputs == layer.beside > self.layers[place - 1].outputs
+
+    def _divide(self, place: int, gradient: Block | None) -> Block | None:
+        """The gradient of a joined tensor: added to what came for the same tensor from above, which makes a new one;
+        the layers that made its last part read theirs from a view of it."""
+        if gradient is None or not self._joined(place):
+            return gradient
+        width = 4 if self.ways.amp else self.layers[place].width
+        if self.ways.amp:
+            wide = self._take(self.layers[place].inputs * width)
+            self._give(gradient)
+            gradient = wide
+        if self._stream is not None:
+            together = self._take(self.layers[place].inputs * width)
+            self._give(self._stream)
+            self._give(gradient)
+            gradient = together
+        self._stream = gradient
+        return None
+
+    def _join(self, place: int) -> Block | None:
+        """Under autocast the joined tensor has the 32 bits of its first part; it lives until the next one is made, and
+        what the backward pass keeps is its copy in 16."""
+        if not (self.ways.amp and self._joined(place)):
+            return None
+        made = self._take(self.layers[place].inputs * 4)
+        self._give(self._stream)
+        self._stream = made
+        return None
+
+    def _released(self) -> list[list[int]]:
+        """For every layer the outputs that nobody needs after its backward pass: a layer that keeps its input gives it
+        back when it is done, before the layer that made it begins."""
+        found: list[list[int]] = [[] for _ in self.layers]
+        for place, layer in enumerate(self.layers):
+            user = place
+            if layer.output == KEPT and layer.name not in KEEP_OUTPUT:
+                later = range(place + 1, len(self.layers))
+                user = next((one for one in later if not self._skipped(one)), place)
+            found[place if self._skipped(user) else user].append(place)
+        return found
+
+    def _skipped(self, place: int) -> bool:
+        """A view has no backward pass of its own."""
+        return self.layers[place].output == SHARED and not self.layers[place].weights
 
     def _loss(self, numbers: float) -> Block | None:
         """Logarithms of probabilities, their gradient, the gradient of the scores; autocast computes it in 32 bits."""

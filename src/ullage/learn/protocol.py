@@ -21,6 +21,7 @@ from ullage.units import GIB
 
 MOST_MEMORY = 160 * GIB  # bins reach further than any GPU of today, so that large jobs are told apart too
 BATCH = 256
+WIDER = (2, 8)  # folds are judged in bins so many times as wide, too
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Trained:
     test_rows: Indices
     learn_rows: Indices
     told: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    wider: dict[int, list[float]] = field(default_factory=dict)
 
 
 def train(
@@ -52,17 +54,20 @@ def train(
     plan = schedule or SCHEDULES[estimator]
     classes = classes_of(examples.memory, bin, card.bins)
     learn, test = held_out(classes.tolist(), seed)
-    validation = []
+    validation, wider = [], {factor: list[float]() for factor in WIDER}
     for number, (chosen, validate) in enumerate(folds(classes.tolist(), learn, seed), 1):
         if begin is not None:
             begin(f"fold {number} of {FOLDS}", plan.epochs)
         network = fit(card, *examples.part(chosen), plan, seed, notify)
-        validation.append(scored(classes[validate], predicted(network, examples.part(validate)[0])))
+        jobs = examples.part(validate)[0]
+        validation.append(scored(classes[validate], predicted(network, jobs)))
+        for factor, shares in wider.items():
+            shares.append(float((classes[validate] // factor == predicted(network, jobs, factor)).mean()))
     if begin is not None:
         begin("all but the test part", plan.epochs)
     network = fit(card, *examples.part(learn), plan, seed, notify)
     told = predicted(network, examples.part(test)[0])
-    result = Trained(network, card, validation, scored(classes[test], told), test, learn, told)
+    result = Trained(network, card, validation, scored(classes[test], told), test, learn, told, wider)
     _fill(card, result, examples)
     return result
 
@@ -83,6 +88,7 @@ def _fill(card: Card, result: Trained, examples: Examples) -> None:
     card.figures = {
         "test": _rounded(result.test),
         "validation": [_rounded(one) for one in result.validation],
+        "validation_wider": {str(factor): [round(one, 4) for one in shares] for factor, shares in result.wider.items()},
     }
     card.versions = {f"measured with {name}": value for name, value in examples.versions.items()}
     card.versions |= {"trained with torch": torch.__version__, "trained with python": platform.python_version()}

@@ -94,7 +94,7 @@ def lines_of(
                 family=family, estimator=estimator, bin=width * GIB, gpu=examples.gpu, rows=scores.rows,
                 accuracy=scores.accuracy, f1=scores.f1, f1_macro=scores.f1_macro, under=scores.under,
                 over=scores.over, seconds=took, goal=goal, paper=paper, paper_f1=paper_f1,
-                validation=_validation(card) if factor == 1 else None, trained=trained,
+                validation=_validation(card, factor), trained=trained,
             )
         )  # fmt: skip
     return found
@@ -127,9 +127,12 @@ def retrained_lines(
     return lines_of(examples, family, result.network, result.card, result.test_rows, "now")
 
 
-def _validation(card: Card) -> float | None:
-    folds: Sequence[Mapping[str, float]] = card.figures.get("validation", ())
-    return sum(one["accuracy"] for one in folds) / len(folds) if folds else None
+def _validation(card: Card, factor: int) -> float | None:
+    """The mean accuracy of the folds in bins `factor` times as wide; `None` where the card does not have it."""
+    folds: Sequence[float] = [one["accuracy"] for one in card.figures.get("validation", ())]
+    if factor != 1:
+        folds = card.figures.get("validation_wider", {}).get(str(factor), ())
+    return sum(folds) / len(folds) if folds else None
 
 
 def seconds_a_job(network: GPUMemNet, examples: Examples) -> float:
