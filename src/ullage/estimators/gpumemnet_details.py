@@ -45,7 +45,7 @@ class Watch:
     inputs: list[int] = field(default_factory=list)
     convolutions: dict[int, Any] = field(default_factory=dict)
     kept: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
-    known: set[int] = field(default_factory=set)
+    known: dict[int, torch.Tensor] = field(default_factory=dict)  # alive, or another tensor would get its place
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Autograd keeps this tensor, in the layer that runs now or between two."""
@@ -61,10 +61,10 @@ class Watch:
         out = made[0] if made else None
         place = None if out is None else out.untyped_storage()._cdata
         if part is not None:
-            self.known.update(tensor.untyped_storage()._cdata for tensor in read)
+            self.known.update((tensor.untyped_storage()._cdata, tensor) for tensor in read)
         self.fresh.append(place is not None and place not in self.known)
-        if place is not None:
-            self.known.add(place)
+        if out is not None and place is not None:
+            self.known[place] = out
         if isinstance(part, nn.Conv2d) and out is not None and read:
             self.convolutions[len(self.outputs)] = (part, tuple(read[0].shape), tuple(out.shape))
         self.outputs.append(out)

@@ -65,6 +65,28 @@ def typed(layers: Sequence[Layer], precision: str) -> None:
         before = layer.width = 2 if narrow else 4 if layer.name in IN_32_BITS else before
     if amp:
         _cast(layers)
+    for place, layer in enumerate(layers[:-1]):
+        if _by_scores(layers, place):
+            _scores(layer, layers[place + 1], amp)
+
+
+def _by_scores(layers: Sequence[Layer], place: int) -> bool:
+    """Whether attention is made of single operators: it puts out probabilities, not what the next product reads."""
+    layer, after = layers[place], layers[place + 1]
+    if layer.name != "attention" or layer.weights or after.name != "dropout" or after.outputs != layer.outputs:
+        return False
+    reader = next((one for one in layers[place + 2 :] if one.name in PRODUCTS), None)
+    return reader is not None and reader.inputs != layer.outputs
+
+
+def _scores(attention: Layer, dropout: Layer, amp: bool) -> None:
+    """Scores beside probabilities on the way, gradients of both on the way back; autocast makes probabilities in 32
+    bits and keeps a copy in 16 of what is dropped out."""
+    if amp:
+        attention.width = dropout.width = 4
+        dropout.output, dropout.beside, dropout.beside_width = FREED, dropout.outputs, 2
+    size = int(attention.outputs * attention.width)
+    attention.workspaces, dropout.workspaces = (size, 0, 0), (0, size, 0)
 
 
 def _cast(layers: Sequence[Layer]) -> None:
@@ -230,15 +252,11 @@ class Walk:
 
     def _loss(self, numbers: float) -> Block | None:
         """Logarithms of probabilities, their gradient, the gradient of the scores; autocast computes it in 32 bits."""
-        width = 4 if self.ways.weight == 4 else 2
+        width = self.ways.weight
         logarithms = self._take(numbers * width)
         inner = self._take(numbers * width)
-        arriving = self._take(numbers * width)
+        arriving = self._take(numbers * (2 if self.ways.amp else width))
         self._give(inner)
-        if self.ways.amp:
-            narrow = self._take(numbers * 2)
-            self._give(arriving)
-            arriving = narrow
         self._give(logarithms)
         return arriving
 

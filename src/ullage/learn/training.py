@@ -29,7 +29,6 @@ class Schedule:
     epochs: int = 120
     batch: int = 128
     rate: float = 3e-3
-    decay: float = 0.1  # of weights, apart from the gradient (AdamW's form): a few thousand rows are few
     threads: int = 1
 
 
@@ -88,7 +87,7 @@ def _edges(memory: npt.NDArray[np.float64], width: int) -> torch.Tensor:
 
 def _descend(network: GPUMemNet, jobs: Batch, edges: torch.Tensor, schedule: Schedule, notify: Notify | None) -> None:
     weights = list(network.parameters())
-    optimizer = torch.optim.AdamW(weights, lr=schedule.rate, weight_decay=schedule.decay, fused=True)
+    optimizer = torch.optim.Adam(weights, lr=schedule.rate, fused=True)
     rounds = math.ceil(len(jobs) / schedule.batch)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, schedule.rate, total_steps=rounds * schedule.epochs + 1)
     for epoch in range(schedule.epochs):
