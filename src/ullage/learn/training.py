@@ -26,13 +26,13 @@ class Schedule:
     True
     """
 
-    epochs: int = 120
+    epochs: int = 60
     batch: int = 128
     rate: float = 3e-3
     threads: int = 1
 
 
-SCHEDULES = {"mlp": Schedule(), "transformer": Schedule(epochs=120, rate=2e-3)}
+SCHEDULES = {"mlp": Schedule(), "transformer": Schedule(rate=2e-3)}
 
 
 def classes_of(memory: npt.NDArray[np.float64], width: int, bins: int) -> npt.NDArray[np.int64]:
