@@ -72,6 +72,7 @@ def compare(
     notify: Callable[[str], None] | None = None,
 ) -> list[Outcome]:  # fmt: skip
     """The same network, trained each way on the same rows and judged on the same test part."""
+    torch.set_num_threads(1)  # the network is too small to divide
     classes = classes_of(examples.memory, GIB, 160)
     learn, test = held_out(classes.tolist(), seed)
     found = []
