@@ -93,7 +93,7 @@ def print_lines(lines: list[Line]) -> None:
     console.print(table)
     console.print(
         "ours: accuracy on the held-out 30 %; folds: mean of 3-fold cross-validation on the rest, a new network in "
-        "each; one job: the longest one, on one core (paper: at most 32 ms on a CPU)",
+        "each; one job: the processor's time for the longest one, on one core (paper: at most 32 ms)",
         highlight=False,
     )
 

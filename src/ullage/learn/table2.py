@@ -136,7 +136,9 @@ def _validation(card: Card, factor: int) -> float | None:
 
 
 def seconds_a_job(network: GPUMemNet, examples: Examples) -> float:
-    """The median time of one job through the network, on one core, features being there."""
+    """The median time of one job through the network, on one core, features being there.
+
+    The processor's time, so that other work on the machine does not count."""
     longest = int(examples.jobs.there.sum(1).argmax())
     one = examples.jobs.rows(torch.tensor([longest]))
     before = torch.get_num_threads()
@@ -144,9 +146,9 @@ def seconds_a_job(network: GPUMemNet, examples: Examples) -> float:
     try:
         times = []
         for _ in range(ROUNDS):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             probabilities(network, one)
-            times.append(time.perf_counter() - begin)
+            times.append(time.thread_time() - begin)
     finally:
         torch.set_num_threads(before)
     return sorted(times)[ROUNDS // 2]
