@@ -52,7 +52,7 @@ def test_a_table_over_gpus() -> None:
     assert "T4" in ask("torchvision:resnet18", "--estimator", "accelerate", "--gpus", "T4,H200")
 
 
-@pytest.mark.parametrize("name", ["oracle", "gpumemnet"])
+@pytest.mark.parametrize("name", ["oracle", "gpumemne"])
 def test_an_unknown_estimator_is_one_clear_message(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ullage", "estimate", "torchvision:resnet18", "--estimator", name],

@@ -28,12 +28,6 @@ def test_an_unknown_name_lists_all() -> None:
     assert all(name in str(caught.value) for name in ullage.estimators())
 
 
-def test_an_estimator_that_is_to_come_is_not_listed_and_says_so() -> None:
-    assert "gpumemnet" not in ullage.estimators()
-    with pytest.raises(UnknownName, match="not part of this version yet"):
-        find("gpumemnet")
-
-
 def test_ullage_is_the_first_and_the_default() -> None:
     assert ullage.estimators()[0] == "ullage"
     by_name = find("ullage").estimate(SMALL, gpu("T4"))

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from ullage.measure.accuracy import Comparison
 
 RANKING = "Ranking (with --estimators)"
+LEARNED = "Table 2 of the GPUMemNet paper (with gpumemnet)"
 
 
 def evaluate(
+    what: Annotated[
+        str | None, typer.Argument(help="gpumemnet: judge its networks on data sets, beside the paper's Table 2.")
+    ] = None,
     truth: Annotated[
-        Path, typer.Option(help="Measured runs: a JSONL file, one run a line; with --estimators also an A100 table.")
-    ],
+        Path | None,
+        typer.Option(help="Measured runs: a JSONL file, one run a line; with --estimators also an A100 table."),
+    ] = None,
     gpu: Annotated[
         str | None, typer.Option(help="The GPU they were measured on.", show_default="H200, A100-40GB for .csv")
     ] = None,
@@ -55,6 +60,19 @@ def evaluate(
         int, typer.Option(help="Ask so many at once; times are then those of a busy machine.", min=1,
                           rich_help_panel=RANKING)
     ] = 1,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Rows of 'ullage dataset clean' (Parquet) or the authors' table (.csv). "
+                                        "Repeat it for more.", show_default="benchmarks/data/generated_h200.parquet",
+                                        rich_help_panel=LEARNED)
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="A folder of weights.", show_default="those that are shipped",
+                                  rich_help_panel=LEARNED)
+    ] = None,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Train anew on these data, with cross-validation: minutes.",
+                           rich_help_panel=LEARNED)
+    ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Compare estimates with measured runs.
@@ -69,9 +87,18 @@ def evaluate(
       ullage evaluate --truth h200_train_steps.jsonl --estimators all --sample 300 --sample xmem=40 --resume out.jsonl
 
       ullage evaluate --truth realworld_a100.csv --estimators ullage,horus --report out.html
+
+      ullage evaluate gpumemnet
+
+      ullage evaluate gpumemnet --data gpumemnet_mlp_a100.csv --retrain
     """
     if kept and resume is None:
         raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
+    if what is not None:
+        _learned(what, data or [], weights, retrain, as_json)
+        return
+    if truth is None:
+        raise typer.BadParameter("needed a file of measured runs", param_hint="--truth")
     if estimators is not None:
         from ullage.cli.evaluate_ranking import Plan, rank_estimators
 
@@ -84,6 +111,16 @@ def evaluate(
     if unused:
         raise InvalidValue(f"{unused[0]} belongs to a ranking: add --estimators all, or names with commas")
     _ours(truth, gpu or "H200", every, worst, as_json)
+
+
+def _learned(what: str, data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
+    if what != "gpumemnet":
+        raise InvalidValue(
+            f"needed nothing or gpumemnet after 'evaluate'; found {what!r} (--truth takes a file of runs)"
+        )
+    from ullage.cli.evaluate_gpumemnet import Plan, evaluate_gpumemnet
+
+    evaluate_gpumemnet(Plan(data=data, weights=weights, retrain=retrain, as_json=as_json))
 
 
 def _ours(truth: Path, gpu: str, every: int, worst: int, as_json: bool) -> None:

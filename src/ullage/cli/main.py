@@ -28,6 +28,7 @@ from ullage.cli.serve import serve
 from ullage.cli.status import status
 from ullage.cli.submit import submit
 from ullage.cli.top import top
+from ullage.cli.train import train
 from ullage.cli.wait import wait
 from ullage.errors import UllageError
 
@@ -72,6 +73,7 @@ app.command()(history)
 app.command()(drain)
 app.command()(resume)
 app.command()(top)
+app.add_typer(train, name="train")
 app.add_typer(dataset)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.estimators.gpumemnet_details import Detail, Watch
 from ullage.estimators.gpumemnet_meta import cheap_kernels
 from ullage.estimators.gpumemnet_shortcuts import no_start, shortcuts
 from ullage.workload.building import prepare
@@ -75,6 +76,7 @@ class Features:
     precision: str
     inference: bool = False
     layers: tuple[tuple[str, int, int], ...] = field(repr=False, default=())
+    details: tuple[Detail, ...] = field(repr=False, default=())  # one a layer
 
 
 @dataclass
@@ -83,11 +85,19 @@ class _Seen:
     counted: set[int] = field(default_factory=set)
     storages: dict[int, torch.Tensor] = field(default_factory=dict)
     output: int = 0
+    watch: Watch = field(default_factory=Watch)
+    own: set[int] = field(default_factory=set)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note a tensor that autograd keeps; it stays alive, so that no other one gets its place."""
         self.storages.setdefault(tensor.untyped_storage()._cdata, tensor)
+        self.watch.keep(tensor)
         return tensor
+
+    def attended(self, out: torch.Tensor, batch: int) -> None:
+        """Attention that is no module of its own."""
+        self.layers.append(("attention", out.numel() // batch, 0))
+        self.watch.layer(None, (out,), (out,))
 
 
 def features(configuration: Configuration) -> Features:
@@ -151,7 +161,7 @@ def _observe(
     try:
         inputs, targets = _moved(task.batch(configuration.batch), device)
         with (
-            cheap_kernels(lambda out: seen.layers.append(("attention", out.numel() // configuration.batch, 0))),
+            cheap_kernels(lambda out: seen.attended(out, configuration.batch)),
             torch.set_grad_enabled(not configuration.inference),
             torch.autograd.graph.saved_tensors_hooks(_keeping(seen), lambda nothing: nothing),
         ):
@@ -168,6 +178,7 @@ def _observe(
             hook.remove()
     for place in own:
         seen.storages.pop(place, None)
+    seen.own = own | {tensor.untyped_storage()._cdata for tensor in _tensors(inputs)}
     return _tensors(inputs)
 
 
@@ -207,7 +218,9 @@ def _noting(batch: int, seen: _Seen) -> Any:
             parameters = sum(tensor.numel() for tensor in _own(part))
         if isinstance(part, nn.MultiheadAttention) and seen.layers and seen.layers[-1][0] == "attention":
             seen.layers.pop()  # the same attention, noted without its parameters
+            seen.watch.forget()
         found = _tensors(output)
+        seen.watch.layer(part, _tensors(inputs), found)
         seen.layers.append((kind_of(part), found[0].numel() // batch if found else 0, parameters))
 
     return note
@@ -261,6 +274,7 @@ def _summed(configuration: Configuration, model: nn.Module, inputs: list[torch.T
         precision=configuration.precision,
         inference=configuration.inference,
         layers=tuple(seen.layers),
+        details=tuple(seen.watch.details(batch, configuration.precision, seen.own)),
     )
 
 

@@ -33,8 +33,10 @@ HOMES = {
     "veritasest": "veritasest",
     "dnnperf": "dnnperf",
     "accelerate": "accelerate",
+    "gpumemnet": "gpumemnet",
+    "gpumemnet+transformer": "gpumemnet",
+    "fast": "fast",
 }
-PLANNED = {"gpumemnet": "a trained network: it is not part of this version yet"}
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,6 @@ def find(name: str) -> Estimator:
     >>> find("horus").source.split(",")[0]
     'Yeung et al.'
     """
-    if name in PLANNED:
-        raise UnknownName("estimator", name, estimators(), hint=f"{name} is {PLANNED[name]}")
     if name not in estimators():
         raise UnknownName("estimator", name, estimators(), hint="all: " + ", ".join(estimators()))
     if name not in _REGISTERED:

@@ -17,8 +17,8 @@ def feature_rows(configurations: Sequence[str], processes: int | None = None) ->
     """For every configuration (as JSON), in their order, its columns; a text where the model does not run.
 
     >>> row = next(feature_rows(['{"model": "mlp:x", "widths": [8, 4], "batch": 2}']))
-    >>> row["parameters"], row["layers"]
-    (36, (('linear', 4, 36),))
+    >>> row["parameters"], [(layer["type"], layer["activations"], layer["parameters"]) for layer in row["layers"]]
+    (36, [('linear', 4, 36)])
     """
     if len(configurations) < FEW:
         yield from map(feature_row, configurations)
@@ -48,24 +48,10 @@ def _begin() -> None:
 
 def feature_row(configuration: str) -> dict[str, Any] | str:
     """The columns of one configuration, or why there are none."""
-    from ullage.estimators.gpumemnet_features import features
+    from ullage.estimators.gpumemnet_rows import row_of
     from ullage.workload.configuration import Configuration
 
     try:
-        found = features(Configuration.from_row(json.loads(configuration)))
+        return row_of(Configuration.from_row(json.loads(configuration)))
     except UllageError as error:
         return str(error).splitlines()[0]
-    return {
-        "batch_size": found.batch_size,
-        "input_elements": found.input_elements,
-        "sequence_length": found.sequence_length,
-        "parameters": found.parameters,
-        "activations": found.activations,
-        "activations_batch": found.activations * found.batch_size,
-        "depth": found.depth,
-        **{f"count_{kind}": count for kind, count in found.counts.items()},
-        "activation_function": found.activation_function,
-        "optimizer": found.optimizer,
-        "precision": found.precision,
-        "layers": found.layers,
-    }

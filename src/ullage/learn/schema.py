@@ -17,7 +17,7 @@ CHUNK = 500  # rows made into a frame at once: layers as Python objects are a hu
 
 @dataclass(frozen=True)
 class Column:
-    """A column: `kind` is "text", "whole", "number" or "layers"."""
+    """A column: `kind` is "text", "whole", "number", "layers" or "tensors"."""
 
     name: str
     kind: str
@@ -43,6 +43,12 @@ COLUMNS = (
     Column("optimizer", "text", "adam, adamw, adamw_fused, sgd, sgdm, rmsprop, adagrad, adafactor, ..."),
     Column("precision", "text", "fp32, amp_bf16, amp_fp16, bf16, ..."),
     Column("layers", "layers", "in the order of the forward pass: type, activations of one sample, parameters"),
+    Column("tensors", "tensors", "of each layer, how its tensors live (below); null where that is not known"),
+    Column("trainable", "whole", "parameters that get gradients"),
+    Column("kept_numbers", "whole", "numbers that autograd keeps for the backward pass, of one sample"),
+    Column("kept_bytes", "whole", "bytes that it keeps in other types (masks, indices), of one sample"),
+    Column("norm_numbers", "whole", "numbers that layer norms put out for one sample"),
+    Column("output_elements", "whole", "numbers that the model puts out for one sample"),
     Column("peak_allocated", "whole", "bytes in tensors at most: PyTorch's allocated memory"),
     Column("peak_reserved", "whole", "bytes that PyTorch's allocator had from the driver at most"),
     Column("process_memory", "whole", "bytes that nvidia-smi shows at the peak: peak_reserved + context"),
@@ -70,6 +76,11 @@ COLUMNS = (
     Column("source", "text", "name of the file that the memory was read from"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
+LAYER_FACTS = ("type", "activations", "parameters")
+# Numbers read for one sample; what becomes of the output (0 freed after the next layer, 1 kept for the backward pass, 2
+# no tensor of its own); numbers and bytes kept beside it for one sample; and what cuDNN takes for the whole batch, in
+# bytes, for the output, the input's gradient and the filter's gradient.
+TENSOR_FACTS = ("inputs", "output", "beside", "beside_bytes", "forward", "data", "filter")
 
 
 def load_polars() -> Any:
@@ -88,8 +99,10 @@ def frame(rows: Iterable[dict[str, Any]]) -> polars.DataFrame:
     [[{'type': 'linear', 'activations': 4, 'parameters': 36}]]
     """
     pl = load_polars()
-    whole, layer = pl.Int64, {"type": pl.String, "activations": pl.Int64, "parameters": pl.Int64}
-    kinds = {"text": pl.String, "whole": whole, "number": pl.Float64, "layers": pl.List(pl.Struct(layer))}
+    layer = {name: pl.String if name == "type" else pl.Int64 for name in LAYER_FACTS}
+    tensors = dict.fromkeys(TENSOR_FACTS, pl.Int64)
+    kinds = {"text": pl.String, "whole": pl.Int64, "number": pl.Float64, "layers": pl.List(pl.Struct(layer)),
+             "tensors": pl.List(pl.Struct(tensors))}  # fmt: skip
     schema = {column.name: kinds[column.kind] for column in COLUMNS}
     frames, chunk = [pl.DataFrame(schema=schema)], []
     for row in rows:
@@ -104,8 +117,7 @@ def frame(rows: Iterable[dict[str, Any]]) -> polars.DataFrame:
 def _layers(layers: Sequence[Any] | None) -> list[dict[str, Any]] | None:
     if layers is None:
         return None
-    names = ("type", "activations", "parameters")
-    return [layer if isinstance(layer, dict) else dict(zip(names, layer, strict=True)) for layer in layers]
+    return [layer if isinstance(layer, dict) else dict(zip(LAYER_FACTS, layer, strict=True)) for layer in layers]
 
 
 def write_dataset(table: polars.DataFrame, file: Path) -> None:
