@@ -46,10 +46,12 @@ def generate(
     from ullage.learn.ranges import ranges
 
     known = ranges(family, config)
+    file = out or Path(f"{family}.jsonl")
+    if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
+        raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
     limits = Limits(parse_bytes(max_memory), max_step)
     numbers = track(range(count), "drawing", console=Console(stderr=True), transient=True)
     rows = [draw(family, number, seed, known, limits) for number in numbers]
-    file = out or Path(f"{family}.jsonl")
     try:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     except OSError as error:

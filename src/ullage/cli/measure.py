@@ -90,9 +90,12 @@ def _orders(
 
 
 def _measured_before(out: Path) -> set[str]:
-    from ullage.workload import read_rows
+    from ullage.workload.configuration import cut_torn_line, read_rows
 
-    return {str(row.get("id")) for row in read_rows(out)} if out.exists() else set()
+    if not out.exists():
+        return set()
+    cut_torn_line(out)
+    return {str(row.get("id")) for row in read_rows(out)}
 
 
 def _follow(found: Any, count: int, out: Path, console: Console) -> None:

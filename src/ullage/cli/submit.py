@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from ullage.cli import completion
-from ullage.cli.job_client import client, label, memory, print_json
+from ullage.cli.job_client import client, memory, print_json
 from ullage.cli.options import Json
-from ullage.cli.waiting import exit_code, wait_for
+from ullage.cli.waiting import exit_code, tell, wait_for
 from ullage.errors import InvalidValue
 from ullage.units import parse_bytes, parse_duration
 
@@ -155,11 +155,7 @@ def _send(job: dict[str, Any], wait: bool, as_json: bool) -> None:
             print_json(answer)
         return
     found = wait_for(daemon, [str(number) for number in answer["jobs"]])
-    if as_json:
-        print_json(found)
-    else:
-        for one in found:
-            print(f"job {label(one)} is {one['state']}" + (f": {one['detail']}" if one["state"] != "done" else ""))
+    tell(found, as_json)
     raise typer.Exit(exit_code(found))
 
 

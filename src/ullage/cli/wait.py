@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ullage.cli.job_client import JobNumbers, client, label, print_json
+from ullage.cli.job_client import JobNumbers, client
 from ullage.cli.options import Json
-from ullage.cli.waiting import exit_code, wait_for
+from ullage.cli.waiting import exit_code, tell, wait_for
 from ullage.units import parse_duration
 
 
@@ -28,9 +28,5 @@ def wait(
       ullage wait 12_all --timeout 2h
     """
     found = wait_for(client(), jobs, None if timeout is None else parse_duration(timeout))
-    if as_json:
-        print_json(found)
-    else:
-        for job in found:
-            print(f"job {label(job)} is {job['state']}" + (f": {job['detail']}" if job["state"] != "done" else ""))
+    tell(found, as_json)
     raise typer.Exit(exit_code(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ullage.cli.job_client import label, print_json
 from ullage.errors import InvalidValue
 from ullage.units import format_duration
 
@@ -38,3 +39,12 @@ def exit_code(jobs: list[dict[str, Any]]) -> int:
     if all(job["state"] == "done" for job in jobs):
         return DONE
     return int(jobs[0]["exit_code"] or FAILED) if len(jobs) == 1 else FAILED
+
+
+def tell(jobs: list[dict[str, Any]], as_json: bool) -> None:
+    """Say how jobs ended."""
+    if as_json:
+        print_json(jobs)
+        return
+    for job in jobs:
+        print(f"job {label(job)} is {job['state']}" + (f": {job['detail']}" if job["state"] != "done" else ""))

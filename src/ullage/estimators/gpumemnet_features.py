@@ -23,6 +23,7 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.estimators.gpumemnet_details import Detail, Watch
 from ullage.estimators.gpumemnet_meta import cheap_kernels
 from ullage.estimators.gpumemnet_shortcuts import no_start, shortcuts
+from ullage.estimators.summary import tensors_in
 from ullage.workload.building import prepare
 from ullage.workload.configuration import Configuration
 from ullage.workload.optimizers import optimizer_class
@@ -170,16 +171,16 @@ def _observe(
             else:
                 out = task.forward(model, inputs, targets)
                 loss = task.loss(out, targets)
-                seen.output = sum(tensor.numel() for tensor in _tensors(out)) // configuration.batch
-                for tensor in (*_tensors(out), *_tensors(inputs), loss):  # alive through the backward pass
+                seen.output = sum(tensor.numel() for tensor in tensors_in(out)) // configuration.batch
+                for tensor in (*tensors_in(out), *tensors_in(inputs), loss):  # alive through the backward pass
                     seen.keep(tensor)
     finally:
         for hook in hooks:
             hook.remove()
     for place in own:
         seen.storages.pop(place, None)
-    seen.own = own | {tensor.untyped_storage()._cdata for tensor in _tensors(inputs)}
-    return _tensors(inputs)
+    seen.own = own | {tensor.untyped_storage()._cdata for tensor in tensors_in(inputs)}
+    return tensors_in(inputs)
 
 
 def _keeping(seen: _Seen) -> Any:
@@ -219,8 +220,8 @@ def _noting(batch: int, seen: _Seen) -> Any:
         if isinstance(part, nn.MultiheadAttention) and seen.layers and seen.layers[-1][0] == "attention":
             seen.layers.pop()  # the same attention, noted without its parameters
             seen.watch.forget()
-        found = _tensors(output)
-        seen.watch.layer(part, _tensors(inputs), found)
+        found = tensors_in(output)
+        seen.watch.layer(part, tensors_in(inputs), found)
         seen.layers.append((kind_of(part), found[0].numel() // batch if found else 0, parameters))
 
     return note
@@ -329,11 +330,3 @@ def _moved(batch: Any, device: str) -> Any:
     if isinstance(batch, dict):
         return {key: _moved(value, device) for key, value in batch.items()}
     return type(batch)(_moved(value, device) for value in batch) if isinstance(batch, list | tuple) else batch
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for part in value.values() for tensor in _tensors(part)]
-    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list | tuple) else []

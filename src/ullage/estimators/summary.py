@@ -52,7 +52,7 @@ def summarize(configuration: Configuration, gpu: GPU) -> Summary:
     layers: list[Layer] = []
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        found = _tensors(output)
+        found = tensors_in(output)
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
         outputs = sum(tensor.numel() for tensor in found) // configuration.batch
         layers.append(Layer(type(module).__name__, outputs, own))
@@ -144,12 +144,13 @@ def _product(shape: list[int]) -> int:
     return product
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
-        return [tensor for part in value.values() for tensor in _tensors(part)]
-    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, list | tuple) else []
+        return [tensor for part in value.values() for tensor in tensors_in(part)]
+    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from ullage.errors import InvalidValue, UllageError
 from ullage.learn.fork_server import ForkServer, Trade
 from ullage.units import GIB, MIB
-from ullage.workload.configuration import Configuration, read_rows
+from ullage.workload.configuration import Configuration, cut_torn_line, read_rows
 
 SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
 BASE = 800 * MIB  # a process that has a context and has not trained yet
@@ -202,11 +202,7 @@ def mend(out: Path, kind: str) -> set[str]:
     """The ids that a file has measured in this way. A last line that was cut off by a kill is taken away first."""
     if not out.exists():
         return set()
-    content = out.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        with out.open("r+b") as file:
-            file.truncate(len(whole))
+    cut_torn_line(out)
     return {str(row["id"]) for row in read_rows(out) if "id" in row and row.get("pass") == kind}
 
 

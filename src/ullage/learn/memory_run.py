@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ullage.learn.cheap_start import cheap_start
-from ullage.learn.nvml import ProcessMemory
+from ullage.measure.process_memory import ProcessMemory
 from ullage.units import parse_bytes
 from ullage.workload import Configuration, train
 from ullage.workload.building import prepare

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ullage.learn.memory_run import out_of_memory
-from ullage.learn.nvml import ProcessMemory
+from ullage.measure.process_memory import ProcessMemory
 from ullage.monitor.activity import ActivityBetween, activity_between
 from ullage.workload import Configuration, train
 from ullage.workload.building import prepare

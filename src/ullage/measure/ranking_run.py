@@ -15,7 +15,7 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.measure.ranking_worker import Ask, Record, ask_apart
 from ullage.measure.truth import Run, TruthSet, sample
-from ullage.workload.configuration import Configuration, read_rows
+from ullage.workload.configuration import Configuration, cut_torn_line, read_rows
 
 _FIELDS = {spec.name for spec in fields(Record)}
 
@@ -98,7 +98,7 @@ def read_answers(file: Path) -> dict[str, Record]:
     """The answers in a file by their keys; a last line that was cut off by a crash is asked for again."""
     if not file.exists():
         return {}
-    _mend(file)
+    cut_torn_line(file)
     found = {}
     for row in read_rows(file):
         try:
@@ -107,16 +107,6 @@ def read_answers(file: Path) -> dict[str, Record]:
         except (KeyError, TypeError):
             raise InvalidValue(f"{file} holds no answers of estimators; needed a file that --resume wrote") from None
     return found
-
-
-def _mend(file: Path) -> None:
-    """Cut off what follows the last whole line, so that the next answer begins a new one."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise InvalidValue(f"cannot read {file}: {error.strerror}") from None
-    if data and not data.endswith(b"\n"):
-        file.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
 def _append(file: Path, values: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ measured files: peaks, figures after each iteration, NVML's figures. A run that 
 
 from __future__ import annotations
 
-import importlib
 import os
 import runpy
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ullage.measure.process_memory import ProcessMemory
 from ullage.measure.runs import answer_order
 from ullage.workload import Configuration, train
 
@@ -29,25 +29,7 @@ _MOST_EVENTS = 10_000_000
 
 def process_memory() -> int | None:
     """What NVML says this process takes on the GPU; `None` where NVML does not know it."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        uuid = str(torch.cuda.get_device_properties(0).uuid)
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-            if process.pid == os.getpid() and process.usedGpuMemory:
-                return int(process.usedGpuMemory)
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
-    return None
+    return ProcessMemory(torch.cuda.get_device_properties(0).uuid).read()
 
 
 def _outside() -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -180,3 +181,14 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(row, dict):
             raise InvalidValue(f"{file}, line {number}: needed a JSON object; found {type(row).__name__}")
         yield row
+
+
+def cut_torn_line(file: Path) -> None:
+    """Take away what follows a file's last whole line, as a writer that was killed leaves it."""
+    try:
+        content = file.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole != len(content):
+            os.truncate(file, whole)
+    except OSError as error:
+        raise InvalidValue(f"cannot read {file}: {error.strerror}") from None
