@@ -15,7 +15,7 @@ import torch
 import ullage
 from ullage.errors import InvalidValue
 from ullage.learn import measuring
-from ullage.learn.cheap_start import cheap_start, fill
+from ullage.learn.cheap_start import cheap_start, fill, on_gpu
 from ullage.learn.fork_server import ForkServer, Trade
 from ullage.learn.generate import generate
 from ullage.learn.measuring import Plan, measure_rows, mend, need
@@ -188,11 +188,40 @@ def test_cheap_weights_are_small_finite_and_leave_norms_alone() -> None:
     assert bool(large.isfinite().all()) and large.abs().max() <= 1
 
 
+def test_large_weights_are_made_on_the_gpu_as_moving_them_would() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Embedding(3000, 300), torch.nn.Linear(300, 3000)
+            self.last.weight = self.first.weight
+            self.norm = torch.nn.BatchNorm1d(300)
+
+    def places(low: torch.dtype | None, cheap: bool) -> list[int]:
+        with cheap_start():
+            model = Tied()
+        with ullage.virtual_gpu("H200"):
+            if cheap:
+                on_gpu(model, low)
+            else:
+                model.to(low or torch.float32).to("cuda")
+            assert model.first.weight is model.last.weight and model.first.weight.is_cuda
+            tensors = (*model.parameters(), *model.buffers())
+            return [tensor.data_ptr() for tensor in tensors] + [torch.cuda.max_memory_allocated()]
+
+    with cheap_start():
+        drawn = on_gpu(Tied(), torch.bfloat16, drawn=True, device="cpu")
+    assert all(bool(weight.isfinite().all()) and weight.dtype == torch.bfloat16 for weight in drawn.parameters())
+    assert 0 < drawn.first.weight.abs().max() <= 3000**-0.5 + 1e-4
+    assert places(None, cheap=True) == places(None, cheap=False)
+    assert places(torch.bfloat16, cheap=True) == places(torch.bfloat16, cheap=False)
+
+
 def test_sixteen_bit_gradients_do_not_keep_the_optimizer_from_stepping() -> None:
     rows = [row for row in generate("mlp", 30, 8, SMALL) if row["precision"] == "amp_fp16"][:3]
     for row in rows:
         with cheap_start():
             model, task = prepare(Configuration.from_row(row))
+        model = on_gpu(model, device="cpu")
         inputs, targets = task.batch(row["batch"])
         task.loss(model(inputs), targets).backward()
         grads = [parameter.grad for parameter in model.parameters()]

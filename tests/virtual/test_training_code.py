@@ -370,6 +370,17 @@ def test_a_tensor_of_the_cpu_beside_one_of_the_gpu_is_refused_as_pytorch_does(gp
         torch.zeros(3, device="cuda") + torch.zeros(3)
 
 
+def test_a_tensor_of_the_cpu_can_be_the_pattern_of_one_on_the_gpu(gpu):
+    pattern = torch.ones(3, 4)
+    made = [
+        torch.zeros_like(pattern, device="cuda"),
+        torch.randn_like(pattern, device="cuda"),
+        pattern.new_full((3, 4), 2.0, device="cuda"),
+    ]
+    assert all(tensor.is_cuda and tensor.shape == (3, 4) for tensor in made)
+    assert torch.cuda.memory_allocated() == 3 * 512
+
+
 def test_a_second_gpu_is_refused_as_pytorch_does(gpu):
     for make in (lambda: torch.zeros(3, device="cuda:1"), lambda: torch.zeros(3).to("cuda:1")):
         with pytest.raises(RuntimeError, match="invalid device ordinal"):

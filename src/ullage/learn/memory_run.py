@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ullage.learn.cheap_start import cheap_start
+from ullage.learn.cheap_start import cheap_start, on_gpu
 from ullage.measure.process_memory import ProcessMemory
 from ullage.units import parse_bytes
 from ullage.workload import Configuration, train
 from ullage.workload.building import prepare
+from ullage.workload.training import low_precision
 
 _TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
 
@@ -67,9 +68,10 @@ def run_memory(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> 
             figures["nvml_end"] = prepared.nvml.read() if prepared.nvml else None
             figures["end_reserved"] = torch.cuda.memory_reserved()
 
-    made, prepared.made = prepared.made, None
+    (model, task), prepared.made = prepared.made, None
     started = time.perf_counter()
     try:
+        made = on_gpu(model, low_precision(prepared.configuration)), task
         train(prepared.configuration, prepared.iterations, after_iteration=note, prepared=made)
     except torch.OutOfMemoryError as error:
         figures |= out_of_memory(error)

@@ -3,7 +3,7 @@ stretch of time.
 
 A first step, which loads kernels and takes the memory, is made while others make theirs; then the child pauses until it
 is its turn. CUDA is touched only with leave to run: the next models are made on the CPU while one is read. Weights
-start as they do in training, because power depends on what is multiplied.
+are random, because power depends on what is multiplied.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 
+from ullage.learn.cheap_start import cheap_start, on_gpu
 from ullage.learn.memory_run import out_of_memory
 from ullage.measure.process_memory import ProcessMemory
 from ullage.monitor.activity import ActivityBetween, activity_between
 from ullage.workload import Configuration, train
 from ullage.workload.building import prepare
+from ullage.workload.training import low_precision
 
 MOST_WARMING = 0.4  # seconds
 LEAST_WARMING = 3  # steps
@@ -45,7 +47,9 @@ class Prepared:
 def prepare_utilization(order: dict[str, Any]) -> Prepared:
     """Make the model; no CUDA."""
     configuration = Configuration.from_row(order)
-    return Prepared(configuration, prepare(configuration), float(order.get("seconds", 1.0)), bool(order.get("raw")))
+    with cheap_start():
+        made = prepare(configuration)
+    return Prepared(configuration, made, float(order.get("seconds", 1.0)), bool(order.get("raw")))
 
 
 class Reading:
@@ -132,8 +136,9 @@ def run_utilization(prepared: Prepared, pause: Callable[[], None] = lambda: None
     nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid)
     figures: dict[str, Any] = {"nvml_ctx": nvml.read()}
     reading = Reading(prepared.seconds, nvml.uuid, pause, prepared.log)
-    made, prepared.made = prepared.made, None
+    (model, task), prepared.made = prepared.made, None
     try:
+        made = on_gpu(model, low_precision(prepared.configuration), drawn=True), task
         train(prepared.configuration, ENDLESS, after_iteration=reading, prepared=made)
     except Enough:
         pass

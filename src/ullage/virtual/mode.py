@@ -249,6 +249,8 @@ def _written_places(func: Any) -> tuple[int, ...]:
 
 
 _MAY_MIX_DEVICES = (
+    "_like",
+    ".new_",
     "copy",
     "index",
     "where",

@@ -40,7 +40,7 @@ def train(
     >>> train(Configuration(model="mlp:x", widths=[8, 4], batch=2, opt="sgd"), iterations=1, device="cpu")
     """
     model, task = prepared or prepare(configuration)
-    low = _LOW.get(configuration.precision)
+    low = low_precision(configuration)
     if low is not None:
         model = model.to(low)
     model = model.to(device)
@@ -49,6 +49,15 @@ def train(
     run = _infer if configuration.inference else _train
     with _switches(configuration):
         run(configuration, model, task, iterations, device, after_iteration or _nothing)
+
+
+def low_precision(configuration: Configuration) -> torch.dtype | None:
+    """What weights are cast to; `None` where they stay in 32 bits, with autocast or without.
+
+    >>> low_precision(Configuration(model="mlp:x", widths=[8, 4], batch=2, precision="bf16"))
+    torch.bfloat16
+    """
+    return _LOW.get(configuration.precision)
 
 
 def _train(
@@ -115,7 +124,7 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
 
 def _batch(configuration: Configuration, task: Task) -> tuple[Any, Any]:
     inputs, targets = task.batch(configuration.batch)
-    low = _LOW.get(configuration.precision)
+    low = low_precision(configuration)
     if low is None:
         return inputs, targets
     return _each(inputs, lambda tensor: tensor.to(low) if tensor.is_floating_point() else tensor), targets
