@@ -61,7 +61,11 @@ KINDS = (
     Kind("bert_large_batch", "hf:BertForMaskedLM", 64, 25, ("--sequence-length", "256"), 1),
 )
 SETTINGS = """
+[monitoring]
+window = "10s"  # jobs are seconds long here, not hours
+
 [placing]
+fresh_busy = 0.2
 smact_limit = {limit}
 unknown = "{unknown}"
 {floor}
@@ -143,6 +147,13 @@ def play(client: Client, jobs: list[tuple[float, Kind]], share: float, exclusive
     return numbers
 
 
+def tell(job: dict[str, Any], client: Client) -> None:
+    """Why a job did not end well."""
+    causes = [f"{attempt['cause']} ({attempt.get('detail')})" for attempt in job["attempts"]]
+    print(f"  job {job['id']} {job['name']}: {job['state']}: {'; '.join(causes)}", file=sys.stderr)
+    print(client.logs(job["id"], "stderr")[-1000:], file=sys.stderr)
+
+
 def one_run(run: str, options: argparse.Namespace, jobs: list[tuple[float, Kind]]) -> dict[str, Any]:
     """Play the trace; what became of it."""
     energy = Energy()
@@ -154,6 +165,9 @@ def one_run(run: str, options: argparse.Namespace, jobs: list[tuple[float, Kind]
                 numbers = play(client, jobs, options.steps, exclusive=run.startswith("exclusive"))
                 found = [client.wait(number, timeout=options.patience) for number in numbers]
                 makespan, after = time.monotonic() - begin, energy.joules()
+                for job in found:
+                    if job["state"] != "done":
+                        tell(job, client)
         finally:
             daemon.terminate()
             daemon.wait(60)

@@ -22,7 +22,8 @@ def make_daemon(
     check_names(settings)
     cards = None if settings.virtual is None else folder / "cards" / CARDS
     source = find_source(settings, cards)
-    return Daemon(folder, settings, Monitor(source), cards=cards, say=say, clock=clock)
+    monitor = Monitor(source, settings.monitoring.interval, settings.monitoring.window)
+    return Daemon(folder, settings, monitor, cards=cards, say=say, clock=clock)
 
 
 def check_names(settings: Settings) -> None:

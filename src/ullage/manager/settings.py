@@ -31,8 +31,16 @@ class Placing(_Part):
     unknown: Literal["exclusive", "floor"] = "exclusive"
     max_jobs_per_gpu: int | None = Field(default=None, ge=1)
     unmeasured: Literal["alone", "never"] = "alone"
+    fresh_busy: float = Field(default=0.3, ge=0, le=1)
     backfill: bool | None = None
     patience: Seconds = Field(default=300.0, ge=0)
+
+
+class Monitoring(_Part):
+    """How often the GPUs are read, and over how long the activity that placements heed is a mean."""
+
+    interval: Seconds = Field(default=1.0, ge=0.05, le=3600)
+    window: Seconds = Field(default=90.0, gt=0, le=86400)
 
 
 class Estimating(_Part):
@@ -98,6 +106,7 @@ class Settings(_Part):
     sharing: Literal["time-slicing", "mps"] = "time-slicing"
     virtual: str | None = None
     placing: Placing = Placing()
+    monitoring: Monitoring = Monitoring()
     estimating: Estimating = Estimating()
     recovering: Recovering = Recovering()
     running: Running = Running()
