@@ -1,6 +1,9 @@
 """What the monitor costs: CPU time of a process that samples 8 GPUs, in percent of one core. The goal is under 1 %.
 
-    python benchmarks/monitor_overhead.py [--seconds 30] [--interval 1] [--gpus 8] [--stand-in]
+    python benchmarks/monitor_overhead.py [--seconds 30] [--interval 1] [--gpus 8] [--stand-in] [--rates activity=2]
+
+It prints what each call of NVML took in that time, and then what each call takes alone, those among them that could
+take another's place. `--rates` tries others than those of src/ullage/monitor/rates.py.
 
 Where NVML answers, its GPUs are read; if there are fewer than 8, they are read several times a second by as many
 sources with counters of their own, so the driver is called as often as for 8. Elsewhere a stand-in for NVML is read
@@ -10,6 +13,7 @@ sources with counters of their own, so the driver is called as often as for 8. E
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
@@ -24,6 +28,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent / "tests" / "monitor")
 
 from ullage.monitor.nvml_library import pynvml  # noqa: E402
 from ullage.monitor.nvml_source import NvmlSource  # noqa: E402
+from ullage.monitor.rates import RATES  # noqa: E402
 from ullage.monitor.readings import Device, Reading, Source  # noqa: E402
 from ullage.monitor.sampling import Monitor  # noqa: E402
 
@@ -62,7 +67,7 @@ class Several:
     name, hint = "several", None
 
     def __init__(self, sources: list[Source]) -> None:
-        self._sources = sources
+        self._sources, self.rates = sources, sources[0].rates
         self._places: dict[str, tuple[Source, str]] = {}
 
     def devices(self) -> list[Device]:
@@ -87,7 +92,7 @@ class Several:
             source.close()
 
 
-def real_source(wanted: int) -> tuple[Source, str] | None:
+def real_source(wanted: int, rates: dict[str, float]) -> tuple[Source, str] | None:
     nvml = pynvml()
     try:
         nvml.nvmlInit()
@@ -95,14 +100,14 @@ def real_source(wanted: int) -> tuple[Source, str] | None:
     except Exception:
         return None
     if count >= wanted:
-        return NvmlSource(Timed(nvml)), f"NVML, {count} GPUs"
+        return NvmlSource(Timed(nvml), rates), f"NVML, {count} GPUs"
     times = -(-wanted // count)
     return Several(
-        [NvmlSource(Timed(nvml)) for _ in range(times)]
+        [NvmlSource(Timed(nvml), rates) for _ in range(times)]
     ), f"NVML, {count} GPU(s) read {times} times: {times * count} GPUs"
 
 
-def stand_in(wanted: int, processes: int) -> tuple[Source, str]:
+def stand_in(wanted: int, processes: int, rates: dict[str, float]) -> tuple[Source, str]:
     from fake_nvml import BUSY, GIB, FakeGpu, FakeNvml
 
     pids = [process.pid for process in psutil.process_iter()][-wanted * processes :]
@@ -110,10 +115,78 @@ def stand_in(wanted: int, processes: int) -> tuple[Source, str]:
         FakeGpu(uuid=f"GPU-{number}", busy=dict(BUSY), compute={pid: GIB for pid in pids[number::wanted]})
         for number in range(wanted)
     ]
-    nvml: Any = FakeNvml(gpus)
+
+    class Metered(FakeNvml):
+        def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
+            return super().nvmlDeviceGetTotalEnergyConsumption(gpu) + int(gpu.power_mw * time.monotonic())
+
+    nvml: Any = Metered(gpus)
     return NvmlSource(
-        Timed(nvml)
+        Timed(nvml), rates
     ), f"a stand-in for NVML with {wanted} GPUs and no driver: what our own code costs, no more"
+
+
+def alone(times: int = 20) -> None:
+    """What each call takes by itself on the first GPU: what is read, and what could be read instead."""
+    nvml = pynvml()
+    nvml.nvmlInit()
+    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+    samples = [nvml.nvmlGpmSampleAlloc() for _ in range(2)]
+    request = nvml.c_nvmlGpmMetricsGet_t()
+    request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 7
+    for place, metric in enumerate((1, 2, 3, 5, 10, 20, 21)):
+        request.metrics[place].metricId = metric
+    fields = {
+        "energy": nvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
+        "power": nvml.NVML_FI_DEV_POWER_INSTANT,
+        "PCIe in": nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
+        "PCIe out": nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
+    }
+
+    def metrics() -> None:
+        request.sample1, request.sample2 = samples
+        nvml.nvmlGpmMetricsGet(request)
+
+    print(f"each call alone, {times} times (processor time, and by the clock):")
+    with contextlib.suppress(nvml.NVMLError):  # before Hopper
+        nvml.nvmlGpmSampleGet(gpu, samples[0])
+        time.sleep(0.2)
+    for name, call in {
+        "MemoryInfo": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu),
+        "MemoryInfo, second version": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2),
+        "GpmSampleGet": lambda: nvml.nvmlGpmSampleGet(gpu, samples[1]),
+        "GpmMetricsGet": metrics,
+        "TotalEnergyConsumption": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
+        "PowerUsage": lambda: nvml.nvmlDeviceGetPowerUsage(gpu),
+        **{
+            f"FieldValues: {', '.join(names)}": lambda names=names: nvml.nvmlDeviceGetFieldValues(
+                gpu, [fields[name] for name in names]
+            )
+            for names in (["energy"], ["power"], ["energy", "power"], ["PCIe in", "PCIe out"], list(fields))
+        },
+        "Temperature": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        "ClockInfo": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        "UtilizationRates": lambda: nvml.nvmlDeviceGetUtilizationRates(gpu),
+        "ComputeRunningProcesses": lambda: nvml.nvmlDeviceGetComputeRunningProcesses(gpu),
+        "MPSComputeRunningProcesses": lambda: nvml.nvmlDeviceGetMPSComputeRunningProcesses(gpu),
+        "GraphicsRunningProcesses": lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(gpu),
+        "RunningProcessDetailList": lambda: nvml.nvmlDeviceGetRunningProcessDetailList(
+            gpu, nvml.nvmlProcessDetailList_v1, 0
+        ),
+        "PcieThroughput": lambda: nvml.nvmlDeviceGetPcieThroughput(gpu, nvml.NVML_PCIE_UTIL_RX_BYTES),
+        "HandleByIndex": lambda: nvml.nvmlDeviceGetHandleByIndex(0),
+        "UUID": lambda: nvml.nvmlDeviceGetUUID(gpu),
+        "MigMode": lambda: nvml.nvmlDeviceGetMigMode(gpu),
+    }.items():
+        try:
+            call()
+            used, began = time.thread_time(), time.perf_counter()
+            for _ in range(times):
+                call()
+            used, elapsed = time.thread_time() - used, time.perf_counter() - began
+            print(f"  {name:42} {1000 * used / times:7.3f} ms, {1000 * elapsed / times:7.3f} ms")
+        except (nvml.NVMLError, AttributeError, TypeError) as error:
+            print(f"  {name:42} {error}")
 
 
 def main() -> None:
@@ -123,11 +196,16 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--processes", type=int, default=2, help="on each GPU of the stand-in")
     parser.add_argument("--stand-in", action="store_true", help="also where there is a GPU")
+    parser.add_argument("--rates", default="", help="such as activity=2,processes=10; seconds, 0 is at every look")
     options = parser.parse_args()
-    real = None if options.stand_in else real_source(options.gpus)
-    source, about = real or stand_in(options.gpus, options.processes)
+    rates = {name: float(seconds) for name, seconds in (each.split("=") for each in options.rates.split(",") if each)}
+    if not rates.keys() <= RATES.keys():
+        parser.error(f"--rates knows {', '.join(RATES)}")
+    real = None if options.stand_in else real_source(options.gpus, rates)
+    source, about = real or stand_in(options.gpus, options.processes, rates)
     monitor = Monitor(source, options.interval).start()
     time.sleep(options.interval)  # the first looks pay for imports and caches
+    CALLS.clear()
     before, began, looks = (
         time.process_time(),
         time.perf_counter(),
@@ -145,19 +223,17 @@ def main() -> None:
         f"failed looks: {monitor.failures}"
     )
     began = time.process_time()
-    for _ in range(50):
-        for device in monitor.devices():
-            monitor.source.read(device.id)
-            monitor.source.processes(device.id)
-    each = (time.process_time() - began) / 50
-    began = time.process_time()
     for device in monitor.devices():
         monitor.window(device.id).to_dict()
-    print(f"one look at the {len(monitor.devices())} GPUs: {each * 1000:.2f} ms; "
-          f"all windows with mean, percentiles and ages: {(time.process_time() - began) * 1000:.1f} ms")  # fmt: skip
+    print(f"all windows with mean, percentiles and ages: {(time.process_time() - began) * 1000:.1f} ms")
+    calls = sum(seconds for _, seconds in CALLS.values())
+    print(f"in NVML's calls: {100 * calls / elapsed:.2f} % of one core, of which")
+    for name, (count, seconds) in sorted(CALLS.items(), key=lambda item: -item[1][1]):
+        print(f"  {name:42} {count / elapsed:6.1f} a second, {1000 * seconds / count:7.3f} ms each, "
+              f"{100 * seconds / elapsed:6.3f} % of one core")  # fmt: skip
     monitor.stop()
-    for name, (count, seconds) in sorted(CALLS.items(), key=lambda item: -item[1][1])[:12]:
-        print(f"  {name}: {count} calls, {1000 * seconds / count:.3f} ms of processor time each")
+    if real is not None:
+        alone()
     sys.exit(0 if percent < GOAL else 1)
 
 

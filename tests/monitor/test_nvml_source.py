@@ -7,6 +7,7 @@ from fake_nvml import BUSY, GIB, FakeGpu, FakeNvml
 from ullage.errors import DeviceLost, NoGPUSource
 from ullage.monitor import NvmlSource
 from ullage.monitor.gpm import SHORTEST, GpmCounter
+from ullage.monitor.rates import RATES
 
 
 class Clock:
@@ -84,17 +85,79 @@ def test_memory_that_nvml_does_not_give_is_unknown() -> None:
 
 
 def test_pcie_traffic_of_older_gpus_comes_from_counters() -> None:
-    gpu = FakeGpu(gpm=False)
-    source = NvmlSource(FakeNvml([gpu]))
+    gpu, clock = FakeGpu(gpm=False), Clock()
+    source = NvmlSource(FakeNvml([gpu]), clock=clock)
     assert source.read(gpu.uuid).pcie_rx_bps is None, "one look at a counter is no rate"
+    clock.now += RATES["pcie"]
     gpu.pcie_bytes = (5_000_000, 1_000_000)
     reading = source.read(gpu.uuid)
-    assert reading.pcie_rx_bps and reading.pcie_tx_bps
-    assert reading.pcie_rx_bps / reading.pcie_tx_bps == pytest.approx(5.0)
+    assert (reading.pcie_rx_bps, reading.pcie_tx_bps) == (pytest.approx(500_000), pytest.approx(100_000))
+    clock.now += RATES["pcie"]
     gpu.pcie_bytes = (0, 0)
     assert source.read(gpu.uuid).pcie_rx_bps is None, "a counter that starts again is no negative rate"
+    clock.now += RATES["pcie"]
     gpu.pcie_bytes = None
     assert source.read(gpu.uuid).pcie_rx_bps is None
+
+
+def test_each_value_is_read_at_its_rate_and_repeated_with_its_age_in_between() -> None:
+    gpu, clock = FakeGpu(), Clock()
+    nvml = FakeNvml([gpu])
+    source = NvmlSource(nvml, rates={"temperature": 10.0, "clocks": 3.0, "memory": 0.0}, clock=clock)
+    first = source.read(gpu.uuid)
+    assert (first.temperature_c, first.ages) == (41, {})
+    gpu.used = 20 * GIB
+    for _ in range(5):
+        clock.now += 1.0
+        reading = source.read(gpu.uuid)
+    assert (reading.memory_used, reading.temperature_c, reading.sm_clock_mhz) == (20 * GIB, 41, 1980)
+    assert (reading.ages["temperature_c"], reading.ages["sm_clock_mhz"]) == (5.0, 2.0)
+    assert "memory_used" not in reading.ages
+    assert nvml.calls["nvmlDeviceGetTemperature"] == 1
+    assert nvml.calls["nvmlDeviceGetClockInfo"] == 2 * 2
+
+
+def test_a_value_that_is_refused_when_it_is_due_is_unknown_and_not_the_last_one() -> None:
+    gpu, clock = FakeGpu(), Clock()
+    source = NvmlSource(FakeNvml([gpu]), clock=clock)
+    assert source.read(gpu.uuid).temperature_c == 41
+    gpu.errors["nvmlDeviceGetTemperature"] = pynvml.NVML_ERROR_UNKNOWN
+    clock.now += RATES["temperature"]
+    reading = source.read(gpu.uuid)
+    assert (reading.temperature_c, reading.ages.get("temperature_c")) == (None, None)
+
+
+def test_power_is_what_the_counter_of_energy_grew_by() -> None:
+    gpu, clock = FakeGpu(power_mw=300_000, energy_mj=1_000_000), Clock()
+    nvml = FakeNvml([gpu])
+    source = NvmlSource(nvml, clock=clock)
+    assert source.read(gpu.uuid).power_w == 300.0, "the first look has the driver's word only"
+    clock.now, gpu.energy_mj = 2.0, 1_500_000
+    assert (source.read(gpu.uuid).power_w, source.read(gpu.uuid).energy_j) == (250.0, 1500.0)
+    clock.now, gpu.energy_mj = 2.1, 1_501_000
+    soon = source.read(gpu.uuid)
+    assert (soon.power_w, soon.ages["power_w"]) == (250.0, pytest.approx(0.1)), "too soon for steps of the counter"
+    assert nvml.calls["nvmlDeviceGetPowerUsage"] == 1
+    clock.now, gpu.energy_mj = 4.0, 0
+    assert source.read(gpu.uuid).power_w == 300.0, "a driver that was loaded again counts from 0"
+
+
+def test_gpm_gives_pcie_traffic_and_no_other_call_is_made_for_it() -> None:
+    gpu, clock = FakeGpu(busy=dict(BUSY)), Clock()
+    nvml = FakeNvml([gpu])
+    source = NvmlSource(nvml, clock=clock)
+    for _ in range(30):
+        clock.now += 1.0
+        source.read(gpu.uuid)
+    assert "nvmlDeviceGetFieldValues" not in nvml.calls
+    assert nvml.calls["nvmlGpmSampleGet"] > 0
+
+
+def test_listing_again_asks_no_names_of_known_gpus() -> None:
+    nvml = FakeNvml([FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")])
+    source = NvmlSource(nvml)
+    assert source.devices() == source.devices()
+    assert (nvml.calls["nvmlDeviceGetName"], nvml.calls["nvmlGpmQueryDeviceSupport"]) == (2, 2)
 
 
 def test_a_lost_gpu_is_said_to_be_lost_and_left_out_of_the_list() -> None:

@@ -29,6 +29,7 @@ class Told:
     held: dict[str, dict[int, int | None] | None] = field(default_factory=dict)
     name: str = "told"
     hint: str | None = None
+    rates: dict[str, float] = field(default_factory=dict)
     closed: bool = False
     reads: int = 0
 
@@ -79,6 +80,48 @@ def test_the_newest_known_value_may_be_older_than_the_newest_look() -> None:
     monitor.look()
     clock.now = 1.25
     assert (monitor.window("a").age(), monitor.window("a").age("smact")) == (0.25, 1.25)
+
+
+def test_a_value_that_looks_repeat_counts_once_and_has_its_own_age() -> None:
+    clock = Clock()
+    told = [Reading(0.0, temperature_c=40), Reading(0.0, temperature_c=40, ages={"temperature_c": 1.0})]
+    monitor = Monitor(Told({"a": iter([*told, Reading(0.0, temperature_c=50)])}), clock=clock)
+    for second in range(3):
+        clock.now = float(second)
+        monitor.look()
+        if second == 1:
+            clock.now = 1.5
+            assert monitor.window("a").age("temperature_c") == 1.5
+    window = monitor.window("a")
+    assert (len(window), window.count("temperature_c"), window.mean("temperature_c")) == (3, 2, 45.0)
+
+
+def test_processes_are_listed_again_soon_after_memory_moved_and_seldom_otherwise() -> None:
+    clock = Clock()
+    used = [10, 10, 10, 12, 12, 12, 12, 12, 12, 12]
+    source = Told({"a": iter([Reading(0.0, memory_used=bytes) for bytes in used])}, held={"a": {7: 10}})
+    source.rates = {"processes": 5.0, "processes moving": 2.0}
+    monitor = Monitor(source, clock=clock)
+    seen = []
+    for second in range(10):
+        clock.now = float(second)
+        if second == 3:
+            source.held["a"] = {7: 12}
+        monitor.look()
+        seen.append((monitor.processes_age("a"), (monitor.processes("a") or {})[7]))
+    ages, memory = zip(*seen, strict=True)
+    assert ages == (0, 1, 2, 0, 1, 2, 3, 4, 0, 1)
+    assert memory == (10, 10, 10, 12, 12, 12, 12, 12, 12, 12)
+
+
+def test_processes_are_listed_at_every_look_where_used_memory_is_unknown_or_a_list_costs_little() -> None:
+    clock = Clock()
+    source = Told({"a": iter(readings(0.1, 0.1))}, held={"a": {7: 10}}, rates={"processes": 5.0})
+    monitor = Monitor(source, clock=clock)
+    monitor.look()
+    clock.now, source.held["a"] = 1.0, {7: 11}
+    monitor.look()
+    assert monitor.processes("a") == {7: 11}
 
 
 def test_a_failed_look_is_counted_and_the_next_one_comes() -> None:

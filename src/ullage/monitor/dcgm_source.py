@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import IO
 
 from ullage.errors import NoGPUSource
@@ -71,6 +71,11 @@ class DcgmSource:
             return None
         return f"DCGM gives no activity: '{self._command} dmon' ended and said: {self._said or 'nothing'}"
 
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Of the other source."""
+        return self._base.rates
+
     def devices(self) -> list[Device]:
         """What the other source lists; the child is started again where that has changed."""
         devices = self._base.devices()
@@ -91,8 +96,9 @@ class DcgmSource:
         since, busy = self._rows.get(entity, (0.0, Busy())) if entity else (0.0, Busy())
         if time.monotonic() - since > 3 * self._interval + 1:
             return reading
-        known = {field.name: getattr(busy, field.name) for field in fields(Busy)}
-        return replace(reading, **{name: value for name, value in known.items() if value is not None})
+        fresh = {name: value for name, value in vars(busy).items() if value is not None}
+        ages = {name: age for name, age in reading.ages.items() if name not in fresh}
+        return replace(reading, ages=ages, **fresh)
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
         """Of the other source."""

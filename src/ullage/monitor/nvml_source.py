@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ullage.errors import DeviceLost, NoGPUSource
-from ullage.monitor.gpm import Busy, GpmCounter, gpm_supported
+from ullage.monitor.gpm import GpmCounter, gpm_supported
 from ullage.monitor.nvml_library import INSTALL, pynvml, text
+from ullage.monitor.nvml_values import Asking, Values
+from ullage.monitor.rates import RATES
 from ullage.monitor.readings import Device, Reading
 
 _LISTS = (
@@ -26,15 +28,14 @@ class _Known:
     """What is kept of a device from one look to the next."""
 
     device: Device
-    handle: Any
-    counter: GpmCounter | None
-    pcie: tuple[float, int, int] | None = None  # when, bytes received, bytes sent
+    values: Values
 
 
 class NvmlSource:
     """The GPUs of this machine and their MIG instances, by NVML.
 
-    `nvml` is the module `pynvml` (package nvidia-ml-py) or one like it. GPUs before Hopper have no activity here; DCGM
+    `nvml` is the module `pynvml` (package nvidia-ml-py) or one like it; `rates` are seconds that replace those of
+    `RATES`, by their names. GPUs before Hopper have no activity here; DCGM
     has (`DcgmSource`). Of a MIG instance NVML gives memory, processes and, with GPM, activity; power, temperature and
     clocks belong to its parent.
 
@@ -45,7 +46,9 @@ class NvmlSource:
 
     name = "nvml"
 
-    def __init__(self, nvml: Any = None) -> None:
+    def __init__(
+        self, nvml: Any = None, rates: Mapping[str, float] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._nvml = nvml or pynvml()
         if self._nvml is None:
             raise NoGPUSource(INSTALL)
@@ -55,13 +58,9 @@ class NvmlSource:
             raise NoGPUSource(
                 f"needed an NVIDIA driver; NVML says: {error}. 'nvidia-smi' shows whether the driver is there"
             ) from None
+        self._asking, self.rates, self._clock = Asking(self._nvml), {**RATES, **(rates or {})}, clock
         self._known: dict[str, _Known] = {}
         self._lock = threading.RLock()  # two threads in one pair of GPM's buffers end the process
-        self._gone_codes = {
-            self._nvml.NVML_ERROR_GPU_IS_LOST,
-            getattr(self._nvml, "NVML_ERROR_RESET_REQUIRED", 16),
-            getattr(self._nvml, "NVML_ERROR_GPU_NOT_FOUND", 28),
-        }
 
     def devices(self) -> list[Device]:
         """Cards in NVML's order, each followed by its MIG instances. A card that does not answer is left out."""
@@ -75,29 +74,27 @@ class NvmlSource:
                 for known in self._card(index):
                     found[known.device.id] = known
         for id, old in self._known.items():
-            if id not in found and old.counter is not None:
-                old.counter.close()
+            if found.get(id) is not old and old.values.counter is not None:
+                old.values.counter.close()
         self._known = found
         return [known.device for known in found.values()]
 
     def read(self, device_id: str) -> Reading:
-        """One look; a value that NVML refuses is `None`, and a GPU that is lost raises `DeviceLost`."""
+        """One look; a value that NVML refuses is `None`, and a GPU that is lost raises `DeviceLost`.
+
+        What is not due yet is repeated from the last look that read it, with its age in `Reading.ages`.
+        """
         with self._lock, self._watching_for_loss(device_id):
-            known = self._find(device_id)
-            busy = self._busy(known)
-            used, total = self._memory(known.handle)
-            if known.device.mig:
-                return Reading(time.time(), used, total, busy.gract, busy.smact, busy.smocc, busy.drama, busy.tensor)
-            return self._of_a_card(known, busy, used, total)
+            return self._find(device_id).values.read()
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
         """Bytes by pid: compute, MPS clients and graphics together; `None` where NVML gives none of its lists."""
         found: dict[int, int | None] = {}
         answered = False
         with self._lock, self._watching_for_loss(device_id):
-            handle = self._find(device_id).handle
+            handle = self._find(device_id).values.handle
             for name in _LISTS:
-                listed = self._ask(name, handle)
+                listed = self._asking.ask(name, handle)
                 if listed is None:
                     continue
                 answered = True
@@ -119,14 +116,14 @@ class NvmlSource:
         """Whether every GPU has GPM, so that nothing else is needed for activity."""
         if not self._known:
             self.devices()
-        return all(known.counter is not None for known in self._known.values() if known.device.takes_jobs)
+        return all(known.values.counter is not None for known in self._known.values() if known.device.takes_jobs)
 
     def close(self) -> None:
         """Give NVML's buffers back and end it."""
         with self._lock:
             for known in self._known.values():
-                if known.counter is not None:
-                    known.counter.close()
+                if known.values.counter is not None:
+                    known.values.counter.close()
             self._known = {}
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
@@ -140,43 +137,48 @@ class NvmlSource:
     def _card(self, index: int) -> Iterator[_Known]:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        id, name = text(nvml.nvmlDeviceGetUUID(handle)), text(nvml.nvmlDeviceGetName(handle))
+        id = text(nvml.nvmlDeviceGetUUID(handle))
         places = self._mig_places(handle)
-        gpm = gpm_supported(nvml, handle)
-        card = Device(id, index, name, self._memory(handle)[1], divided=places is not None)
+        divided = places is not None
         # A card in MIG mode is not counted as a whole: its instances are.
-        yield self._kept(card, handle) or _Known(card, handle, self._counter(handle, None, gpm and not card.divided))
+        yield self._kept(id, index, handle, divided) or self._new(
+            Device(id, index, text(nvml.nvmlDeviceGetName(handle)), self._asking.memory(handle)[1], divided=divided),
+            handle, handle,
+        )  # fmt: skip
         for place in range(places or 0):
             with contextlib.suppress(nvml.NVMLError):  # an empty place
                 part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-                instance = int(nvml.nvmlDeviceGetGpuInstanceId(part))
-                device = Device(
-                    text(nvml.nvmlDeviceGetUUID(part)), index, text(nvml.nvmlDeviceGetName(part)),
-                    self._memory(part)[1], mig=True, parent=id, instance=instance,
+                part_id, instance = text(nvml.nvmlDeviceGetUUID(part)), int(nvml.nvmlDeviceGetGpuInstanceId(part))
+                yield self._kept(part_id, index, part, instance=instance) or self._new(
+                    Device(
+                        part_id, index, text(nvml.nvmlDeviceGetName(part)), self._asking.memory(part)[1],
+                        mig=True, parent=id, instance=instance,
+                    ),
+                    part, handle,
                 )  # fmt: skip
-                yield self._kept(device, part) or _Known(device, part, self._counter(handle, instance, gpm))
 
-    def _kept(self, device: Device, handle: Any) -> _Known | None:
-        """A device that was there before keeps its counter, and with it the moment of the last look."""
-        old = self._known.get(device.id)
-        if old is None or old.device != device:
+    def _kept(
+        self, id: str, index: int, handle: Any, divided: bool = False, instance: int | None = None
+    ) -> _Known | None:
+        """A device that was there before keeps its counter and its last values; its name is not asked again."""
+        old = self._known.get(id)
+        if old is None or (old.device.index, old.device.divided, old.device.instance) != (index, divided, instance):
             return None
-        old.handle = handle
+        old.values.handle = handle
         return old
 
-    def _counter(self, handle: Any, instance: int | None, supported: bool) -> GpmCounter | None:
-        if not supported:
-            return None
-        try:
-            return GpmCounter(self._nvml, handle, instance)
-        except self._nvml.NVMLError:
-            return None
+    def _new(self, device: Device, handle: Any, card: Any) -> _Known:
+        counter = None
+        if not device.divided and gpm_supported(self._nvml, card):
+            with contextlib.suppress(self._nvml.NVMLError):
+                counter = GpmCounter(self._nvml, card, device.instance)
+        return _Known(device, Values(self._asking, handle, counter, device.mig, self.rates, self._clock))
 
     def _mig_places(self, handle: Any) -> int | None:
-        mode = self._ask("nvmlDeviceGetMigMode", handle)
+        mode = self._asking.ask("nvmlDeviceGetMigMode", handle)
         if mode is None or not mode[0]:
             return None
-        return int(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+        return int(self._asking.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
 
     def _find(self, device_id: str) -> _Known:
         if device_id not in self._known:
@@ -185,76 +187,9 @@ class NvmlSource:
             raise DeviceLost(device_id, "NVML does not list it")
         return self._known[device_id]
 
-    def _of_a_card(self, known: _Known, busy: Busy, used: int | None, total: int | None) -> Reading:
-        handle, nvml = known.handle, self._nvml
-        received, sent = busy.pcie_rx_bps, busy.pcie_tx_bps
-        if received is None and sent is None:
-            received, sent = self._pcie(known)
-        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
-        return Reading(
-            time=time.time(), memory_used=used, memory_total=total,
-            gract=busy.gract, smact=busy.smact, smocc=busy.smocc, drama=busy.drama, tensor=busy.tensor,
-            power_w=_scaled(self._ask("nvmlDeviceGetPowerUsage", handle), 1e-3),
-            energy_j=_scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption", handle), 1e-3),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-            pcie_rx_bps=received, pcie_tx_bps=sent, utilization=None if rates is None else rates.gpu / 100,
-        )  # fmt: skip
-
-    def _busy(self, known: _Known) -> Busy:
-        if known.counter is None:
-            return Busy()
-        try:
-            return known.counter.read()
-        except self._nvml.NVMLError as error:
-            self._raise_if_gone(error)
-            return Busy()
-
-    def _memory(self, handle: Any) -> tuple[int | None, int | None]:
-        """Used and usable bytes. The second version of the call keeps what the driver reserves out of both."""
-        second = getattr(self._nvml, "nvmlMemory_v2", None)
-        info = self._ask("nvmlDeviceGetMemoryInfo", handle, second) if second is not None else None
-        if info is not None:
-            return int(info.used), int(info.total - info.reserved)
-        info = self._ask("nvmlDeviceGetMemoryInfo", handle)
-        return (None, None) if info is None else (int(info.used), int(info.total))
-
-    def _pcie(self, known: _Known) -> tuple[float | None, float | None]:
-        """Bytes a second since the last look, from counters; NVML's own rates would take 20 ms a call."""
-        wanted = [getattr(self._nvml, f"NVML_FI_DEV_PCIE_COUNT_{way}_BYTES", None) for way in ("RX", "TX")]
-        values = self._ask("nvmlDeviceGetFieldValues", known.handle, wanted) if None not in wanted else None
-        if values is None or any(value.nvmlReturn != self._nvml.NVML_SUCCESS for value in values):
-            return None, None
-        now = (time.monotonic(), int(values[0].value.ullVal), int(values[1].value.ullVal))
-        before, known.pcie = known.pcie, now
-        if before is None or now[0] <= before[0] or now[1] < before[1] or now[2] < before[2]:
-            return None, None
-        seconds = now[0] - before[0]
-        return (now[1] - before[1]) / seconds, (now[2] - before[2]) / seconds
-
-    def _ask(self, name: str, *args: Any) -> Any:
-        """NVML's answer; `None` where it has none, whatever the reason, unless the GPU is gone."""
-        function = getattr(self._nvml, name, None)  # an older pynvml lacks newer calls
-        if function is None:
-            return None
-        try:
-            return function(*args)
-        except self._nvml.NVMLError as error:
-            self._raise_if_gone(error)
-            return None
-
-    def _raise_if_gone(self, error: Any) -> None:
-        if error.value in self._gone_codes:
-            raise error
-
     @contextlib.contextmanager
     def _watching_for_loss(self, device_id: str) -> Iterator[None]:
         try:
             yield
         except self._nvml.NVMLError as error:
             raise DeviceLost(device_id, str(error)) from None
-
-
-def _scaled(value: int | None, scale: float) -> float | None:
-    return None if value is None else value * scale

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol
 
 
@@ -35,7 +36,8 @@ class Device:
 class Reading:
     """One look at one GPU. Shares are from 0 to 1, memory is in bytes, `time` is the wall clock's. `None` is unknown.
 
-    `gract` to `tensor` and the PCIe traffic are means since the look before; the others are of this moment.
+    `gract` to `tensor`, the PCIe traffic and, where the GPU counts its energy, the power are means since they were read
+    before; the others are of one moment. `ages` has, the seconds since it was read for each value that is repeated.
     `utilization` is NVML's own word for the share of time in which any kernel ran; it stands in for nothing.
 
     >>> Reading(time=0.0, memory_used=1 << 30).smact is None
@@ -58,6 +60,7 @@ class Reading:
     pcie_rx_bps: float | None = None
     pcie_tx_bps: float | None = None
     utilization: float | None = None
+    ages: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON.
@@ -68,7 +71,7 @@ class Reading:
         return asdict(self)
 
 
-FIELDS = tuple(field.name for field in fields(Reading) if field.name != "time")
+FIELDS = tuple(each.name for each in fields(Reading) if each.name not in ("time", "ages"))
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,10 @@ class Source(Protocol):
     @property
     def hint(self) -> str | None:
         """One line for a person about what it cannot give and what would; `None` if there is nothing to say."""
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Seconds between two readings by what is read (rates.py); what is not named costs little: always read."""
 
     def devices(self) -> list[Device]:
         """What is there now; ask again to see what has come and gone."""

@@ -6,15 +6,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
 from ullage.errors import DeviceLost, InvalidValue, UnknownName
 from ullage.monitor.host import HostReading, HostWatch
+from ullage.monitor.rates import RATES, due
 from ullage.monitor.readings import Device, ProcessReading, Reading, Source
 from ullage.monitor.window import Window, forget_old
 
-_LIST_AGAIN = 10.0  # seconds until the devices are listed again: MIG instances come and go, a lost GPU may come back
+
+@dataclass(frozen=True)
+class _Held:
+    """Who held how much, when, and what the GPU said was used then."""
+
+    moment: float
+    used: int | None
+    by_pid: dict[int, int | None] | None
 
 
 class Monitor:
@@ -45,12 +54,13 @@ class Monitor:
         self._thread: threading.Thread | None = None
         self._devices: dict[str, Device] = {}
         self._looks: dict[str, deque[tuple[float, Reading]]] = {}
-        self._held: dict[str, dict[int, int | None] | None] = {}
+        self._held: dict[str, _Held] = {}
         self._lost: dict[str, str] = {}
         self._watch = HostWatch(clock)
         self._hosts: dict[int, HostReading] = {}
         self._followed: set[int] = set()
-        self._next_list = self._next_host = clock()
+        self._listed: float | None = None
+        self._next_host = clock()
 
     # What it knows.
 
@@ -79,11 +89,18 @@ class Monitor:
             return Window([look for look in looks if look[0] >= now - self.seconds], now)
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
-        """Bytes by pid at the last look; `None` where it is not known who is there."""
+        """Bytes by pid when they were last listed; `None` where it is not known who is there."""
         with self._lock:
             self._check(device_id)
             held = self._held.get(device_id)
-            return None if held is None else dict(held)
+            return None if held is None or held.by_pid is None else dict(held.by_pid)
+
+    def processes_age(self, device_id: str) -> float | None:
+        """Seconds since the processes were listed; `None` where it is not known who is there."""
+        with self._lock:
+            self._check(device_id)
+            held = self._held.get(device_id)
+            return None if held is None or held.by_pid is None else max(0.0, self._clock() - held.moment)
 
     def process_readings(self, device_id: str) -> list[ProcessReading]:
         """The processes, most memory first; empty where unknown."""
@@ -126,7 +143,8 @@ class Monitor:
     def look(self) -> None:
         """One look at everything, as the thread does it; for use without the thread."""
         now = self._clock()
-        if now >= self._next_list:
+        rate = self.source.rates.get("devices", RATES["devices"])
+        if due(rate, None if self._listed is None else now - self._listed):
             self._guarded(self._list)
         for device in self.devices():
             self._guarded(partial(self._look_at, device))
@@ -158,7 +176,7 @@ class Monitor:
                 self.last_error = f"{type(error).__name__}: {error}"
 
     def _list(self) -> None:
-        self._next_list = self._clock() + _LIST_AGAIN
+        self._listed = self._clock()
         listed = {device.id: device for device in self.source.devices()}
         with self._lock:
             for id in self._devices:
@@ -175,7 +193,7 @@ class Monitor:
         try:
             reading = self.source.read(device.id)
             moment = self._clock()
-            held = self.source.processes(device.id)
+            held = self._held_now(device.id, reading.memory_used, moment)
         except DeviceLost as lost:
             with self._lock:
                 self._lose(device.id, lost.reason)
@@ -186,6 +204,15 @@ class Monitor:
             forget_old(looks, moment - self.seconds)
             self._held[device.id] = held
 
+    def _held_now(self, device_id: str, used: int | None, moment: float) -> _Held:
+        """The list of processes: a new one if it is due, which it is sooner where the GPU's used memory has moved."""
+        old, rates = self._held.get(device_id), self.source.rates
+        if old is not None and used is not None:
+            rate = rates.get("processes" if used == old.used else "processes moving", 0.0)
+            if not due(rate, moment - old.moment):
+                return old
+        return _Held(moment, used, self.source.processes(device_id))
+
     def _lose(self, device_id: str, reason: str) -> None:
         self._lost.setdefault(device_id, reason)
         self._looks.pop(device_id, None)
@@ -193,7 +220,7 @@ class Monitor:
 
     def _look_at_hosts(self) -> None:
         with self._lock:
-            pids = self._followed.union(*(held for held in self._held.values() if held))
+            pids = self._followed.union(*(held.by_pid for held in self._held.values() if held.by_pid))
         found = self._watch.look(sorted(pids))
         with self._lock:
             self._hosts = found

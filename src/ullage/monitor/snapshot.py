@@ -15,7 +15,8 @@ def snapshot(monitor: Monitor) -> dict[str, Any]:
         snapshot(monitor)["gpus"][0]["smact"]
 
     Keys: `time`, `source`, `hint`, `failures` and `gpus`. A GPU has what `Device` and `Reading` have, `lost` (why, or
-    `None`), `age` (seconds since the reading) and `processes`: a list, or `None` where they are unknown.
+    `None`), `age` (seconds since the reading), `ages` (of values that were read before it), `processes`: a list, or
+    `None` where they are unknown, and `processes_age`.
     """
     return {
         "time": time.time(),
@@ -30,6 +31,8 @@ def _gpu(monitor: Monitor, device: Device) -> dict[str, Any]:
     reading = monitor.latest(device.id)
     values = (reading or Reading(time=0.0)).to_dict()
     del values["time"]
+    window = monitor.window(device.id)
+    ages = {field: window.age(field) for field in values.pop("ages")}
     known = monitor.processes(device.id) is not None
     return {
         "id": device.id,
@@ -39,10 +42,12 @@ def _gpu(monitor: Monitor, device: Device) -> dict[str, Any]:
         "parent": device.parent,
         "divided": device.divided,
         "lost": monitor.lost(device.id),
-        "age": monitor.window(device.id).age(),
+        "age": window.age(),
+        "ages": ages,
         **values,
         "memory_total": values["memory_total"] if values["memory_total"] is not None else device.total,
         "processes": _processes(monitor, device.id) if known else None,
+        "processes_age": monitor.processes_age(device.id),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ullage.errors import DeviceLost, InvalidValue, NoGPUSource
@@ -22,6 +23,7 @@ class VirtualSource:
     """
 
     name = "virtual"
+    rates: Mapping[str, float] = {}  # a small file is read: all of it always
     hint = "virtual cards: nothing is computed on them, so only memory and processes are known"
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

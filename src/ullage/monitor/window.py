@@ -15,7 +15,8 @@ class Window:
     """A look at a sliding window: means, percentiles and ages, field by field; `None` where nothing is known.
 
     `looks` are pairs of a moment and a reading, oldest first, and `now` is a moment of the same clock. Unknown values
-    are left out of a mean, and `count` tells how many are in it. A late look counts as much as one in time.
+    are left out of a mean, and `count` tells how many are in it. A late look counts as much as one in time, and a value
+    that looks repeat counts once, in the look that read it.
 
     >>> window = Window([(0.0, Reading(0.0, smact=0.2)), (1.0, Reading(1.0, smact=0.6)), (2.0, Reading(2.0))], now=3.0)
     >>> window.mean("smact"), window.count("smact"), window.age("smact"), window.mean("drama")
@@ -32,11 +33,11 @@ class Window:
         """What is known of a field, oldest first."""
         if field not in FIELDS:
             raise UnknownName("field of a reading", field, FIELDS)
-        found = (getattr(reading, field) for _, reading in self._looks)
+        found = (getattr(reading, field) for _, reading in self._looks if field not in reading.ages)
         return [value for value in found if value is not None]
 
     def count(self, field: str) -> int:
-        """How many looks know the field."""
+        """How many looks read the field and know it."""
         return len(self.values(field))
 
     def mean(self, field: str) -> float | None:
@@ -57,10 +58,10 @@ class Window:
         return values[min(len(values), max(1, math.ceil(percent / 100 * len(values)))) - 1]
 
     def age(self, field: str | None = None) -> float | None:
-        """Seconds since the newest look, or since the newest one that knows `field`."""
+        """Seconds since the newest look, or since the newest known value of `field` was read."""
         for moment, reading in reversed(self._looks):
             if field is None or getattr(reading, field) is not None:
-                return max(0.0, self._now - moment)
+                return max(0.0, self._now - moment) + (reading.ages.get(field, 0.0) if field else 0.0)
         return None
 
     def to_dict(self) -> dict[str, Any]:
