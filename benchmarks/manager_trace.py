@@ -1,7 +1,7 @@
 """A trace of real training jobs through the manager, under several policies: makespan, waiting, energy, crashes.
 
     python benchmarks/manager_trace.py [--runs exclusive,magm,ullage,magm+mps,ullage+mps] [--jobs 44] [--mean-gap 2]
-    python benchmarks/manager_trace.py --overbook        # magm without an estimator and without conditions: recovery
+    python benchmarks/manager_trace.py --overbook --runs magm    # large jobs, no estimator, no conditions: recovery
     python benchmarks/manager_trace.py --virtual 1xA100-40GB --steps 0.02 --jobs 6 --runs exclusive,ullage   # to try it
 
 Jobs are of the kinds that RAD-RM was evaluated on (image classifiers on CIFAR and ImageNet sizes, language models, a
@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,15 @@ KINDS = (
     Kind("gpt2", "hf:GPT2LMHeadModel", 8, 60, ("--sequence-length", "512", "--precision", "amp_bf16"), 2),
     Kind("bert_large_batch", "hf:BertForMaskedLM", 64, 25, ("--sequence-length", "256"), 1),
 )
+LARGE = (  # 19 to 35 GiB each: a few at once fill the card
+    Kind("resnet50_256", "torchvision:resnet50", 256, 60),
+    Kind("vgg16_256", "torchvision:vgg16", 256, 35),
+    Kind("densenet_128", "torchvision:densenet121", 128, 60),
+    Kind("mobilenet_256", "torchvision:mobilenet_v2", 256, 90),
+    Kind("efficientnet_256", "torchvision:efficientnet_b0", 256, 60),
+    Kind("bert_128", "hf:BertForMaskedLM", 128, 18, ("--sequence-length", "256")),
+    Kind("gpt2_32", "hf:GPT2LMHeadModel", 32, 30, ("--sequence-length", "512")),
+)
 SETTINGS = """
 [monitoring]
 window = "10s"  # jobs are seconds long here, not hours
@@ -76,10 +87,10 @@ timeout = "2m"
 """
 
 
-def trace(count: int, gap: float, seed: int) -> list[tuple[float, Kind]]:
+def trace(kinds: Sequence[Kind], count: int, gap: float, seed: int) -> list[tuple[float, Kind]]:
     """Arrival times in seconds and kinds; the same for the same seed."""
     draw = random.Random(seed)
-    bag = [kind for kind in KINDS for _ in range(kind.weight)]
+    bag = [kind for kind in kinds for _ in range(kind.weight)]
     moment, found = 0.0, []
     for _ in range(count):
         found.append((moment, draw.choice(bag)))
@@ -171,7 +182,7 @@ def one_run(run: str, options: argparse.Namespace, jobs: list[tuple[float, Kind]
         finally:
             daemon.terminate()
             daemon.wait(60)
-    causes = [attempt["cause"] for job in found for attempt in job["attempts"]]
+    causes = Counter(attempt["cause"] for job in found for attempt in job["attempts"])
     return {
         "run": run,
         "jobs": len(jobs),
@@ -181,8 +192,9 @@ def one_run(run: str, options: argparse.Namespace, jobs: list[tuple[float, Kind]
         "ran_s": statistics.mean(job["ran"] for job in found),
         "completion_s": statistics.mean(job["waited"] + job["ran"] for job in found),
         "energy_kj": None if before is None or after is None else (after - before) / 1000,
-        "out_of_memory": sum(cause == "out of GPU memory" for cause in causes),
-        "attempts": len(causes),
+        "out_of_memory": causes["out of GPU memory"],
+        "attempts": sum(causes.values()),
+        "causes": dict(causes),
         "each": [(job["name"], job["state"], job["waited"], job["ran"]) for job in found],
     }
 
@@ -212,7 +224,7 @@ def main() -> None:
     parser.add_argument("--overbook", action="store_true", help="no estimator, no conditions: recovery has to help")
     parser.add_argument("--out", type=Path, help="append the figures as JSON lines")
     options = parser.parse_args()
-    jobs = trace(options.jobs, options.mean_gap, options.seed)
+    jobs = trace(LARGE if options.overbook else KINDS, options.jobs, options.mean_gap, options.seed)
     first: dict[str, Any] | None = None
     for run in options.runs.split(","):
         found = one_run(run, options, jobs)
