@@ -143,8 +143,9 @@ def alone(times: int = 20) -> None:
         "PCIe out": nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
     }
 
-    def metrics() -> None:
+    def metrics(count: int = 7) -> None:
         request.sample1, request.sample2 = samples
+        request.numMetrics = count
         nvml.nvmlGpmMetricsGet(request)
 
     print(f"each call alone, {times} times (processor time, and by the clock):")
@@ -156,6 +157,7 @@ def alone(times: int = 20) -> None:
         "MemoryInfo, second version": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2),
         "GpmSampleGet": lambda: nvml.nvmlGpmSampleGet(gpu, samples[1]),
         "GpmMetricsGet": metrics,
+        "GpmMetricsGet, one metric": lambda: metrics(1),
         "TotalEnergyConsumption": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
         "PowerUsage": lambda: nvml.nvmlDeviceGetPowerUsage(gpu),
         **{

@@ -127,19 +127,21 @@ def test_a_value_that_is_refused_when_it_is_due_is_unknown_and_not_the_last_one(
     assert (reading.temperature_c, reading.ages.get("temperature_c")) == (None, None)
 
 
-def test_power_is_what_the_counter_of_energy_grew_by() -> None:
-    gpu, clock = FakeGpu(power_mw=300_000, energy_mj=1_000_000), Clock()
+def test_slow_calls_are_made_rarely_and_their_values_tell_their_age() -> None:
+    gpu, clock = FakeGpu(busy=dict(BUSY), power_mw=300_000, energy_mj=1_000_000), Clock()
     nvml = FakeNvml([gpu])
     source = NvmlSource(nvml, clock=clock)
-    assert source.read(gpu.uuid).power_w == 300.0, "the first look has the driver's word only"
-    clock.now, gpu.energy_mj = 2.0, 1_500_000
-    assert (source.read(gpu.uuid).power_w, source.read(gpu.uuid).energy_j) == (250.0, 1500.0)
-    clock.now, gpu.energy_mj = 2.1, 1_501_000
-    soon = source.read(gpu.uuid)
-    assert (soon.power_w, soon.ages["power_w"]) == (250.0, pytest.approx(0.1)), "too soon for steps of the counter"
-    assert nvml.calls["nvmlDeviceGetPowerUsage"] == 1
-    clock.now, gpu.energy_mj = 4.0, 0
-    assert source.read(gpu.uuid).power_w == 300.0, "a driver that was loaded again counts from 0"
+    source.read(gpu.uuid)
+    nvml.calls.clear()
+    gpu.power_mw, gpu.energy_mj = 250_000, 1_500_000
+    for _ in range(28):
+        clock.now += 1.0
+        last = source.read(gpu.uuid)
+    assert (last.power_w, last.energy_j, last.ages["energy_j"]) == (250.0, 1000.0, 28.0)
+    assert "power_w" not in last.ages
+    assert "nvmlDeviceGetTotalEnergyConsumption" not in nvml.calls and nvml.calls.get("nvmlGpmSampleGet", 0) <= 10
+    clock.now += 2.0
+    assert source.read(gpu.uuid).energy_j == 1500.0
 
 
 def test_gpm_gives_pcie_traffic_and_no_other_call_is_made_for_it() -> None:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from ullage.cli.top_view import view
 from ullage.monitor import Monitor, NvmlSource
+from ullage.monitor.rates import AT_EVERY_LOOK
 from ullage.monitor.snapshot import snapshot
 from ullage.virtual.cards import Cards
 
@@ -52,7 +53,7 @@ def a_mixed_machine() -> Monitor:
         FakeGpu(uuid="GPU-c", instances=[part]),
         FakeGpu(uuid="GPU-d"),
     ]
-    monitor = Monitor(NvmlSource(FakeNvml(gpus)), host_interval=0.0)
+    monitor = Monitor(NvmlSource(FakeNvml(gpus), AT_EVERY_LOOK), host_interval=0.0)
     monitor.look()
     gpus[3].errors["*"] = pynvml.NVML_ERROR_GPU_IS_LOST
     time.sleep(0.11)  # GPM's counters are read over a tenth of a second at least

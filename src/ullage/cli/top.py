@@ -104,9 +104,10 @@ def _source(virtual: Path | None, interval: float) -> Source:
     from ullage.errors import NoGPUSource
     from ullage.home import home
     from ullage.monitor import best_source
+    from ullage.monitor.rates import AT_EVERY_LOOK
 
     try:
-        return best_source(virtual, interval)
+        return best_source(virtual, interval, rates=AT_EVERY_LOOK)
     except NoGPUSource:
         folders = [folder for folder in sorted((home() / "cards").glob("*")) if folder.is_dir()]
         if virtual is not None or len(folders) != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from ullage.errors import NoGPUSource
@@ -13,19 +14,21 @@ from ullage.monitor.virtual_source import VirtualSource
 
 
 def best_source(
-    virtual: str | os.PathLike[str] | None = None, interval: float = 1.0, nvml: Any = None, dcgmi: str = "dcgmi"
-) -> Source:
+    virtual: str | os.PathLike[str] | None = None, interval: float = 1.0, nvml: Any = None, dcgmi: str = "dcgmi",
+    rates: Mapping[str, float] | None = None,
+) -> Source:  # fmt: skip
     """The source that knows most: virtual cards if a folder is named, else NVML, with DCGM where NVML lacks activity.
 
     NVML alone is enough where all GPUs have GPM (Hopper and later). DCGM that is installed but does not answer is left
-    aside. Without a driver `NoGPUSource` says what was tried and what to type.
+    aside. `rates` replace those of `ullage.monitor.rates`. Without a driver `NoGPUSource` says what was tried and what
+    to type.
 
         monitor = Monitor(best_source())
     """
     if virtual is not None:
         return VirtualSource(virtual)
     try:
-        source = NvmlSource(nvml)
+        source = NvmlSource(nvml, rates)
     except NoGPUSource as error:
         raise NoGPUSource(
             f"no GPU can be watched here: {error}. Virtual cards can be, without a GPU: add --virtual FOLDER"

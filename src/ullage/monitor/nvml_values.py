@@ -10,7 +10,6 @@ from ullage.monitor.gpm import Busy, GpmCounter
 from ullage.monitor.rates import due
 from ullage.monitor.readings import Reading
 
-_POWER_OVER = 0.5  # seconds: the counter of energy moves in steps of up to a tenth of a second
 _Values = dict[str, Any]
 
 
@@ -72,6 +71,7 @@ class Values:
             groups["activity"] = self._activity
         if not mig:
             groups |= {
+                "power": self._power,
                 "energy": self._energy,
                 "temperature": self._temperature,
                 "clocks": self._clocks,
@@ -81,8 +81,6 @@ class Values:
             groups["pcie"] = self._pcie
         self._groups = groups
         self._kept: dict[str, tuple[float, _Values]] = {}
-        self._metered: tuple[float, int] | None = None  # when, millijoules
-        self._power: tuple[float, float] | None = None  # when, watts
         self._traffic: tuple[float, int, int] | None = None  # when, bytes received, bytes sent
 
     def read(self) -> Reading:
@@ -100,8 +98,6 @@ class Values:
                 values = kept[1]
                 ages |= {field: now - kept[0] for field, value in values.items() if value is not None}
             found |= values
-        if self._power is not None and self._power[0] < now and found.get("power_w") is not None:
-            ages["power_w"] = now - self._power[0]
         return Reading(time=time.time(), ages=ages, **found)
 
     # One method for each row of the table of rates.
@@ -119,18 +115,11 @@ class Values:
             busy = Busy()
         return vars(busy)
 
+    def _power(self) -> _Values:
+        return {"power_w": _scaled(self._ask("nvmlDeviceGetPowerUsage"))}
+
     def _energy(self) -> _Values:
-        """Power is the growth of energy since it was read before: nothing is missed, and one call serves both."""
-        energy, now = self._asking.ask("nvmlDeviceGetTotalEnergyConsumption", self.handle), self._clock()
-        before = self._metered
-        if energy is None or before is None or energy < before[1]:  # not there, the first look, or a reset driver
-            self._metered, self._power = None if energy is None else (now, energy), None
-            return {"energy_j": _scaled(energy), "power_w": _scaled(self._ask("nvmlDeviceGetPowerUsage"))}
-        if now - before[0] >= _POWER_OVER and energy > before[1]:
-            self._metered, self._power = (now, energy), (now, (energy - before[1]) / 1000 / (now - before[0]))
-        if self._power is None:
-            return {"energy_j": _scaled(energy), "power_w": _scaled(self._ask("nvmlDeviceGetPowerUsage"))}
-        return {"energy_j": _scaled(energy), "power_w": self._power[1]}
+        return {"energy_j": _scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption"))}
 
     def _temperature(self) -> _Values:
         return {"temperature_c": self._ask("nvmlDeviceGetTemperature", self._asking.nvml.NVML_TEMPERATURE_GPU)}
