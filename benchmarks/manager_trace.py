@@ -2,6 +2,7 @@
 
     python benchmarks/manager_trace.py [--runs exclusive,magm,ullage,magm+mps,ullage+mps] [--jobs 44] [--mean-gap 2]
     python benchmarks/manager_trace.py --overbook --runs magm    # large jobs, no estimator, no conditions: recovery
+    python benchmarks/manager_trace.py --kept benchmarks/data/h200_trace.jsonl    # what earlier runs gave; runs nothing
     python benchmarks/manager_trace.py --virtual 1xA100-40GB --steps 0.02 --jobs 6 --runs exclusive,ullage   # to try it
 
 Jobs are of the kinds that RAD-RM was evaluated on (image classifiers on CIFAR and ImageNet sizes, language models, a
@@ -223,7 +224,13 @@ def main() -> None:
     parser.add_argument("--virtual", help="virtual GPUs instead of real ones, such as 1xA100-40GB")
     parser.add_argument("--overbook", action="store_true", help="no estimator, no conditions: recovery has to help")
     parser.add_argument("--out", type=Path, help="append the figures as JSON lines")
+    parser.add_argument("--kept", type=Path, help="print the figures of such a file")
     options = parser.parse_args()
+    if options.kept is not None:
+        kept = [json.loads(text) for text in options.kept.read_text().splitlines()]
+        for found in kept:
+            print(line(found, kept[0]))
+        return
     jobs = trace(LARGE if options.overbook else KINDS, options.jobs, options.mean_gap, options.seed)
     first: dict[str, Any] | None = None
     for run in options.runs.split(","):
