@@ -158,6 +158,24 @@ def test_memory_as_a_child_measures_it_is_that_of_the_usual_loop(number: int) ->
     assert found["nvml_end"] is None  # unknown, as there is no driver
 
 
+def test_steps_that_a_scaler_skips_are_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = next(generate("mlp", 1, 2, SMALL)) | {"precision": "amp_fp16"}
+    skipped: list[None] = []
+    step = torch.amp.GradScaler._maybe_opt_step  # called when the gradients are unscaled and known to be finite or not
+
+    def skipping(self: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> float | None:
+        skipped.append(None)
+        return step(self, *args, **kwargs) if len(skipped) > 5 else None
+
+    with ullage.virtual_gpu("H200"):
+        usual = run_memory(prepare_memory(row))
+    monkeypatch.setattr(torch.amp.GradScaler, "_maybe_opt_step", skipping)
+    with ullage.virtual_gpu("H200"):
+        found = run_memory(prepare_memory(row))
+    assert found["optimizer_steps"] == 2 and len(skipped) == 7
+    assert found["peak_reserved"] == usual["peak_reserved"]
+
+
 def test_running_out_of_memory_is_an_answer_with_the_size_tried() -> None:
     row = next(generate("mlp", 1, 2, SMALL)) | {"batch": 10_000_000}
     with ullage.virtual_gpu("T4"):

@@ -22,7 +22,14 @@ from ullage.workload import Configuration, train
 from ullage.workload.building import prepare
 from ullage.workload.training import low_precision
 
+LEAST_STEPS = 2  # of the optimizer: its states come in the first, and a pass with them is the next
+# A GradScaler skips steps while its factor is too large, which it halves each time; it begins with 2 to the 16.
+MOST_SKIPPED = 12
 _TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
+
+
+class Enough(Exception):
+    """Ends the training loop."""
 
 
 @dataclass
@@ -47,10 +54,7 @@ def prepare_memory(order: dict[str, Any], ask_nvml: bool = True) -> Prepared:
     configuration = Configuration.from_row(order)
     with cheap_start():
         made = prepare(configuration)
-    iterations = int(order.get("iterations", 3))
-    # A GradScaler may skip its first steps, as its factor is still too large, and the states come one later.
-    iterations += configuration.precision == "amp_fp16"
-    return Prepared(configuration, made, iterations, nvml, context, began)
+    return Prepared(configuration, made, int(order.get("iterations", 3)), nvml, context, began)
 
 
 def run_memory(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -64,15 +68,20 @@ def run_memory(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> 
         torch.cuda.synchronize()
         times.append(time.perf_counter())
         print(f"step {len(times)} {times[-1] - started:.4f} s peak {torch.cuda.max_memory_reserved()}")  # to its log
-        if len(times) == prepared.iterations:  # while model, batch and loss are still alive
+        if len(times) >= prepared.iterations and (len(steps) >= LEAST_STEPS or len(times) == most):
+            # While model, batch and loss are still alive.
             figures["nvml_end"] = prepared.nvml.read() if prepared.nvml else None
             figures["end_reserved"] = torch.cuda.memory_reserved()
+            raise Enough
 
+    most = prepared.iterations + (MOST_SKIPPED if prepared.configuration.precision == "amp_fp16" else 0)
     (model, task), prepared.made = prepared.made, None
     started = time.perf_counter()
     try:
         made = on_gpu(model, low_precision(prepared.configuration)), task
-        train(prepared.configuration, prepared.iterations, after_iteration=note, prepared=made)
+        train(prepared.configuration, most, after_iteration=note, prepared=made)
+    except Enough:
+        pass
     except torch.OutOfMemoryError as error:
         figures |= out_of_memory(error)
     finally:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ullage.learn.cheap_start import cheap_start, on_gpu
-from ullage.learn.memory_run import out_of_memory
+from ullage.learn.memory_run import Enough, out_of_memory
 from ullage.measure.process_memory import ProcessMemory
 from ullage.monitor.activity import ActivityBetween, activity_between
 from ullage.workload import Configuration, train
@@ -28,10 +28,6 @@ MOST_WARMING = 0.4  # seconds
 LEAST_WARMING = 3  # steps
 STEADY = 0.05  # two stretches of steps that differ by less are steady
 ENDLESS = 10**9
-
-
-class Enough(Exception):
-    """Ends the training loop."""
 
 
 @dataclass
