@@ -26,7 +26,7 @@ def evaluate(
     ] = None,
     truth: Annotated[
         Path | None,
-        typer.Option(help="Measured runs: a JSONL file, one run a line; with --estimators also an A100 table."),
+        typer.Option(help="Measured runs: JSONL, or a data set (Parquet); with --estimators also an A100 table."),
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(help="The GPU they were measured on.", show_default="H200, A100-40GB for .csv")
@@ -127,9 +127,9 @@ def _ours(truth: Path, gpu: str, every: int, worst: int, as_json: bool) -> None:
     from rich.progress import track
 
     from ullage.measure import accuracy
-    from ullage.workload import read_rows
+    from ullage.measure.truth import measured_rows
 
-    rows = list(read_rows(truth))[::every]
+    rows = measured_rows(truth)[::every]
     if not rows:
         raise UllageError(f"{truth} holds no runs")
     results = [accuracy.compare(row, gpu) for row in track(rows, "estimating", console=Console(stderr=True))]

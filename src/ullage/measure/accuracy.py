@@ -33,8 +33,9 @@ class Comparison:
 
     @property
     def family(self) -> str:
-        """Where the model comes from: the part of its name before the colon."""
-        return self.model.partition(":")[0]
+        """Where the model comes from: the part of its name before the colon; a factory of one's own is one itself."""
+        prefix = self.model.partition(":")[0]
+        return self.model if "." in prefix else prefix
 
     def error(self, figure: str) -> float | None:
         """The relative error of a figure, with its sign."""

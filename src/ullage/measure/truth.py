@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from ullage.errors import InvalidValue
 from ullage.measure.ranking_worker import Record
 from ullage.workload.configuration import PREFIXES, read_rows
 
+_COLUMNS = ("id", "configuration", "peak_allocated", "peak_reserved", "process_memory", "context")
 FAMILIES = {"hf": "transformers", "mlp": "MLPs"}
 
 
@@ -62,7 +64,7 @@ class TruthSet:
 
 
 def read_truth(file: Path, gpu: str | None = None) -> list[TruthSet]:
-    """The runs of a file: JSONL as `ullage measure` writes it, or one of the published A100 tables (CSV).
+    """The runs of a file: as `measured_rows` reads them, or one of the published A100 tables (CSV).
 
     A table with two campaigns gives two sets; their runs share ids, so that one estimate serves both.
 
@@ -74,7 +76,7 @@ def read_truth(file: Path, gpu: str | None = None) -> list[TruthSet]:
 
         return read_a100(file, gpu or "A100-40GB")
     runs, without = [], 0
-    for number, row in enumerate(read_rows(file)):
+    for number, row in enumerate(measured_rows(file)):
         run = run_of(row, number, file.parent)
         if run.oom or run.process is not None or run.reserved is not None or run.allocated is not None:
             runs.append(run)
@@ -85,6 +87,34 @@ def read_truth(file: Path, gpu: str | None = None) -> list[TruthSet]:
     left_out = {"nothing was measured": without} if without else {}
     name = gpu or "H200"
     return [TruthSet(name=f"{file.stem} on {name}", gpu=name, runs=runs, left_out=left_out)]
+
+
+def measured_rows(file: Path) -> list[dict[str, Any]]:
+    """The runs of a file, as dictionaries: JSONL of `ullage measure` or `ullage dataset measure`, headers left out, or
+    a data set of `ullage dataset clean` (Parquet).
+
+    >>> len(measured_rows(Path("benchmarks/data/generated_h200.parquet")))      # doctest: +SKIP
+    5188
+    """
+    if file.suffix != ".parquet":
+        return [row for row in read_rows(file) if "header" not in row]
+    try:
+        import polars
+
+        table = polars.read_parquet(file, columns=list(_COLUMNS))
+    except ImportError:
+        raise InvalidValue(f"needed polars to read {file}; type: pip install polars") from None
+    except (OSError, polars.exceptions.PolarsError) as error:
+        told = (str(error).splitlines() or [""])[0]
+        raise InvalidValue(f"needed a Parquet file of 'ullage dataset clean'; cannot read {file}: {told}") from None
+    return [_of_dataset(row) for row in table.to_dicts()]
+
+
+def _of_dataset(row: dict[str, Any]) -> dict[str, Any]:
+    """A run with the keys of measured files. Where runs shared a process, none of them has one to compare with."""
+    process = None if row["context"] is None else row["process_memory"]
+    figures = {"peak_alloc": row["peak_allocated"], "peak_reserved": row["peak_reserved"], "nvml_end": process}
+    return {**json.loads(row["configuration"]), "id": row["id"], **figures}
 
 
 def run_of(row: dict[str, Any], number: int, folder: Path) -> Run:
