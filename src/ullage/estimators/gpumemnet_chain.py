@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ from ullage.estimators.gpumemnet_names import (
     weight_bytes,
 )
 from ullage.estimators.gpumemnet_walk import FREED, KEEP_INPUT, KEEP_OUTPUT, KEPT, SHARED, Layer, Walk, Ways, typed
+from ullage.virtual.kernels.reductions import Kind, buffer_sizes, iterate
+
+_SMS = 132  # multiprocessors of an H200
 
 
 def chain(row: Mapping[str, Any]) -> list[Layer]:
@@ -41,7 +45,29 @@ def chain(row: Mapping[str, Any]) -> list[Layer]:
             )
         )
     typed(found, str(row.get("precision") or "fp32"))
+    for layer in found:
+        if layer.name in ("linear", "conv1d"):
+            layer.workspaces = (*layer.workspaces[:2], bias_buffer(layer))
     return found
+
+
+def bias_buffer(layer: Layer) -> int:
+    """Bytes of partial sums that the gradient of a bias takes, a sum over all rows of a batch, on an H200.
+
+    How many numbers a row has follows from the numbers read, put out and learned.
+
+    >>> bias_buffer(Layer("linear", 32768 * 192, 32768 * 432, 192 * 432 + 432)) >> 20
+    108
+    """
+    if not layer.weights or not layer.inputs or not layer.outputs:
+        return 0
+    share = layer.inputs / layer.outputs
+    width = round((math.sqrt(1 + 4 * share * layer.weights) - 1) / (2 * share))
+    if width < 1 or width + round(share * width) * width != layer.weights or layer.outputs % width:
+        return 0  # no bias
+    summed = iterate((int(layer.outputs // width), width), (width, 1), (0,), layer.width, layer.width)
+    found = buffer_sizes(summed, Kind(layer.width, 4), _SMS)
+    return sum(found) if found else 0
 
 
 def _guessed(row: Mapping[str, Any]) -> list[dict[str, int]]:

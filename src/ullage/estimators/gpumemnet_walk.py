@@ -54,12 +54,14 @@ def typed(layers: Sequence[Layer], precision: str) -> None:
     """Say of each layer how wide its numbers are, as autocast or the model's own type make them."""
     low, amp = precision in ("bf16", "fp16"), precision.startswith("amp")
     wide = any(layer.name == "layer_norm" for layer in layers)  # then sums between layers are in 32 bits
-    before = 4
-    for layer in layers:
+    before = source = 4  # the width of what was put out last, and of what the last product read
+    for place, layer in enumerate(layers):
         if not amp:
             layer.width = layer.beside_width = 2 if low else 4
             continue
-        layer.cast = layer.name in PRODUCTS and before == 4
+        if layer.name in PRODUCTS:
+            source = source if wide and _beside_another(layers, place) else before
+            layer.cast = source == 4
         layer.beside_width = 4 if wide and layer.name in ("layer_norm", "linear", "conv1d") else 2
         narrow = layer.name in PRODUCTS or layer.name == "attention"
         before = layer.width = 2 if narrow else 4 if layer.name in IN_32_BITS else before
@@ -68,6 +70,12 @@ def typed(layers: Sequence[Layer], precision: str) -> None:
     for place, layer in enumerate(layers[:-1]):
         if _by_scores(layers, place):
             _scores(layer, layers[place + 1], amp)
+
+
+def _beside_another(layers: Sequence[Layer], place: int) -> bool:
+    """Whether a product reads what the product before it read: queries, keys and values, each of which casts it."""
+    before = layers[place - 1]
+    return place > 0 and before.name in PRODUCTS and before.inputs == layers[place].inputs
 
 
 def _by_scores(layers: Sequence[Layer], place: int) -> bool:
@@ -80,13 +88,14 @@ def _by_scores(layers: Sequence[Layer], place: int) -> bool:
 
 
 def _scores(attention: Layer, dropout: Layer, amp: bool) -> None:
-    """Scores beside probabilities on the way, gradients of both on the way back; autocast makes probabilities in 32
-    bits and keeps a copy in 16 of what is dropped out."""
+    """Scores beside probabilities on the way; on the way back gradients of both and what softmax multiplies them to.
+    Autocast makes probabilities in 32 bits and keeps a copy in 16 of what is dropped out."""
     if amp:
         attention.width = dropout.width = 4
         dropout.output, dropout.beside, dropout.beside_width = FREED, dropout.outputs, 2
     size = int(attention.outputs * attention.width)
-    attention.workspaces, dropout.workspaces = (size, 0, 0), (0, size, 0)
+    passes = dropout.output == SHARED  # then the gradient of the probabilities is not made in its turn
+    attention.workspaces, dropout.workspaces = (size, 2 * size if passes else size, 0), (0, size, 0)
 
 
 def _cast(layers: Sequence[Layer]) -> None:
@@ -129,6 +138,7 @@ class Walk:
         self._entry: Block | None = None
         self._answer: Block | None = None
         self._stream: Block | None = None  # what joined tensors are made of, and on the way back its gradient
+        self._residual: Block | None = None  # on the way back: the gradient of the sums that branches were added to
         self._libraries: set[str] = set()
 
     def run(self) -> int:
@@ -186,18 +196,31 @@ class Walk:
                 continue
             self._library(layer, "backward")
             back = place > 0 and layer.name != "embedding"
-            leaving = self._take(layer.inputs * self._width(place - 1)) if back else None
+            leaving = self._take(layer.inputs * self._width_back(place)) if back else None
             if place:
                 self._give(self._take(layer.workspaces[1]))
             gradients.append(self._weight_gradient(place))
             for block in (arriving, *(outputs[own] for own in released[place]), *beside[place]):
                 self._give(block)
-            arriving = self._divide(place, leaving)
-        for block in (arriving, self._stream):
+            arriving = self._add(leaving) if self._after_sum(place) else self._divide(place, leaving)
+        for block in (arriving, self._stream, self._residual):
             self._give(block)
-        self._stream = None
+        self._stream = self._residual = None
         gradients.append(self._take(self.sizes[-1]))
         return gradients
+
+    def _after_sum(self, place: int) -> bool:
+        """Whether a layer norm reads a sum: it keeps an input that no layer put out."""
+        layer = self.layers[place]
+        return layer.name == "layer_norm" and place > 0 and layer.beside >= layer.inputs
+
+    def _add(self, gradient: Block | None) -> None:
+        """The gradient of a sum goes on to both of its parts, so it stays while the branch is gone through; what comes
+        out of the branch is added to it in place."""
+        if self._residual is None:
+            self._residual = gradient
+        else:
+            self._give(gradient)
 
     def _joined(self, place: int) -> bool:
         """Whether a layer reads tensors that were put one behind the other: more than the layer before put out."""
@@ -288,6 +311,10 @@ class Walk:
         if layer.name in ("linear", "conv1d") and direction not in self._libraries:
             self._libraries.add(direction)
             self._take(WORKSPACE)
+
+    def _width_back(self, place: int) -> int:
+        """The bytes of a number of the gradient that a layer passes on; autocast leaves sums in 32 bits."""
+        return 4 if self.ways.amp and self._after_sum(place) else self._width(place - 1)
 
     def _width(self, place: int) -> int:
         return self.layers[place].width if place >= 0 else 2
