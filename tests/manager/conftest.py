@@ -1,9 +1,12 @@
 """A private home, its daemon as a real process, and jobs that write down themselves what happens to them."""
 
+import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +16,11 @@ import pytest
 
 from ullage.errors import NoDaemon
 from ullage.manager.client import Client
+from ullage.manager.daemon import Daemon
+from ullage.manager.identity import myself
+from ullage.manager.serving import make_daemon
+from ullage.manager.settings import read_settings
+from ullage.monitor import Monitor
 
 SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 60.0  # seconds after which something that should have happened is a failure
@@ -156,6 +164,73 @@ class Home:
             self.client.close()
             if self.process.poll() is None:
                 self.kill()
+
+
+class Here:
+    """A daemon in a thread of this process, with a clock of the test's own and, if one is given, its monitor."""
+
+    until = staticmethod(until)
+
+    def __init__(self, folder: Path, moved: float = 0.0, monitor: Monitor | None = None, **given: Any) -> None:
+        self.moved, self.folder = moved, folder
+        (folder / "work").mkdir(exist_ok=True)
+        self._ready = threading.Event()
+        self._keys = itertools.count()
+        virtual = None if monitor else "1xA100-40GB"
+        self._settings = read_settings(None, virtual=virtual, estimator="none", **given)
+        self._thread = threading.Thread(target=self._run, args=(monitor,))
+        self._thread.start()
+        assert self._ready.wait(PATIENCE)
+
+    def _run(self, monitor: Monitor | None) -> None:
+        def clock() -> float:
+            return time.time() + self.moved
+
+        if monitor is None:
+            self.daemon = make_daemon(self.folder, self._settings, print, clock=clock)
+        else:
+            self.daemon = Daemon(self.folder, self._settings, monitor, say=print, clock=clock)
+        asyncio.run(self.daemon.run(self._ready.set))
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        """Do an order as the user of this process."""
+        return self.daemon.call_from_thread(myself(), verb, arguments)
+
+    def submit(self, script: str, **more: Any) -> int:
+        """Submit a shell script; its number."""
+        job = {"command": ["/bin/sh", "-c", script], "cwd": str(self.folder / "work"), "memory": 1 << 30, **more}
+        return self.call("submit", job=job, key=f"key {next(self._keys)} of {time.monotonic()}")["jobs"][0]
+
+    def job(self, number: int) -> dict[str, Any]:
+        """All about a job."""
+        return self.call("status", job=number)[0]
+
+    def until_over(self, number: int) -> dict[str, Any]:
+        """The job once it is over."""
+        over = ("done", "failed", "cancelled")
+        until(lambda: self.job(number)["state"] in over, f"job {number} to be over")
+        return self.job(number)
+
+    def close(self) -> None:
+        """End the daemon; jobs go on."""
+        if self._thread.is_alive():
+            self.call("stop_serving")
+            self._thread.join(PATIENCE)
+
+
+@pytest.fixture
+def make_here(tmp_path: Path) -> Iterator[Callable[..., Here]]:
+    """Makes daemons in threads of this process, one after another, of one home."""
+    made: list[Here] = []
+
+    def make(**given: Any) -> Here:
+        made.append(Here(tmp_path, **given))
+        return made[-1]
+
+    yield make
+    (tmp_path / "work/proceed").touch()
+    for one in made:
+        one.close()
 
 
 @pytest.fixture

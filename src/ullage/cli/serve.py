@@ -54,7 +54,7 @@ def serve(
     import asyncio
 
     from ullage.home import home
-    from ullage.manager.serving import make_daemon
+    from ullage.manager.serving import make_daemon, usable_home
     from ullage.manager.settings import read_settings
 
     settings = read_settings(config, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator,
@@ -68,7 +68,8 @@ def serve(
             _say(f"the API is at {daemon.api.url}; its token is in {home() / 'run' / 'api-token'}")
         _say(f"serving {kind} with policy {about['policy']} from {home()}; stop with Ctrl-C")
 
-    asyncio.run(daemon.run(ready))
+    with usable_home(home()):
+        asyncio.run(daemon.run(ready))
 
 
 def _say(text: str) -> None:

@@ -248,16 +248,21 @@ class Book:
         return highest - last
 
     def forget(self, before: float) -> list[int]:
-        """Drop events and kept environments of jobs that ended before a time; the jobs whose files may go too."""
+        """Drop events and kept environments of jobs that ended before a time; the jobs whose files may go too.
+
+        Of a job that is not over nothing is dropped, however old.
+        """
         with self.transaction():
-            self._store.execute("DELETE FROM events WHERE time < ?", (before,))
-            rows = self._store.rows(
-                "SELECT id FROM jobs WHERE ended < ? AND json_extract(spec, '$.asked.env') != '{}'", (before,)
+            self._store.execute(
+                "DELETE FROM events WHERE time < ? AND (job IS NULL OR job IN (SELECT id FROM jobs WHERE ended < ?))",
+                (before, before),
             )
             self._store.execute(
-                "UPDATE jobs SET spec = json_set(spec, '$.asked.env', json('{}')) WHERE ended < ?", (before,)
+                "UPDATE jobs SET spec = json_set(spec, '$.asked.env', json('{}')) "
+                "WHERE ended < ? AND json_extract(spec, '$.asked.env') != '{}'",
+                (before,),
             )
-        return [row["id"] for row in rows]
+        return [row["id"] for row in self._store.rows("SELECT id FROM jobs WHERE ended < ?", (before,))]
 
     def last_ends(self) -> dict[int, float]:
         """When the last attempt of each job that waits again ended."""

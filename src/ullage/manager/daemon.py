@@ -109,7 +109,7 @@ class Daemon:
             self.site.sharing.start()
             self.site.look()
             self._listen_for_ends()
-            skipped = self.site.book.skip_numbers(self.site.launcher.highest())
+            skipped = self.site.book.skip_numbers(max(self.site.launcher.jobs(), default=0))
             if skipped:
                 self.site.say(
                     f"the database does not know the last {skipped} jobs, whose files are there: an older copy?"
@@ -182,7 +182,8 @@ class Daemon:
         self.store.back_up()
         days = self.site.settings.running.keep_days
         if days is not None:
-            for job in self.site.book.forget(self.site.clock() - days * 86400.0):
+            old = self.site.book.forget(self.site.clock() - days * 86400.0)
+            for job in self.site.launcher.jobs().intersection(old):
                 self.site.launcher.remove(job)
 
     # What the socket and the API use.

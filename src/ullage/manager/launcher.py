@@ -73,13 +73,12 @@ class Launcher:
         """An attempt will not be started, for this reason."""
         self._failures[folder] = text
 
-    def highest(self) -> int:
-        """The highest number of a job that has ever left files here."""
+    def jobs(self) -> set[int]:
+        """The numbers of the jobs that have files here."""
         try:
-            names = os.listdir(self._folder)
+            return {int(name) for name in os.listdir(self._folder) if name.isdigit()}
         except OSError:
-            return 0
-        return max((int(name) for name in names if name.isdigit()), default=0)
+            return set()
 
     def _start(self, folder: Path, order: dict[str, Any]) -> None:
         if any((folder / name).exists() for name in (supervisor.STARTED, supervisor.EXIT)):
