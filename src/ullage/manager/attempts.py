@@ -107,6 +107,9 @@ class Attempts:
     def _how(self, attempt: AttemptRecord, look: Look) -> Ended:
         site, folder = self._site, self._site.attempt_folder(attempt)
         if look.state == "absent":
+            refusal = site.launcher.refusal(folder)
+            if refusal is not None:
+                return Ended(Cause.OWN_FAILURE, refusal)
             if self.adopting:
                 return Ended(Cause.NOT_STARTED, "the daemon ended before it was started")
             return Ended(Cause.NOT_STARTED, f"it could not be started: {site.launcher.failure(folder)}")

@@ -158,7 +158,7 @@ class Scheduling:
         try:
             order = self._order(job, attempt)
         except InvalidValue as error:  # a conda environment that is gone, say; the next look sees to it
-            site.launcher.note_failure(folder, str(error))
+            site.launcher.refuse(folder, str(error))
         else:
             site.launcher.start(folder, order)
 
