@@ -30,7 +30,7 @@ class Attempts:
     def adopt(self) -> int:
         """After a start: promises of what may be alive are in force again, orders to stop are given again."""
         site = self._site
-        site.queued_at |= site.book.last_ends()
+        site.queued_at |= site.book.past.last_ends()
         for number, attempt in site.book.attempts.items():
             memory = dict.fromkeys(attempt.slots, attempt.promised or 0)
             site.ledger.adopt(number, memory, attempt.exclusive)

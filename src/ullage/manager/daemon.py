@@ -15,6 +15,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from ullage.manager.sharing import sharing_of
 from ullage.manager.site import Site
 from ullage.manager.socket import SocketServer
 from ullage.manager.store import Store
+from ullage.manager.together import Together
 from ullage.manager.watching import Watching
 from ullage.monitor import Monitor
 from ullage.placement import Ledger
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from ullage.manager.api_server import ApiServer
 
 TICK = 1.0  # seconds between two steps when nothing happens
-_REST = 3.0  # times as long as a step took, the daemon only answers orders after it
+_REST = 9.0  # times as long as a step took, the daemon only answers orders after it
 _CARE_EVERY = 6 * 3600.0
 
 
@@ -78,6 +80,7 @@ class Daemon:
         self.intake = Intake(self.site)
         self.scheduling = Scheduling(self.site, cgroups)
         self.orders = Orders(self)
+        self._together = Together(self.site.book)
         self._monitor = monitor
         self._next_care = 0.0
         self.trouble: str | None = None  # what the last step could not do
@@ -195,6 +198,8 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait), self._news:
                     await self._news.wait()
+        if verb == "submit":
+            return await self._together.do(partial(do, who, **arguments))
         return do(who, **arguments)
 
     def call_from_thread(self, who: Who, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
@@ -221,7 +226,7 @@ class Daemon:
         return {
             "version": ullage.__version__, "pid": os.getpid(), "since": self._began, "policy": settings.policy,
             "sharing": settings.sharing, "estimator": settings.estimating.estimator, "virtual": settings.virtual,
-            "gpus": len(self.site.slots), "jobs": self.site.book.counts(), "last_event": self.site.book.last_event,
+            "gpus": len(self.site.slots), "jobs": self.site.book.past.counts(), "last_event": self.site.book.last_event,
             "estimates_pending": self.intake.estimates.pending, "trouble": self.trouble, "disk_full": self._full,
         }  # fmt: skip
 
