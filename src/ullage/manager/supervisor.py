@@ -72,9 +72,8 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     os.close(failure_write)
     _crash_point("supervisor-forked")
     _join_cgroup(order.get("cgroup"), child)
-    started = {f"{kind}_start": int(_stat(pid, 19) or 0) for kind, pid in (("supervisor", parent), ("job", child))}
-    started |= {"supervisor_pid": parent, "job_pid": child, "boot": boot_now(), "time": time.time()}
-    _write(STARTED, started)
+    since = {f"{kind}_start": int(_stat(pid, 19) or 0) for kind, pid in (("supervisor", parent), ("job", child))}
+    _write(STARTED, {**since, "supervisor_pid": parent, "job_pid": child, "boot": boot_now(), "time": time.time()})
     _crash_point("supervisor-recorded")
     _poke(order)
     os.write(go, b"g")
