@@ -22,6 +22,9 @@ from ullage.manager.serving import make_daemon
 from ullage.manager.settings import read_settings
 from ullage.monitor import Monitor
 
+sys.path.insert(0, str(Path(__file__).parent))
+from nursery import Child, Nursery  # noqa: E402
+
 SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 60.0  # seconds after which something that should have happened is a failure
 
@@ -52,23 +55,27 @@ class Home:
 
     until = staticmethod(until)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, nursery: Nursery, by_command: bool = False) -> None:
+        self.folder, self.nursery, self.by_command = folder, nursery, by_command
         self.work = folder / "work"
         self.work.mkdir(parents=True, exist_ok=True)
         self.client = Client(folder)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Child | None = None
         self.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
         self.settings = "[running]\ngrace = 1.0\n"
         self.variables: dict[str, str] = {}
 
     def start(self, crash_at: str | None = None, wait: bool = True) -> None:
         """Start the daemon; `wait` until it answers or has ended."""
-        config = self.folder / "settings.toml"
+        config, log = self.folder / "settings.toml", self.folder / "serve.log"
         config.write_text(self.settings)
-        command = [sys.executable, "-m", "ullage", "serve", *self.options, "--config", str(config)]
-        with (self.folder / "serve.log").open("ab") as log:
-            self.process = subprocess.Popen(command, env=self.environment(crash_at), stdout=log, stderr=log)
+        words, environment = ["serve", *self.options, "--config", str(config)], self.environment(crash_at)
+        if not self.by_command:
+            self.process = self.nursery.start(words, environment, [os.devnull, str(log), str(log)])
+        else:
+            with log.open("ab") as output:
+                command = [sys.executable, "-m", "ullage", *words]
+                self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         if wait:
             self.client.close()
             until(lambda: self.answers() or self.process.poll() is not None, "the daemon to answer")
@@ -141,10 +148,7 @@ class Home:
 
     def cli(self, *words: str, code: int = 0, text: str | None = None) -> str:
         """Run `ullage WORDS`; what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "ullage", *words], env=self.environment() | {"COLUMNS": "200"}, text=True,
-            capture_output=True, timeout=PATIENCE, cwd=self.work, input=text,
-        )  # fmt: skip
+        done = self.nursery.run(list(words), self.environment() | {"COLUMNS": "200"}, str(self.work), text or "")
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return done.stdout if code == 0 else done.stderr
 
@@ -233,10 +237,18 @@ def make_here(tmp_path: Path) -> Iterator[Callable[..., Here]]:
         one.close()
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where daemons come from that start fast; those that a file shares (`common`) are started as people do."""
+    made = Nursery({**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])})
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+def home(tmp_path: Path, nursery: Nursery) -> Iterator[Home]:
     """A home whose daemon is not started yet."""
-    made = Home(tmp_path / "h")
+    made = Home(tmp_path / "h", nursery)
     yield made
     made.close()
 
@@ -249,8 +261,8 @@ def served(home: Home) -> Home:
 
 
 @pytest.fixture(scope="module")
-def _of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    made = Home(tmp_path_factory.mktemp("h"))
+def _of_module(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Home]:
+    made = Home(tmp_path_factory.mktemp("h"), nursery, by_command=True)
     made.start()
     yield made
     made.close()
@@ -264,6 +276,6 @@ def common(_of_module: Home, tmp_path: Path) -> Home:
 
 
 @pytest.fixture(scope="session")
-def make_home() -> Callable[[Path], Home]:
+def make_home(nursery: Nursery) -> Callable[[Path], Home]:
     """Makes a home for tests that share one."""
-    return Home
+    return lambda folder: Home(folder, nursery)
