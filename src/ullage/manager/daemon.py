@@ -102,9 +102,10 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._woken, self._ending, self._news = asyncio.Event(), asyncio.Event(), asyncio.Condition()
         self.site.book.on_change = self._tell_news
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # A supervisor that is killed cannot send word, but it is a child of this process.
+        for number, do in ((signal.SIGTERM, self.end), (signal.SIGINT, self.end), (signal.SIGCHLD, self.wake)):
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
-                self._loop.add_signal_handler(number, self.end)
+                self._loop.add_signal_handler(number, do)
         self._monitor.start()
         rules = self.site.settings.access
         server = SocketServer(socket_file(self._run.parent), self.call, rules.operators, rules.group, self.site.say)
