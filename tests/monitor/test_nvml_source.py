@@ -183,30 +183,6 @@ def test_processes_of_all_lists_are_together_and_counted_once() -> None:
     assert found == {10: 4 * GIB, 11: None, 12: 1 * GIB, 13: 2 * GIB}
 
 
-def test_a_list_without_anybody_is_asked_for_again_when_memory_moves_or_after_a_while() -> None:
-    gpu, clock = FakeGpu(compute={10: 4 * GIB}), Clock()
-    nvml = FakeNvml([gpu])
-    source = NvmlSource(nvml, clock=clock)
-
-    def asked() -> tuple[dict[int, int | None] | None, int, int]:
-        source.read(gpu.uuid)
-        found = source.processes(gpu.uuid)
-        counts = [nvml.calls[f"nvmlDeviceGet{kind}ComputeRunningProcesses"] for kind in ("", "MPS")]
-        return found, counts[0], counts[1]
-
-    assert asked() == ({10: 4 * GIB}, 1, 1)
-    clock.now += 1.0
-    assert asked() == ({10: 4 * GIB}, 2, 1), "the other two were empty, and nobody has taken memory"
-    gpu.mps, gpu.used = {13: GIB}, gpu.used + GIB
-    clock.now += 1.0
-    assert asked() == ({10: 4 * GIB, 13: GIB}, 3, 2)
-    clock.now += 1.0
-    gpu.mps = {}
-    assert asked() == ({10: 4 * GIB}, 4, 3)
-    clock.now += RATES["empty lists"]
-    assert asked() == ({10: 4 * GIB}, 5, 4)
-
-
 def test_processes_that_nvml_does_not_tell_are_unknown_not_none_there() -> None:
     refused = pynvml.NVML_ERROR_NO_PERMISSION
     names = ("Compute", "MPSCompute", "Graphics")

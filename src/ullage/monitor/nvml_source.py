@@ -6,14 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ullage.errors import DeviceLost, NoGPUSource
 from ullage.monitor.gpm import GpmCounter, gpm_supported
 from ullage.monitor.nvml_library import INSTALL, pynvml, text
 from ullage.monitor.nvml_values import Asking, Values
-from ullage.monitor.rates import RATES, due
+from ullage.monitor.rates import RATES
 from ullage.monitor.readings import Device, Reading
 
 _LISTS = (
@@ -29,7 +29,6 @@ class _Known:
 
     device: Device
     values: Values
-    empty: dict[str, tuple[float, int | None]] = field(default_factory=dict)  # lists without anybody: when, memory used
 
 
 class NvmlSource:
@@ -93,27 +92,17 @@ class NvmlSource:
         found: dict[int, int | None] = {}
         answered = False
         with self._lock, self._watching_for_loss(device_id):
-            known = self._find(device_id)
+            handle = self._find(device_id).values.handle
             for name in _LISTS:
-                listed = self._list(known, name)
-                answered = answered or listed is not None
-                for process in listed or ():
+                listed = self._asking.ask(name, handle)
+                if listed is None:
+                    continue
+                answered = True
+                for process in listed:
                     memory = process.usedGpuMemory
                     before = found.get(process.pid)  # a process with graphics too is in two lists with one figure
                     found[process.pid] = memory if before is None else max(before, memory or 0)
         return found if answered else None
-
-    def _list(self, known: _Known, name: str) -> Any:
-        """One of NVML's lists; one that was empty is not asked for again soon, while the GPU's used memory stays."""
-        used, now = known.values.used, self._clock()
-        moment, before = known.empty.get(name, (now, None))
-        if used is not None and used == before and not due(self.rates["empty lists"], now - moment):
-            return []
-        listed = self._asking.ask(name, known.values.handle)
-        known.empty.pop(name, None)
-        if listed is not None and not listed:
-            known.empty[name] = (now, used)
-        return listed
 
     @property
     def hint(self) -> str | None:

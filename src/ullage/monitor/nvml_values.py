@@ -105,11 +105,6 @@ class Values:
             ages["power_w"] = now - self._power[0]
         return Reading(time=time.time(), ages=ages, **found)
 
-    @property
-    def used(self) -> int | None:
-        """The used memory of the last look."""
-        return self._kept["memory"][1]["memory_used"] if "memory" in self._kept else None
-
     # One method for each row of the table of rates.
 
     def _memory(self) -> _Values:

@@ -17,7 +17,6 @@ RATES: Mapping[str, float] = {
     # the second rate holds. The first is for the rest: one that took just what another gave.
     "processes": 5.0,
     "processes moving": 2.0,
-    "empty lists": 10.0,  # of NVML's three, compute, MPS, graphics: nobody comes into one without moving memory
     # What people look at.
     "temperature": 10.0,
     "clocks": 10.0,
