@@ -60,7 +60,8 @@ def serve(
 
     settings = read_settings(config, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator,
                              listen=api)  # fmt: skip
-    daemon = make_daemon(home(), settings, _say)
+    with usable_home(home()):
+        daemon = make_daemon(home(), settings, _say)
 
     def ready() -> None:
         # The collector of garbage would walk through every waiting job again and again: 40 ms for 10,000 of them.

@@ -53,9 +53,8 @@ def make_daemon(
     """A daemon of a home, ready to run. What is wrong with the settings or the machine is one clear message."""
     check_names(settings)
     cards = None if settings.virtual is None else folder / "cards" / CARDS
-    with usable_home(folder):
-        source = find_source(settings, cards)
-        return Daemon(folder, settings, Monitor(source), cards=cards, say=say, clock=clock)
+    source = find_source(settings, cards)
+    return Daemon(folder, settings, Monitor(source), cards=cards, say=say, clock=clock)
 
 
 def check_names(settings: Settings) -> None:
