@@ -143,7 +143,8 @@ def alone(times: int = 20) -> None:
         "PCIe out": nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
     }
 
-    def metrics() -> None:
+    def metrics(count: int) -> None:
+        request.numMetrics = count
         request.sample1, request.sample2 = samples
         nvml.nvmlGpmMetricsGet(request)
 
@@ -155,7 +156,8 @@ def alone(times: int = 20) -> None:
         "MemoryInfo": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu),
         "MemoryInfo, second version": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2),
         "GpmSampleGet": lambda: nvml.nvmlGpmSampleGet(gpu, samples[1]),
-        "GpmMetricsGet": metrics,
+        "GpmMetricsGet, 7 figures": lambda: metrics(7),
+        "GpmMetricsGet, 2 figures": lambda: metrics(2),
         "TotalEnergyConsumption": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
         "PowerUsage": lambda: nvml.nvmlDeviceGetPowerUsage(gpu),
         **{
