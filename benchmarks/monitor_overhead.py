@@ -143,8 +143,7 @@ def alone(times: int = 20) -> None:
         "PCIe out": nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
     }
 
-    def metrics(count: int) -> None:
-        request.numMetrics = count
+    def metrics() -> None:
         request.sample1, request.sample2 = samples
         nvml.nvmlGpmMetricsGet(request)
 
@@ -156,8 +155,7 @@ def alone(times: int = 20) -> None:
         "MemoryInfo": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu),
         "MemoryInfo, second version": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu, nvml.nvmlMemory_v2),
         "GpmSampleGet": lambda: nvml.nvmlGpmSampleGet(gpu, samples[1]),
-        "GpmMetricsGet, 7 figures": lambda: metrics(7),
-        "GpmMetricsGet, 2 figures": lambda: metrics(2),
+        "GpmMetricsGet": metrics,
         "TotalEnergyConsumption": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
         "PowerUsage": lambda: nvml.nvmlDeviceGetPowerUsage(gpu),
         **{
