@@ -1,9 +1,12 @@
 """A private home, its daemon as a real process, and jobs that write down themselves what happens to them."""
 
+import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +16,14 @@ import pytest
 
 from ullage.errors import NoDaemon
 from ullage.manager.client import Client
+from ullage.manager.daemon import Daemon
+from ullage.manager.identity import myself
+from ullage.manager.serving import make_daemon
+from ullage.manager.settings import read_settings
+from ullage.monitor import Monitor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from nursery import Child, Nursery  # noqa: E402
 
 SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 60.0  # seconds after which something that should have happened is a failure
@@ -44,23 +55,27 @@ class Home:
 
     until = staticmethod(until)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, nursery: Nursery, by_command: bool = False) -> None:
+        self.folder, self.nursery, self.by_command = folder, nursery, by_command
         self.work = folder / "work"
         self.work.mkdir(parents=True, exist_ok=True)
         self.client = Client(folder)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Child | None = None
         self.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
         self.settings = "[running]\ngrace = 1.0\n"
         self.variables: dict[str, str] = {}
 
     def start(self, crash_at: str | None = None, wait: bool = True) -> None:
         """Start the daemon; `wait` until it answers or has ended."""
-        config = self.folder / "settings.toml"
+        config, log = self.folder / "settings.toml", self.folder / "serve.log"
         config.write_text(self.settings)
-        command = [sys.executable, "-m", "ullage", "serve", *self.options, "--config", str(config)]
-        with (self.folder / "serve.log").open("ab") as log:
-            self.process = subprocess.Popen(command, env=self.environment(crash_at), stdout=log, stderr=log)
+        words, environment = ["serve", *self.options, "--config", str(config)], self.environment(crash_at)
+        if not self.by_command:
+            self.process = self.nursery.start(words, environment, [os.devnull, str(log), str(log)])
+        else:
+            with log.open("ab") as output:
+                command = [sys.executable, "-m", "ullage", *words]
+                self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         if wait:
             self.client.close()
             until(lambda: self.answers() or self.process.poll() is not None, "the daemon to answer")
@@ -133,10 +148,7 @@ class Home:
 
     def cli(self, *words: str, code: int = 0, text: str | None = None) -> str:
         """Run `ullage WORDS`; what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-m", "ullage", *words], env=self.environment() | {"COLUMNS": "200"}, text=True,
-            capture_output=True, timeout=PATIENCE, cwd=self.work, input=text,
-        )  # fmt: skip
+        done = self.nursery.run(list(words), self.environment() | {"COLUMNS": "200"}, str(self.work), text or "")
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return done.stdout if code == 0 else done.stderr
 
@@ -158,10 +170,85 @@ class Home:
                 self.kill()
 
 
+class Here:
+    """A daemon in a thread of this process, with a clock of the test's own and, if one is given, its monitor."""
+
+    until = staticmethod(until)
+
+    def __init__(self, folder: Path, moved: float = 0.0, monitor: Monitor | None = None, **given: Any) -> None:
+        self.moved, self.folder = moved, folder
+        (folder / "work").mkdir(exist_ok=True)
+        self._ready = threading.Event()
+        self._keys = itertools.count()
+        virtual = None if monitor else "1xA100-40GB"
+        self._settings = read_settings(None, virtual=virtual, estimator="none", **given)
+        self._thread = threading.Thread(target=self._run, args=(monitor,))
+        self._thread.start()
+        assert self._ready.wait(PATIENCE)
+
+    def _run(self, monitor: Monitor | None) -> None:
+        def clock() -> float:
+            return time.time() + self.moved
+
+        if monitor is None:
+            self.daemon = make_daemon(self.folder, self._settings, print, clock=clock)
+        else:
+            self.daemon = Daemon(self.folder, self._settings, monitor, say=print, clock=clock)
+        asyncio.run(self.daemon.run(self._ready.set))
+
+    def call(self, verb: str, **arguments: Any) -> Any:
+        """Do an order as the user of this process."""
+        return self.daemon.call_from_thread(myself(), verb, arguments)
+
+    def submit(self, script: str, **more: Any) -> int:
+        """Submit a shell script; its number."""
+        job = {"command": ["/bin/sh", "-c", script], "cwd": str(self.folder / "work"), "memory": 1 << 30, **more}
+        return self.call("submit", job=job, key=f"key {next(self._keys)} of {time.monotonic()}")["jobs"][0]
+
+    def job(self, number: int) -> dict[str, Any]:
+        """All about a job."""
+        return self.call("status", job=number)[0]
+
+    def until_over(self, number: int) -> dict[str, Any]:
+        """The job once it is over."""
+        over = ("done", "failed", "cancelled")
+        until(lambda: self.job(number)["state"] in over, f"job {number} to be over")
+        return self.job(number)
+
+    def close(self) -> None:
+        """End the daemon; jobs go on."""
+        if self._thread.is_alive():
+            self.call("stop_serving")
+            self._thread.join(PATIENCE)
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+def make_here(tmp_path: Path) -> Iterator[Callable[..., Here]]:
+    """Makes daemons in threads of this process, one after another, of one home."""
+    made: list[Here] = []
+
+    def make(**given: Any) -> Here:
+        made.append(Here(tmp_path, **given))
+        return made[-1]
+
+    yield make
+    (tmp_path / "work/proceed").touch()
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where daemons come from that start fast; those that a file shares (`common`) are started as people do."""
+    made = Nursery({**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path, nursery: Nursery) -> Iterator[Home]:
     """A home whose daemon is not started yet."""
-    made = Home(tmp_path / "h")
+    made = Home(tmp_path / "h", nursery)
     yield made
     made.close()
 
@@ -174,8 +261,8 @@ def served(home: Home) -> Home:
 
 
 @pytest.fixture(scope="module")
-def _of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    made = Home(tmp_path_factory.mktemp("h"))
+def _of_module(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Iterator[Home]:
+    made = Home(tmp_path_factory.mktemp("h"), nursery, by_command=True)
     made.start()
     yield made
     made.close()
@@ -189,6 +276,6 @@ def common(_of_module: Home, tmp_path: Path) -> Home:
 
 
 @pytest.fixture(scope="session")
-def make_home() -> Callable[[Path], Home]:
+def make_home(nursery: Nursery) -> Callable[[Path], Home]:
     """Makes a home for tests that share one."""
-    return Home
+    return lambda folder: Home(folder, nursery)

@@ -73,6 +73,38 @@ def test_a_held_job_waits_for_its_release(common):
     assert "cannot release: needed a job that is held" in common.cli("release", str(number), code=1)
 
 
+def test_jobs_are_held_cancelled_and_waited_for_by_command(common):
+    after = common.script("true", hold=True)
+    number = str(common.script("true", after=[{"job": after, "kind": "ok"}]))
+    assert common.cli("hold", number) == f"job {number} is held\n"
+    common.cli("release", str(after), number)
+    assert f"job {number} is done" in common.cli("wait", number)
+    failing = str(common.script("exit 9"))
+    common.cli("wait", failing, code=9)
+    running = common.submit(proceed="never")
+    common.wait(running, "running")
+    assert common.cli("cancel", str(running)) == f"job {running} is being stopped\n"
+    assert common.wait(running)["state"] == "cancelled"
+
+
+def test_a_higher_priority_goes_first(common):
+    blocker = common.submit(proceed="first", gpus=2, exclusive=True)
+    common.wait(blocker, "running")
+    said = "echo $ULLAGE_JOB_ID >> order"
+    low, high = (common.script(said, gpus=2, exclusive=True, priority=priority) for priority in (0, 5))
+    common.go("first")
+    common.wait(low), common.wait(high)
+    assert (common.work / "order").read_text().split() == [str(high), str(low)]
+
+
+def test_a_full_queue_takes_no_more(home):
+    home.settings += "[access]\nqueue_limit = 2\n"
+    home.start()
+    home.script("true", hold=True), home.script("true", hold=True)
+    said = home.cli("submit", "--memory", "1GiB", "--", "true", code=1)
+    assert said == "ullage: the queue is full: 2 jobs are its limit (access.queue_limit in the settings)\n"
+
+
 def test_an_array_has_a_job_an_index(common):
     said = common.cli("submit", "--memory", "1GiB", "--array", "3-5", "--wait", "--", "sh", "-c",
                     "echo {index} $ULLAGE_ARRAY_INDEX")  # fmt: skip

@@ -124,6 +124,47 @@ def test_a_reused_pid_is_neither_believed_nor_signalled(served):
     assert not [line for line in served.log() if line.startswith("twice")]
 
 
+def test_after_a_restart_of_the_machine_jobs_are_tried_again(served):
+    """As it looks then: the job and its supervisor are gone, and the kernel's name for its run is another one."""
+    number = served.submit(proceed="proceed")
+    served.wait(number, "running")
+    served.kill()
+    file = served.folder / "manager/jobs" / str(number) / "1/started.json"
+    started = json.loads(file.read_text())
+    os.kill(started["supervisor_pid"], signal.SIGKILL)
+    served.until(lambda: not psutil.pid_exists(started["job_pid"]), "the job to end")
+    file.write_text(json.dumps(started | {"boot": "00000000-0000-0000-0000-000000000000"}))
+    served.go()
+    served.start()
+    job = served.wait(number)
+    assert [attempt["cause"] for attempt in job["attempts"]] == ["host restarted", "finished"]
+
+
+def test_a_job_that_somebody_kills_is_tried_again(common):
+    number = common.script("if [ -e there ]; then exit 0; fi; touch there; kill -KILL $$")
+    job = common.wait(number)
+    assert [attempt["cause"] for attempt in job["attempts"]] == ["killed", "finished"]
+    assert "SIGKILL, sent by somebody else" in job["attempts"][0]["detail"]
+
+
+def test_a_job_finds_its_venv_variables_folder_and_mask(common):
+    tool = common.work / "env/bin/tool"
+    tool.parent.mkdir(parents=True)
+    tool.write_text('#!/bin/sh\necho "$0 $WORD $PWD ${VIRTUAL_ENV}${CONDA_PREFIX} $CUDA_VISIBLE_DEVICES"; touch made\n')
+    tool.chmod(0o755)
+    own = {"WORD": "a b", "PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "the submitter's"}
+    for kind in ("venv", "conda"):
+        job = common.wait(common.submit(["tool"], env=own, umask=0o077, **{kind: str(tool.parents[1])}))
+        slot = job["attempts"][0]["slots"][0]
+        said = common.client.call("logs", job=job["id"])["text"]
+        assert said == f"{tool} a b {common.work} {tool.parents[1]} {slot}\n"
+        assert (common.work / "made").stat().st_mode & 0o777 == 0o600
+        (common.work / "made").unlink()
+    gone = common.wait(common.submit(["tool"], env=own, conda="/no/such/environment"))
+    assert "needed a conda environment" in gone["detail"]
+    assert [attempt["cause"] for attempt in gone["attempts"]] == ["failed by itself"]
+
+
 def test_a_job_dies_with_its_supervisor_and_is_tried_again(common):
     number = common.submit(proceed="proceed")
     common.wait(number, "running")

@@ -2,12 +2,8 @@
 
 import json
 import os
-import pwd
 import socket
 import stat
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -126,87 +122,6 @@ def test_a_daemon_without_root_runs_its_own_users_jobs_only(monkeypatch):
     check_submitter(Who(1234, 1234, "me"))
     with pytest.raises(NotAllowed, match="runs only that user's jobs"):
         check_submitter(Who(4321, 4321, "you"))
-
-
-# As root, with another user of this system.
-
-AS_USER = """
-import json, os, pwd, resource, sys
-sys.path.insert(0, sys.argv[2])
-from pathlib import Path
-from ullage.manager.client import Client  # before the rights go: Python itself may lie where that user cannot read
-user = pwd.getpwnam("nobody")
-os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
-resource.setrlimit(resource.RLIMIT_NOFILE, (123, 456))
-client = Client(Path(sys.argv[1]))
-try:
-    print(json.dumps({"ok": client.call(sys.argv[3], **json.loads(sys.argv[4]))}))
-except Exception as error:
-    print(json.dumps({"refused": str(error)}))
-"""
-
-
-@pytest.fixture(scope="module")
-def shared(request):
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to speak as another user")
-    import shutil
-    import tempfile
-
-    folder = Path(tempfile.mkdtemp(prefix="ull", dir="/tmp"))
-    folder.chmod(0o755)
-    home = request.getfixturevalue("make_home")(folder / "h")
-    home.work.chmod(0o777)
-    import grp
-
-    home.settings += f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name}"\n'
-    home.start()
-    yield home
-    home.close()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def as_user(home, verb, **arguments):
-    source = Path(__file__).parents[2] / "src"
-    done = subprocess.run(
-        [sys.executable, "-c", AS_USER, str(home.folder), str(source), verb, json.dumps(arguments)],
-        capture_output=True, text=True, timeout=60, cwd="/",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_a_job_runs_with_the_rights_and_limits_of_its_submitter(shared):
-    script = "id -un; id -gn; id -Gn; ulimit -n; ulimit -Hn; touch mine; cat /proc/self/cmdline > /dev/null"
-    job = {"command": ["/bin/sh", "-c", script], "cwd": str(shared.work), "memory": 1 << 30}
-    answer = as_user(shared, "submit", job=job, key="nobodys first job")
-    number = answer["ok"]["jobs"][0]
-    assert shared.wait(number)["state"] == "done", shared.client.call("logs", job=number, stream="stderr")
-    user, group, groups, soft, hard = shared.client.call("logs", job=number)["text"].split()
-    assert (user, soft, hard) == ("nobody", "123", "456") and groups == group
-    assert (shared.work / "mine").stat().st_uid == pwd.getpwnam("nobody").pw_uid
-    assert as_user(shared, "logs", job=number)["ok"]["text"].startswith("nobody")
-
-
-def test_others_jobs_can_be_seen_and_not_touched(shared):
-    number = shared.script("true", hold=True, env={"SECRET": "x"})
-    for verb, arguments in (("cancel", {"jobs": [number]}), ("hold", {"jobs": [number]}), ("logs", {"job": number})):
-        assert "which is root's; operators may" in as_user(shared, verb, **arguments)["refused"]
-    shown = as_user(shared, "status", job=number)["ok"][0]
-    assert shown["user"] == "root" and "command" not in shown and "env" not in shown
-    assert "operators may" in as_user(shared, "drain", gpu=0)["refused"]
-    assert "operators may" in as_user(shared, "stop_serving")["refused"]
-    assert shared.job(number)["state"] == "held"
-
-
-def test_a_user_without_the_group_cannot_speak_to_the_daemon(common):
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to speak as another user")
-    for place in (common.folder, *common.folder.parents):
-        if place == Path("/tmp"):
-            break
-        place.chmod(place.stat().st_mode | 0o055)
-    assert "is not yours to use" in as_user(common, "ping")["refused"]
 
 
 def test_a_client_of_a_home_without_a_daemon_says_so(tmp_path):

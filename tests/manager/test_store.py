@@ -152,13 +152,7 @@ def test_on_a_full_disk_submissions_are_refused_and_the_daemon_stays_up(make_hom
     try:
         running = home.submit(proceed="proceed")
         home.wait(running, "running")
-        filler = small_disk / "filler"
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"x" * 4096)
-            except OSError:
-                pass
+        filler = fill(small_disk)
         refused = home.until(lambda: _refusal(home), "a refusal")
         assert refused.startswith("nothing was written") and "\n" not in refused
         home.go()  # the running job ends: its exit record has had its place from the start
@@ -170,6 +164,67 @@ def test_on_a_full_disk_submissions_are_refused_and_the_daemon_stays_up(make_hom
         assert home.wait(home.script("true"))["state"] == "done"
     finally:
         home.close()
+
+
+def fill(disk):
+    """Leave no room at all; the file to remove for some."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            return filler
+
+
+def one_message(home):
+    """What a daemon says that cannot start."""
+    said = home.cli("serve", *home.options, code=1)
+    assert said.startswith("ullage: nothing was") and said.count("\n") == 1
+    return said
+
+
+def test_a_new_home_on_a_full_disk_is_one_message_and_works_when_there_is_room(make_home, small_disk):
+    home = make_home(small_disk / "h")
+    filler = fill(small_disk)
+    assert "no room" in one_message(home) and "Make room" in one_message(home)
+    assert [file for file in home.folder.rglob("*") if file.is_file() and file.stat().st_size] == []
+    filler.unlink()
+    home.start()
+    try:
+        assert home.wait(home.script("true"))["state"] == "done"
+    finally:
+        home.close()
+
+
+def test_a_daemon_that_cannot_start_on_a_full_disk_leaves_jobs_and_database_alone(make_home, small_disk):
+    home = make_home(small_disk / "h")
+    home.work = small_disk.parent / "work"
+    home.work.mkdir()
+    home.start()
+    try:
+        before, running = home.submit(), home.submit(proceed="proceed")
+        home.wait(before), home.wait(running, "running")
+        home.stop()
+        filler = fill(small_disk)
+        assert "Make room" in one_message(home)
+        home.go()
+        home.until(lambda: f"end {running} 1" in home.log(), "the job to end without a daemon")
+        filler.unlink()
+        home.start()
+        assert home.wait(running)["attempts"][0]["cause"] == "finished" and home.job(before)["state"] == "done"
+        assert sorted(home.log()) == sorted(
+            f"{what} {number} 1" for what in ("start", "end") for number in (before, running)
+        )
+    finally:
+        home.close()
+
+
+def test_a_home_that_is_not_ours_to_write_is_one_message(home):
+    (home.folder / "manager").write_text("a file where a folder should be")
+    said = home.cli("serve", *home.options, code=1)
+    assert said.count("\n") == 1 and "cannot be written" in said and "ULLAGE_HOME" in said
+    (home.folder / "manager").unlink()
 
 
 def _refusal(home):

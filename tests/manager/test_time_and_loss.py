@@ -1,16 +1,6 @@
 """Time slots and checkpoints, a clock that is moved, a GPU that is lost, limits of host memory."""
 
-import asyncio
-import itertools
-import threading
-import time
-
-import pytest
-
 from ullage.manager.cgroups import Cgroups
-from ullage.manager.identity import myself
-from ullage.manager.serving import make_daemon
-from ullage.manager.settings import read_settings
 
 SAVING = """
 echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> attempts.log
@@ -57,48 +47,13 @@ def test_a_job_is_told_before_its_time_limit(served):
     assert job["cause"] == "time limit" and job["exit_code"] == 85 and "saved" in served.log()
 
 
-class Here:
-    """A daemon in a thread of this process, with a clock of the test's own."""
-
-    def __init__(self, folder, **given):
-        self.moved = 0.0
-        self.folder = folder
-        (folder / "work").mkdir()
-        self._keys, self._ready = itertools.count(), threading.Event()
-        self._settings = read_settings(None, virtual="1xA100-40GB", estimator="none", **given)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        assert self._ready.wait(60)
-
-    def _run(self):
-        self.daemon = make_daemon(self.folder, self._settings, print, clock=lambda: time.time() + self.moved)
-        asyncio.run(self.daemon.run(self._ready.set))
-
-    def call(self, verb, **arguments):
-        return self.daemon.call_from_thread(myself(), verb, arguments)
-
-    def submit(self, script, **more):
-        job = {"command": ["/bin/sh", "-c", script], "cwd": str(self.folder / "work"), "memory": 1 << 30, **more}
-        return self.call("submit", job=job, key=f"key number {next(self._keys)}")["jobs"][0]
-
-    def close(self):
-        self.call("stop_serving")
-        self._thread.join(60)
-
-
-@pytest.fixture
-def here(tmp_path):
-    made = Here(tmp_path, fairness={"slot": 3600.0})
-    yield made
-    (tmp_path / "work/proceed").touch()
-    made.close()
-
-
 DAY = 86400.0
 WAIT = "touch there; while [ ! -e proceed ]; do sleep 0.02; done"
 
 
-def test_a_clock_that_is_moved_changes_no_job(here, home):
+def test_a_clock_that_is_moved_changes_no_job(make_here, home):
+    here = make_here(fairness={"slot": 3600.0})
+
     def state(number):
         return here.call("status", job=number)[0]["state"]
 
@@ -117,6 +72,37 @@ def test_a_clock_that_is_moved_changes_no_job(here, home):
     for job in here.call("history"):
         assert job["waited"] >= 0 and job["ran"] >= 0 and job["completion"] >= 0
     assert [len(here.call("status", job=number)[0]["attempts"]) for number in (running, waiting)] == [1, 1]
+
+
+def test_what_is_older_than_the_site_keeps_goes_and_what_is_not_over_stays(make_here):
+    here = make_here()
+    old = here.submit("echo old", exclusive=True)
+    here.until_over(old)
+    running = here.submit(f"echo begun; {WAIT}; echo ended", exclusive=True)
+    here.until((here.folder / "work/there").exists, "the running job")
+    waiting, held = here.submit("echo late", exclusive=True), here.submit("true", hold=True, env={"WORD": "kept"})
+    here.close()
+
+    here = make_here(moved=100 * DAY, running={"keep_days": 90})
+    kept = [running, waiting, held]
+    assert here.call("status", job=old)[0]["state"] == "done", "that it was there, and how it ended, stays known"
+    here.until(lambda: not (here.folder / f"manager/jobs/{old}").exists(), "the old job's files to go")
+    assert here.call("logs", job=old)["text"] == ""
+    assert [here.call("status", job=number)[0]["state"] for number in kept] == ["running", "queued", "held"]
+    assert here.call("logs", job=running)["text"] == "begun\n"
+    told = {event["job"] for event in here.call("events")["events"]}
+    assert told.issuperset(kept) and old not in told
+    later = here.submit("echo later", hold=True)
+    (here.folder / "work/proceed").touch()
+    here.until_over(waiting)
+    assert here.call("logs", job=running)["text"] == "begun\nended\n"
+    assert here.call("logs", job=waiting)["text"] == "late\n"
+    assert here.daemon.site.book.job(held).spec["asked"]["env"] == {"WORD": "kept"}
+    here.call("cancel", jobs=[held, later])
+    here.close()
+
+    here = make_here(moved=150 * DAY, running={"keep_days": 90})
+    assert (here.folder / f"manager/jobs/{waiting}").exists(), "50 days are less than 90"
 
 
 def test_a_lost_gpu_gets_no_job_and_its_job_is_tried_elsewhere(served):

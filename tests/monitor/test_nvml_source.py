@@ -88,10 +88,12 @@ def test_pcie_traffic_of_older_gpus_comes_from_counters() -> None:
     gpu, clock = FakeGpu(gpm=False), Clock()
     source = NvmlSource(FakeNvml([gpu]), clock=clock)
     assert source.read(gpu.uuid).pcie_rx_bps is None, "one look at a counter is no rate"
-    clock.now += RATES["pcie"]
-    gpu.pcie_bytes = (5_000_000, 1_000_000)
+    clock.now += 1.0
+    gpu.pcie_bytes = (500_000, 100_000)
     reading = source.read(gpu.uuid)
-    assert (reading.pcie_rx_bps, reading.pcie_tx_bps) == (pytest.approx(500_000), pytest.approx(100_000))
+    assert (reading.pcie_rx_bps, reading.pcie_tx_bps) == (500_000, 100_000), "the second one need not wait"
+    clock.now += 1.0
+    assert source.read(gpu.uuid).ages["pcie_rx_bps"] == 1.0
     clock.now += RATES["pcie"]
     gpu.pcie_bytes = (0, 0)
     assert source.read(gpu.uuid).pcie_rx_bps is None, "a counter that starts again is no negative rate"

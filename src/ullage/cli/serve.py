@@ -52,23 +52,29 @@ def serve(
       ullage serve --config /etc/ullage.toml
     """
     import asyncio
+    import gc
 
     from ullage.home import home
-    from ullage.manager.serving import make_daemon
+    from ullage.manager.serving import make_daemon, usable_home
     from ullage.manager.settings import read_settings
 
     settings = read_settings(config, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator,
                              listen=api)  # fmt: skip
-    daemon = make_daemon(home(), settings, _say)
+    with usable_home(home()):
+        daemon = make_daemon(home(), settings, _say)
 
     def ready() -> None:
+        # The collector of garbage would walk through every waiting job again and again: 40 ms for 10,000 of them.
+        gc.freeze()
+        gc.set_threshold(100_000, 20, 100)
         about = daemon.about()
         kind = f"virtual {about['virtual']}" if about["virtual"] else f"{about['gpus']} GPUs"
         if daemon.api is not None:
             _say(f"the API is at {daemon.api.url}; its token is in {home() / 'run' / 'api-token'}")
         _say(f"serving {kind} with policy {about['policy']} from {home()}; stop with Ctrl-C")
 
-    asyncio.run(daemon.run(ready))
+    with usable_home(home()):
+        asyncio.run(daemon.run(ready))
 
 
 def _say(text: str) -> None:

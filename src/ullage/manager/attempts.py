@@ -30,7 +30,7 @@ class Attempts:
     def adopt(self) -> int:
         """After a start: promises of what may be alive are in force again, orders to stop are given again."""
         site = self._site
-        site.queued_at |= site.book.last_ends()
+        site.queued_at |= site.book.past.last_ends()
         for number, attempt in site.book.attempts.items():
             memory = dict.fromkeys(attempt.slots, attempt.promised or 0)
             site.ledger.adopt(number, memory, attempt.exclusive)
@@ -107,6 +107,9 @@ class Attempts:
     def _how(self, attempt: AttemptRecord, look: Look) -> Ended:
         site, folder = self._site, self._site.attempt_folder(attempt)
         if look.state == "absent":
+            refusal = site.launcher.refusal(folder)
+            if refusal is not None:
+                return Ended(Cause.OWN_FAILURE, refusal)
             if self.adopting:
                 return Ended(Cause.NOT_STARTED, "the daemon ended before it was started")
             return Ended(Cause.NOT_STARTED, f"it could not be started: {site.launcher.failure(folder)}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from ullage.errors import NoSuchJob
 from ullage.manager.crash_points import crash_point
+from ullage.manager.past import Past
 from ullage.manager.records import (
     ENDED,
     RUNNING,
@@ -30,6 +31,7 @@ class Book:
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
+        self.past = Past(store)
         over = ", ".join(f"'{state}'" for state in sorted(OVER))
         rows = store.rows(f"SELECT * FROM jobs WHERE state NOT IN ({over}) ORDER BY id")
         self.jobs: dict[int, JobRecord] = {row["id"]: job_of(row) for row in rows}
@@ -41,6 +43,8 @@ class Book:
         self._new_jobs: dict[int, JobRecord] = {}
         self._new_attempts: dict[int, AttemptRecord] = {}
         self._new_needs: dict[int, dict[int, str]] = {}
+        self._afterwards: list[Callable[[], None]] = []
+        self._changed: set[int] = set(self.jobs)
         self.last_event: int = store.rows("SELECT coalesce(max(id), 0) AS last FROM events")[0]["last"]
         self.on_change: Callable[[], None] = lambda: None
 
@@ -57,9 +61,13 @@ class Book:
             self.attempts |= self._new_attempts
             self.needs |= self._new_needs
             changed = bool(self._new_jobs)
+            self._changed.update(self._new_jobs)
             self._forget()
+            afterwards = self._afterwards
         finally:
-            self._new_jobs, self._new_attempts, self._new_needs = {}, {}, {}
+            self._new_jobs, self._new_attempts, self._new_needs, self._afterwards = {}, {}, {}, []
+        for do in afterwards:
+            do()
         last = self._store.rows("SELECT coalesce(max(id), 0) AS last FROM events")[0]["last"]
         if changed or last != self.last_event:
             self.last_event = last
@@ -73,6 +81,18 @@ class Book:
         for attempt in self._new_attempts.values():
             if attempt.state == ENDED:
                 self.attempts.pop(attempt.job, None)
+
+    def afterwards(self, do: Callable[[], None]) -> None:
+        """Do this when the transaction that is open now is on disk, and never if it fails."""
+        if self._store.in_transaction:
+            self._afterwards.append(do)
+        else:
+            do()
+
+    def changed(self) -> set[int]:
+        """The jobs that have changed since this was asked before; at first all that are not over."""
+        found, self._changed = self._changed, set()
+        return found
 
     def job(self, number: int) -> JobRecord:
         """The job of that number, over or not."""
@@ -95,10 +115,9 @@ class Book:
 
     def submit(self, jobs: Sequence[dict[str, Any]], needs: dict[int, str]) -> list[JobRecord]:
         """New jobs, all or none; `needs` are the jobs that they wait for. The same submission again gives its jobs."""
-        key = jobs[0]["submission"]
-        known = self._store.rows("SELECT * FROM jobs WHERE submission = ? ORDER BY part", (key,))
+        known = self.of_submission(jobs[0]["submission"])
         if known:
-            return [job_of(row) for row in known]
+            return known
         made: list[JobRecord] = []
         with self.transaction():
             for values in jobs:
@@ -190,26 +209,6 @@ class Book:
                 (self._clock(), kind, job.id if job else None, attempt, text),
             )
 
-    def events(self, since: int, limit: int) -> list[dict[str, Any]]:
-        """Events after number `since`, oldest first."""
-        rows = self._store.rows("SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (since, limit))
-        return [dict(row) for row in rows]
-
-    def over(self, limit: int, user: str | None) -> list[JobRecord]:
-        """Jobs that are over, the last one first."""
-        of_user, values = ("AND user = ?", [user]) if user else ("", [])
-        over = ", ".join(f"'{state}'" for state in sorted(OVER))
-        rows = self._store.rows(
-            f"SELECT * FROM jobs WHERE state IN ({over}) {of_user} ORDER BY ended DESC, id DESC LIMIT ?",
-            [*values, limit],
-        )
-        return [job_of(row) for row in rows]
-
-    def find(self, column: str, value: Any) -> list[int]:
-        """Numbers of the jobs with that name or of that array."""
-        assert column in ("name", "array_id")
-        return [row["id"] for row in self._store.rows(f"SELECT id FROM jobs WHERE {column} = ? ORDER BY id", (value,))]
-
     def known_estimate(self, key: str) -> dict[str, Any] | None:
         """What an earlier estimate of the same content said."""
         rows = self._store.rows("SELECT * FROM estimates WHERE key = ?", (key,))
@@ -248,38 +247,21 @@ class Book:
         return highest - last
 
     def forget(self, before: float) -> list[int]:
-        """Drop events and kept environments of jobs that ended before a time; the jobs whose files may go too."""
+        """Drop events and kept environments of jobs that ended before a time; the jobs whose files may go too.
+
+        Of a job that is not over nothing is dropped, however old.
+        """
         with self.transaction():
-            self._store.execute("DELETE FROM events WHERE time < ?", (before,))
-            rows = self._store.rows(
-                "SELECT id FROM jobs WHERE ended < ? AND json_extract(spec, '$.asked.env') != '{}'", (before,)
+            self._store.execute(
+                "DELETE FROM events WHERE time < ? AND (job IS NULL OR job IN (SELECT id FROM jobs WHERE ended < ?))",
+                (before, before),
             )
             self._store.execute(
-                "UPDATE jobs SET spec = json_set(spec, '$.asked.env', json('{}')) WHERE ended < ?", (before,)
+                "UPDATE jobs SET spec = json_set(spec, '$.asked.env', json('{}')) "
+                "WHERE ended < ? AND json_extract(spec, '$.asked.env') != '{}'",
+                (before,),
             )
-        return [row["id"] for row in rows]
-
-    def last_ends(self) -> dict[int, float]:
-        """When the last attempt of each job that waits again ended."""
-        rows = self._store.rows(
-            "SELECT a.job, max(a.ended) AS ended FROM attempts a JOIN jobs j ON j.id = a.job "
-            "WHERE j.state IN ('queued', 'held') AND a.ended IS NOT NULL GROUP BY a.job"
-        )
-        return {row["job"]: row["ended"] for row in rows}
-
-    def usage(self, since: float) -> dict[str, float]:
-        """GPU-seconds of attempts that ended since then, by user."""
-        rows = self._store.rows(
-            "SELECT j.user, sum(coalesce(a.elapsed, 0) * json_array_length(a.slots)) AS seconds "
-            "FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.ended >= ? GROUP BY j.user",
-            (since,),
-        )
-        return {row["user"]: row["seconds"] for row in rows}
-
-    def counts(self) -> dict[str, int]:
-        """How many jobs are in each state, those that are over too."""
-        rows = self._store.rows("SELECT state, count(*) AS number FROM jobs GROUP BY state")
-        return {row["state"]: row["number"] for row in rows}
+        return [row["id"] for row in self._store.rows("SELECT id FROM jobs WHERE ended < ?", (before,))]
 
     def of_submission(self, key: str) -> list[JobRecord]:
         """The jobs of an earlier submission."""

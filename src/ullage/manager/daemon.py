@@ -15,6 +15,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from ullage.manager.sharing import sharing_of
 from ullage.manager.site import Site
 from ullage.manager.socket import SocketServer
 from ullage.manager.store import Store
+from ullage.manager.together import Together
 from ullage.manager.watching import Watching
 from ullage.monitor import Monitor
 from ullage.placement import Ledger
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from ullage.manager.api_server import ApiServer
 
 TICK = 1.0  # seconds between two steps when nothing happens
-_REST = 3.0  # times as long as a step took, the daemon only answers orders after it
+_REST = 9.0  # times as long as a step took, the daemon only answers orders after it
 _CARE_EVERY = 6 * 3600.0
 
 
@@ -78,6 +80,7 @@ class Daemon:
         self.intake = Intake(self.site)
         self.scheduling = Scheduling(self.site, cgroups)
         self.orders = Orders(self)
+        self._together = Together(self.site.book)
         self._monitor = monitor
         self._next_care = 0.0
         self.trouble: str | None = None  # what the last step could not do
@@ -99,9 +102,10 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._woken, self._ending, self._news = asyncio.Event(), asyncio.Event(), asyncio.Condition()
         self.site.book.on_change = self._tell_news
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # A supervisor that is killed cannot send word, but it is a child of this process.
+        for number, do in ((signal.SIGTERM, self.end), (signal.SIGINT, self.end), (signal.SIGCHLD, self.wake)):
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
-                self._loop.add_signal_handler(number, self.end)
+                self._loop.add_signal_handler(number, do)
         self._monitor.start()
         rules = self.site.settings.access
         server = SocketServer(socket_file(self._run.parent), self.call, rules.operators, rules.group, self.site.say)
@@ -109,7 +113,7 @@ class Daemon:
             self.site.sharing.start()
             self.site.look()
             self._listen_for_ends()
-            skipped = self.site.book.skip_numbers(self.site.launcher.highest())
+            skipped = self.site.book.skip_numbers(max(self.site.launcher.jobs(), default=0))
             if skipped:
                 self.site.say(
                     f"the database does not know the last {skipped} jobs, whose files are there: an older copy?"
@@ -182,7 +186,8 @@ class Daemon:
         self.store.back_up()
         days = self.site.settings.running.keep_days
         if days is not None:
-            for job in self.site.book.forget(self.site.clock() - days * 86400.0):
+            old = self.site.book.forget(self.site.clock() - days * 86400.0)
+            for job in self.site.launcher.jobs().intersection(old):
                 self.site.launcher.remove(job)
 
     # What the socket and the API use.
@@ -194,6 +199,8 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait), self._news:
                     await self._news.wait()
+        if verb == "submit":
+            return await self._together.do(partial(do, who, **arguments))
         return do(who, **arguments)
 
     def call_from_thread(self, who: Who, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
@@ -220,7 +227,7 @@ class Daemon:
         return {
             "version": ullage.__version__, "pid": os.getpid(), "since": self._began, "policy": settings.policy,
             "sharing": settings.sharing, "estimator": settings.estimating.estimator, "virtual": settings.virtual,
-            "gpus": len(self.site.slots), "jobs": self.site.book.counts(), "last_event": self.site.book.last_event,
+            "gpus": len(self.site.slots), "jobs": self.site.book.past.counts(), "last_event": self.site.book.last_event,
             "estimates_pending": self.intake.estimates.pending, "trouble": self.trouble, "disk_full": self._full,
         }  # fmt: skip
 

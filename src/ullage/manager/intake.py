@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ullage.errors import InvalidValue, StoreFull
@@ -52,17 +53,20 @@ class Intake:
             for part, (each, index) in enumerate(zip(parts, indices, strict=True))
         ]
         made = self._book.submit(rows, {each.job: each.kind for each in spec.after})
+        self._book.afterwards(partial(self._accepted, made))
+        return made
+
+    def _accepted(self, made: list[JobRecord]) -> None:
         crash_point("submit-before-answer")
         for job in made:
             self._want(job)
-        return made
 
     def _check(self, spec: Spec) -> None:
         limit = self._site.settings.access.queue_limit
         if len(self._book.jobs) + len(spec.array or [0]) > limit:
             raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
-        if spec.estimator not in (None, NOBODY, *estimators()):
-            find(spec.estimator or "")  # which says what there is
+        if spec.estimator is not None and spec.estimator not in (NOBODY, *estimators()):
+            find(spec.estimator)  # which says what there is
         for other in spec.after:
             self._book.job(other.job)  # one that is not there is refused now, not waited for
         devices = self._site.watching.devices()

@@ -57,6 +57,7 @@ class Launcher:
         self._folder, self._wake = folder / "jobs", wake
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._failures: dict[Path, str] = {}
+        self._refused: dict[Path, str] = {}
 
     def folder(self, job: int, number: int) -> Path:
         """The folder of an attempt."""
@@ -69,17 +70,20 @@ class Launcher:
         except OSError as error:
             self._failures[folder] = f"{error.strerror}: {error.filename}" if error.filename else str(error)
 
-    def note_failure(self, folder: Path, text: str) -> None:
-        """An attempt will not be started, for this reason."""
-        self._failures[folder] = text
+    def refuse(self, folder: Path, text: str) -> None:
+        """An attempt will not be started, for a reason that is the job's own."""
+        self._refused[folder] = text
 
-    def highest(self) -> int:
-        """The highest number of a job that has ever left files here."""
+    def refusal(self, folder: Path) -> str | None:
+        """Why an attempt was refused; `None` for one that was not."""
+        return self._refused.pop(folder, None)
+
+    def jobs(self) -> set[int]:
+        """The numbers of the jobs that have files here."""
         try:
-            names = os.listdir(self._folder)
+            return {int(name) for name in os.listdir(self._folder) if name.isdigit()}
         except OSError:
-            return 0
-        return max((int(name) for name in names if name.isdigit()), default=0)
+            return set()
 
     def _start(self, folder: Path, order: dict[str, Any]) -> None:
         if any((folder / name).exists() for name in (supervisor.STARTED, supervisor.EXIT)):

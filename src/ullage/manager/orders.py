@@ -82,7 +82,7 @@ class Orders:
         """Jobs that are over, the last one first, with waiting, running and completion time."""
         if not 1 <= limit <= MOST_ROWS:
             raise InvalidValue(f"needed a limit from 1 to {MOST_ROWS}; found {limit!r}")
-        return [self._shown(who, job) for job in self._book.over(limit, user)]
+        return [self._shown(who, job) for job in self._book.past.over(limit, user)]
 
     def logs(
         self, who: Who, job: str | int, attempt: int | None = None, stream: str = "stdout", offset: int = 0
@@ -157,7 +157,7 @@ class Orders:
         """What happened after event number `since`; `last` is the number to ask with next."""
         if since < 0 or not 1 <= limit <= 10_000:
             raise InvalidValue("needed since of 0 or more and a limit from 1 to 10000")
-        found = self._book.events(min(since, 1 << 62), limit)
+        found = self._book.past.events(min(since, 1 << 62), limit)
         return {"events": found, "last": found[-1]["id"] if found else self._book.last_event}
 
     def api(self, who: Who) -> dict[str, Any]:
@@ -188,13 +188,13 @@ class Orders:
         text = str(reference)
         match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,9}|all))?", text)
         if match is None:
-            mine = [number for number in self._book.find("name", text) if self._book.job(number).uid == who.uid]
+            mine = [number for number in self._book.past.find("name", text) if self._book.job(number).uid == who.uid]
             if not mine:
                 raise NoSuchJob(repr(text[:80]))
             return mine
         if match[2] is None:
             return [self._book.job(int(match[1])).id]
-        parts = self._book.find("array_id", int(match[1]))
+        parts = self._book.past.find("array_id", int(match[1]))
         chosen = [number for number in parts if match[2] in ("all", str(self._book.job(number).array_index))]
         if not chosen:
             raise NoSuchJob(text)

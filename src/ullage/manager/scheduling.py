@@ -32,6 +32,8 @@ class Scheduling:
         self._used: dict[str, float] = {}
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._usage_until = 0.0
+        self._ready: dict[int, Job] = {}
+        self._blocked: set[int] = set()  # those that wait for other jobs, or for a time
 
     def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
         """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it."""
@@ -50,25 +52,31 @@ class Scheduling:
         return self._promise(outcome.placed)
 
     def _waiting(self) -> list[Job]:
-        """Jobs that could go now; of the others, the reason is noted."""
-        site, found, now = self._site, [], time.monotonic()
-        for gone in self._seen.keys() - site.book.jobs.keys():
-            del self._seen[gone]
-            site.reasons.pop(gone, None)
-            site.not_before.pop(gone, None)
-            site.queued_at.pop(gone, None)
-        for job in site.book.jobs.values():
-            if job.state is not State.QUEUED:
-                continue
-            others = site.book.needs.get(job.id)
-            pause = site.not_before.get(job.id, 0.0) - now
+        """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""
+        now = time.monotonic()
+        for number in self._site.book.changed() | self._blocked:
+            self._sort_in(number, now)
+        return list(self._ready.values())
+
+    def _sort_in(self, number: int, now: float) -> None:
+        site = self._site
+        job = site.book.jobs.get(number)
+        self._ready.pop(number, None)
+        self._blocked.discard(number)
+        if job is None:
+            for kept in (self._seen, site.reasons, site.not_before, site.queued_at):
+                kept.pop(number, None)
+        elif job.state is State.QUEUED:
+            others = site.book.needs.get(number)
+            pause = site.not_before.get(number, 0.0) - now
             if others:
-                site.reasons[job.id] = "waits for " + ", ".join(f"job {other}" for other in sorted(others))
+                site.reasons[number] = "waits for " + ", ".join(f"job {other}" for other in sorted(others))
             elif pause > 0:
-                site.reasons[job.id] = f"is tried again in {pause:.0f} s"
+                site.reasons[number] = f"is tried again in {pause:.0f} s"
             else:
-                found.append(self._as_placement(job))
-        return found
+                self._ready[number] = self._as_placement(job)
+                return
+            self._blocked.add(number)
 
     def _settle_dependencies(self) -> None:
         """Jobs that are waited for and are over: met, or never to be met."""
@@ -109,7 +117,7 @@ class Scheduling:
     def _usage(self, running: Sequence[Running]) -> dict[str, float]:
         site = self._site
         if time.monotonic() >= self._usage_until:
-            self._used = site.book.usage(site.clock() - site.settings.fairness.usage_window)
+            self._used = site.book.past.usage(site.clock() - site.settings.fairness.usage_window)
             self._usage_until = time.monotonic() + _USAGE_KEPT
         used = dict(self._used)
         for run in running:
@@ -158,7 +166,7 @@ class Scheduling:
         try:
             order = self._order(job, attempt)
         except InvalidValue as error:  # a conda environment that is gone, say; the next look sees to it
-            site.launcher.note_failure(folder, str(error))
+            site.launcher.refuse(folder, str(error))
         else:
             site.launcher.start(folder, order)
 

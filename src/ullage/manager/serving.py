@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ullage.errors import NoGPUSource
+from ullage.errors import NoGPUSource, NotAllowed, StoreFull, UllageError
 from ullage.manager.daemon import Daemon
 from ullage.manager.intake import NOBODY
 from ullage.manager.settings import Settings
 from ullage.monitor import Monitor, Source, best_source
 
 CARDS = "serve"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+
+
+@contextlib.contextmanager
+def usable_home(folder: Path) -> Iterator[None]:
+    """A home that cannot be written to is one clear message, whichever file was the first that could not.
+
+    >>> with usable_home(Path("/dev/null")):
+    ...     Path("/dev/null/manager").mkdir()
+    Traceback (most recent call last):
+    ullage.errors.NotAllowed: nothing was started: /dev/null/manager cannot be written (Not a directory); \
+ULLAGE_HOME names another folder to keep everything in
+    """
+    try:
+        yield
+    except UllageError:
+        raise
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StoreFull(
+                f"nothing was started: there is no room in {folder} ({error.strerror}). "
+                "Make room on that disk and try again; running jobs go on meanwhile"
+            ) from error
+        if error.errno in _NOT_OURS:
+            raise NotAllowed(
+                f"nothing was started: {error.filename or folder} cannot be written ({error.strerror}); "
+                "ULLAGE_HOME names another folder to keep everything in"
+            ) from error
+        raise
 
 
 def make_daemon(

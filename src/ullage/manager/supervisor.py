@@ -2,9 +2,9 @@
 
 `python -I -S supervisor.py FOLDER`: it takes the lock of the attempt's folder, starts the job as its child in a session
 of its own, waits, and leaves an exit record. The lock is held for as long as it or the job lives, so whoever wants to
-know whether an attempt is alive tries the lock: no pid has to be trusted. It needs nothing but the standard library and
-knows nothing of jobs, GPUs or the daemon's database; limits of time are kept here by the monotonic clock, so they hold
-while the daemon is down and whatever is done to the wall clock.
+know whether an attempt is alive tries the lock: no pid has to be trusted. It is one file that needs nothing but the
+standard library and knows nothing of jobs, GPUs or the daemon's database; limits of time are kept here by the monotonic
+clock, so they hold while the daemon is down and whatever is done to the wall clock.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ def main(folder: str) -> int:
         return 0
     with open(ORDER) as file:
         order = json.load(file)
-    _reserve()
+    _put(EXIT + ".new", b" " * _RESERVED)
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
     stop = _stop_order()
     if stop is not None:
-        _write(
-            EXIT, {"code": None, "signal": None, "reason": stop["reason"], "never_started": True, "time": time.time()}
-        )
+        nothing = {"code": None, "signal": None, "never_started": True}
+        _write(EXIT, {**nothing, "reason": stop["reason"], "time": time.time()})
         return 0
     record = _run(order, lock)
     _write(EXIT, record)
@@ -73,7 +72,8 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     os.close(failure_write)
     _crash_point("supervisor-forked")
     _join_cgroup(order.get("cgroup"), child)
-    _write(STARTED, {**_who("supervisor", parent), **_who("job", child), "boot": boot_now(), "time": time.time()})
+    since = {f"{kind}_start": int(_stat(pid, 19) or 0) for kind, pid in (("supervisor", parent), ("job", child))}
+    _write(STARTED, {**since, "supervisor_pid": parent, "job_pid": child, "boot": boot_now(), "time": time.time()})
     _crash_point("supervisor-recorded")
     _poke(order)
     os.write(go, b"g")
@@ -237,34 +237,27 @@ def _stat(pid: int, field: int) -> str | None:
         return None
 
 
-def _who(kind: str, pid: int) -> dict[str, Any]:
-    return {f"{kind}_pid": pid, f"{kind}_start": int(_stat(pid, 19) or 0)}
-
-
 def boot_now() -> str:
     """What the kernel calls the present run of this machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
-def _reserve() -> None:
-    descriptor = os.open(EXIT + ".new", os.O_WRONLY | os.O_CREAT, 0o644)
-    os.write(descriptor, b" " * _RESERVED)
-    os.fsync(descriptor)
-    os.close(descriptor)
-
-
 def _write(name: str, record: dict[str, Any]) -> None:
     """Whole or not at all: a new file, synced, renamed. The reserved one is filled up with spaces to its size."""
     text = json.dumps(record).encode()
-    descriptor = os.open(name + ".new", os.O_WRONLY | os.O_CREAT, 0o644)
-    os.write(descriptor, text.ljust(_RESERVED) if name == EXIT else text)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    _put(name + ".new", text.ljust(_RESERVED) if name == EXIT else text)
     os.rename(name + ".new", name)
     folder = os.open(".", os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
+
+
+def _put(name: str, content: bytes) -> None:
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(descriptor, content)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def _stop_order() -> dict[str, Any] | None:
@@ -277,12 +270,9 @@ def _stop_order() -> dict[str, Any] | None:
 
 
 def _join_cgroup(folder: str | None, pid: int) -> None:
-    if folder:
-        try:
-            with open(os.path.join(folder, "cgroup.procs"), "w") as file:
-                file.write(str(pid))
-        except OSError:
-            pass  # the limit is a wish where the system does not allow it; the daemon said so at its start
+    # The limit is a wish where the system does not allow it; the daemon said so at its start.
+    with contextlib.suppress(OSError), open(os.path.join(folder or "/nowhere", "cgroup.procs"), "w") as file:
+        file.write(str(pid))
 
 
 def _kills(file: str) -> int | None:
@@ -296,12 +286,9 @@ def _kills(file: str) -> int | None:
 
 def _poke(order: dict[str, Any]) -> None:
     """Tell the daemon to look now; if it is down it looks when it is back."""
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.setblocking(False)
-            sender.sendto(order["token"].encode(), order["wake"])
-    except (OSError, KeyError):
-        pass
+    with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.sendto(order["token"].encode(), order["wake"])
 
 
 def _crash_point(name: str) -> None:

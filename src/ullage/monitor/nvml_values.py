@@ -93,7 +93,8 @@ class Values:
             if kept is None or due(self._rates[group], now - kept[0]):
                 self._kept.pop(group, None)  # what is asked for and not answered is unknown, not the last value
                 values = ask()
-                self._kept[group] = (now, values)
+                if values:  # else it was the first look at a counter, and the next look has a rate
+                    self._kept[group] = (now, values)
             else:
                 values = kept[1]
                 ages |= {field: now - kept[0] for field, value in values.items() if value is not None}
@@ -141,7 +142,7 @@ class Values:
         wanted = [getattr(nvml, f"NVML_FI_DEV_PCIE_COUNT_{way}_BYTES", None) for way in ("RX", "TX")]
         values = self._ask("nvmlDeviceGetFieldValues", wanted) if None not in wanted else None
         if values is None or any(value.nvmlReturn != nvml.NVML_SUCCESS for value in values):
-            return {}
+            return {"pcie_rx_bps": None, "pcie_tx_bps": None}
         now = (self._clock(), int(values[0].value.ullVal), int(values[1].value.ullVal))
         before, self._traffic = self._traffic, now
         if before is None or now[0] <= before[0] or now[1] < before[1] or now[2] < before[2]:

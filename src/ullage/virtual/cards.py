@@ -216,7 +216,11 @@ def _write_new(path: Path, about: dict[str, Any]) -> None:
     if len(header) > _HEADER:
         raise InvalidValue(f"needed a shorter name for a virtual card; found {about['name']!r}")
     made = path.with_name(f"new-{path.name}-{os.getpid()}")
-    made.write_bytes(header + _EMPTY * _SPARE)
+    try:
+        made.write_bytes(header + _EMPTY * _SPARE)
+    except OSError:
+        made.unlink(missing_ok=True)
+        raise
     if os.geteuid() == 0:
         made.chmod(0o666)  # jobs of other users write their lines; nobody but root can replace the file
     made.replace(path)

@@ -1,0 +1,74 @@
+"""The daemon on GPUs that NVML shows: MIG instances, memory by process, a GPU that is lost. NVML is a stand-in."""
+
+import sys
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from ullage.monitor import Monitor, NvmlSource
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+from fake_nvml import GIB, FakeGpu, FakeNvml  # noqa: E402
+
+WAIT = "echo $$ > pid-$ULLAGE_JOB_ID; while [ ! -e proceed ]; do sleep 0.02; done"
+
+
+@pytest.fixture
+def on(make_here):
+    """Makes a daemon on these GPUs."""
+
+    def make(*gpus, **given):
+        return make_here(monitor=Monitor(NvmlSource(FakeNvml(list(gpus))), interval=0.1), **given)
+
+    return make
+
+
+def pid_of(here, number):
+    file = here.folder / f"work/pid-{number}"
+    return int(here.until(lambda: file.exists() and file.read_text().strip(), "the job's process"))
+
+
+def test_a_mig_instance_takes_one_job_by_its_own_name(on):
+    parts = [FakeGpu(uuid=f"MIG-{n}", total=16 * GIB, reserved=0, used=0, instance_id=n) for n in (1, 2)]
+    here = on(FakeGpu(uuid="GPU-a", instances=parts), placing={"smact_limit": "off"})
+    script = f"echo $CUDA_VISIBLE_DEVICES; {WAIT}"
+    jobs = [here.submit(script) for _ in range(3)]
+    here.until(lambda: [here.job(number)["state"] for number in jobs[:2]] == ["running"] * 2, "two jobs")
+    here.until(lambda: here.job(jobs[2])["reason"], "a reason")
+    assert here.job(jobs[2])["state"] == "queued", "1 GiB each would fit, but an instance is one job's"
+    assert {here.job(number)["gpus_used"][0] for number in jobs[:2]} == {"MIG-1", "MIG-2"}
+    (here.folder / "work/proceed").touch()
+    assert [here.until_over(number)["state"] for number in jobs] == ["done"] * 3
+    assert {here.call("logs", job=number)["text"].strip() for number in jobs} == {"MIG-1", "MIG-2"}
+
+
+def test_memory_is_put_down_to_the_job_whose_process_has_it(on):
+    gpu = FakeGpu(uuid="GPU-a", total=81 * GIB, used=0)
+    here = on(gpu, placing={"smact_limit": "off"})
+    number = here.submit(WAIT, memory=10 * GIB)
+    pid = pid_of(here, number)
+    gpu.compute, gpu.used = {pid: 12 * GIB, 1: 3 * GIB}, 15 * GIB  # 1 has no token of ours
+    here.until(lambda: here.job(number)["gpu_memory"] == 12 * GIB, "what it takes to be seen")
+    here.until(lambda: [e for e in here.call("events")["events"] if e["kind"] == "over promise"], "the report")
+    shown = here.call("gpus")[0]
+    assert (shown["used"], shown["promised"]) == (15 * GIB, 10 * GIB)
+    assert here.daemon.site.ledger.free("GPU-a") == (80 - 12 - 3) * GIB, "what it took counts, and what others took"
+    gpu.compute, gpu.used = {}, 0
+    (here.folder / "work/proceed").touch()
+    assert here.until_over(number)["attempts"][0]["gpu_memory"] == 12 * GIB
+
+
+def test_a_gpu_that_falls_off_its_bus_gets_no_job_and_its_job_is_tried_elsewhere(on):
+    gpus = [FakeGpu(uuid="GPU-a", used=0), FakeGpu(uuid="GPU-b", used=0)]
+    here = on(*gpus, placing={"smact_limit": "off"})
+    script = f"[ -e again ] && exit 0; touch again; {WAIT}; exit 1"
+    number = here.submit(script, exclusive=True)
+    pid_of(here, number)
+    place = here.job(number)["gpus_used"][0]
+    next(gpu for gpu in gpus if gpu.uuid == place).errors["*"] = pynvml.NVML_ERROR_GPU_IS_LOST
+    here.until(lambda: [gpu for gpu in here.call("gpus") if gpu["lost"]], "the loss to be seen")
+    (here.folder / "work/proceed").touch()
+    job = here.until_over(number)
+    assert [attempt["cause"] for attempt in job["attempts"]] == ["GPU lost", "finished"]
+    assert job["attempts"][1]["slots"] != [place]

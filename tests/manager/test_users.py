@@ -1,0 +1,113 @@
+"""Several users: who speaks is what the kernel says, jobs run with their submitter's rights, shares are kept.
+
+As root, with another user of this system.
+"""
+
+import grp
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+AS_USER = """
+import json, os, pwd, resource, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from ullage.manager.client import Client  # before the rights go: Python itself may lie where that user cannot read
+user = pwd.getpwnam("nobody")
+os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
+resource.setrlimit(resource.RLIMIT_NOFILE, (123, 456))
+client = Client(Path(sys.argv[1]))
+try:
+    print(json.dumps({"ok": client.call(sys.argv[3], **json.loads(sys.argv[4]))}))
+except Exception as error:
+    print(json.dumps({"refused": str(error)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(request):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to speak as another user")
+    folder = Path(tempfile.mkdtemp(prefix="ull", dir="/tmp"))
+    folder.chmod(0o755)
+    home = request.getfixturevalue("make_home")(folder / "h")
+    home.work.chmod(0o777)
+    home.settings += f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name}"\n'
+    home.settings += "[fairness]\nshares = { nobody = 3.0 }\n"
+    home.options = ["--virtual", "4xA100-40GB", "--estimator", "none"]
+    home.start()
+    yield home
+    home.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def as_user(home, verb, **arguments):
+    source = Path(__file__).parents[2] / "src"
+    done = subprocess.run(
+        [sys.executable, "-c", AS_USER, str(home.folder), str(source), verb, json.dumps(arguments)],
+        capture_output=True, text=True, timeout=60, cwd="/",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_job_runs_with_the_rights_and_limits_of_its_submitter(shared):
+    script = "id -un; id -gn; id -Gn; ulimit -n; ulimit -Hn; touch mine; cat /proc/self/cmdline > /dev/null"
+    job = {"command": ["/bin/sh", "-c", script], "cwd": str(shared.work), "memory": 1 << 30}
+    answer = as_user(shared, "submit", job=job, key="nobodys first job")
+    number = answer["ok"]["jobs"][0]
+    assert shared.wait(number)["state"] == "done", shared.client.call("logs", job=number, stream="stderr")
+    user, group, groups, soft, hard = shared.client.call("logs", job=number)["text"].split()
+    assert (user, soft, hard) == ("nobody", "123", "456") and groups == group
+    assert (shared.work / "mine").stat().st_uid == pwd.getpwnam("nobody").pw_uid
+    assert as_user(shared, "logs", job=number)["ok"]["text"].startswith("nobody")
+
+
+def test_others_jobs_can_be_seen_and_not_touched(shared):
+    number = shared.script("true", hold=True, env={"SECRET": "x"})
+    for verb, arguments in (("cancel", {"jobs": [number]}), ("hold", {"jobs": [number]}), ("logs", {"job": number})):
+        assert "which is root's; operators may" in as_user(shared, verb, **arguments)["refused"]
+    shown = as_user(shared, "status", job=number)["ok"][0]
+    assert shown["user"] == "root" and "command" not in shown and "env" not in shown
+    assert "operators may" in as_user(shared, "drain", gpu=0)["refused"]
+    assert "operators may" in as_user(shared, "stop_serving")["refused"]
+    assert shared.job(number)["state"] == "held"
+
+
+def test_a_user_without_the_group_cannot_speak_to_the_daemon(common):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to speak as another user")
+    for place in (common.folder, *common.folder.parents):
+        if place == Path("/tmp"):
+            break
+        place.chmod(place.stat().st_mode | 0o055)
+    assert "is not yours to use" in as_user(common, "ping")["refused"]
+
+
+def test_users_take_turns_by_their_shares(shared):
+    """Of four free GPUs the one with three times the share gets three, though the other one's jobs came first."""
+    blocker = shared.submit(proceed="proceed", gpus=4, exclusive=True)
+    shared.wait(blocker, "running")
+    roots = [shared.submit(proceed="until", exclusive=True) for _ in range(4)]
+    others = []
+    for number in range(4):
+        script = "while [ ! -e until ]; do sleep 0.02; done; id -un >> who"
+        job = {"command": ["/bin/sh", "-c", script], "cwd": str(shared.work), "memory": 1 << 30, "exclusive": True}
+        others += as_user(shared, "submit", job=job, key=f"nobodys job in turn {number}")["ok"]["jobs"]
+    shared.go()
+    shared.wait(blocker)
+    first = {roots[0], *others[:3]}
+    shared.until(lambda: all(shared.job(number)["state"] == "running" for number in first), "the first four")
+    assert {shared.job(number)["state"] for number in {*roots, *others} - first} == {"queued"}
+    shared.go("until")
+    assert {shared.wait(number)["state"] for number in roots + others} == {"done"}
+    assert (shared.work / "who").read_text().split() == ["nobody"] * 4
+    history = {job["id"]: job["user"] for job in shared.client.call("history")}
+    assert [history[number] for number in (*roots, *others)] == ["root"] * 4 + ["nobody"] * 4
