@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.estimators.gpumemnet_chain import chain, entry_bytes, walks
+from ullage.estimators.gpumemnet_layers import KEPT, Layer
 from ullage.estimators.gpumemnet_names import (
     COUNTS,
     FUNCTIONS,
@@ -29,7 +30,6 @@ from ullage.estimators.gpumemnet_names import (
     spelled,
     weight_bytes,
 )
-from ullage.estimators.gpumemnet_walk import KEPT, Layer
 from ullage.units import MIB
 
 Array = npt.NDArray[np.float32]
