@@ -3,8 +3,8 @@
 from collections import Counter
 
 from ullage.measure import collect_convolutions
-from ullage.measure.random_convolutions import arbitrary_configurations
 from ullage.measure.convolution_tasks import TYPES, operations, read_tasks, tensor_bytes
+from ullage.measure.random_convolutions import arbitrary_configurations
 
 
 def test_arbitrary_layers_alone_can_be_listed_without_any_model(tmp_path, capsys):

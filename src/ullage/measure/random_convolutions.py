@@ -1,10 +1,10 @@
 """Random convolutions, for rules that must hold for more than the layers of known models.
 
 `random_layers` are like models' layers, of more kinds. In `arbitrary_configurations` channel counts, sides and batch
-sizes are any whole numbers: layers of known models mostly have channels that are multiples of 8, and so do the batch sizes that people choose.
-cuDNN's engines read 16 bytes at once, so it treats all other counts differently: copies padded to the next multiple,
-or another engine. A rule that has seen round numbers only knows nothing of that. Every configuration is drawn by
-itself, so that any beginning of the list is a fair sample.
+sizes are any whole numbers. Layers of known models mostly have channels that are multiples of 8; cuDNN's engines read
+16 bytes at once, so it treats all other counts differently: copies padded to the next multiple, or another engine. A
+rule that has seen round numbers only knows nothing of that. Every configuration is drawn by itself, so that any
+beginning of the list is a fair sample.
 """
 
 from __future__ import annotations
