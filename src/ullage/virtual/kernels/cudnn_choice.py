@@ -207,19 +207,20 @@ def trees(path: Path) -> dict[str, Trees]:
 
 
 def votes(problem: Problem) -> list[tuple[Formula, float]]:
-    """What the trees say of a problem: formulas, each with the share of the measured calls in its leaf."""
+    """What the trees say of a problem: formulas, each with its shares of the measured calls in the leaves."""
     grown = trees(DATA_FOLDER / TREES).get(problem.direction)
     if grown is None:
         return []
     values = features(problem)
     feature, threshold, right = grown.feature, grown.threshold, grown.right
-    found = []
+    found: dict[int, int] = {}
     for node in grown.roots:
         while (place := feature[node]) >= 0:
             node = node + 1 if values[place] <= threshold[node] else right[node]
         for vote in range(right[node], grown.ends[node]):
-            found.append((grown.formulas[grown.labels[vote]], grown.shares[vote] / 255))
-    return found
+            label = grown.labels[vote]
+            found[label] = found.get(label, 0) + grown.shares[vote]
+    return [(grown.formulas[label], share / 255) for label, share in found.items()]
 
 
 @lru_cache(maxsize=65536)
