@@ -7,6 +7,10 @@ data; every convolution it dispatches is a layer, and the batch size is put in a
 are added, so that a rule learnt from the answers has seen more than the channel counts of known models.
 The list is a random order weighted by how common a layer, a batch size, a type and a layout are: any
 beginning of it is a fair sample. Models that cannot run on "meta" at a resolution are passed over.
+
+    python -m ullage.measure.collect_convolutions --out odd.json.gz --seconds 0 --configurations 0 --arbitrary 80000
+
+lists no model's layers but ones with any whole numbers as channels, sides and batch sizes.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from ullage.measure.convolution_tasks import (
     tensor_bytes,
     write_tasks,
 )
+from ullage.measure.random_convolutions import arbitrary_configurations, random_layers
 
 _BATCH = 2  # an input length of 2 in front marks the batch dimension
 _BATCHES = {1: 2, 2: 3, 4: 5, 8: 7, 16: 9, 24: 2, 32: 10, 48: 3, 64: 9, 96: 3, 100: 1, 128: 7, 192: 1, 256: 4}
@@ -203,52 +208,6 @@ def _recorded(arguments: Sequence[Any]) -> tuple[Layer, int, int, int]:
     return layer, source[0][0], TYPES.index(source[1]), LAYOUTS.index(source[2])
 
 
-def random_layers(count: int) -> Iterator[Layer]:
-    """Layers of no model: any channels, sizes, strides, groups, dilations; some transposed."""
-    chance = random.Random(3)
-    made = 0
-    while made < count:
-        layer = _random_layer(chance)
-        if min(layer.output()) > 0:
-            made += 1
-            yield layer
-
-
-def _random_layer(chance: random.Random) -> Layer:
-    def channels() -> int:
-        step = chance.choice((1, 2, 4, 8, 8, 16, 16, 32, 32, 64, 64))
-        return max(1, round(2 ** chance.uniform(1.5, 11) / step)) * step
-
-    kernel = chance.choice((1, 1, 1, 2, 3, 3, 3, 3, 4, 5, 7, 9, 11))
-    high = kernel if chance.random() < 0.92 else chance.choice((1, 3, 5, 7))
-    stride = chance.choice((1, 1, 1, 2, 2, 3, 4, kernel))
-    dilation = chance.choice((1, 1, 1, 1, 1, 1, 2, 3)) if kernel > 1 else 1
-    padding = chance.choice((dilation * (kernel - 1) // 2,) * 4 + (0,))
-    upright = padding if high == kernel else dilation * (high - 1) // 2
-    side = max(1, round(2 ** chance.uniform(0, 8.2)))
-    wide = side if chance.random() < 0.85 else max(1, round(2 ** chance.uniform(0, 8.2)))
-    entering, leaving = channels(), channels()
-    groups = 1
-    if chance.random() < 0.12:
-        groups = chance.choice((2, 4, 8, 16, 32, 64))
-        entering, leaving = -(-entering // groups) * groups, -(-leaving // groups) * groups
-    elif chance.random() < 0.06:
-        groups = leaving = entering
-    transposed = groups == 1 and chance.random() < 0.06
-    outer, inner = (entering, leaving) if transposed else (leaving, entering)
-    return Layer(
-        (entering, side, wide),
-        (outer, inner // groups, high, kernel),
-        (stride, stride),
-        (upright, padding),
-        (dilation, dilation),
-        transposed,
-        (0, 0),
-        groups,
-        False,
-    )
-
-
 def native(layer: Layer, kind: str, layout: str) -> bool:
     """PyTorch's own depthwise kernels take no workspace (Convolution.cpp, `use_cudnn_depthwise`)."""
     return layer.depthwise() and layout == "c" and kind != "f16"
@@ -302,7 +261,7 @@ def build_tasks(
     return list(numbers), tasks
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Collect, arrange and write."""
     parser = argparse.ArgumentParser(description="List convolution calls to measure.")
     parser.add_argument("--out", type=Path, required=True)
@@ -310,14 +269,20 @@ def main() -> None:
     parser.add_argument("--resolutions", type=int, default=3, help="resolutions per model")
     parser.add_argument("--configurations", type=int, default=200_000)
     parser.add_argument("--random", type=int, default=6_000, help="random layers to add")
+    parser.add_argument(
+        "--arbitrary", type=int, default=0, help="configurations of any channels, sides, batches to add"
+    )
     parser.add_argument("--truth", type=Path, help="a recorded table; some of its calls are measured first")
-    options = parser.parse_args()
-    kept = declare_torchvision_operators()
-    counts = without_bias(collect(options.seconds, options.resolutions))
-    for layer in random_layers(options.random):
+    options = parser.parse_args(arguments)
+    kept = declare_torchvision_operators() if options.seconds > 0 else []
+    counts = without_bias(collect(options.seconds, options.resolutions) if options.seconds > 0 else Counter())
+    for layer in random_layers(options.random if options.configurations else 0):
         counts.setdefault(layer, _RANDOM_WEIGHT)
     first = truth_layers(options.truth, 1500) if options.truth else []
-    layers, tasks = build_tasks([*first, *arrange(counts, options.configurations)])
+    others = [*arrange(counts, options.configurations), *arbitrary_configurations(options.arbitrary)]
+    if options.configurations and options.arbitrary:
+        random.Random(6).shuffle(others)
+    layers, tasks = build_tasks([*first, *others])
     write_tasks(options.out, layers, tasks)
     backward = sum(task.direction == BACKWARD for task in tasks)
     print(f"{len(layers)} layers, {len(tasks)} tasks ({backward} backward), {len(kept)} operators declared")

@@ -5,7 +5,7 @@
 The table holds every measured problem. For the trees each workspace is first put into a formula: those that explain
 most are found greedily, and what none explains gets the nearest of a few rounded sizes. Decision trees then learn which
 formula cuDNN takes. `--held-out` leaves out every seventh layer, with all its batch sizes and types, and says how well
-the trees do on it. Needs scikit-learn.
+the trees do on it, apart for layers whose channels are no multiples of 8. Needs scikit-learn.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _MODES = [(0, 0, 0)] + [
 _PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were seen to take
 _SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
 _MOST = 1000  # partial results
+_UNKNOWN = 1 << 50  # bytes of a copy with a padding that a problem does not know: more than any workspace
 _EVERY = 7  # layer is held out
 
 
@@ -89,8 +90,8 @@ def _candidates(part: Measured, chosen: Any) -> Any:
     """Every formula that gives a problem's size exactly, as a packed number; -1 where there is none."""
     parts = [part.parts[place] for place in chosen]
     sizes = part.sizes[chosen]
-    tensors = [_columns([getattr(row, name) for row in parts], 4) for name in ("source", "out", "weight")]
-    partial = _columns([row.partial for row in parts], 5)
+    tensors = [_columns([getattr(row, name) for row in parts], 4, _UNKNOWN) for name in ("source", "out", "weight")]
+    partial = _columns([row.partial for row in parts], 5, 0)
     batch = np.array([row.batch for row in parts], dtype=np.int64)
     groups = np.array([row.groups for row in parts], dtype=np.int64)
     found = []
@@ -112,9 +113,10 @@ def _candidates(part: Measured, chosen: Any) -> Any:
     return np.stack(found, 1)
 
 
-def _columns(rows: Sequence[tuple[int, ...]], width: int) -> Any:
-    """Sizes by padding; one that a problem does not know counts as nothing."""
-    return np.array([(*row, *[0] * (width - len(row))) for row in rows], dtype=np.int64)
+def _columns(rows: Sequence[tuple[int, ...]], width: int, unknown: int | None = None) -> Any:
+    """Sizes by padding; a padding that a problem does not know is the given number, or else the last one it knows."""
+    filled = [(*row, *[row[-1] if unknown is None else unknown] * (width - len(row))) for row in rows]
+    return np.array(filled, dtype=np.int64)
 
 
 def _pack(modes: int, padding: int, per_group: int, count: Any, constant: Any) -> Any:
@@ -166,16 +168,26 @@ def rounded(size: int, parts: Terms) -> Formula:
 
 def label(part: Measured, formulas: Sequence[Formula]) -> tuple[list[int], list[Formula]]:
     """The number of each problem's formula, and all formulas with the rounded ones."""
+    tensors = ("source", "out", "weight", "partial")
+    columns: dict[str, Any] = {name: _columns([getattr(row, name) for row in part.parts], 5) for name in tensors}
+    for name in ("batch", "groups"):
+        columns[name] = np.array([getattr(row, name) for row in part.parts], dtype=np.int64)
+    labels = np.full(len(part.parts), -1)
+    for number, formula in enumerate(formulas):
+        labels[(labels < 0) & (_sizes(formula, columns) == part.sizes)] = number
     known = {formula: number for number, formula in enumerate(formulas)}
-    labels = []
-    for size, parts in zip(part.sizes.tolist(), part.parts, strict=True):
-        for number, formula in enumerate(formulas):
-            if evaluate(formula, parts) == size:
-                labels.append(number)
-                break
-        else:
-            labels.append(known.setdefault(rounded(size, parts), len(known)))
-    return labels, list(known)
+    for place in np.flatnonzero(labels < 0).tolist():
+        nearest = rounded(int(part.sizes[place]), part.parts[place])
+        labels[place] = known.setdefault(nearest, len(known))
+    return labels.tolist(), list(known)
+
+
+def _sizes(formula: Formula, columns: dict[str, Any]) -> Any:
+    """`evaluate` for many problems at once."""
+    count = formula.partials if formula.partials >= 0 else -formula.partials * columns["batch"]
+    copies = sum(columns[name][:, getattr(formula, name)] for name in ("source", "out", "weight"))
+    partials = count * columns["partial"][:, formula.partial]
+    return formula.constant + formula.per_group * columns["groups"] + partials + copies
 
 
 def grow(part: Measured, labels: Sequence[int], count: int, leaves: int, seed: int = 0) -> list[Any]:
@@ -238,6 +250,11 @@ def layer_of(problem: Problem) -> int:
     """A number for the layer of a problem, whatever its batch size, type, layout and direction."""
     layer = (problem.source[1:], problem.weight, problem.stride, problem.groups)
     return zlib.crc32(repr(layer).encode())
+
+
+def has_odd_channels(problem: Problem) -> bool:
+    """Whether the channels of a group, of the input or of the output, are no multiple of 8."""
+    return any(channels // problem.groups % 8 > 0 for channels in (problem.source[1], problem.out[1]))
 
 
 def _part(rows: Sequence[tuple[Problem, int]]) -> Measured:
@@ -307,7 +324,9 @@ def main() -> None:
             print(f"  {share:7.2%}", formula)
         grown = grow(part, labels, options.trees, options.leaves)
         if options.held_out:
-            print("  held out:", judge(grown, formulas, _part(held)), flush=True)
+            for name, odd in (("odd channels", True), ("multiples of 8", False)):
+                chosen = [row for row in held if has_odd_channels(row[0]) is odd]
+                print(f"  held out, {name}:", judge(grown, formulas, _part(chosen)), flush=True)
             continue
         for name, values in export(grown).items():
             arrays[f"{direction}_{name}"] = values

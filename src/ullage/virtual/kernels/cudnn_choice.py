@@ -21,11 +21,13 @@ from ullage.virtual.kernels.cudnn_workspaces import (
     Workspace,
     by_votes,
     product,
+    round_up,
     terms,
 )
 
 DATA_FOLDER = Path(__file__).with_name("data")
 TABLE, TREES = "convolution_table.npz", "convolution_trees.npz"
+_MULTIPROCESSORS = 132  # of the GPU that was measured
 HASH_BITS = 44  # a problem that was never measured is taken for one that was in 1 of 60 million cases
 
 use_table = True  # set to False to see what the trees alone would say
@@ -109,6 +111,12 @@ def features(problem: Problem) -> list[int]:
     tiles = -(-rows // 128) * -(-outer // 128) * groups
     filter_tiles = -(-outer // 128) * -(-depth // 128) * groups
     data_tiles = -(-batch * pixels // 128) * -(-inner // 128) * groups
+    products = rows * outer * groups * depth
+    source_bytes, out_bytes = batch * source[1] * pixels * item, batch * out[1] * out_pixels * item
+    weight_bytes = outer * groups * depth * item
+    unit = 16 // item
+    inner_padded, outer_padded = round_up(inner, unit), round_up(outer, unit)
+    plain = taps == 1 and problem.stride[-1] == 1 and problem.padding[-1] == 0  # a matrix product
     return [
         {"f32": 0, "f16": 1, "bf16": 2}[problem.kind],
         int(problem.channels_last),
@@ -139,10 +147,10 @@ def features(problem: Problem) -> list[int]:
         tiles,
         filter_tiles,
         data_tiles,
-        batch * source[1] * pixels * item,
-        batch * out[1] * out_pixels * item,
-        outer * groups * depth * item,
-        min(rows * outer * groups * depth >> 12, 2**31 - 1),
+        source_bytes,
+        out_bytes,
+        weight_bytes,
+        min(products >> 12, 2**31 - 1),
         1000 * inner // outer,
         100 * rows // (outer * groups),
         max(outer * groups, source[1]),
@@ -152,7 +160,28 @@ def features(problem: Problem) -> list[int]:
         -(-batch * pixels // 64) * -(-inner // 64) * groups,
         -(-outer // 64) * -(-depth // 64) * groups,
         min(pixels & -pixels, 16),
+        # What all channels, and all lengths of the matrices, are multiples of; what padding them to 16 bytes costs.
+        _multiple(inner | outer),
+        _multiple(inner | outer | pixels | out_pixels),
+        1000 * inner_padded // inner,
+        1000 * outer_padded // outer,
+        1000 * inner_padded * outer_padded // (inner * outer),
+        # How well tiles fill an H200, and products for each byte that is read or written.
+        1000 * tiles // round_up(tiles, _MULTIPROCESSORS),
+        products // (source_bytes + out_bytes + weight_bytes),
+        products // source_bytes,
+        products // out_bytes,
+        int(plain),
+        inner * outer,
+        inner + outer,
+        batch * source[-2],
+        out[-1],
     ]
+
+
+def _multiple(number: int) -> int:
+    """The largest power of two, up to 16, of which the number is a multiple."""
+    return min(number & -number, 16)
 
 
 @cache
@@ -178,19 +207,20 @@ def trees(path: Path) -> dict[str, Trees]:
 
 
 def votes(problem: Problem) -> list[tuple[Formula, float]]:
-    """What the trees say of a problem: formulas, each with the share of the measured calls in its leaf."""
+    """What the trees say of a problem: formulas, each with its shares of the measured calls in the leaves."""
     grown = trees(DATA_FOLDER / TREES).get(problem.direction)
     if grown is None:
         return []
     values = features(problem)
     feature, threshold, right = grown.feature, grown.threshold, grown.right
-    found = []
+    found: dict[int, int] = {}
     for node in grown.roots:
         while (place := feature[node]) >= 0:
             node = node + 1 if values[place] <= threshold[node] else right[node]
         for vote in range(right[node], grown.ends[node]):
-            found.append((grown.formulas[grown.labels[vote]], grown.shares[vote] / 255))
-    return found
+            label = grown.labels[vote]
+            found[label] = found.get(label, 0) + grown.shares[vote]
+    return [(grown.formulas[label], share / 255) for label, share in found.items()]
 
 
 @lru_cache(maxsize=65536)
