@@ -226,6 +226,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append the figures as JSON lines")
     parser.add_argument("--kept", type=Path, help="print the figures of such a file")
     options = parser.parse_args()
+    if options.kept is not None and not options.kept.is_file():
+        parser.error(f"needed a file of figures that --out wrote; there is no {options.kept}")
     if options.kept is not None:
         kept = [json.loads(text) for text in options.kept.read_text().splitlines()]
         for found in kept:

@@ -44,7 +44,8 @@ def clean(
     from rich.progress import track
 
     from ullage.learn.cleaning import clean as clean_files
-    from ullage.learn.schema import frame, load_polars, write_dataset
+    from ullage.learn.schema import frame, write_dataset
+    from ullage.measure.parquet import load_polars
 
     load_polars()
     console = Console(stderr=True)

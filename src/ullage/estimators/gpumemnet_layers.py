@@ -22,8 +22,9 @@ class Layer:
     """One layer: its name; numbers read and put out by the whole batch; weights; what the backward pass needs.
 
     `output` is FREED after the next layer, KEPT, or SHARED with a tensor that was there before; `beside` are numbers
-    kept beside it and `masks` bytes; `workspaces` are bytes of a convolution and its two gradients. `width` is the
-    bytes of a number put out, `beside_width` of one kept beside, and `cast` whether its input is cast to 16 bits.
+    kept beside it and `masks` bytes; `workspaces` are bytes that are taken while the layer runs, and while the gradient
+    of its input and that of its weights are made. `width` is the bytes of a number put out, `beside_width` of one kept
+    beside, and `cast` whether its input is cast to 16 bits.
     """
 
     name: str

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ullage.errors import InvalidValue, MissingPackage
+from ullage.errors import InvalidValue
+from ullage.measure.parquet import load_polars, read_parquet
 
 if TYPE_CHECKING:
     import polars
@@ -83,15 +84,6 @@ LAYER_FACTS = ("type", "activations", "parameters")
 TENSOR_FACTS = ("inputs", "output", "beside", "beside_bytes", "forward", "data", "filter")
 
 
-def load_polars() -> Any:
-    """The package polars, or what to type where it is missing."""
-    try:
-        import polars
-    except ImportError:
-        raise MissingPackage("polars", "data sets") from None
-    return polars
-
-
 def frame(rows: Iterable[dict[str, Any]]) -> polars.DataFrame:
     """Rows as a table; a column that a row does not have is null. `layers` may be tuples or dictionaries.
 
@@ -131,12 +123,7 @@ def write_dataset(table: polars.DataFrame, file: Path) -> None:
 
 def read_dataset(file: Path) -> polars.DataFrame:
     """The table of a Parquet file of `ullage dataset clean`; a file that is none is refused with the reason."""
-    pl = load_polars()
-    try:
-        table: polars.DataFrame = pl.read_parquet(file)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        told = (str(error).splitlines() or [""])[0]
-        raise InvalidValue(f"needed a Parquet file of 'ullage dataset clean'; cannot read {file}: {told}") from None
+    table = read_parquet(file)
     missing = [name for name in NAMES if name not in table.columns]
     if missing:
         raise InvalidValue(f"{file} is no data set of 'ullage dataset clean': it has no column {missing[0]}")

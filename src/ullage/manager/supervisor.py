@@ -270,8 +270,10 @@ def _stop_order() -> dict[str, Any] | None:
 
 
 def _join_cgroup(folder: str | None, pid: int) -> None:
+    if not folder:
+        return
     # The limit is a wish where the system does not allow it; the daemon said so at its start.
-    with contextlib.suppress(OSError), open(os.path.join(folder or "/nowhere", "cgroup.procs"), "w") as file:
+    with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs"), "w") as file:
         file.write(str(pid))
 
 

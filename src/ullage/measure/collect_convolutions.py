@@ -39,6 +39,7 @@ from ullage.measure.convolution_tasks import (
     TYPES,
     Layer,
     Task,
+    native,
     operations,
     tensor_bytes,
     write_tasks,
@@ -206,11 +207,6 @@ def _recorded(arguments: Sequence[Any]) -> tuple[Layer, int, int, int]:
     settings = [tuple(value) if isinstance(value, list) else value for value in rest]
     layer = Layer._make([tuple(source[0][1:]), tuple(weight[0]), *settings, bias is not None])
     return layer, source[0][0], TYPES.index(source[1]), LAYOUTS.index(source[2])
-
-
-def native(layer: Layer, kind: str, layout: str) -> bool:
-    """PyTorch's own depthwise kernels take no workspace (Convolution.cpp, `use_cudnn_depthwise`)."""
-    return layer.depthwise() and layout == "c" and kind != "f16"
 
 
 def _spread(space: Sequence[int]) -> bool:

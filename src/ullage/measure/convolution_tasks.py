@@ -122,3 +122,8 @@ def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
         strides[dim] = step
         step *= max(shape[dim], 1)
     return tuple(strides)
+
+
+def native(layer: Layer, kind: str, layout: str) -> bool:
+    """PyTorch's own depthwise kernels take no workspace (Convolution.cpp, `use_cudnn_depthwise`)."""
+    return layer.depthwise() and layout == "c" and kind != "f16"

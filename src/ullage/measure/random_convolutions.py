@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from ullage.measure.convolution_tasks import LAYOUTS, TYPES, Layer, operations, tensor_bytes
+from ullage.measure.convolution_tasks import LAYOUTS, TYPES, Layer, native, operations, tensor_bytes
 
 _KERNELS, _KERNEL_WEIGHTS = (1, 3, 5, 7, 2, 4), (48, 26, 12, 10, 2, 2)
 _TYPE_WEIGHTS = {"f32": 44, "f16": 25, "bf16": 31}
@@ -84,8 +84,8 @@ def arbitrary_configurations(count: int, seed: int = 5) -> Iterator[tuple[Layer,
         kind = chance.choices(TYPES, list(_TYPE_WEIGHTS.values()))[0]
         layout = "cl" if chance.random() < _CHANNELS_LAST else "c"
         large = chance.random() < _LARGE
-        if min(layer.output()) < 1 or (layer.depthwise() and layout == "c" and kind != "f16"):
-            continue  # depthwise: PyTorch's own kernels run those, without a workspace
+        if min(layer.output()) < 1 or native(layer, kind, layout):
+            continue
         size = tensor_bytes(layer, batch, kind)
         if size > (_LARGE_BYTES if large else _BYTES) or (size < _SMALL_BYTES and chance.random() > _SMALL_KEPT):
             continue

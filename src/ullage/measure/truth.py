@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.measure.parquet import read_parquet
 from ullage.measure.ranking_worker import Record
 from ullage.workload.configuration import PREFIXES, read_rows
 
@@ -94,20 +95,11 @@ def measured_rows(file: Path) -> list[dict[str, Any]]:
     a data set of `ullage dataset clean` (Parquet).
 
     >>> len(measured_rows(Path("benchmarks/data/generated_h200.parquet")))      # doctest: +SKIP
-    5188
+    6796
     """
     if file.suffix != ".parquet":
         return [row for row in read_rows(file) if "header" not in row]
-    try:
-        import polars
-
-        table = polars.read_parquet(file, columns=list(_COLUMNS))
-    except ImportError:
-        raise InvalidValue(f"needed polars to read {file}; type: pip install polars") from None
-    except (OSError, polars.exceptions.PolarsError) as error:
-        told = (str(error).splitlines() or [""])[0]
-        raise InvalidValue(f"needed a Parquet file of 'ullage dataset clean'; cannot read {file}: {told}") from None
-    return [_of_dataset(row) for row in table.to_dicts()]
+    return [_of_dataset(row) for row in read_parquet(file, _COLUMNS).to_dicts()]
 
 
 def _of_dataset(row: dict[str, Any]) -> dict[str, Any]:

@@ -36,8 +36,8 @@ class Device:
 class Reading:
     """One look at one GPU. Shares are from 0 to 1, memory is in bytes, `time` is the wall clock's. `None` is unknown.
 
-    `gract` to `tensor`, the PCIe traffic and, where the GPU counts its energy, the power are means since they were read
-    before; the others are of one moment. `ages` has, the seconds since it was read for each value that is repeated.
+    `gract` to `tensor` and the PCIe traffic are means since they were read before; the others are of one moment. `ages`
+    has the seconds since it was read for each value that is repeated.
     `utilization` is NVML's own word for the share of time in which any kernel ran; it stands in for nothing.
 
     >>> Reading(time=0.0, memory_used=1 << 30).smact is None
