@@ -177,3 +177,14 @@ def test_without_cudnn_columns_take_the_place_of_its_workspace():
         arguments = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         sizes, out = requests(gpu, FORWARD, tensor((2, 8, 16, 16)), tensor((8, 8, 3, 3)), *arguments)
     assert sizes == [out.nbytes, 8 * 9 * 16 * 16 * 4]
+
+
+@pytest.mark.parametrize(("channels", "known"), [(64, True), (67, False)])
+def test_the_bound_leaves_room_for_a_guess_that_is_not_sure(channels, known):
+    with ullage.virtual_gpu("H200") as gpu:
+        layer = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False).cuda()
+        layer(torch.zeros(32, channels, 56, 56, device="cuda", requires_grad=True)).sum().backward()
+    room = gpu.upper - gpu.process_memory
+    assert (gpu.surprise == 0) is known
+    assert room >= 2 * gpu.surprise
+    assert (room <= 28 * 2**20) is known  # a segment, and what contexts differ by

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 GUESSED, AUTOCAST = "a convolution's workspace was guessed", "autocast lets casts go in the order of their addresses"
 SPREAD_SHARE = 40  # a fortieth of the reserved memory, by which runs move for either reason (docs/accuracy.md)
+SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least sure one
 
 
 def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:

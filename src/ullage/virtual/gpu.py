@@ -17,7 +17,7 @@ from ullage.gpus import GPU
 from ullage.gpus import gpu as find_gpu
 from ullage.units import MIB
 from ullage.virtual import accumulation, casts, composites, kernels, steps, surface
-from ullage.virtual.doubts import SPREAD_SHARE, largest_reserved, watch_autocast
+from ullage.virtual.doubts import SPREAD_SHARE, SURPRISES, largest_reserved, watch_autocast
 from ullage.virtual.host import Host
 from ullage.virtual.kernels.workspaces import CODE, Workspaces
 from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
@@ -69,6 +69,7 @@ class VirtualGPU:
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.unsure: set[str] = set()  # why another run, or the real one, may reserve a little more
         self.uncertain = 0  # bytes by which the most doubtful temporary of the run could be larger
+        self.surprise = 0  # bytes by which the least sure guess of a workspace may fail beyond that
         self.list_plans: dict[Any, Any] = {}
         self.environment = dict(os.environ)
         self._notes: dict[tuple[str, str], int] = {}
@@ -109,13 +110,13 @@ class VirtualGPU:
 
         It has the largest context seen on such a card, and one segment more (two runs of the same job differ by as
         much) above what the run reserves if every kernel whose choice is doubtful takes the largest workspace that
-        is not unlikely. Where a kernel's choice was guessed at all, or autocast was used, a fortieth more; on GPUs
-        whose kernels were not measured a twentieth too.
+        is not unlikely. Where a kernel's choice was guessed at all, or autocast was used, a fortieth more, or what the
+        least sure guess may fail by; on GPUs whose kernels were not measured a twentieth too.
         """
         context = max(self.context, (self.spec.context_upper or 0) - self.workspaces.not_loaded)
         largest = max(self.peak_reserved, largest_reserved(self.memory, self.config))
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
-        spread = self.peak_reserved // SPREAD_SHARE if self.unsure else 0
+        spread = max(self.peak_reserved // SPREAD_SHARE, SURPRISES * self.surprise) if self.unsure else 0
         return context + largest + unmeasured + spread + LARGE_SEGMENT
 
     @property

@@ -150,6 +150,7 @@ def carry_out(gpu: VirtualGPU, plan: Plan, args: tuple[Any, ...], kwargs: dict[s
     if plan.guessed:
         gpu.unsure.add(GUESSED)
         gpu.uncertain = max(gpu.uncertain, plan.uncertain)
+        gpu.surprise = max(gpu.surprise, plan.surprise)
     if plan.steps is None:
         results = [_result(memory, output, args, kwargs) for output in plan.outputs]
     else:

@@ -58,7 +58,7 @@ class _Run:
     """The steps of one call, and how much larger its workspaces could be."""
 
     def __init__(self, ask: Ask) -> None:
-        self.steps, self.ask, self.uncertain = Steps(), ask, 0
+        self.steps, self.ask, self.uncertain, self.surprise = Steps(), ask, 0, 0
         self.library, self.guessed = "", False
 
     def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
@@ -83,6 +83,19 @@ class _Run:
         if found.size:
             self.steps.temporary(found.size).free(-1)
         self.uncertain = max(self.uncertain, found.larger - found.size)
+        self.surprise = max(self.surprise, found.surprise)
+
+    def plan(self, outputs: list[Output], single: bool = False) -> Plan:
+        """The call as a whole."""
+        return Plan(
+            outputs,
+            self.steps.steps,
+            single=single,
+            library=self.library,
+            guessed=self.guessed,
+            uncertain=self.uncertain,
+            surprise=self.surprise,
+        )
 
     def convolve(self, place: int, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:
         """ConvShared.cpp, cudnn_convolution_forward, as which a transposed convolution's input gradient runs too."""
@@ -156,9 +169,7 @@ def forward_plan(source: Operand, weight: Operand, settings: Settings, cudnn: bo
         run_it = run.convolve_back if settings.transposed else run.convolve
         result = run_it(0, source, weight, out, settings)
     outputs = [_as_1d(result) if flat else result]
-    return Plan(
-        outputs, run.steps.steps, single=True, uncertain=run.uncertain, library=run.library, guessed=run.guessed
-    )
+    return run.plan(outputs, single=True)
 
 
 def _columns(run: _Run, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:
@@ -259,4 +270,4 @@ def convolution_backward(call: Call) -> Plan:
         dims = [dim for dim in range(len(grad.size)) if dim != 1]
         itemsize = grad.dtype.itemsize
         add_buffers(run.steps, call, call.args[0], dims, Kind(itemsize, partial_size(grad.dtype)), itemsize)
-    return Plan(outputs, run.steps.steps, uncertain=run.uncertain, library=run.library, guessed=run.guessed)
+    return run.plan(outputs)

@@ -21,7 +21,7 @@ ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 # alike, to 32 elements. The filters of a depthwise convolution are also padded to 64 channels.
 NONE, PLAIN, PADDED, WIDE, SIXTY_FOUR = range(5)
 
-_RUNNER_UP = 0.1  # share of the votes from which another size counts as possible
+_RUNNER_UP = 0.02  # share of the votes from which another size counts as possible
 
 
 class Problem(NamedTuple):
@@ -40,11 +40,16 @@ class Problem(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Bytes of the likeliest plan, and of the largest one that is not unlikely; guessed, or measured?"""
+    """Bytes of the likeliest plan, and of the largest one that is not unlikely; guessed, or measured?
+
+    `surprise` tells how much trust a guess deserves: bytes of copies of all its tensors, times the share of the votes
+    against it. cuDNN sometimes takes what no measured call of the kind has taken.
+    """
 
     size: int
     larger: int
     guessed: bool = False
+    surprise: int = 0
 
 
 class Formula(NamedTuple):
@@ -135,7 +140,12 @@ def _padded(sizes: tuple[int, ...], padding: int) -> int:
 
 
 def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
-    """The size with the most votes; different formulas may give the same size."""
+    """The size with the most votes; different formulas may give the same size.
+
+    >>> copies, nothing = Formula(PLAIN, PLAIN, NONE, NONE, 0, 0, 0), Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
+    >>> by_votes([(copies, 3.0), (nothing, 1.0)], Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1))
+    Workspace(size=150, larger=150, guessed=True, surprise=40)
+    """
     shares: dict[int, float] = {}
     for formula, weight in votes:
         size = evaluate(formula, parts)
@@ -143,5 +153,7 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     if not shares:
         return Workspace(0, 0)
     size = max(shares, key=lambda candidate: (shares[candidate], candidate))
-    least = _RUNNER_UP * sum(shares.values())
-    return Workspace(size, max(size, *(other for other, share in shares.items() if share >= least)), guessed=True)
+    total = sum(shares.values())
+    largest = max(size, *(other for other, share in shares.items() if share >= _RUNNER_UP * total))
+    copies = sum(_padded(sizes, PADDED) for sizes in (parts.source, parts.out, parts.weight))
+    return Workspace(size, largest, guessed=True, surprise=int(copies * (1 - shares[size] / total)))

@@ -124,6 +124,7 @@ class Plan:
     library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use
     guessed: bool = False  # whether a library's choice of a kernel was guessed, not measured
     uncertain: int = 0  # bytes by which a temporary could be larger, where the choice of the kernel is not sure
+    surprise: int = 0  # bytes by which the guess of a workspace may fail beyond that (`cudnn_workspaces.Workspace`)
 
 
 class Steps:
