@@ -95,7 +95,7 @@ def measured_rows(file: Path) -> list[dict[str, Any]]:
     a data set of `ullage dataset clean` (Parquet).
 
     >>> len(measured_rows(Path("benchmarks/data/generated_h200.parquet")))      # doctest: +SKIP
-    6796
+    8207
     """
     if file.suffix != ".parquet":
         return [row for row in read_rows(file) if "header" not in row]
