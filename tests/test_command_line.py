@@ -2,24 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import ROW, ullage
 
 TRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", Path(__file__).parents[1] / ".." / "shared" / "groundtruth"))
-
-ROW = {
-    "id": "one", "model": "mlp:x", "widths": [784, 256, 10], "batch": 512, "opt": "sgd", "precision": "fp32",
-    "peak_alloc": 73022464, "peak_reserved": 92274688, "end_reserved": 92274688, "nvml_end": 870318080,
-}  # fmt: skip
-
-
-def ullage(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "ullage", *map(str, words)], capture_output=True, text=True, timeout=300
-    )
 
 
 def test_help_names_the_commands():

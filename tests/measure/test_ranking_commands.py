@@ -1,26 +1,14 @@
 """`ullage compare` and `ullage evaluate --estimators` as a person uses them: real processes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.commands import ROW, ullage
 
 from ullage.cli.evaluate_ranking import Plan, rank_estimators
 from ullage.errors import UllageError
 from ullage.gpus import gpu as ullage_gpu
-
-ROW = {
-    "id": "one", "model": "mlp:x", "widths": [784, 256, 10], "batch": 512, "opt": "sgd", "precision": "fp32",
-    "peak_alloc": 73022464, "peak_reserved": 92274688, "end_reserved": 92274688, "nvml_end": 870318080,
-}  # fmt: skip
-
-
-def ullage(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "ullage", *map(str, words)], capture_output=True, text=True, timeout=300
-    )
 
 
 @pytest.fixture

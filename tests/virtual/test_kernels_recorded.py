@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.virtual.recording import recorded_events
 
 import ullage
 from ullage.virtual.kernels.plan import contiguous_strides, span_of_elements
@@ -60,21 +61,8 @@ def play(gpu, operator, arguments, keywords):
     _, name, overload = operator.split(".")
     args = [argument(gpu, value) for value in arguments]
     options = {key: argument(gpu, value) for key, value in keywords.items()}
-    events, alive, taken = [], {}, [0]
-
-    def on_event(action, address, size):
-        if action == 0:
-            alive[address] = taken[0]
-            taken[0] += 1
-            events.append(size)
-        elif action == 1 and address in alive:
-            events.append(-1 - alive.pop(address))
-
-    gpu.memory.allocator.on_event = on_event
-    try:
+    with recorded_events(gpu) as events:
         result = getattr(getattr(torch.ops.aten, name), overload)(*args, **options)
-    finally:
-        gpu.memory.allocator.on_event = None
     return events, result
 
 

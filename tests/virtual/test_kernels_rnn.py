@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.virtual.recording import recorded_events
 from torch import nn
 
 import ullage
@@ -57,24 +58,11 @@ def run(gpu, config):
             values = out[0].data if packed else out[0]
             (values if values.dtype is torch.float32 else values.float()).sum().backward()
 
-    events, alive, taken = [], {}, [0]
-
-    def on_event(action, address, size):
-        if action == 0:
-            alive[address] = taken[0]
-            taken[0] += 1
-            events.append(size)
-        elif action == 1 and address in alive:
-            events.append(-1 - alive.pop(address))
-
     step()  # the state of dropout is made at first use
     source.grad = None
     model.zero_grad(set_to_none=True)
-    gpu.memory.allocator.on_event = on_event
-    try:
+    with recorded_events(gpu) as events:
         step()
-    finally:
-        gpu.memory.allocator.on_event = None
     return events
 
 
@@ -153,11 +141,9 @@ def test_weights_that_were_not_flattened_are_compacted_at_every_call():
     with ullage.virtual_gpu("H200") as gpu:
         model = nn.GRU(64, 128).cuda().bfloat16()  # torch.backends.cudnn.is_acceptable knows no bfloat16
         source = torch.randn(20, 16, 64, device="cuda", dtype=torch.bfloat16)
-        sizes = []
-        gpu.memory.allocator.on_event = lambda action, address, size: sizes.append(size) if action == 0 else None
-        model(source)
-        gpu.memory.allocator.on_event = None
-        assert network(GRU).parameters() * 2 in sizes
+        with recorded_events(gpu) as events:
+            model(source)
+        assert network(GRU).parameters() * 2 in events
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -166,9 +152,7 @@ def test_ctc_loss_takes_lengths_from_either_device(device):
         scores = torch.randn(50, 16, 20, device="cuda", requires_grad=True)
         targets = torch.randint(1, 20, (16, 30), device="cuda")
         lengths = torch.full((16,), 50, device=device), torch.full((16,), 30, device=device)
-        sizes = []
-        gpu.memory.allocator.on_event = lambda action, address, size: sizes.append(size) if action == 0 else None
-        torch.nn.functional.ctc_loss(scores.log_softmax(-1), targets, *lengths).backward()
-        gpu.memory.allocator.on_event = None
-        assert sizes.count(16 * 50 * (2 * 30 + 1) * 4) == 2  # prefixes forward, suffixes backward
+        with recorded_events(gpu) as events:
+            torch.nn.functional.ctc_loss(scores.log_softmax(-1), targets, *lengths).backward()
+        assert events.count(16 * 50 * (2 * 30 + 1) * 4) == 2  # prefixes forward, suffixes backward
         assert scores.grad.shape == scores.shape
