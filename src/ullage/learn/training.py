@@ -26,7 +26,7 @@ class Schedule:
     True
     """
 
-    epochs: int = 60
+    epochs: int = 30
     batch: int = 128
     rate: float = 3e-3
     threads: int = 1
