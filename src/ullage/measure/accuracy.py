@@ -137,14 +137,25 @@ def summarize(results: list[Comparison]) -> list[Summary]:
 
 
 def bound(results: list[Comparison]) -> dict[str, float]:
-    """How often `upper` holds, and how far it lies above the truth in the median."""
-    pairs = [(r.upper, r.process_truth) for r in results if r.upper is not None and r.process_truth]
+    """How often `upper` holds, and how far it lies above the truth in the median.
+
+    Where runs shared a process and only their reserved memory was measured, the truth is that and the context of the
+    estimate.
+    """
+    pairs = [(r.upper, truth) for r in results if r.upper is not None and (truth := _whole(r))]
     if not pairs:
         return {}
     return {
         "holds": sum(upper >= truth for upper, truth in pairs) / len(pairs),
         "above": quantile([upper / truth - 1 for upper, truth in pairs], 0.5),
     }
+
+
+def _whole(result: Comparison) -> int | None:
+    """The memory of the measured process, as far as it is known."""
+    if result.process_truth or result.process is None or result.reserved is None or not result.reserved_truth:
+        return result.process_truth
+    return result.reserved_truth + result.process - result.reserved
 
 
 def as_dict(results: list[Comparison]) -> dict[str, Any]:
