@@ -104,6 +104,12 @@ def test_a_broken_file_is_one_clear_message(content: bytes, tmp_path) -> None:
         load(file)
 
 
+def test_weights_can_be_read_by_others_as_far_as_the_umask_allows(tmp_path) -> None:
+    save(build(CARDS[0]), CARDS[0], tmp_path / "one.safetensors")
+    (tmp_path / "plain").write_text("")
+    assert (tmp_path / "one.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_weights_of_another_version_are_refused(tmp_path, monkeypatch) -> None:
     from ullage.estimators import gpumemnet_weights
 

@@ -143,10 +143,10 @@ def figures(met: list[tuple[float, float]]) -> dict[str, float]:
 
 def save(network: Network, path: Path, card: dict[str, Any]) -> None:
     """The weights, with the card's facts in the file's own header."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save as packed  # `save_file` makes a file that nobody else may read
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(network.state_dict(), path, metadata={"card": json.dumps(card)})
+    path.write_bytes(packed(network.state_dict(), metadata={"card": json.dumps(card)}))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -66,12 +66,12 @@ def shipped(family: str, estimator: str) -> Path:
 
 def save(network: GPUMemNet, card: Card, path: Path) -> None:
     """Write weights and card; `load` gives both back."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save as packed  # `save_file` makes a file that nobody else may read
 
     facts = {"format": FORMAT, "totals": len(TOTALS), "parts": len(PARTS), "token": TOKEN_FEATURES}
     tensors = {name: value.contiguous() for name, value in network.state_dict().items()}
     try:
-        save_file(tensors, path, {"card": json.dumps(asdict(card)), "facts": json.dumps(facts)})
+        path.write_bytes(packed(tensors, {"card": json.dumps(asdict(card)), "facts": json.dumps(facts)}))
     except OSError as error:
         raise InvalidValue(f"cannot write the weights to {path}: {error.strerror or error}") from None
 
