@@ -1,6 +1,7 @@
 """The networks: bins that have an order, attention within a job, padding without effect, and that they learn."""
 
 import math
+import resource
 
 import numpy as np
 import pytest
@@ -108,6 +109,19 @@ def test_weights_can_be_read_by_others_as_far_as_the_umask_allows(tmp_path) -> N
     save(build(CARDS[0]), CARDS[0], tmp_path / "one.safetensors")
     (tmp_path / "plain").write_text("")
     assert (tmp_path / "one.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_full_disk_is_one_clear_message_and_leaves_the_old_weights(tmp_path) -> None:
+    file, limits = tmp_path / "w.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
+    save(build(CARDS[0]), CARDS[0], file)
+    before = file.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(InvalidValue, match="cannot write the weights to .*: File too large"):
+            save(build(CARDS[0]), CARDS[0], file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
 def test_weights_of_another_version_are_refused(tmp_path, monkeypatch) -> None:

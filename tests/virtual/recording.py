@@ -22,3 +22,10 @@ def recorded_events(gpu):
         yield events
     finally:
         gpu.memory.allocator.on_event = None
+
+
+def requests(gpu, call):
+    """Sizes asked for during a call, and what it returns."""
+    with recorded_events(gpu) as events:
+        result = call()
+    return [size for size in events if size >= 0], result

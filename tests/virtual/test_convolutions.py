@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.virtual import recording
 
 import ullage
 from ullage.virtual.kernels import cudnn_choice
@@ -29,14 +30,8 @@ def tensor(size, kind="f32", layout="c"):
 
 def requests(gpu, operator, *arguments):
     """Sizes asked for during one call, and its outputs."""
-    sizes = []
-    gpu.memory.allocator.on_event = lambda action, address, size: sizes.append(size) if action == 0 else None
-    try:
-        with torch.no_grad():
-            outputs = operator(*arguments)
-    finally:
-        gpu.memory.allocator.on_event = None
-    return sizes, outputs
+    with torch.no_grad():
+        return recording.requests(gpu, lambda: operator(*arguments))
 
 
 def backward(gpu, grad, source, weight, mask=(True, True, False), kind="f32", layout="c", groups=1, **settings):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.virtual.recording import requests
 
 import ullage
 from ullage.virtual.kernels import cub
@@ -15,16 +16,6 @@ def gpu():
     with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
         gpu.workspaces.need = lambda library: None
         yield gpu
-
-
-def requests(gpu, call):
-    sizes = []
-    gpu.memory.allocator.on_event = lambda action, address, size: sizes.append(size) if action == 0 else None
-    try:
-        result = call()
-    finally:
-        gpu.memory.allocator.on_event = None
-    return sizes, result
 
 
 def on_gpu(*size, dtype=torch.float32, channels_last=False):

@@ -23,6 +23,7 @@ from torch.nn import functional
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimators.dnnperf_graph import graph_of
 from ullage.estimators.dnnperf_network import Network, Tensors, folded, joined, tensors_of
+from ullage.estimators.weights_file import write_weights
 from ullage.workload.configuration import Configuration
 
 SEED = 20
@@ -143,10 +144,10 @@ def figures(met: list[tuple[float, float]]) -> dict[str, float]:
 
 def save(network: Network, path: Path, card: dict[str, Any]) -> None:
     """The weights, with the card's facts in the file's own header."""
-    from safetensors.torch import save as packed  # `save_file` makes a file that nobody else may read
+    from safetensors.torch import save as packed
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(packed(network.state_dict(), metadata={"card": json.dumps(card)}))
+    write_weights(path, packed(network.state_dict(), metadata={"card": json.dumps(card)}))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -25,6 +25,7 @@ from ullage.estimators.gpumemnet import supports
 from ullage.estimators.gpumemnet_rows import row_of
 from ullage.estimators.options import read_options
 from ullage.estimators.registry import Workload, estimator
+from ullage.estimators.weights_file import write_weights
 from ullage.gpus import GPU
 from ullage.units import MIB
 
@@ -51,14 +52,11 @@ class Fast:
 
 def save(model: Fast, path: Path) -> None:
     """Write the trees and their card; `load` gives them back."""
-    from safetensors.numpy import save as packed  # `save_file` makes a file that nobody else may read
+    from safetensors.numpy import save as packed
 
     arrays = model.middle.arrays("middle") | model.high.arrays("high")
     facts = {"card": json.dumps(model.card), "shift": repr(model.shift), "features": " ".join(NAMES)}
-    try:
-        path.write_bytes(packed(arrays, facts))
-    except OSError as error:
-        raise InvalidValue(f"cannot write the weights to {path}: {error.strerror or error}") from None
+    write_weights(path, packed(arrays, facts))
 
 
 def load(path: Path) -> Fast:

@@ -15,6 +15,7 @@ import torch
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimators.gpumemnet_inputs import PARTS, TOKEN_FEATURES, TOTALS
 from ullage.estimators.gpumemnet_networks import Ensemble, GPUMemNet, LayerTransformer
+from ullage.estimators.weights_file import write_weights
 
 SHIPPED = Path(__file__).parent / "data"
 FORMAT = 1
@@ -66,14 +67,11 @@ def shipped(family: str, estimator: str) -> Path:
 
 def save(network: GPUMemNet, card: Card, path: Path) -> None:
     """Write weights and card; `load` gives both back."""
-    from safetensors.torch import save as packed  # `save_file` makes a file that nobody else may read
+    from safetensors.torch import save as packed
 
     facts = {"format": FORMAT, "totals": len(TOTALS), "parts": len(PARTS), "token": TOKEN_FEATURES}
     tensors = {name: value.contiguous() for name, value in network.state_dict().items()}
-    try:
-        path.write_bytes(packed(tensors, {"card": json.dumps(asdict(card)), "facts": json.dumps(facts)}))
-    except OSError as error:
-        raise InvalidValue(f"cannot write the weights to {path}: {error.strerror or error}") from None
+    write_weights(path, packed(tensors, {"card": json.dumps(asdict(card)), "facts": json.dumps(facts)}))
 
 
 def load(path: Path) -> tuple[GPUMemNet, Card]:

@@ -55,11 +55,11 @@ def _problem(
 
 
 class _Run:
-    """The steps of one call, and how much larger its workspaces could be."""
+    """The steps of one call, and the workspaces that it takes on the way."""
 
     def __init__(self, ask: Ask) -> None:
-        self.steps, self.ask, self.uncertain, self.surprise = Steps(), ask, 0, 0
-        self.library, self.guessed = "", False
+        self.steps, self.ask = Steps(), ask
+        self.workspaces: list[Workspace] = []
 
     def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
         """`tensor.contiguous(format)`, and the number of its temporary for `drop`."""
@@ -76,14 +76,11 @@ class _Run:
     def workspace(self, problem: Problem) -> None:
         """cuDNN's workspace lives as long as the kernel."""
         found = self.ask(problem)
-        self.library = CONVOLUTION
-        self.guessed |= found.guessed
+        self.workspaces.append(found)
         if found.larger > found.size:
             self.steps.doubt(found.larger)
         if found.size:
             self.steps.temporary(found.size).free(-1)
-        self.uncertain = max(self.uncertain, found.larger - found.size)
-        self.surprise = max(self.surprise, found.surprise)
 
     def plan(self, outputs: list[Output], single: bool = False) -> Plan:
         """The call as a whole."""
@@ -91,10 +88,10 @@ class _Run:
             outputs,
             self.steps.steps,
             single=single,
-            library=self.library,
-            guessed=self.guessed,
-            uncertain=self.uncertain,
-            surprise=self.surprise,
+            library=CONVOLUTION if self.workspaces else "",
+            guessed=any(found.guessed for found in self.workspaces),
+            uncertain=max((found.larger - found.size for found in self.workspaces), default=0),
+            surprise=max((found.surprise for found in self.workspaces), default=0),
         )
 
     def convolve(self, place: int, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:

@@ -145,6 +145,8 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     >>> copies, nothing = Formula(PLAIN, PLAIN, NONE, NONE, 0, 0, 0), Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
     >>> by_votes([(copies, 3.0), (nothing, 1.0)], Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1))
     Workspace(size=150, larger=150, guessed=True, surprise=40)
+    >>> by_votes([(copies, 2.0), (nothing, 98.0)], Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)).larger
+    150
     """
     shares: dict[int, float] = {}
     for formula, weight in votes:
