@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import commands
 from typer.testing import CliRunner
 
 import ullage
@@ -54,10 +55,7 @@ def test_a_table_over_gpus() -> None:
 
 @pytest.mark.parametrize("name", ["oracle", "gpumemne"])
 def test_an_unknown_estimator_is_one_clear_message(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ullage", "estimate", "torchvision:resnet18", "--estimator", name],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = commands.ullage("estimate", "torchvision:resnet18", "--estimator", name)
     assert done.returncode == 1
     assert name in done.stderr and "Traceback" not in done.stderr
 

@@ -1,12 +1,12 @@
 """Measuring: one run (on the virtual GPU, where the real one would be), the promises of memory, the random runs."""
 
 import json
-import subprocess
 import sys
 import threading
 
 import pytest
 import torch
+from tests import commands
 
 import ullage
 from ullage.errors import InvalidValue
@@ -100,9 +100,7 @@ def test_an_id_that_comes_twice_is_refused():
 
 
 def command(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "ullage", "measure", *map(str, words)], capture_output=True, text=True, timeout=120
-    )
+    return commands.ullage("measure", *words)
 
 
 @pytest.mark.parametrize(
