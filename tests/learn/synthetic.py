@@ -5,7 +5,7 @@ import math
 import random
 from typing import Any
 
-from ullage.estimators.gpumemnet_inputs import inputs_of
+from ullage.estimators.walknet_inputs import inputs_of
 
 GIB = 1 << 30
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ullage.cli.main import app
 from ullage.errors import InvalidValue
-from ullage.estimators.gpumemnet_features import features
+from ullage.estimators.walknet_features import features
 from ullage.learn import feature_rows
 from ullage.learn.cleaning import clean
 from ullage.learn.drop_reasons import REASONS, Report

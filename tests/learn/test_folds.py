@@ -6,7 +6,7 @@ import torch
 from tests.learn.synthetic import rows
 
 from ullage.errors import InvalidValue
-from ullage.estimators.gpumemnet_weights import Card
+from ullage.estimators.walknet_weights import Card
 from ullage.learn import protocol
 from ullage.learn.examples import Examples, examples_of
 from ullage.learn.folds import folds, held_out, key_of, strata

@@ -9,9 +9,9 @@ import torch
 from tests.learn.synthetic import rows
 
 from ullage.errors import InvalidValue
-from ullage.estimators.gpumemnet_inputs import PARTS, TOTALS, family_of, folded, inputs_of
-from ullage.estimators.gpumemnet_networks import Belief, Bins, batched, cross_entropy
-from ullage.estimators.gpumemnet_weights import Card, build, load, probabilities, save
+from ullage.estimators.walknet_inputs import PARTS, TOTALS, family_of, folded, inputs_of
+from ullage.estimators.walknet_networks import Belief, Bins, batched, cross_entropy
+from ullage.estimators.walknet_weights import Card, build, load, probabilities, save
 from ullage.learn.examples import examples_of
 from ullage.learn.protocol import train
 from ullage.learn.training import Schedule
@@ -101,7 +101,7 @@ def test_weights_come_back_as_they_were(card: Card, tmp_path) -> None:
 def test_a_broken_file_is_one_clear_message(content: bytes, tmp_path) -> None:
     file = tmp_path / "w.safetensors"
     file.write_bytes(content)
-    with pytest.raises(InvalidValue, match="needed weights of gpumemnet in .* 'ullage train gpumemnet"):
+    with pytest.raises(InvalidValue, match="needed weights of walknet in .* 'ullage train walknet"):
         load(file)
 
 
@@ -125,11 +125,11 @@ def test_a_full_disk_is_one_clear_message_and_leaves_the_old_weights(tmp_path) -
 
 
 def test_weights_of_another_version_are_refused(tmp_path, monkeypatch) -> None:
-    from ullage.estimators import gpumemnet_weights
+    from ullage.estimators import walknet_weights
 
     file = tmp_path / "w.safetensors"
     save(build(CARDS[0]), CARDS[0], file)
-    monkeypatch.setattr(gpumemnet_weights, "TOTALS", gpumemnet_weights.TOTALS[:-1])
+    monkeypatch.setattr(walknet_weights, "TOTALS", walknet_weights.TOTALS[:-1])
     with pytest.raises(InvalidValue, match="another version"):
         load(file)
 

@@ -1,4 +1,4 @@
-"""`ullage train` and `ullage evaluate gpumemnet` as a person uses them, on real files.
+"""`ullage train` and `ullage evaluate walknet` as a person uses them, on real files.
 
 The command line runs in this process: to start one with PyTorch takes seconds, and there are many lines to try.
 """
@@ -47,8 +47,8 @@ def data(tmp_path_factory):
 
 def test_train_writes_weights_and_a_page_and_evaluate_reads_them(data, tmp_path) -> None:
     for estimator in ("mlp", "transformer"):
-        out, page = tmp_path / f"gpumemnet_mlp_{estimator}.safetensors", tmp_path / f"{estimator}.html"
-        words = ("train", "gpumemnet", "--data", data, "--family", "mlp", "--estimator", estimator, "--out", out)
+        out, page = tmp_path / f"walknet_mlp_{estimator}.safetensors", tmp_path / f"{estimator}.html"
+        words = ("train", "walknet", "--data", data, "--family", "mlp", "--estimator", estimator, "--out", out)
         done = ullage(*words, "--epochs", "2", "--json", *(("--report", page) if estimator == "mlp" else ()))
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
@@ -57,14 +57,14 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(data, tmp_path)
     text = (tmp_path / "mlp.html").read_text()
     assert text.count("<svg") == 3 and "t-SNE" in text and "PCA" in text and "fold 3" in text
     assert "http" not in text.replace("http://www.w3.org", "")
-    judged = ullage("evaluate", "gpumemnet", "--data", data, "--weights", tmp_path, "--json")
+    judged = ullage("evaluate", "walknet", "--data", data, "--weights", tmp_path, "--json")
     assert judged.returncode == 0, judged.stderr
     lines = json.loads(judged.stdout)
     assert [(line["estimator"], line["bin"] >> 30) for line in lines] == [
         ("mlp", 1), ("mlp", 2), ("transformer", 1), ("transformer", 2),
     ]  # fmt: skip
     assert all(line["rows"] == 24 and line["paper"] and line["goal"] for line in lines), "the held-out rows alone"
-    table = ullage("evaluate", "gpumemnet", "--data", data, "--weights", tmp_path)
+    table = ullage("evaluate", "walknet", "--data", data, "--weights", tmp_path)
     assert "0.950" in table.stdout and "held-out" in table.stdout
 
 
@@ -72,19 +72,19 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(data, tmp_path)
     ("words", "text"),
     [
         (
-            ("train", "gpumemnet", "--data", "/no/such.parquet", "--family", "mlp", "--out", "x.safetensors"),
+            ("train", "walknet", "--data", "/no/such.parquet", "--family", "mlp", "--out", "x.safetensors"),
             "cannot read",
         ),
-        (("train", "gpumemnet", "--data", "DATA", "--family", "cnn", "--out", "x.safetensors"), "families in it: mlp"),
-        (("train", "gpumemnet", "--data", "DATA", "--family", "rnn", "--out", "x.safetensors"), "no family named"),
-        (("train", "gpumemnet", "--data", "DATA", "--family", "mlp", "--out", "/no/such/folder/x"), "cannot write"),
-        (("train", "gpumemnet", "--data", "DATA", "--family", "mlp", "--out", "x", "--bin", "1"), "at least 1 MiB"),
+        (("train", "walknet", "--data", "DATA", "--family", "cnn", "--out", "x.safetensors"), "families in it: mlp"),
+        (("train", "walknet", "--data", "DATA", "--family", "rnn", "--out", "x.safetensors"), "no family named"),
+        (("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "/no/such/folder/x"), "cannot write"),
+        (("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--bin", "1"), "at least 1 MiB"),
         (
-            ("train", "gpumemnet", "--data", "DATA", "--family", "mlp", "--out", "x", "--estimator", "gnn"),
+            ("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--estimator", "gnn"),
             "mlp or trans",
         ),
-        (("evaluate", "horus"), "needed nothing or gpumemnet"),
-        (("evaluate", "gpumemnet", "--data", "DATA", "--weights", "/no/such/folder"), "needed a folder"),
+        (("evaluate", "horus"), "needed nothing or walknet"),
+        (("evaluate", "walknet", "--data", "DATA", "--weights", "/no/such/folder"), "needed a folder"),
     ],
 )
 def test_an_error_is_one_line(words, text, data) -> None:

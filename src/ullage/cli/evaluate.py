@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from ullage.measure.accuracy import Comparison
 
 RANKING = "Ranking (with --estimators)"
-LEARNED = "Table 2 of the GPUMemNet paper (with gpumemnet)"
+LEARNED = "Table 2 of the GPUMemNet paper (with walknet)"
 
 
 def evaluate(
     what: Annotated[
-        str | None, typer.Argument(help="gpumemnet: judge its networks on data sets, beside the paper's Table 2.")
+        str | None, typer.Argument(help="walknet: judge its networks on data sets, beside the paper's Table 2.")
     ] = None,
     truth: Annotated[
         Path | None,
@@ -88,9 +88,9 @@ def evaluate(
 
       ullage evaluate --truth realworld_a100.csv --estimators ullage,horus --report out.html
 
-      ullage evaluate gpumemnet
+      ullage evaluate walknet
 
-      ullage evaluate gpumemnet --data gpumemnet_mlp_a100.csv --retrain
+      ullage evaluate walknet --data gpumemnet_mlp_a100.csv --retrain
     """
     if kept and resume is None:
         raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
@@ -114,10 +114,8 @@ def evaluate(
 
 
 def _learned(what: str, data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
-    if what != "gpumemnet":
-        raise InvalidValue(
-            f"needed nothing or gpumemnet after 'evaluate'; found {what!r} (--truth takes a file of runs)"
-        )
+    if what != "walknet":
+        raise InvalidValue(f"needed nothing or walknet after 'evaluate'; found {what!r} (--truth takes a file of runs)")
     from ullage.cli.evaluate_gpumemnet import Plan, evaluate_gpumemnet
 
     evaluate_gpumemnet(Plan(data=data, weights=weights, retrain=retrain, as_json=as_json))

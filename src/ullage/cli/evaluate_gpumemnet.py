@@ -1,4 +1,4 @@
-"""`ullage evaluate gpumemnet`: the paper's Table 2 again, on one's own data."""
+"""`ullage evaluate walknet`: the paper's Table 2 again, on one's own data."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def evaluate_gpumemnet(plan: Plan) -> None:
     if not plan.data and not SHIPPED_DATA.is_file():
         raise InvalidValue(
             "needed --data: a Parquet file of 'ullage dataset clean', or the authors' table "
-            "(ullage evaluate gpumemnet --data FILE); the project's own is in its source, benchmarks/data"
+            "(ullage evaluate walknet --data FILE); the project's own is in its source, benchmarks/data"
         )
     if plan.weights is not None and not plan.weights.is_dir():
         raise InvalidValue(
-            f"--weights: needed a folder with files as gpumemnet_cnn_mlp.safetensors; found {plan.weights}"
+            f"--weights: needed a folder with files as walknet_cnn_mlp.safetensors; found {plan.weights}"
         )
     lines = [line for file in files for line in _lines(file, plan)]
     if plan.as_json:

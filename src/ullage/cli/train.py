@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ullage.learn.regression import Outcome
 
 train = typer.Typer(
-    help="Train estimators on measured data: gpumemnet, fast, regression.",
+    help="Train estimators on measured data: walknet, fast, regression.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -54,7 +54,7 @@ def bars() -> Iterator[tuple[Callable[[str, int], None], Callable[[str], None]]]
 
 
 @train.command()
-def gpumemnet(
+def walknet(
     data: Data,
     family: Family,
     out: Annotated[Path, typer.Option(help="Write the weights here.", metavar="FILE.safetensors")],
@@ -67,20 +67,22 @@ def gpumemnet(
     report: Annotated[Path | None, typer.Option(help="Write scores and pictures as one HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train GPUMemNet: a classifier of jobs into bins of memory.
+    """Train walknet: networks over features from a walk through our allocator model.
+
+    They classify jobs into bins of memory.
 
     30 % of the rows are held out, the rest is cross-validated in 3 folds with a new network in each; then a network
     learns from all of the rest and is tested once.
 
     Examples:
 
-      ullage train gpumemnet --data h200.parquet --family cnn --out cnn.safetensors
+      ullage train walknet --data h200.parquet --family cnn --out cnn.safetensors
 
-      ullage train gpumemnet --data x.parquet --family mlp --estimator transformer --out w.safetensors --report x.html
+      ullage train walknet --data x.parquet --family mlp --estimator transformer --out w.safetensors --report x.html
     """
     from dataclasses import replace
 
-    from ullage.estimators.gpumemnet_weights import save
+    from ullage.estimators.walknet_weights import save
     from ullage.learn.examples import examples_of, read_rows
     from ullage.learn.protocol import train as learn
     from ullage.learn.training import SCHEDULES
@@ -88,7 +90,7 @@ def gpumemnet(
 
     check_family(family)
     if estimator not in SCHEDULES:
-        raise UnknownName("GPUMemNet estimator", estimator, SCHEDULES, hint="mlp or transformer")
+        raise UnknownName("walknet estimator", estimator, SCHEDULES, hint="mlp or transformer")
     for file in (out, report):
         check_file(file)
     width = parse_bytes(bin)

@@ -21,10 +21,10 @@ from ullage.estimate import Estimate
 from ullage.estimators.answer import answer
 from ullage.estimators.fast_inputs import NAMES, vector_of
 from ullage.estimators.fast_trees import Trees
-from ullage.estimators.gpumemnet import supports
-from ullage.estimators.gpumemnet_rows import row_of
 from ullage.estimators.options import read_options
 from ullage.estimators.registry import Workload, estimator
+from ullage.estimators.walknet import supports
+from ullage.estimators.walknet_rows import row_of
 from ullage.estimators.weights_file import write_weights
 from ullage.gpus import GPU
 from ullage.units import MIB

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ullage.estimators.gpumemnet_names import (
+from ullage.estimators.walknet_names import (
     COUNTS,
     ONE_BY_ONE,
     OPTIMIZERS,

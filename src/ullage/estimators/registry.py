@@ -33,8 +33,8 @@ HOMES = {
     "veritasest": "veritasest",
     "dnnperf": "dnnperf",
     "accelerate": "accelerate",
-    "gpumemnet": "gpumemnet",
-    "gpumemnet+transformer": "gpumemnet",
+    "walknet": "walknet",
+    "walknet+transformer": "walknet",
     "fast": "fast",
 }
 

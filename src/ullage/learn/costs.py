@@ -2,7 +2,7 @@
 
 Drawing keeps only feasible designs, and a run is started where the GPU has room for it: both need a number at once
 and without PyTorch, thousands of times. It is counted layer by layer from the settings; docs/dataset.md says how far it
-is from what was measured. Estimators use `ullage.estimators.gpumemnet_features`, which looks at the model.
+is from what was measured. Estimators use `ullage.estimators.walknet_features`, which looks at the model.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from ullage.errors import InvalidValue
-from ullage.estimators.gpumemnet_inputs import inputs_of
-from ullage.estimators.gpumemnet_networks import Batch, batched
+from ullage.estimators.walknet_inputs import inputs_of
+from ullage.estimators.walknet_networks import Batch, batched
 from ullage.learn.folds import Indices, key_of
 
 TARGET = "process_memory"

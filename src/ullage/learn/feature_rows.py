@@ -38,7 +38,7 @@ def _begin() -> None:
 
     import torch
 
-    import ullage.estimators.gpumemnet_features  # noqa: F401
+    import ullage.estimators.walknet_features  # noqa: F401
 
     torch.set_num_threads(1)
     gc.collect()
@@ -48,7 +48,7 @@ def _begin() -> None:
 
 def feature_row(configuration: str) -> dict[str, Any] | str:
     """The columns of one configuration, or why there are none."""
-    from ullage.estimators.gpumemnet_rows import row_of
+    from ullage.estimators.walknet_rows import row_of
     from ullage.workload.configuration import Configuration
 
     try:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ullage.estimators.gpumemnet_networks import Batch, GPUMemNet
-from ullage.estimators.gpumemnet_weights import Card, build, probabilities
+from ullage.estimators.walknet_networks import Batch, WalkNet
+from ullage.estimators.walknet_weights import Card, build, probabilities
 from ullage.learn.examples import Examples
 from ullage.learn.folds import FOLDS, Indices, folds, held_out
 from ullage.learn.scores import Scores, coarser, scored
@@ -28,7 +28,7 @@ WIDER = (2, 8)  # folds are judged in bins so many times as wide, too
 class Trained:
     """A network, its card, and how it did: a `Scores` a fold, and one on the test part."""
 
-    network: GPUMemNet
+    network: WalkNet
     card: Card
     validation: list[Scores]
     test: Scores
@@ -72,12 +72,12 @@ def train(
     return result
 
 
-def predicted(network: GPUMemNet, jobs: Batch, factor: int = 1) -> npt.NDArray[np.int64]:
+def predicted(network: WalkNet, jobs: Batch, factor: int = 1) -> npt.NDArray[np.int64]:
     """The most probable bin of each job, in bins `factor` times as wide as the network's."""
     return np.concatenate([coarser(found, factor).argmax(1) for found in spread_over_bins(network, jobs)])
 
 
-def spread_over_bins(network: GPUMemNet, jobs: Batch) -> list[npt.NDArray[np.floating[Any]]]:
+def spread_over_bins(network: WalkNet, jobs: Batch) -> list[npt.NDArray[np.floating[Any]]]:
     """The probabilities of all jobs, a piece at a time."""
     pieces = torch.arange(len(jobs)).split(BATCH)
     return [probabilities(network, jobs.rows(piece)).numpy() for piece in pieces]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimators.fast_inputs import vector_of
-from ullage.estimators.gpumemnet_rows import row_of
+from ullage.estimators.walknet_rows import row_of
 from ullage.gpus import gpu as find_gpu
 from ullage.measure.ranking_run import Question
 from ullage.measure.ranking_worker import Record

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ullage.estimators.gpumemnet_inputs import TOTALS, closed_sum
-from ullage.estimators.gpumemnet_weights import plain_products
+from ullage.estimators.walknet_inputs import TOTALS, closed_sum
+from ullage.estimators.walknet_weights import plain_products
 from ullage.learn.examples import Examples
 from ullage.learn.folds import held_out
 from ullage.learn.training import classes_of

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from ullage.errors import InvalidValue
-from ullage.estimators.gpumemnet_networks import GPUMemNet
-from ullage.estimators.gpumemnet_weights import Card, load, probabilities, shipped
+from ullage.estimators.walknet_networks import WalkNet
+from ullage.estimators.walknet_weights import Card, load, probabilities, shipped
 from ullage.learn.examples import Examples
 from ullage.learn.folds import Indices
 from ullage.learn.protocol import predicted, train
@@ -76,9 +76,7 @@ class Line:
         return asdict(self) | {"reached": self.reached}
 
 
-def lines_of(
-    examples: Examples, family: str, network: GPUMemNet, card: Card, test: Indices, trained: str
-) -> list[Line]:
+def lines_of(examples: Examples, family: str, network: WalkNet, card: Card, test: Indices, trained: str) -> list[Line]:
     """The lines of one network: the same test part, in bins of every width that the table has."""
     jobs, memory = examples.part(test)
     took = seconds_a_job(network, examples)
@@ -135,7 +133,7 @@ def _validation(card: Card, factor: int) -> float | None:
     return sum(folds) / len(folds) if folds else None
 
 
-def seconds_a_job(network: GPUMemNet, examples: Examples) -> float:
+def seconds_a_job(network: WalkNet, examples: Examples) -> float:
     """The median time of one job through the network, on one core, features being there.
 
     The processor's time, so that other work on the machine does not count."""

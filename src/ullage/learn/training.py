@@ -1,4 +1,4 @@
-"""Training of GPUMemNet's networks: cross-entropy over memory bins, Adam, fixed seeds, models built anew every time."""
+"""Training of walknet's networks: cross-entropy over memory bins, Adam, fixed seeds, models built anew every time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from ullage.errors import InvalidValue
-from ullage.estimators.gpumemnet_networks import Batch, Factors, GPUMemNet, cross_entropy
-from ullage.estimators.gpumemnet_weights import Card, build, plain_products
+from ullage.estimators.walknet_networks import Batch, Factors, WalkNet, cross_entropy
+from ullage.estimators.walknet_weights import Card, build, plain_products
 
 Notify = Callable[[str], None]
 FINER = 16  # training tells bins apart that are so many times finer: a bin of 1 GiB alone says little about its inside
@@ -51,7 +51,7 @@ def fit(
     schedule: Schedule,
     seed: int,
     notify: Notify | None = None,
-) -> GPUMemNet:
+) -> WalkNet:
     """A new network, trained on these jobs and nothing else; `notify` hears of every epoch.
 
     The network is built here, with its weights drawn from `seed`, and takes its statistics from these jobs: nothing is
@@ -70,7 +70,7 @@ def fit(
     return network.eval()
 
 
-def _begin(network: GPUMemNet, jobs: Batch, memory: npt.NDArray[np.float64]) -> None:
+def _begin(network: WalkNet, jobs: Batch, memory: npt.NDArray[np.float64]) -> None:
     """What is fixed begins with the median of what the walk leaves over: another GPU has another context."""
     parts = jobs.parts.double().numpy()
     fixed = float(np.median((memory - parts[:, 0]) / parts[:, -1]))
@@ -85,7 +85,7 @@ def _edges(memory: npt.NDArray[np.float64], width: int) -> torch.Tensor:
     return torch.from_numpy(np.log(np.stack([np.maximum(place * width, 1.0), (place + 1) * width]))).float()
 
 
-def _descend(network: GPUMemNet, jobs: Batch, edges: torch.Tensor, schedule: Schedule, notify: Notify | None) -> None:
+def _descend(network: WalkNet, jobs: Batch, edges: torch.Tensor, schedule: Schedule, notify: Notify | None) -> None:
     weights = list(network.parameters())
     optimizer = torch.optim.Adam(weights, lr=schedule.rate, fused=True)
     rounds = math.ceil(len(jobs) / schedule.batch)

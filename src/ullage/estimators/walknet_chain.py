@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ullage.estimators.gpumemnet_layers import FREED, KEEP_INPUT, KEEP_OUTPUT, KEPT, SHARED, Layer, typed
-from ullage.estimators.gpumemnet_names import (
+from ullage.estimators.walknet_layers import FREED, KEEP_INPUT, KEEP_OUTPUT, KEPT, SHARED, Layer, typed
+from ullage.estimators.walknet_names import (
     ONE_BY_ONE,
     STATES,
     TEMPORARIES,
@@ -16,7 +16,7 @@ from ullage.estimators.gpumemnet_names import (
     optimizer_of,
     weight_bytes,
 )
-from ullage.estimators.gpumemnet_walk import Walk, Ways
+from ullage.estimators.walknet_walk import Walk, Ways
 from ullage.virtual.kernels.reductions import Kind, buffer_sizes, iterate
 
 _SMS = 132  # multiprocessors of an H200

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ullage.allocator import Block, CachingAllocator
-from ullage.estimators.gpumemnet_layers import FREED, KEEP_OUTPUT, KEPT, PRODUCTS, SHARED, Layer
+from ullage.estimators.walknet_layers import FREED, KEEP_OUTPUT, KEPT, PRODUCTS, SHARED, Layer
 from ullage.units import MIB
 
 WORKSPACE = 32 * MIB  # cuBLAS on compute capability 9, once for each pass

@@ -1,4 +1,4 @@
-"""A trained GPUMemNet as one safetensors file: the weights, and beside them what they were trained on."""
+"""A trained walknet as one safetensors file: the weights, and beside them what they were trained on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimators.gpumemnet_inputs import PARTS, TOKEN_FEATURES, TOTALS
-from ullage.estimators.gpumemnet_networks import Ensemble, GPUMemNet, LayerTransformer
+from ullage.estimators.walknet_inputs import PARTS, TOKEN_FEATURES, TOTALS
+from ullage.estimators.walknet_networks import Ensemble, LayerTransformer, WalkNet
 from ullage.estimators.weights_file import write_weights
 
 SHIPPED = Path(__file__).parent / "data"
@@ -45,14 +45,14 @@ class Card:
     test: list[str] = field(default_factory=list)
 
 
-def build(card: Card) -> GPUMemNet:
+def build(card: Card) -> WalkNet:
     """A new network of the card's kind, untrained.
 
     >>> type(build(Card(family="mlp", estimator="mlp", bin=1 << 30, bins=8))).__name__
     'Ensemble'
     """
     if card.estimator not in ("mlp", "transformer"):
-        raise UnknownName("GPUMemNet estimator", card.estimator, ["mlp", "transformer"], hint="mlp or transformer")
+        raise UnknownName("walknet estimator", card.estimator, ["mlp", "transformer"], hint="mlp or transformer")
     return Ensemble(card.bins, card.bin) if card.estimator == "mlp" else LayerTransformer(card.bins, card.bin)
 
 
@@ -60,12 +60,12 @@ def shipped(family: str, estimator: str) -> Path:
     """The file of weights that comes with Ullage.
 
     >>> shipped("cnn", "mlp").name
-    'gpumemnet_cnn_mlp.safetensors'
+    'walknet_cnn_mlp.safetensors'
     """
-    return SHIPPED / f"gpumemnet_{family}_{estimator}.safetensors"
+    return SHIPPED / f"walknet_{family}_{estimator}.safetensors"
 
 
-def save(network: GPUMemNet, card: Card, path: Path) -> None:
+def save(network: WalkNet, card: Card, path: Path) -> None:
     """Write weights and card; `load` gives both back."""
     from safetensors.torch import save as packed
 
@@ -74,7 +74,7 @@ def save(network: GPUMemNet, card: Card, path: Path) -> None:
     write_weights(path, packed(tensors, {"card": json.dumps(asdict(card)), "facts": json.dumps(facts)}))
 
 
-def load(path: Path) -> tuple[GPUMemNet, Card]:
+def load(path: Path) -> tuple[WalkNet, Card]:
     """The network of a file, ready to answer, and its card."""
     from safetensors import SafetensorError, safe_open
 
@@ -88,7 +88,7 @@ def load(path: Path) -> tuple[GPUMemNet, Card]:
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError, RuntimeError) as error:
         told = str(error).splitlines() or [type(error).__name__]
         raise InvalidValue(
-            f"needed weights of gpumemnet in {path}: {told[0]}; 'ullage train gpumemnet --out {path.name}' makes them"
+            f"needed weights of walknet in {path}: {told[0]}; 'ullage train walknet --out {path.name}' makes them"
         ) from None
     return network.eval(), card
 
@@ -101,7 +101,7 @@ def _check(facts: dict[str, int], path: Path) -> None:
 
 
 @functools.cache
-def trained(path: Path) -> tuple[GPUMemNet, Card]:
+def trained(path: Path) -> tuple[WalkNet, Card]:
     """As `load`, once a process."""
     return load(path)
 
@@ -117,7 +117,7 @@ def plain_products() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def probabilities(network: GPUMemNet, jobs: Any) -> torch.Tensor:
+def probabilities(network: WalkNet, jobs: Any) -> torch.Tensor:
     """The probability of every bin, from the mean of the members' scores [jobs, bins]."""
     with torch.inference_mode(), plain_products():
         return torch.softmax(network(jobs), dim=1)

@@ -1,8 +1,8 @@
-"""`gpumemnet` and `gpumemnet+transformer`: trained networks that tell the class of memory that a job falls into.
+"""`walknet` and `walknet+transformer`: networks over features from a walk through our allocator model.
 
-After Yousefzadeh-Asl-Miandoab, Karimzadeh, Ibragimov, Ciorba and Tozun, "GPUMemNet" (with CARMA and its dissertation).
-The authors' networks were trained on an A100 and with flaws (docs/gpumemnet.md); these were trained on jobs that this
-project generated and measured, by `ullage train gpumemnet`.
+Like GPUMemNet (`ullage.estimators.gpumemnet`) they tell the class of memory that a job falls into. Unlike it, they read
+what a walk through a training step reserves in a model of PyTorch's caching allocator, and what cuDNN is known to take.
+They were trained on jobs that this project generated and measured, by `ullage train walknet`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 from ullage.errors import InvalidValue
 from ullage.estimate import Estimate
 from ullage.estimators.answer import answer
-from ullage.estimators.gpumemnet_inputs import family_of, inputs_of
-from ullage.estimators.gpumemnet_networks import batched
-from ullage.estimators.gpumemnet_rows import row_of
-from ullage.estimators.gpumemnet_weights import Card, probabilities, shipped, trained
 from ullage.estimators.options import read_options
 from ullage.estimators.registry import Workload, estimator
+from ullage.estimators.walknet_inputs import family_of, inputs_of
+from ullage.estimators.walknet_networks import batched
+from ullage.estimators.walknet_rows import row_of
+from ullage.estimators.walknet_weights import Card, probabilities, shipped, trained
 from ullage.gpus import GPU
 from ullage.units import format_bytes, parse_bytes
 
 SOURCE = (
-    "Yousefzadeh-Asl-Miandoab et al.: GPUMemNet, GPU memory estimation by deep learning, 2025; trained here "
-    "(src/ullage/estimators/data/gpumemnet.md)"
+    "this project, after GPUMemNet (Yousefzadeh-Asl-Miandoab et al., 2025): networks over features from a walk through "
+    "our allocator model; trained here (src/ullage/estimators/data/walknet.md)"
 )
 SURE = 0.99  # the share of probability that lies below `upper`
 
@@ -55,14 +55,14 @@ def classify(row: Mapping[str, Any], kind: str, options: Mapping[str, Any]) -> t
     width = parse_bytes(options["bin"]) if options.get("bin") else card.bin
     factor, rest = divmod(width, card.bin)
     if rest or not factor:
-        raise InvalidValue(f"gpumemnet.bin needs a multiple of {format_bytes(card.bin)}; found {options['bin']!r}")
+        raise InvalidValue(f"walknet.bin needs a multiple of {format_bytes(card.bin)}; found {options['bin']!r}")
     padded = np.pad(found, (0, -len(found) % factor))
     return padded.reshape(-1, factor).sum(1), card, width
 
 
 def _estimate(name: str, kind: str, workload: Workload, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
-    options = read_options("gpumemnet", workload.options, {"bin": "", "weights": ""})
+    options = read_options("walknet", workload.options, {"bin": "", "weights": ""})
     assert workload.configuration is not None
     row = row_of(workload.configuration)
     found, card, width = classify(row, kind, options)
@@ -107,24 +107,24 @@ def _bin(place: int, width: int) -> str:
 
 
 @estimator(
-    "gpumemnet",
-    title="an ensemble of perceptrons that classifies jobs into bins of memory",
+    "walknet",
+    title="an ensemble of perceptrons over a walk through our allocator model",
     source=SOURCE,
     needs="the model by name; no GPU",
     supports=supports,
 )
 def run(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by the ensemble of the family that the model's layers belong to."""
-    return _estimate("gpumemnet", "mlp", workload, gpu)
+    return _estimate("walknet", "mlp", workload, gpu)
 
 
 @estimator(
-    "gpumemnet+transformer",
-    title="a Transformer over the sequence of layers that classifies jobs into bins of memory",
+    "walknet+transformer",
+    title="a Transformer over the layers and a walk through our allocator model",
     source=SOURCE,
     needs="the model by name; no GPU",
     supports=supports,
 )
 def run_transformer(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by the Transformer of the family that the model's layers belong to."""
-    return _estimate("gpumemnet+transformer", "transformer", workload, gpu)
+    return _estimate("walknet+transformer", "transformer", workload, gpu)

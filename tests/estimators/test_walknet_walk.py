@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.estimators.gpumemnet_chain import chain, entry_bytes, walked
+from ullage.estimators.walknet_chain import chain, entry_bytes, walked
 from ullage.measure.parquet import read_parquet
 
 DATASET = Path(__file__).parents[2] / "benchmarks" / "data" / "generated_h200.parquet"

@@ -1,4 +1,4 @@
-"""What GPUMemNet's networks and `fast` read of a job: totals, the parts of a closed formula, and the layer sequence.
+"""What walknet's networks and `fast` read of a job: totals, the parts of a closed formula, and the layer sequence.
 
 Everything comes from one row of a data set (`ullage dataset`) or the same facts of a model by name; nothing is
 measured. Sizes enter on a logarithmic scale, because memory grows by factors and the data spans five decades.
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ullage.estimators.gpumemnet_chain import chain, entry_bytes, walks
-from ullage.estimators.gpumemnet_layers import KEPT, Layer
-from ullage.estimators.gpumemnet_names import (
+from ullage.estimators.walknet_chain import chain, entry_bytes, walks
+from ullage.estimators.walknet_layers import KEPT, Layer
+from ullage.estimators.walknet_names import (
     COUNTS,
     FUNCTIONS,
     KINDS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.estimators.gpumemnet_details import Detail
-from ullage.estimators.gpumemnet_features import Features, features
+from ullage.estimators.walknet_details import Detail
+from ullage.estimators.walknet_features import Features, features
 from ullage.workload.configuration import Configuration
 
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 from ullage.errors import InvalidValue
-from ullage.estimators import gpumemnet_features
-from ullage.estimators.gpumemnet_features import features
-from ullage.estimators.gpumemnet_shortcuts import no_start, shortcuts
+from ullage.estimators import walknet_features
+from ullage.estimators.walknet_features import features
+from ullage.estimators.walknet_shortcuts import no_start, shortcuts
 from ullage.learn.generate import generate
 from ullage.workload import Configuration
 
@@ -101,7 +101,7 @@ def test_generated_models_need_no_virtual_gpu(family: str, monkeypatch: pytest.M
     def refuse(*args: Any) -> Any:
         raise AssertionError("went to the virtual GPU")
 
-    monkeypatch.setattr(gpumemnet_features, "_on_virtual_gpu", refuse)
+    monkeypatch.setattr(walknet_features, "_on_virtual_gpu", refuse)
     for row in generate(family, 15, 4):
         assert features(Configuration.from_row(row)).parameters == row["parameters"]
 

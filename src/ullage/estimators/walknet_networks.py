@@ -1,4 +1,4 @@
-"""GPUMemNet's networks: an ensemble of multilayer perceptrons, and a Transformer over the sequence of layers.
+"""walknet's networks: an ensemble of multilayer perceptrons, and a Transformer over the sequence of layers.
 
 Both classify a job into bins of memory. Bins have an order, and memory is a sum of parts that are known up to a factor,
 so the last layer does not learn a free score a bin: it learns the factors of the parts, whose sum is where the memory
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ullage.estimators.gpumemnet_inputs import PARTS, STARTS, TOKEN_FEATURES, TOTALS, WALKS, Inputs
+from ullage.estimators.walknet_inputs import PARTS, STARTS, TOKEN_FEATURES, TOTALS, WALKS, Inputs
 
 # Hidden layers of the ensemble's members: depths from 1 to 7, as in the dissertation, and widths of our own choice.
 MEMBERS = ((64,), (128,), (64, 32), (128, 64), (96, 96, 48), (64, 64, 64, 32), (128, 64, 64, 32, 32),
@@ -59,7 +59,7 @@ class Batch:
 def batched(jobs: Sequence[Inputs]) -> Batch:
     """Jobs as one batch.
 
-    >>> from ullage.estimators.gpumemnet_inputs import inputs_of
+    >>> from ullage.estimators.walknet_inputs import inputs_of
     >>> layers = [{"type": "linear", "activations": 1, "parameters": 3}]
     >>> job = inputs_of({"batch_size": 2, "parameters": 3, "layers": layers})
     >>> batched([job, job]).tokens.shape[:2]
@@ -297,4 +297,4 @@ class LayerTransformer(nn.Module):
         return belief_of(self.factors(hidden), batch.parts, kept.sum(1))
 
 
-GPUMemNet = Ensemble | LayerTransformer
+WalkNet = Ensemble | LayerTransformer

@@ -1,4 +1,4 @@
-"""The estimators that come with Ullage: gpumemnet, gpumemnet+transformer and fast answer for any model by name."""
+"""The estimators that come with Ullage: walknet, walknet+transformer and fast answer for any model by name."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ import ullage
 from ullage.errors import InvalidValue
 from ullage.estimators import Workload, find
 from ullage.estimators.fast import trained as trained_fast
-from ullage.estimators.gpumemnet_weights import SHIPPED, load, shipped
+from ullage.estimators.walknet_weights import SHIPPED, load, shipped
 from ullage.gpus import gpu
 from ullage.workload import Configuration
 
 GIB = 1 << 30
-LEARNED = ("gpumemnet", "gpumemnet+transformer", "fast")
+LEARNED = ("walknet", "walknet+transformer", "fast")
 MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch=256, opt="adam")
 CNN = Configuration(
     model="ullage.learn.families:cnn", batch=32, opt="sgd", input=[3, 96, 96], classes=10,
@@ -51,8 +51,8 @@ def test_weights_have_a_card_and_a_sensible_size(family: str, estimator: str) ->
 
 
 def test_the_cards_name_every_file() -> None:
-    text = (SHIPPED / "gpumemnet.md").read_text() + (SHIPPED / "fast.md").read_text()
-    files = sorted([*SHIPPED.glob("gpumemnet_*.safetensors"), SHIPPED / "fast.safetensors"])
+    text = (SHIPPED / "walknet.md").read_text() + (SHIPPED / "fast.md").read_text()
+    files = sorted([*SHIPPED.glob("walknet_*.safetensors"), SHIPPED / "fast.safetensors"])
     assert len(files) == 7
     for file in files:
         assert file.name in text
@@ -60,12 +60,12 @@ def test_the_cards_name_every_file() -> None:
 
 def test_bins_can_be_wider_and_the_sum_stays() -> None:
     narrow, wide = (
-        find("gpumemnet").estimate(Workload(configuration=MLP, options=options), gpu("H200"))
+        find("walknet").estimate(Workload(configuration=MLP, options=options), gpu("H200"))
         for options in ({}, {"bin": "8GiB"})
     )
     assert wide.figure % (8 * GIB) == 0 and wide.figure >= narrow.figure
     with pytest.raises(InvalidValue, match=r"a multiple of 1.00 GiB; found '1500MiB'"):
-        find("gpumemnet").estimate(Workload(configuration=MLP, options={"bin": "1500MiB"}), gpu("H200"))
+        find("walknet").estimate(Workload(configuration=MLP, options={"bin": "1500MiB"}), gpu("H200"))
 
 
 def test_fast_has_a_bound_that_was_calibrated() -> None:
@@ -75,7 +75,7 @@ def test_fast_has_a_bound_that_was_calibrated() -> None:
 
 
 def test_another_gpu_is_said_to_be_another_one() -> None:
-    e = find("gpumemnet").estimate(Workload(configuration=MLP), gpu("A100-40GB"))
+    e = find("walknet").estimate(Workload(configuration=MLP), gpu("A100-40GB"))
     assert any("trained on an H200 alone" in note for note in e.notes)
 
 

@@ -1,7 +1,7 @@
 """What learned estimators know of a training run: layers, sizes, optimizer, precision; and the closed formula over it.
 
 One forward pass on the meta device, which computes nothing: tens of milliseconds, whatever the model's size. A model
-that asks for values on the way runs on a virtual GPU instead. `layers` is the sequence that GPUMemNet's Transformer
+that asks for values on the way runs on a virtual GPU instead. `layers` is the sequence that the Transformer of `walknet`
 reads, (type, activations a sample, parameters); beyond it the tensors that autograd keeps for the backward pass are
 counted, because those are what memory is made of.
 """
@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.estimators.gpumemnet_details import Detail, Watch
-from ullage.estimators.gpumemnet_meta import cheap_kernels
-from ullage.estimators.gpumemnet_shortcuts import no_start, shortcuts
 from ullage.estimators.summary import tensors_in
+from ullage.estimators.walknet_details import Detail, Watch
+from ullage.estimators.walknet_meta import cheap_kernels
+from ullage.estimators.walknet_shortcuts import no_start, shortcuts
 from ullage.workload.building import prepare
 from ullage.workload.configuration import Configuration
 from ullage.workload.optimizers import optimizer_class

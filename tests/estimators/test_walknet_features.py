@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ullage.errors import InvalidValue
-from ullage.estimators.gpumemnet_features import closed_formula, closed_parts, features
+from ullage.estimators.walknet_features import closed_formula, closed_parts, features
 from ullage.learn.generate import generate
 from ullage.workload import Configuration
 
