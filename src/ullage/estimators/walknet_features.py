@@ -1,7 +1,7 @@
 """What learned estimators know of a training run: layers, sizes, optimizer, precision; and the closed formula over it.
 
 One forward pass on the meta device, which computes nothing: tens of milliseconds, whatever the model's size. A model
-that asks for values on the way runs on a virtual GPU instead. `layers` is the sequence that the Transformer of `walknet`
+that asks for values on the way runs on a virtual GPU instead. `layers` is the sequence that the Transformer of walknet
 reads, (type, activations a sample, parameters); beyond it the tensors that autograd keeps for the backward pass are
 counted, because those are what memory is made of.
 """
