@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ullage.measure import accuracy
-from ullage.workload import Configuration, read_rows, train
+from ullage.research.measure import accuracy
+from ullage.workloads import Configuration, read_rows, train
 
 TRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", Path(__file__).parents[1] / ".." / "shared" / "groundtruth"))
 OWN = Path(__file__).parent / "data" / "h200_runs.jsonl.gz"

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 import ullage
 from ullage.cli import app
-from ullage.cli.check import judge, parse_margin
+from ullage.cli.estimates import judge, parse_margin
 from ullage.errors import UllageError
-from ullage.estimate import dispatch
+from ullage.estimation import running
 
 GIB = 2**30
 
@@ -21,7 +21,7 @@ def job(source, *, gpu, batch_size=1, **options):
     if source == "broken":
         raise RuntimeError("the script failed")
     return replace(
-        ullage.estimate.function.estimate(
+        ullage.estimation.running.estimate(
             lambda: torch.empty(batch_size * GIB, dtype=torch.uint8, device="cuda"), gpu=gpu
         ),
         source=source,
@@ -31,7 +31,7 @@ def job(source, *, gpu, batch_size=1, **options):
 
 @pytest.fixture
 def check(monkeypatch):
-    monkeypatch.setattr(dispatch, "estimate", job)
+    monkeypatch.setattr(running, "estimate", job)
 
     def run(*words):
         return CliRunner().invoke(app, ["check", *words])

@@ -62,5 +62,5 @@ def test_a_room_imports_only_rooms_above_it(file: Path) -> None:
 
 def test_the_check_sees_an_import_of_a_lower_room(tmp_path: Path) -> None:
     file = tmp_path / "sample.py"
-    file.write_text("from ullage import cli\nimport ullage.estimate.result\n")
+    file.write_text("from ullage import cli\nimport ullage.estimation.result\n")
     assert imported_rooms(file) == {"cli", "estimate"}

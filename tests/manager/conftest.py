@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from ullage.errors import NoDaemon
-from ullage.manager.client import Client
-from ullage.manager.daemon import Daemon
+from ullage.manager.client import SocketClient
+from ullage.manager.core.daemon import Daemon
+from ullage.manager.core.serving import make_daemon
 from ullage.manager.identity import myself
-from ullage.manager.serving import make_daemon
 from ullage.manager.settings import read_settings
 from ullage.monitor import Monitor
 
@@ -59,7 +59,7 @@ class Home:
         self.folder, self.nursery, self.by_command = folder, nursery, by_command
         self.work = folder / "work"
         self.work.mkdir(parents=True, exist_ok=True)
-        self.client = Client(folder)
+        self.client = SocketClient(folder)
         self.process: subprocess.Popen[bytes] | Child | None = None
         self.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
         self.settings = "[running]\ngrace = 1.0\n"

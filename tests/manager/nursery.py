@@ -17,8 +17,8 @@ from pathlib import Path
 
 def serve_orders() -> None:
     import ullage.cli.main
-    import ullage.manager.serving
-    import ullage.virtual.cards  # noqa: F401
+    import ullage.manager.core.serving
+    import ullage.virtual.shared_card.cards  # noqa: F401
 
     ended = {}
     for line in sys.stdin:

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 import ullage
 from ullage.errors import InvalidValue, NoDaemon, NoSuchJob, NotAllowed
-from ullage.manager.api_server import parse_listen
+from ullage.manager.api.server import parse_listen
 
 # Some rules (an absolute path, GPUs that are there) are beyond what a description can say; 5 in a query is text, too.
 _NOT_TO_BE_TOLD = [positive_data_acceptance, negative_data_rejection]

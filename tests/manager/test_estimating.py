@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from ullage.manager.estimating import Estimates, Wanted
-from ullage.manager.questions import Question, key_of, questions_of, script_of
+from ullage.manager.core.estimates import Estimates, Question, Wanted, key_of, questions_of, script_of
 from ullage.manager.settings import Estimating
 from ullage.manager.submission import Spec
 

@@ -149,9 +149,9 @@ def endure(home, jobs, submitters, kills, between):
 
     def submit_some(count):
         try:
-            from ullage.manager.client import Client
+            from ullage.manager.client import SocketClient
 
-            client = Client(home.folder)
+            client = SocketClient(home.folder)
             for _ in range(count):
                 script = 'echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> attempts.log'
                 job = {"command": ["/bin/sh", "-c", script], "cwd": str(home.work), "memory": 1 << 30}

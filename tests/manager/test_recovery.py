@@ -5,11 +5,9 @@ import sys
 
 import pytest
 
-from ullage.manager.evidence import read_output
-from ullage.manager.records import AttemptRecord, JobRecord
-from ullage.manager.recovery import Ended, after_failure, classify
+from ullage.manager.core.recovery import Ended, after_failure, classify, read_output
 from ullage.manager.settings import Recovering
-from ullage.manager.states import Cause, State
+from ullage.manager.storage.records import AttemptRecord, Cause, JobRecord, State
 
 GIB = 1 << 30
 TORCH = (

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ullage.errors import NotAllowed
-from ullage.manager.client import Client, socket_file
+from ullage.manager.client import SocketClient, socket_file
+from ullage.manager.core.orders import Orders
 from ullage.manager.identity import Who, check_submitter
-from ullage.manager.orders import Orders
 
 
 def test_the_socket_is_its_owners(common):
@@ -126,4 +126,4 @@ def test_a_daemon_without_root_runs_its_own_users_jobs_only(monkeypatch):
 
 def test_a_client_of_a_home_without_a_daemon_says_so(tmp_path):
     with pytest.raises(Exception, match="no daemon is running: start it with `ullage serve`"):
-        Client(tmp_path).call("ping")
+        SocketClient(tmp_path).call("ping")

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from ullage.errors import StoreDamaged, StoreFull
-from ullage.manager import store as store_module
-from ullage.manager.store import Store
+from ullage.manager.storage import store as store_module
+from ullage.manager.storage.store import Store
 
 
 def test_a_transaction_is_all_or_nothing(tmp_path):

@@ -1,6 +1,6 @@
 """Time slots and checkpoints, a clock that is moved, a GPU that is lost, limits of host memory."""
 
-from ullage.manager.cgroups import Cgroups
+from ullage.manager.running.cgroups import Cgroups
 
 SAVING = """
 echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> attempts.log

@@ -6,10 +6,9 @@ from functools import partial
 import pytest
 
 from ullage.errors import InvalidValue, StoreFull
-from ullage.manager.book import Book
-from ullage.manager.states import State
-from ullage.manager.store import Store
-from ullage.manager.together import Together
+from ullage.manager.storage.book import Book, Together
+from ullage.manager.storage.records import State
+from ullage.manager.storage.store import Store
 
 
 class Counting(Store):

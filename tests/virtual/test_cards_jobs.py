@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ullage.virtual.cards import STARTUP, Cards, environment
+from ullage.virtual.shared_card.cards import STARTUP, Cards, environment
 
 GIB = 1 << 30
 

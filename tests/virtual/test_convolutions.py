@@ -5,8 +5,8 @@ import torch
 from tests.virtual import recording
 
 import ullage
-from ullage.virtual.kernels import cudnn_choice
-from ullage.virtual.kernels.cudnn_choice import workspace
+from ullage.virtual.kernels.cudnn import workspaces
+from ullage.virtual.kernels.cudnn.workspaces import workspace
 
 FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -14,8 +14,8 @@ TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 @pytest.fixture
 def without_table(monkeypatch):
-    monkeypatch.setattr(cudnn_choice, "use_table", False)
-    monkeypatch.setattr("ullage.virtual.mode._plans", {})
+    monkeypatch.setattr(workspaces, "use_table", False)
+    monkeypatch.setattr("ullage.virtual.dispatch._plans", {})
     workspace.cache_clear()
     yield
     workspace.cache_clear()

@@ -10,7 +10,7 @@ from tests.virtual.recording import recorded_events
 from torch import nn
 
 import ullage
-from ullage.virtual.kernels.rnn import GRU, LSTM, TANH, Network
+from ullage.virtual.kernels.recurrent import GRU, LSTM, TANH, Network
 
 RECORDED = Path(__file__).parent / "data" / "rnn_h200.jsonl.gz"
 CLASSES = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}

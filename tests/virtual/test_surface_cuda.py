@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ullage.errors import UnsupportedOperation
-from ullage.gpus import gpu as find_gpu
+from ullage.hardware import gpu as find_gpu
 from ullage.virtual import virtual_gpu
 
 MIB = 1024**2

@@ -7,29 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from ullage.cli.cancel import cancel
-from ullage.cli.check import check
-from ullage.cli.compare import compare
-from ullage.cli.dataset import dataset
-from ullage.cli.diff import diff
-from ullage.cli.drain import drain
-from ullage.cli.estimate import estimate
-from ullage.cli.evaluate import evaluate
-from ullage.cli.gpus import gpus
-from ullage.cli.history import history
-from ullage.cli.hold import hold
-from ullage.cli.logs import logs
-from ullage.cli.max_batch import max_batch
-from ullage.cli.measure import measure
-from ullage.cli.queue import queue
-from ullage.cli.release import release
-from ullage.cli.resume import resume
-from ullage.cli.serve import serve
-from ullage.cli.status import status
-from ullage.cli.submit import submit
-from ullage.cli.top import top
-from ullage.cli.train import train
-from ullage.cli.wait import wait
+from ullage.cli.accuracy import evaluate
+from ullage.cli.comparison import compare
+from ullage.cli.daemon import drain, resume, serve
+from ullage.cli.datasets import dataset
+from ullage.cli.estimates import check, estimate, max_batch
+from ullage.cli.hardware import gpus
+from ullage.cli.jobs import cancel, history, hold, logs, queue, release, status, wait
+from ullage.cli.measurements import diff, measure
+from ullage.cli.monitor import top
+from ullage.cli.submission import submit
+from ullage.cli.training import train
 from ullage.errors import UllageError
 
 app = typer.Typer(

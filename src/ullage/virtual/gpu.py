@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -11,20 +12,24 @@ from typing import Any
 
 import torch
 
-from ullage.allocator import AllocatorConfig, CachingAllocator
+from ullage.allocator import AllocatorConfig, AllocatorConfigError, CachingAllocator
+from ullage.allocator.config import ENVIRONMENT_NAMES
 from ullage.errors import NestedGPUError, UnsupportedOperation
-from ullage.gpus import GPU
-from ullage.gpus import gpu as find_gpu
+from ullage.hardware import GPU
+from ullage.hardware import gpu as find_gpu
 from ullage.units import MIB
-from ullage.virtual import accumulation, casts, composites, kernels, steps, surface
-from ullage.virtual.doubts import SPREAD_SHARE, SURPRISES, largest_reserved, watch_autocast
+from ullage.virtual import kernels
+from ullage.virtual.dispatch import VirtualMode
 from ullage.virtual.host import Host
-from ullage.virtual.kernels.workspaces import CODE, Workspaces
+from ullage.virtual.kernels.matmul import CODE, Workspaces
 from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
-from ullage.virtual.mode import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
-from ullage.virtual.places import Place, Places
-from ullage.virtual.shared import SharedCard
+from ullage.virtual.operators import autocast, decompositions, memory_sharing
+from ullage.virtual.shared_card.process import SharedCard
+from ullage.virtual.torch_api import install
+from ullage.virtual.tracking import progress
+from ullage.virtual.tracking.places import Place, Places
+from ullage.virtual.tracking.uncertainty import SPREAD_SHARE, SURPRISES, largest_reserved, watch_autocast
 from ullage.virtual.values import Values
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
@@ -61,7 +66,7 @@ class VirtualGPU:
         self.host = Host()
         self.values = Values(self)
         self.workspaces = Workspaces(self)
-        self.progress = steps.Progress(self)
+        self.progress = progress.Progress(self)
         self.places = Places(self)
         if self.memory.keeps_history:
             self.memory.place = self.places.current
@@ -191,7 +196,7 @@ class VirtualGPU:
                 "another thread is using a virtual GPU; needed: one thread at a time in a process. "
                 "Use one process an estimate, or wait for the other thread."
             )
-        accumulation.measure(lambda function: _run_once(VirtualGPU(self.spec, AllocatorConfig()), function))
+        memory_sharing.measure(lambda function: _run_once(VirtualGPU(self.spec, AllocatorConfig()), function))
         try:
             self._restore = _Restore()
             if not _active:
@@ -201,9 +206,9 @@ class VirtualGPU:
             self._restore.add(lambda: calling_thread.__exit__(None, None, None))
             self._restore.add(_lift_only_cpu_tensors())
             self._restore.add(_spare_the_collector())
-            self._restore.add(surface.install(self))
-            self._restore.add(composites.install(self))
-            self._restore.add(casts.install())
+            self._restore.add(install.install(self))
+            self._restore.add(decompositions.install(self))
+            self._restore.add(autocast.install())
             self._restore.add(watch_autocast(self))
             if self.memory.keeps_history:
                 self._restore.add(self.progress.install())
@@ -277,3 +282,21 @@ def virtual_gpu(name: str | GPU = "H200", config: AllocatorConfig | None = None)
 def current() -> VirtualGPU | None:
     """The virtual GPU in use, the innermost one."""
     return _active[-1] if _active else None
+
+
+# Settings of the allocator that a script makes itself: PyTorch reads PYTORCH_ALLOC_CONF when it first uses the GPU.
+
+
+def follow_allocator_settings(gpu: VirtualGPU) -> Callable[[], None]:
+    """Take over what the process puts into its environment from now on; returns what ends it."""
+    watching = [True]
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event == "os.putenv" and watching and os.fsdecode(args[0]) in ENVIRONMENT_NAMES:
+            try:
+                gpu.configure(AllocatorConfig.parse(os.fsdecode(args[1])))
+            except AllocatorConfigError as error:
+                gpu.note("settings", f"{os.fsdecode(args[0])} was not understood: {error}")
+
+    sys.addaudithook(audit)  # which cannot be removed
+    return watching.clear

@@ -1,4 +1,7 @@
-"""CUDA's choice of kernels, and what each asks of the allocator. Importing this package registers every rule."""
+"""What each CUDA kernel asks of the allocator, and which kernel is chosen: one rule for each operator.
+
+Importing this package registers every rule; see `plan.py` for how one is written.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,17 @@ import torch
 
 from ullage.virtual.kernels import (  # noqa: F401
     attention,
-    batch_normalization,
-    convolution,
-    embedding,
-    extremes,
     indexing,
     losses,
     matmul,
     normalization,
     pointwise,
     pooling,
+    recurrent,
     reductions,
-    resampling,
-    rnn,
-    softmax,
     sorting,
-    statistics,
 )
+from ullage.virtual.kernels.cudnn import convolution  # noqa: F401
 
 
 def settings() -> tuple[Any, ...]:

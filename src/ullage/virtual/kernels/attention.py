@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import CUDNN, New, Output, Plan, Steps, is_contiguous, new
-from ullage.virtual.kernels.registry import Call, kernel
+from ullage.virtual.kernels.plan import CUDNN, Call, New, Output, Plan, Steps, is_contiguous, kernel, new
 
 _SEED = 8  # bytes: one 64-bit number
 

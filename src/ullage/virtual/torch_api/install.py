@@ -1,0 +1,61 @@
+"""What `torch.cuda` and its neighbours answer while a virtual GPU is in use.
+
+PyTorch's own Python code stays in place wherever it can: what it asks of its C++ part is replaced
+(`torch._C._cuda_...`), so that a CPU build, a CUDA build and a machine with a GPU give the same answers. Each
+file `surface_*.py` has one subject and puts its replacements into one list; leaving the `with` statement
+takes them back in the opposite order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.torch_api import (
+    backends,
+    device,
+    distributed,
+    memory,
+    random,
+    refusals,
+    saving,
+    streams,
+    tensors,
+    torchvision,
+)
+
+if TYPE_CHECKING:
+    from ullage.virtual.gpu import VirtualGPU
+
+_PARTS = (
+    device,
+    memory,
+    streams,
+    streams,
+    device,
+    random,
+    backends,
+    tensors,
+    tensors,
+    saving,
+    refusals,
+    tensors,
+    device,
+    streams,
+    refusals,
+    distributed,
+)
+
+
+def install(gpu: VirtualGPU) -> Callable[[], None]:
+    """Put the virtual GPU's answers in place; returns what takes them away again."""
+    torchvision.make_torchvision_importable()
+    replacements = Replacements()
+    try:
+        for part in _PARTS:
+            part.install(gpu, replacements)
+    except BaseException:
+        replacements.undo()
+        raise
+    return replacements.undo
