@@ -3,8 +3,8 @@
     python benchmarks/allocator_speed.py [number of histories]
 
 Takes recorded histories from `$ULLAGE_REFERENCE/groundtruth/events` if the variable is set (default: every eighth of
-them), otherwise a made-up one. Each malloc and each free counts as one. Three rounds are made and the median is printed, with
-the slowest and the fastest beside it.
+them), otherwise a made-up one. Each malloc and each free counts as one. Three rounds are made and the median is
+printed, with the slowest and the fastest beside it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The virtual GPU against measured training runs: how many are estimated, how fast, and how far off.
 
 Runs every row of a file of measured runs through `ullage.estimate`. By default that is
-`$ULLAGE_REFERENCE/groundtruth/h200_train_steps.jsonl`, with the training function of the `train_step.py` beside it; where
-the variable is not set, the runs that this project measured itself (`benchmarks/data/h200_runs.jsonl.gz`).
+`$ULLAGE_REFERENCE/groundtruth/h200_train_steps.jsonl`, with the training function of the `train_step.py` beside it;
+where the variable is not set, the runs that this project measured itself (`benchmarks/data/h200_runs.jsonl.gz`).
 
     python benchmarks/virtual_gpu.py [--own] [--every N] [--workers N] [--json FILE]
 """
