@@ -3,7 +3,7 @@
 import csv
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ BUSY: dict[str, Any] = {
     "pass": "utilization", "step_s": 0.002156, "gract": 0.2585, "smact": 0.1626, "smocc": 0.0199, "drama": 0.0171,
     "power_w": 189.8, "pcie_rx": 2754704331.0, "pcie_tx": 166231650.0, "cpu_percent": 97.7, "ram_bytes": 868143104,
 }  # fmt: skip
-AUTHORS = Path("/work/shared/reference")
 
 
 def measured(file: Path, rows: Iterable[dict[str, Any]], header: dict[str, Any] | None = HEADER) -> Path:
@@ -196,9 +195,9 @@ def test_a_broken_line_of_a_table_is_named_by_its_number(tmp_path: Path) -> None
         clean([tmp_path / "no.csv"])
 
 
-@pytest.mark.skipif(not AUTHORS.is_dir(), reason="the authors' published tables are not on this machine")
-def test_the_authors_published_tables_are_read_whole() -> None:
-    rows, report = cleaned(AUTHORS / "gpumemnet_mlp_a100.csv", AUTHORS / "gpumemnet_cnn_early_a100.csv")
+def test_the_authors_published_tables_are_read_whole(reference: Callable[[str], Path]) -> None:
+    names = ("gpumemnet_mlp_a100.csv", "gpumemnet_cnn_early_a100.csv")
+    rows, report = cleaned(*(reference(f"reference/{name}") for name in names))
     assert (len(rows), report.counts) == (3000 + 1592, {"out of memory": 384})
     for row in rows:
         assert row["activations"] == sum(layer["activations"] for layer in row["layers"])

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from tests.learn.synthetic import rows
+from tests.research.synthetic import rows
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators import Workload, find

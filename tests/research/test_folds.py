@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.learn.synthetic import rows
+from tests.research.synthetic import rows
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.walknet.networks import Card

@@ -30,9 +30,9 @@ SMALL = DEFAULTS["mlp"] | {"inputs": (4, 64), "batch": (4, 16), "balanced": (0.0
 SESSION = """
 import os, signal, sys
 from pathlib import Path
-from ullage.learn import measuring
-from ullage.learn.fork_server import ForkServer, Trade
-from ullage.learn.generate import generate
+from ullage.research.datasets import measuring
+from ullage.research.datasets.fork_server import ForkServer, Trade
+from ullage.research.datasets.generate import generate
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
 

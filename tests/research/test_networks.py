@@ -6,7 +6,7 @@ import resource
 import numpy as np
 import pytest
 import torch
-from tests.learn.synthetic import rows
+from tests.research.synthetic import rows
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.walknet.inputs import PARTS, TOTALS, family_of, folded, inputs_of

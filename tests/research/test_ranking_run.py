@@ -16,7 +16,7 @@ from ullage.research.ranking.worker import ask_apart
 
 STAND_IN = '''
 import os, pathlib, signal, subprocess, sys, time
-from ullage.estimate import Estimate
+from ullage.estimation.result import Estimate
 
 def ask(name, row, gpu):
     """Estimators that do what estimators should not do."""
@@ -96,7 +96,7 @@ def test_an_estimate_does_not_outlive_who_asked(ask, tmp_path):
     import sys
     sys.path.insert(0, {str(Path(sys.modules[ask.__module__].__file__).parent)!r})
     from stand_in_estimators import ask
-    from ullage.measure.ranking_worker import ask_apart
+    from ullage.research.ranking.worker import ask_apart
     ask_apart(ask, "hangs", "r1", {{"child": {str(tmp_path / "child")!r}}}, "H200", 60)
 """
     (tmp_path / "asks.py").write_text(code)

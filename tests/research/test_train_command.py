@@ -8,17 +8,15 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.learn.synthetic import rows
+from tests.research.synthetic import rows
 
 from ullage.research.training.examples import examples_of
 from ullage.research.training.regression import compare
 
 pytest.importorskip("polars")
-AUTHORS = Path(__file__).parents[3] / "shared" / "reference" / "gpumemnet_mlp_a100.csv"
 
 
 def ullage(*words):
@@ -105,11 +103,10 @@ def test_regression_works_on_what_the_formula_leaves_over_and_not_on_raw_numbers
     assert ours.last < ours.first
 
 
-@pytest.mark.skipif(not AUTHORS.is_file(), reason=f"no published table at {AUTHORS}")
-def test_the_authors_rows_are_learned_with_folds_that_do_not_leak(tmp_path) -> None:
+def test_the_authors_rows_are_learned_with_folds_that_do_not_leak(reference) -> None:
     from ullage.research.training.examples import read_rows
     from ullage.research.training.networks import Schedule, train
 
-    examples = examples_of(read_rows(AUTHORS, "mlp")[::5])
+    examples = examples_of(read_rows(reference("reference/gpumemnet_mlp_a100.csv"), "mlp")[::5])
     result = train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=Schedule(epochs=15))
     assert result.test.accuracy >= 0.97 and result.card.gpu == "A100-40GB"

@@ -104,7 +104,7 @@ def test_any_order_of_takes_gives_and_deaths(tmp_path):
 
 TAKER = """
 import random, sys
-from ullage.virtual.cards import Cards
+from ullage.virtual.shared_card.cards import Cards
 card = Cards.open(sys.argv[1]).cards[0]
 random.seed(int(sys.argv[2]))
 held, refused = 0, 0

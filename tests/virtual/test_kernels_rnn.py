@@ -1,5 +1,6 @@
 """LSTM, GRU and RNN go through cuDNN: what their modules ask for, forward and backward, as recorded on an H200."""
 
+import functools
 import gzip
 import json
 from pathlib import Path
@@ -7,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.virtual.recording import recorded_events
+from tests.virtual.recurrent import CLASSES, Call, run
 from torch import nn
 
 import ullage
 from ullage.virtual.kernels.recurrent import GRU, LSTM, TANH, Network
 
 RECORDED = Path(__file__).parent / "data" / "rnn_h200.jsonl.gz"
-CLASSES = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
 MIB = 2**20
 
 
@@ -21,49 +22,6 @@ def network(mode, **changes):
     shape = dict(inputs=64, hidden=128, projected=0, layers=1, directions=1, steps=20, batch=16, tokens=320)
     kind = dict(packed=False, dropout=False, train=True, dtype=torch.float32)
     return Network(mode, **(shape | kind | changes))
-
-
-def module(kind, inputs, hidden, layers, both, batch_first, dtype, dropout, projected, bias):
-    options = {"proj_size": projected} if projected else {}
-    made = CLASSES[kind](
-        inputs, hidden, layers, bidirectional=both, batch_first=batch_first, dropout=dropout, bias=bias, **options
-    )
-    return made.cuda().to(getattr(torch, dtype.removeprefix("torch.")))
-
-
-def run(gpu, config):
-    """One training step (or a pass without gradients) of the module of a configuration; its events."""
-    kind, inputs, hidden, layers, both, batch_first, dtype, dropout, steps, batch = config[:10]
-    train, projected, packed, autocast, bias, grad, grad_input, states = config[10:]
-    model = module(kind, inputs, hidden, layers, both, batch_first, dtype, dropout, projected, bias).train(train)
-    own = getattr(torch, dtype.removeprefix("torch."))
-    cast = None if autocast == "None" else getattr(torch, autocast.removeprefix("torch."))
-    size = (batch, steps, inputs) if batch_first else (steps, batch, inputs)
-    source = torch.randn(size, device="cuda", dtype=own if cast is None else torch.float32)
-    source.requires_grad_(grad and grad_input)
-
-    def step():
-        given, state = source, ()
-        if states:
-            rows = layers * (2 if both else 1)
-            state = (torch.zeros(rows, batch, projected or hidden, device="cuda", dtype=own),)
-            if kind == "LSTM":
-                state = ((*state, torch.zeros(rows, batch, hidden, device="cuda", dtype=own)),)
-        if packed:
-            lengths = torch.linspace(steps, steps // 2, batch).long()
-            given = nn.utils.rnn.pack_padded_sequence(source, lengths, batch_first=batch_first)
-        with torch.autocast("cuda", dtype=cast, enabled=cast is not None), torch.set_grad_enabled(grad):
-            out = model(given, *state)
-        if grad:
-            values = out[0].data if packed else out[0]
-            (values if values.dtype is torch.float32 else values.float()).sum().backward()
-
-    step()  # the state of dropout is made at first use
-    source.grad = None
-    model.zero_grad(set_to_none=True)
-    with recorded_events(gpu) as events:
-        step()
-    return events
 
 
 def recorded():
@@ -78,7 +36,7 @@ def test_modules_ask_for_what_they_asked_for_on_an_h200(kind):
             continue
         with ullage.virtual_gpu("H200") as gpu:
             gpu.workspaces.need = lambda library: None
-            assert run(gpu, config) == real, config
+            assert run(Call(*config), functools.partial(recorded_events, gpu)) == real, config
 
 
 def test_the_reserve_holds_gates_and_cells():

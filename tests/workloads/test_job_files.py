@@ -1,7 +1,6 @@
 """Job files: TOML and `.rad`, and what is said of bad ones."""
 
 import csv
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from ullage.errors import InvalidValue, UllageError
 from ullage.workloads.job_files import LARGEST_FILE, JobFile, read_job
 
-REFERENCE = Path("/work/shared/reference/rad_files.csv")
 LISTING = """\
 # assumption is that model.txt file is in the same directory
 conda activate tf # specifying the conda environment
@@ -210,10 +208,9 @@ def test_a_bad_rad_file_gets_one_message_with_its_line(write, content, said):
     assert message(write("job.rad", content)).startswith(said)
 
 
-@pytest.mark.skipif(not REFERENCE.is_file(), reason="the published job files are not here")
-def test_the_published_job_files(write):
+def test_the_published_job_files(write, reference):
     """Written anew from their table, as they were published: environment, command, then a value a line."""
-    with REFERENCE.open() as source:
+    with reference("reference/rad_files.csv").open() as source:
         rows = list(csv.DictReader(source))
     assert len(rows) == 52
     fields = ("model_file", "dataset", "batch_size", "rm_policy", "gpus", "mem_mib", "horus", "faketensor", "gpumemnet")

@@ -145,11 +145,6 @@ class ReplayResult:
     peak_reserved: int
     first_difference: Difference | None
 
-    @property
-    def segment_sizes(self) -> list[int]:
-        """The sizes of the segments, in the order in which they were taken."""
-        return [size for _, size in self.segments]
-
 
 def replay(history: History, *, true_segments: bool = True) -> ReplayResult:
     """Make the requests of a history anew and compare, on a card without limit.

@@ -84,16 +84,6 @@ class GPU:
         """
         return self.parent is not None
 
-    @property
-    def usable_is_derived(self) -> bool:
-        """Whether `usable` was reckoned from `memory` because no published figure is known.
-
-        >>> from ullage.hardware import gpu
-        >>> gpu("H200").usable_is_derived
-        False
-        """
-        return self.usable_source.startswith("derived")
-
 
 def generation_of(compute_capability: tuple[int, int]) -> str | None:
     """The generation of a compute capability; `None` for one that is not in the table.

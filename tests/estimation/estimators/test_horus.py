@@ -1,6 +1,7 @@
 """Horus against the figures that were published with its evaluation."""
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,21 @@ from ullage.estimation.estimators.summary import read_summary
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
 
-REFERENCE = Path("/work/shared/reference")
+# Published with the evaluation: neurons in a layer, layers, GiB for a batch of 32 of MNIST
+FULLY_CONNECTED = {
+    (1, 1): 0.000100273638963699,
+    (101, 11): 0.0226706154644489,
+    (201, 211): 1.07289439812302,
+    (1050, 351): 47.629116103053,
+    (2500, 101): 77.1392812952399,
+}
+# and MiB for real models with a batch of 32
+REAL_MODELS = [
+    ("resnet50", 7903.9316, 1e-5),
+    ("mobilenet_v2", 3617.0674, 1e-5),
+    ("efficientnet_b0", 3864.9053, 1e-5),
+    ("vgg16", 21525.8262, 1e-3),
+]
 
 TORCHSUMMARY = """
 ----------------------------------------------------------------
@@ -40,41 +55,39 @@ Total params: 54,410
 """
 
 
-def reference(name: str) -> list[dict[str, str]]:
-    file = REFERENCE / name
-    if not file.is_file():
-        pytest.skip(f"the published figures ({name}) are not on this machine")
-    with file.open() as lines:
-        return list(csv.DictReader(lines))
+def fully_connected(width: int, depth: int) -> float:
+    """The estimate for a network on MNIST, in GiB."""
+    parameters = 785 * width + (depth - 1) * (width * width + width) + 10 * width + 10
+    return horus.memory(32, depth * width + 10, parameters) / 2**30
 
 
-def test_every_published_figure_of_fully_connected_networks_comes_out() -> None:
-    rows = [row for row in reference("horus_fc_a100.csv") if row["model"] == "FC on MNIST"]
+@pytest.mark.parametrize(("width", "depth"), FULLY_CONNECTED)
+def test_published_figures_of_fully_connected_networks_come_out(width: int, depth: int) -> None:
+    assert fully_connected(width, depth) == pytest.approx(FULLY_CONNECTED[width, depth], rel=1e-9)
+
+
+def test_every_published_figure_of_fully_connected_networks_comes_out(reference: Callable[[str], Path]) -> None:
+    with reference("reference/horus_fc_a100.csv").open() as lines:
+        rows = [row for row in csv.DictReader(lines) if row["model"] == "FC on MNIST"]
     assert len(rows) > 400
     for row in rows:
-        width, depth = int(float(row["neurons"])), int(float(row["layers"]))
-        parameters = 785 * width + (depth - 1) * (width * width + width) + 10 * width + 10
-        found = horus.memory(32, depth * width + 10, parameters) / 2**30
+        found = fully_connected(int(float(row["neurons"])), int(float(row["layers"])))
         assert found == pytest.approx(float(row["horus_memory_estimation_formula"]), rel=1e-9)
 
 
 def test_a_network_by_its_configuration_gives_the_published_figure() -> None:
-    row = next(row for row in reference("horus_fc_a100.csv") if (row["neurons"], row["layers"]) == ("101.0", "11.0"))
     workload = Workload(
         configuration=Configuration(model="mlp:x", widths=[784, *[101] * 11, 10], batch=32, act="Identity"),
         options={"overhead_mib": 0},
     )
     found = find("horus").estimate(workload, gpu("A100-40GB")).figure / 2**30
-    assert found == pytest.approx(float(row["horus_memory_estimation_formula"]), rel=1e-9)
+    assert found == pytest.approx(FULLY_CONNECTED[101, 11], rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "within"), [("resnet50", 1e-5), ("mobilenet_v2", 1e-5), ("efficientnet_b0", 1e-5), ("vgg16", 1e-3)]
-)
-def test_real_models_give_the_published_figures(name: str, within: float) -> None:
-    row = next(row for row in reference("realworld_a100.csv") if (row["model"], row["batch_size"]) == (name, "32"))
+@pytest.mark.parametrize(("name", "mib", "within"), REAL_MODELS)
+def test_real_models_give_the_published_figures(name: str, mib: float, within: float) -> None:
     found = ullage.estimate(f"torchvision:{name}", batch_size=32, gpu="A100-40GB", estimator="horus")
-    assert found.figure / 2**20 == pytest.approx(float(row["horus_mib"]), rel=within)
+    assert found.figure / 2**20 == pytest.approx(mib, rel=within)
 
 
 def test_a_torchsummary_text() -> None:
