@@ -1,8 +1,13 @@
 """What convolutions ask of the allocator: PyTorch's order and copies, cuDNN's workspaces."""
 
+import gzip
+import json
+from collections import Counter
+
 import pytest
 import torch
 from tests.virtual import recording
+from tests.virtual.test_kernels_recorded import play
 
 import ullage
 from ullage.virtual.kernels.cudnn import workspaces
@@ -18,6 +23,17 @@ def without_table(monkeypatch):
     monkeypatch.setattr("ullage.virtual.dispatch._plans", {})
     workspace.cache_clear()
     yield
+    workspace.cache_clear()
+
+
+@pytest.fixture
+def look_ups(monkeypatch):
+    """What the table answers to each question; `None` where it has no answer."""
+    answers, measured = [], cudnn_choice.measured
+    monkeypatch.setattr(cudnn_choice, "measured", lambda *asked: answers.append(measured(*asked)) or answers[-1])
+    monkeypatch.setattr("ullage.virtual.mode._plans", {})
+    workspace.cache_clear()
+    yield answers
     workspace.cache_clear()
 
 
@@ -83,9 +99,41 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("call", "expected"), MEASURED)
-def test_measured_backward_calls_are_exact(call, expected):
+def test_pytorchs_requests_and_their_order_where_the_table_has_the_workspaces(call, expected):
+    """Whether the choice of a workspace is right is not shown here: each is looked up."""
     with ullage.virtual_gpu("H200") as gpu:
         assert backward(gpu, **call)[0] == expected
+    assert gpu.surprise == 0
+
+
+@pytest.mark.parametrize(("call", "expected", "exact"), [(*row, row is MEASURED[0]) for row in MEASURED])
+def test_the_bound_covers_what_the_trees_alone_get_wrong(without_table, call, expected, exact):
+    """Hard calls, chosen for their unusual workspaces: without the table one of six is exact."""
+    with ullage.virtual_gpu("H200") as gpu:
+        sizes, outputs = backward(gpu, **call)
+    assert (sizes == expected) is exact
+    assert {output.nbytes for output in outputs if output is not None} <= set(sizes)
+    assert gpu.surprise > 0 and gpu.upper - gpu.process_memory >= sum(expected) - sum(sizes)
+
+
+def test_most_calls_that_are_not_in_the_table_are_exact(reference, look_ups):
+    """Every tenth convolution of recorded training runs, less those that the table has; nothing was fitted on them."""
+    with gzip.open(reference("groundtruth/kernels_h200.jsonl.gz"), "rt") as file:
+        rows = [line for line in file if line.startswith('[["aten.convolution')][::10]
+    exact, close, calls = Counter(), Counter(), Counter()
+    with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
+        gpu.workspaces.need = lambda library: None
+        for (operator, arguments, keywords), real, _, _ in map(json.loads, rows):
+            look_ups.clear()
+            sizes = [size for size in play(gpu, operator, arguments, keywords)[0] if size >= 0]
+            if None in look_ups:
+                calls[operator] += 1
+                exact[operator] += sizes == real
+                close[operator] += abs(sum(sizes) - sum(real)) <= 2**20
+    forward, back = sorted(calls)
+    assert calls[forward] > 200 and calls[back] > 200
+    assert exact[forward] >= 0.9 * calls[forward] and close[forward] >= 0.95 * calls[forward]
+    assert exact[back] >= 0.7 * calls[back] and close[back] >= 0.85 * calls[back]
 
 
 def test_depthwise_gradients_come_from_pytorchs_own_kernel_the_filter_first():

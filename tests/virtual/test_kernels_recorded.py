@@ -118,4 +118,4 @@ def test_sample_of_the_table_of_the_ground_truth(gpu, reference):
                 exact += 1
             else:
                 wrong.append((operator, arguments, keywords, real, sizes))
-    assert exact == all_calls, (exact, all_calls, wrong[:3])
+    assert exact == all_calls > 1000, (exact, all_calls, wrong[:3])

@@ -30,10 +30,11 @@ def recorded():
 
 
 @pytest.mark.parametrize("kind", list(CLASSES))
-def test_modules_ask_for_what_they_asked_for_on_an_h200(kind):
-    for config, real in recorded():
-        if config[0] != kind:
-            continue
+def test_calls_that_were_exact_stay_exact(kind):
+    """These 180 calls were chosen among those that the rules got right: they show no more than that it stays so."""
+    rows = [row for row in recorded() if row[0][0] == kind]
+    assert len(rows) == {"LSTM": 65, "GRU": 58, "RNN": 57}[kind]
+    for config, real in rows:
         with ullage.virtual_gpu("H200") as gpu:
             gpu.workspaces.need = lambda library: None
             assert run(Call(*config), functools.partial(recorded_events, gpu)) == real, config
