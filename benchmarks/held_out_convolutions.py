@@ -1,7 +1,7 @@
 """A list of convolutions that no table and no tree was made from: drawn with another seed than what was measured.
 
     python benchmarks/held_out_convolutions.py --out tasks.json.gz
-    python -m ullage.measure.convolutions tasks.json.gz --out held_out_convolutions_h200.jsonl.gz   # needs a GPU
+    python -m ullage.research.cudnn_tables.measure tasks.json.gz --out held_out.jsonl.gz  # needs a GPU
 
 Half of the layers have any whole numbers as channels, half are like those of models. Each is drawn with a batch size, a
 type and a layout, and is called forward and backward. The seed is no setting: a list that was looked at is used up.
@@ -13,7 +13,8 @@ import argparse
 import random
 from pathlib import Path
 
-from ullage.measure.convolution_tasks import (
+from ullage.research.cudnn_tables.collect import _random_layer, arbitrary_configurations
+from ullage.research.cudnn_tables.tasks import (
     BACKWARD,
     FORWARD,
     LAYOUTS,
@@ -24,7 +25,6 @@ from ullage.measure.convolution_tasks import (
     tensor_bytes,
     write_tasks,
 )
-from ullage.measure.random_convolutions import _random_layer, arbitrary_configurations
 
 SEED = 20261115
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)

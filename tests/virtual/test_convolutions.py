@@ -29,9 +29,9 @@ def without_table(monkeypatch):
 @pytest.fixture
 def look_ups(monkeypatch):
     """What the table answers to each question; `None` where it has no answer."""
-    answers, measured = [], cudnn_choice.measured
-    monkeypatch.setattr(cudnn_choice, "measured", lambda *asked: answers.append(measured(*asked)) or answers[-1])
-    monkeypatch.setattr("ullage.virtual.mode._plans", {})
+    answers, measured = [], workspaces.measured
+    monkeypatch.setattr(workspaces, "measured", lambda *asked: answers.append(measured(*asked)) or answers[-1])
+    monkeypatch.setattr("ullage.virtual.dispatch._plans", {})
     workspace.cache_clear()
     yield answers
     workspace.cache_clear()
