@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test test-all bench lint clean
+.PHONY: demo test test-all bench lint docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
@@ -29,6 +29,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $(VENV)/docs
+
 # PyTorch first and alone: other packages that ask for it then find the version that is pinned.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,4 +44,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
