@@ -40,7 +40,7 @@ $(VENV)/docs: $(READY)
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,scripts,learn]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,manager,research,scripts]"
 	touch $(READY)
 
 clean:

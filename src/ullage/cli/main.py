@@ -18,7 +18,7 @@ from ullage.cli.measurements import diff, measure
 from ullage.cli.monitor import top
 from ullage.cli.submission import submit
 from ullage.cli.training import train
-from ullage.errors import UllageError
+from ullage.errors import EXTRAS, MissingPackage, UllageError
 
 app = typer.Typer(
     name="ullage",
@@ -74,6 +74,12 @@ def main() -> None:
         code = app(standalone_mode=False)
     except UllageError as error:
         print(f"ullage: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        print(f"ullage: {MissingPackage(package, 'some commands, this one too,')}", file=sys.stderr)
         raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
