@@ -119,7 +119,7 @@ def test_the_index_links_every_page():
 
 @pytest.mark.parametrize("page", EVERYTHING, ids=named)
 def test_files_of_the_repository_that_are_named_are_there(page):
-    for path in re.findall(r"`((?:tests|benchmarks|examples|docs)/[\w./-]+)`", prose(page)):
+    for path in re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]+)`", prose(page)):
         assert (ROOT / path).exists(), f"{path} is not there"
 
 
