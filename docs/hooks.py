@@ -117,11 +117,15 @@ def _command(command: Any, name: str) -> str:
     words += ["COMMAND"] if getattr(command, "commands", None) else []
     parts += [f"```text\n{' '.join(words)}\n```", _help(command.help or "")]
     if arguments:
-        rows = [f"| `{_argument(item)}` | {_cell(item.help)} |" for item in arguments]
+        rows = [f"| `{_cell(_argument(item))}` | {_cell(item.help)} |" for item in arguments]
         parts.append("| argument | meaning |\n| --- | --- |\n" + "\n".join(rows))
-    if options:
-        rows = [f"| {_names(item)} | {_cell(item.help)} | {_default(item)} |" for item in options]
-        parts.append("| option | meaning | default |\n| --- | --- | --- |\n" + "\n".join(rows))
+    panels: dict[str | None, list[Any]] = {}
+    for item in options:
+        panels.setdefault(item.rich_help_panel, []).append(item)
+    for panel, items in panels.items():
+        rows = [f"| {_names(item)} | {_cell(item.help)} | {_default(item)} |" for item in items]
+        head = f"**{panel}**\n\n" if panel else ""
+        parts.append(f"{head}| option | meaning | default |\n| --- | --- | --- |\n" + "\n".join(rows))
     return "\n\n".join(parts)
 
 

@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_the_index_links_every_page():
 
 @pytest.mark.parametrize("page", EVERYTHING, ids=named)
 def test_files_of_the_repository_that_are_named_are_there(page):
-    for path in re.findall(r"`((?:tests|benchmarks|examples|docs)/[\w./-]+)`", prose(page)):
+    for path in re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]+)`", prose(page)):
         assert (ROOT / path).exists(), f"{path} is not there"
 
 
@@ -212,6 +213,16 @@ def test_marked_python_blocks_run(tmp_path):
     )
     done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Other blocks
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_toml_blocks_can_be_read_also_with_the_lines_that_are_off(page):
+    for _, text, _ in blocks(page, "toml"):
+        tomllib.loads(text)
+        tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
 
 
 # Words

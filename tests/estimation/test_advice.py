@@ -18,7 +18,7 @@ GIB = 2**30
 class Job:
     """Stands for a configuration; its memory is a formula, so that the right answers are known."""
 
-    batch: int = 100
+    batch_size: int = 100
     opt: str = "adamw"
     precision: str = "fp32"
     ckpt: bool = False
@@ -29,7 +29,7 @@ def formula(job: Job, card) -> object:
     if job.ckpt and job.precision == "amp_fp16":
         raise InvalidValue("this model has no checkpointing")
     weights = {"adamw": 4, "adafactor": 2, "sgdm": 3, "sgd": 2}[job.opt] * GIB // 4
-    activations = job.batch * GIB // 10 // (2 if job.precision != "fp32" else 1) // (3 if job.ckpt else 1)
+    activations = job.batch_size * GIB // 10 // (2 if job.precision != "fp32" else 1) // (3 if job.ckpt else 1)
     extra = GIB // 4 if job.accumulation > 1 else 0
     process = weights + activations + extra
     e = estimate_function(lambda: None, gpu=card, steps=None)
@@ -61,37 +61,37 @@ def test_every_option_is_estimated_and_the_largest_batch_is_exact():
 
 
 def test_changes_that_only_help_together_and_one_that_cannot_be_made():
-    answers = found(Job(batch=390), "RTX-4060")
+    answers = found(Job(batch_size=390), "RTX-4060")
     assert answers["mixed precision (amp_bf16) and activation checkpointing"].fits
     assert not answers["activation checkpointing"].fits
-    failed = found(Job(batch=390), "GTX-1080")["mixed precision (amp_fp16) and activation checkpointing"]
+    failed = found(Job(batch_size=390), "GTX-1080")["mixed precision (amp_fp16) and activation checkpointing"]
     assert failed.estimate is None and failed.failed == "this model has no checkpointing"
 
 
 def test_a_job_that_uses_everything_already():
-    answers = found(Job(batch=1000, precision="bf16", ckpt=True, opt="sgd"), "RTX-4060")
+    answers = found(Job(batch_size=1000, precision="bf16", ckpt=True, opt="sgd"), "RTX-4060")
     assert [change.split()[0] for change in answers] == ["gradient", "batch", "a"]
 
 
 def test_no_gpu_is_large_enough():
-    answer = formula(Job(batch=100_000), gpu("RTX-4060"))
-    assert larger_gpu(lambda card: formula(Job(batch=100_000), card), answer) is None
+    answer = formula(Job(batch_size=100_000), gpu("RTX-4060"))
+    assert larger_gpu(lambda card: formula(Job(batch_size=100_000), card), answer) is None
 
 
 def test_a_real_configuration():
-    job = Configuration(model="mlp:x", widths=[2048, 16384, 16384, 10], batch=50_000, opt="adamw")
+    job = Configuration(model="mlp:x", widths=[2048, 16384, 16384, 10], batch_size=50_000, opt="adamw")
     answer = estimate_function(lambda: train(job), gpu="RTX-4060")
     assert not answer.fits
     answers = {option.change: option for option in options(job, "RTX-4060", answer=answer)}
     change = next(change for change in answers if change.startswith("batch"))
     batch = int(change.split()[1])
-    assert estimate_function(lambda: train(replace(job, batch=batch)), gpu="RTX-4060").fits
-    assert not estimate_function(lambda: train(replace(job, batch=batch + 1)), gpu="RTX-4060").fits
+    assert estimate_function(lambda: train(replace(job, batch_size=batch)), gpu="RTX-4060").fits
+    assert not estimate_function(lambda: train(replace(job, batch_size=batch + 1)), gpu="RTX-4060").fits
     assert any(option.fits for change, option in answers.items() if change.startswith("a larger GPU"))
 
 
 def test_gpus_of_the_same_kernels_share_a_run_and_get_what_a_run_of_their_own_gives():
-    job = Configuration(model="mlp:x", widths=[784, 4096, 10], batch=512, bn=True)
+    job = Configuration(model="mlp:x", widths=[784, 4096, 10], batch_size=512, bn=True)
     ran = []
 
     def run(card):

@@ -94,7 +94,7 @@ def test_weights_come_back_and_the_estimator_uses_them(trained, tmp_path) -> Non
     again, row = load(file), rows(1, seed=5)[0]
     assert again.reserved(row) == pytest.approx(model.reserved(row), rel=1e-5)
     job = Workload(
-        configuration=Configuration(model="mlp:x", widths=[512, 512, 10], batch=32, opt="adam"),
+        configuration=Configuration(model="mlp:x", widths=[512, 512, 10], batch_size=32, opt="adam"),
         options={"weights": str(file)},
     )
     e = find("fast").estimate(job, gpu("A100-40GB"))

@@ -43,10 +43,10 @@ def test_what_was_counted_is_what_the_model_has(family: str) -> None:
         configuration = Configuration.from_row(row)
         model, task = prepare(configuration)
         assert sum(parameter.numel() for parameter in model.parameters()) == row["parameters"], row
-        inputs, targets = task.batch(configuration.batch)
+        inputs, targets = task.batch(configuration.batch_size)
         out = model(inputs)
         words = row["settings"].get("head") == "words"
-        wanted = (*inputs.shape, row["settings"]["vocabulary"]) if words else (configuration.batch, row["classes"])
+        wanted = (*inputs.shape, row["settings"]["vocabulary"]) if words else (configuration.batch_size, row["classes"])
         assert tuple(out.shape) == wanted
         assert task.loss(out, targets).dim() == 0
 

@@ -156,7 +156,7 @@ def test_a_missing_package_gets_the_line_to_type(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setitem(__import__("sys").modules, package, None)
             with pytest.raises(MissingPackage, match=f"pip install {package}"):
-                build(Configuration(model=source, batch=1))
+                build(Configuration(model=source, batch_size=1))
 
 
 def test_names_are_found_without_importing_the_packages():

@@ -92,9 +92,7 @@ def _row(job: Job) -> dict[str, Any]:
     if configuration is None:
         run = {name: value for name, value in job.options.items() if name not in ("args", "show_output")}
         return {"script": str(Path(job.source).resolve()), "args": job.options.get("args", []), "run": run}
-    from ullage.research.ranking.truth import row_of
-
-    return row_of(configuration)
+    return configuration.to_row()
 
 
 def _truth(job: Job, row: dict[str, Any], card: GPU, file: Path | None, measure: bool) -> list[tuple[str, Run]]:

@@ -56,7 +56,7 @@ def options(
     of the job as it is, where there is one already.
 
     >>> from ullage.workloads import Configuration
-    >>> job = Configuration(model="mlp:x", widths=[4096, 65536, 4096], batch=8)
+    >>> job = Configuration(model="mlp:x", widths=[4096, 65536, 4096], batch_size=8)
     >>> [option.change for option in options(job, "GTX-1650") if option.fits][-1]      # doctest: +SKIP
     'a larger GPU: T4'
     """
@@ -123,25 +123,25 @@ class _Adviser:
 
     def _largest_batch(self) -> Option | None:
         """The largest batch that fits below the present one, by halving; the next one does not fit."""
-        low, high = 0, self._job.batch
+        low, high = 0, self._job.batch_size
         best: Estimate | None = None
         while high - low > 1:
             middle = (low + high) // 2
-            answer = self._estimate(f"batch {middle}", batch=middle)
+            answer = self._estimate(f"batch {middle}", batch_size=middle)
             if answer.fits:
                 low, best = middle, answer
             else:
                 high = middle
-        return Option(f"batch {low} for {self._job.batch}", best) if best is not None else None
+        return Option(f"batch {low} for {self._job.batch_size}", best) if best is not None else None
 
     def _accumulated(self, batch: Option) -> list[Option]:
         """The same batch in equal parts whose gradients are added up; part sizes that divide it, the largest first."""
-        whole, largest = self._job.batch, int(batch.change.split()[1])
+        whole, largest = self._job.batch_size, int(batch.change.split()[1])
         divisors = [part for part in range(largest, 0, -1) if whole % part == 0]
         for part in divisors[:MOST_TRIED_DIVISORS]:
             times = whole // part
             words = f"gradient accumulation: {times} micro-batches of {part}"
-            option = self._option(words, batch=part, accumulation=times * self._job.accumulation)
+            option = self._option(words, batch_size=part, accumulation=times * self._job.accumulation)
             if option.fits:
                 return [option]
         return []

@@ -283,7 +283,7 @@ def _runner(
 
 def _with(configuration: Configuration, what: str, number: int) -> Configuration:
     if what == "batch-size":
-        return dataclasses.replace(configuration, batch=number)
+        return dataclasses.replace(configuration, batch_size=number)
     if what == "sequence-length":
         return dataclasses.replace(configuration, seq=number)
     return dataclasses.replace(configuration, input=[*(configuration.input or [3, 0, 0])[:-2], number, number])

@@ -205,7 +205,7 @@ def estimate_configuration(
 ) -> Estimate:
     """The estimate of a configuration; what the model does not accept is one clear message.
 
-    >>> estimate_configuration(Configuration(model="mlp:x", widths=[8, 4], batch=2), gpu="T4").fits
+    >>> estimate_configuration(Configuration(model="mlp:x", widths=[8, 4], batch_size=2), gpu="T4").fits
     True
     """
     from ullage.workloads.training import train
@@ -234,7 +234,7 @@ def _said(configuration: Configuration) -> str:
     said = []
     for option, name in OPTION_FIELDS.items():
         value = getattr(configuration, name)
-        if name == "batch" or value != spec[name].default and value not in ({}, (), None):
+        if name == "batch_size" or value != spec[name].default and value not in ({}, (), None):
             text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             said.append(f"{option.replace('_', ' ')} {text}")
     return ", ".join(said)

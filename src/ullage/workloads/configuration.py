@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ PREFIXES = {"torchvision": "torchvision", "tv": "torchvision", "timm": "timm", "
 
 # The public names of options, as in `ullage.estimate(name, batch_size=64)` and `--batch-size 64`, and their fields.
 OPTION_FIELDS = {
-    "batch_size": "batch",
+    "batch_size": "batch_size",
     "input_shape": "input",
     "sequence_length": "seq",
     "num_classes": "classes",
@@ -88,18 +88,22 @@ OPTION_FIELDS = {
     "set": "settings",
 }
 
+# Fields that files of measurements have under another key; a line may use either.
+FILE_KEYS = {"batch_size": "batch"}
+FIELDS_OF_FILE_KEYS = {key: name for name, key in FILE_KEYS.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
     """A training run. `model` is `torchvision:NAME` (or `tv:NAME`), `timm:NAME`, `hf:CLASS` (transformers), `mlp:NAME`
     or `package.module:factory`.
 
-    >>> Configuration.from_row({"model": "mlp:x", "widths": [8, 4], "batch": 2, "opt": "sgd", "peak_alloc": 1}).batch
+    >>> Configuration.from_row({"model": "mlp:x", "widths": [8, 4], "batch": 2, "peak_alloc": 1}).batch_size
     2
     """
 
     model: str
-    batch: int
+    batch_size: int
     opt: str = "adamw"
     precision: str = "fp32"
     input: list[int] | None = None
@@ -131,7 +135,7 @@ class Configuration:
             raise UnknownName("attention", self.attn, ATTENTIONS, hint="one of " + ", ".join(ATTENTIONS))
         for option, name in OPTION_FIELDS.items():
             value = getattr(self, name)
-            if name in ("batch", "seq", "classes", "accumulation", "lora_rank") and value is not None:
+            if name in ("batch_size", "seq", "classes", "accumulation", "lora_rank") and value is not None:
                 _check_positive(option, value)
         if self.input is not None:
             for length in self.input:
@@ -157,11 +161,23 @@ class Configuration:
     def from_row(cls, row: dict[str, Any]) -> Configuration:
         """The configuration in a line of measurements; keys that are not part of it are left out."""
         known = {spec.name for spec in fields(cls)}
-        values = {key: value for key, value in row.items() if key in known and value is not None}
+        named = {FIELDS_OF_FILE_KEYS.get(key, key): value for key, value in row.items() if value is not None}
+        values = {name: value for name, value in named.items() if name in known}
+        if "freeze" in values:
+            values["freeze"] = tuple(values["freeze"])
         try:
             return cls(**values)
         except TypeError as error:
             raise InvalidValue(f"this line is no training run: {error}") from None
+
+    def to_row(self) -> dict[str, Any]:
+        """The configuration as a line of measurements has it: plain values under the keys of such files.
+
+        >>> Configuration(model="mlp:x", widths=[8, 4], batch_size=2).to_row()["batch"]
+        2
+        """
+        values = {FILE_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
     @classmethod
     def from_options(cls, model: str, **options: Any) -> Configuration:
@@ -176,7 +192,7 @@ class Configuration:
                 raise UnknownName("option", option, OPTION_FIELDS)
             if value is not None:
                 values[OPTION_FIELDS[option]] = value
-        values.setdefault("batch", DEFAULT_BATCH)
+        values.setdefault("batch_size", DEFAULT_BATCH)
         if "freeze" in values:
             values["freeze"] = (values["freeze"],) if isinstance(values["freeze"], str) else tuple(values["freeze"])
         if "input" in values:

@@ -37,7 +37,7 @@ def train(
     `prepared` are model and task on the CPU, as `ullage.workloads.sources.build.prepare` gives them, where they were
     made beforehand.
 
-    >>> train(Configuration(model="mlp:x", widths=[8, 4], batch=2, opt="sgd"), iterations=1, device="cpu")
+    >>> train(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, opt="sgd"), iterations=1, device="cpu")
     """
     model, task = prepared or prepare(configuration)
     low = low_precision(configuration)
@@ -54,7 +54,7 @@ def train(
 def low_precision(configuration: Configuration) -> torch.dtype | None:
     """What weights are cast to; `None` where they stay in 32 bits, with autocast or without.
 
-    >>> low_precision(Configuration(model="mlp:x", widths=[8, 4], batch=2, precision="bf16"))
+    >>> low_precision(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="bf16"))
     torch.bfloat16
     """
     return _LOW.get(configuration.precision)
@@ -123,7 +123,7 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _batch(configuration: Configuration, task: Task) -> tuple[Any, Any]:
-    inputs, targets = task.batch(configuration.batch)
+    inputs, targets = task.batch(configuration.batch_size)
     low = low_precision(configuration)
     if low is None:
         return inputs, targets

@@ -69,14 +69,14 @@ def test_states_of_optimizers(name: str, states: int) -> None:
 
 
 def test_the_graph_of_a_perceptron() -> None:
-    graph = record(Configuration(model="mlp:x", widths=[64, 32, 10], batch=4), gpu("T4"))
+    graph = record(Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4), gpu("T4"))
     assert sum(graph.sizes[number] for number in graph.weights) == 4 * (64 * 32 + 32 + 32 * 10 + 10)
     assert {"aten.addmm.default", "aten.relu.default"} <= {node.operator for node in graph.nodes}
 
 
 def test_it_is_near_ullage_on_a_convolutional_network() -> None:
     """The paper reports errors below about a fifth; Ullage's figures are measured ones to within a few percent."""
-    configuration = Configuration(model="torchvision:resnet18", batch=16, input=[3, 64, 64], opt="adam")
+    configuration = Configuration(model="torchvision:resnet18", batch_size=16, input=[3, 64, 64], opt="adam")
     ours = find("ullage").estimate(Workload(configuration=configuration), gpu("H200"))
     theirs = find("dnnmem").estimate(Workload(configuration=configuration), gpu("H200"))
     assert theirs.figure_kind == "process"

@@ -50,7 +50,7 @@ def test_autocast_is_in_the_graph() -> None:
 
 def test_a_convolution_has_its_hyperparameters() -> None:
     pytest.importorskip("torchvision")
-    made = graph_of(Configuration(model="tv:squeezenet1_1", batch=2, input=[3, 64, 64], opt="sgd"))
+    made = graph_of(Configuration(model="tv:squeezenet1_1", batch_size=2, input=[3, 64, 64], opt="sgd"))
     first = next(node for node in made.nodes if NAMES[node.kind] == "convolution")
     assert (first.kernel, first.stride, first.groups) == (9, 4, 1)
     assert first.flops == 2 * 2 * 64 * 31 * 31 * 3 * 9

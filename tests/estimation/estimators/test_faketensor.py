@@ -17,7 +17,7 @@ PUBLISHED = [
     ("mobilenetv3_small_100", 128, 2079.83518218994),
     ("vgg11", 32, 2021.03604888916),
 ]
-SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch=4, act="Identity"))
+SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4, act="Identity"))
 
 
 @pytest.mark.parametrize(("name", "batch", "mib"), PUBLISHED)
@@ -58,7 +58,7 @@ def test_the_margin_is_four_gib() -> None:
 def test_what_it_was_not_evaluated_for_is_refused() -> None:
     with pytest.raises(InvalidValue, match="this is inference"):
         find("faketensor").estimate(
-            Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch=2, inference=True)), gpu("T4")
+            Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2, inference=True)), gpu("T4")
         )
     with pytest.raises(InvalidValue, match="this is a function"):
         find("faketensor").estimate(Workload(function=print), gpu("T4"))

@@ -77,7 +77,7 @@ def test_every_published_figure_of_fully_connected_networks_comes_out(reference:
 
 def test_a_network_by_its_configuration_gives_the_published_figure() -> None:
     workload = Workload(
-        configuration=Configuration(model="mlp:x", widths=[784, *[101] * 11, 10], batch=32, act="Identity"),
+        configuration=Configuration(model="mlp:x", widths=[784, *[101] * 11, 10], batch_size=32, act="Identity"),
         options={"overhead_mib": 0},
     )
     found = find("horus").estimate(workload, gpu("A100-40GB")).figure / 2**30

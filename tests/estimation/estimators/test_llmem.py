@@ -73,7 +73,7 @@ def test_a_model_by_its_name() -> None:
     ],
 )
 def test_what_it_does_not_support_is_said(options: dict[str, object], reason: str) -> None:
-    values = {"model": "hf:GPT2LMHeadModel", "batch": 2, "precision": "amp_bf16", "ckpt": True} | options
+    values = {"model": "hf:GPT2LMHeadModel", "batch_size": 2, "precision": "amp_bf16", "ckpt": True} | options
     answer = find("llmem").supports(Workload(configuration=Configuration(**values)))  # type: ignore[arg-type]
     assert answer is not None and reason in answer
 

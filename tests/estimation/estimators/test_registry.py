@@ -12,7 +12,7 @@ from ullage.estimation.result import Estimate
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
 
-SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch=4, opt="adam"))
+SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4, opt="adam"))
 
 
 @pytest.mark.parametrize("name", ullage.estimators())

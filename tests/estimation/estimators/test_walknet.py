@@ -15,13 +15,14 @@ from ullage.workloads import Configuration
 
 GIB = 1 << 30
 LEARNED = ("walknet", "walknet+transformer", "fast")
-MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch=256, opt="adam")
+MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, opt="adam")
 CNN = Configuration(
-    model="ullage.research.datasets.families:cnn", batch=32, opt="sgd", input=[3, 96, 96], classes=10,
+    model="ullage.research.datasets.families:cnn", batch_size=32, opt="sgd", input=[3, 96, 96], classes=10,
     settings={"arch": "pyramid", "filters": [32, 64, 128], "kernels": [3, 3, 3], "down": [1, 2], "batch_norm": True},
 )  # fmt: skip
 ENCODER = Configuration(
-    model="ullage.research.datasets.families:transformer", batch=16, opt="adamw", seq=128, precision="bf16", classes=10,
+    model="ullage.research.datasets.families:transformer", batch_size=16, opt="adamw", seq=128, precision="bf16",
+    classes=10,
     settings={"kind": "encoder", "vocabulary": 5000, "length": 128, "size": 256, "layers": 4, "heads": 4,
               "middle": 1024},
 )  # fmt: skip
@@ -87,7 +88,7 @@ def test_they_answer_for_real_models_by_name() -> None:
 
 
 def test_inference_is_refused_with_the_reason() -> None:
-    job = Configuration(model="mlp:x", widths=[8, 4], batch=2, inference=True)
+    job = Configuration(model="mlp:x", widths=[8, 4], batch_size=2, inference=True)
     with pytest.raises(InvalidValue, match="this is inference"):
         find("fast").estimate(Workload(configuration=job), gpu("H200"))
 

@@ -36,11 +36,11 @@ class Peeking(nn.Module):
 
 
 def own(name: str, **more: object) -> Configuration:
-    return Configuration(model=f"{__file__}:{name}", batch=4, input=[6], opt="sgd", **more)  # type: ignore[arg-type]
+    return Configuration(model=f"{__file__}:{name}", batch_size=4, input=[6], opt="sgd", **more)  # type: ignore[arg-type]
 
 
 def test_a_perceptron_by_hand() -> None:
-    found = features(Configuration(model="mlp:x", widths=[8, 16, 4], batch=32, opt="adam", bn=True, drop=True))
+    found = features(Configuration(model="mlp:x", widths=[8, 16, 4], batch_size=32, opt="adam", bn=True, drop=True))
     assert found.layers == (
         ("linear", 16, 144), ("batch_norm", 16, 32), ("relu", 16, 0), ("dropout", 16, 0), ("linear", 4, 68),
     )  # fmt: skip
@@ -63,9 +63,9 @@ def test_a_model_that_looks_at_values_runs_on_a_virtual_gpu() -> None:
 
 def test_a_wrong_shape_is_an_error_of_ours() -> None:
     with pytest.raises(InvalidValue, match="Twice does not run: RuntimeError: "):
-        features(Configuration(model=f"{__file__}:Twice", batch=4, input=[7], opt="sgd"))
+        features(Configuration(model=f"{__file__}:Twice", batch_size=4, input=[7], opt="sgd"))
     with pytest.raises(InvalidValue, match="shape of its input"):
-        features(Configuration(model=f"{__file__}:Twice", batch=4))
+        features(Configuration(model=f"{__file__}:Twice", batch_size=4))
 
 
 def test_fused_attention_keeps_no_scores_and_eager_attention_does() -> None:
@@ -100,7 +100,7 @@ def test_the_count_of_the_drawing_agrees_with_the_closed_formula(family: str) ->
 def test_optimizer_and_precision_move_the_parts_as_they_should() -> None:
     parts = {
         (opt, precision): closed_parts(
-            features(Configuration(model="mlp:x", widths=[64, 64], batch=8, opt=opt, precision=precision))
+            features(Configuration(model="mlp:x", widths=[64, 64], batch_size=8, opt=opt, precision=precision))
         )
         for opt in ("sgd", "sgdm", "adam")
         for precision in ("fp32", "amp_bf16", "bf16")
@@ -113,18 +113,18 @@ def test_optimizer_and_precision_move_the_parts_as_they_should() -> None:
 
 
 def test_inference_keeps_no_gradients() -> None:
-    parts = closed_parts(features(Configuration(model="mlp:x", widths=[64, 64], batch=8, inference=True)))
+    parts = closed_parts(features(Configuration(model="mlp:x", widths=[64, 64], batch_size=8, inference=True)))
     assert parts["gradients"] == parts["optimizer"] == 0 and parts["activations"] > 0
 
 
 @pytest.mark.parametrize(
     ("configuration", "counts"),
     [
-        ({"model": "tv:resnet18", "batch": 2}, {"conv2d": 20, "batch_norm": 20, "linear": 1}),
-        ({"model": "tv:vit_b_16", "batch": 2}, {"attention": 12, "layer_norm": 25}),
-        ({"model": "timm:efficientnet_b0", "batch": 2}, {"batch_norm": 49, "conv2d": 81}),
-        ({"model": "hf:GPT2LMHeadModel", "batch": 2, "seq": 32}, {"conv1d": 48, "attention": 12}),
-        ({"model": "hf:BertForMaskedLM", "batch": 2, "seq": 32}, {"linear": 74, "attention": 12}),
+        ({"model": "tv:resnet18", "batch_size": 2}, {"conv2d": 20, "batch_norm": 20, "linear": 1}),
+        ({"model": "tv:vit_b_16", "batch_size": 2}, {"attention": 12, "layer_norm": 25}),
+        ({"model": "timm:efficientnet_b0", "batch_size": 2}, {"batch_norm": 49, "conv2d": 81}),
+        ({"model": "hf:GPT2LMHeadModel", "batch_size": 2, "seq": 32}, {"conv1d": 48, "attention": 12}),
+        ({"model": "hf:BertForMaskedLM", "batch_size": 2, "seq": 32}, {"linear": 74, "attention": 12}),
     ],
 )
 def test_real_models(configuration: dict[str, object], counts: dict[str, int]) -> None:
@@ -136,7 +136,7 @@ def test_real_models(configuration: dict[str, object], counts: dict[str, int]) -
 
 
 def test_nothing_of_a_model_stays_behind() -> None:
-    configuration = Configuration(model="mlp:x", widths=[8, 4, 2], batch=16)
+    configuration = Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16)
 
     def tensors() -> int:
         gc.collect()

@@ -27,7 +27,7 @@ from ullage.hardware import gpu
 from ullage.workloads import Configuration
 from ullage.workloads.training import train
 
-MLP = Configuration(model="mlp:x", widths=[128, 256, 10], batch=64, opt="sgdm")
+MLP = Configuration(model="mlp:x", widths=[128, 256, 10], batch_size=64, opt="sgdm")
 PARAMETERS = [128 * 256 * 4, 256 * 4, 256 * 10 * 4, 10 * 4]
 
 
@@ -151,7 +151,7 @@ def test_a_function_that_takes_a_device(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_is_not_supported_has_a_reason() -> None:
     supports = find("xmem").supports
-    amp = Configuration(model="mlp:x", widths=[8, 4], batch=2, precision="amp_bf16")
+    amp = Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="amp_bf16")
     assert "autocast" in (supports(Workload(configuration=amp)) or "")
     assert "one argument" in (supports(Workload(function=lambda: None)) or "")
     assert "import" in (supports(Workload(function=lambda device: None)) or "")  # type: ignore[misc, arg-type]
@@ -162,11 +162,11 @@ def test_what_is_not_supported_has_a_reason() -> None:
 def test_veritasest_is_for_convolutional_networks() -> None:
     pytest.importorskip("torchvision")
     supports = find("veritasest").supports
-    assert supports(Workload(configuration=Configuration(model="tv:resnet18", batch=2))) is None
-    vit = Configuration(model="tv:vit_b_16", batch=2)
+    assert supports(Workload(configuration=Configuration(model="tv:resnet18", batch_size=2))) is None
+    vit = Configuration(model="tv:vit_b_16", batch_size=2)
     assert "has attention" in (supports(Workload(configuration=vit)) or "")
     assert "no convolution" in (supports(Workload(configuration=MLP)) or "")
-    gpt = Configuration(model="hf:GPT2LMHeadModel", batch=1, seq=8)
+    gpt = Configuration(model="hf:GPT2LMHeadModel", batch_size=1, seq=8)
     assert "transformers" in (supports(Workload(configuration=gpt)) or "")
 
 

@@ -99,7 +99,7 @@ def record(configuration: Configuration, gpu: GPU) -> Graph:
     """The graph of one forward pass with its loss.
 
     >>> from ullage.hardware import gpu
-    >>> graph = record(Configuration(model="mlp:x", widths=[8, 4], batch=2), gpu("T4"))
+    >>> graph = record(Configuration(model="mlp:x", widths=[8, 4], batch_size=2), gpu("T4"))
     >>> sum(graph.sizes[weight] for weight in graph.weights)
     144
     """
@@ -110,7 +110,7 @@ def record(configuration: Configuration, gpu: GPU) -> Graph:
         with VirtualGPU(gpu, limited=False) as card:
             model, task = prepare(configuration)
             model = (model if low is None else model.to(low)).to("cuda").train()
-            inputs, targets = (moved(part) for part in task.batch(configuration.batch))
+            inputs, targets = (moved(part) for part in task.batch(configuration.batch_size))
             if low is not None and isinstance(inputs, torch.Tensor) and inputs.is_floating_point():
                 inputs = inputs.to(low)
             recorder = _Recorder(graph, card)

@@ -96,7 +96,7 @@ def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
             model = model.to(low) if low is not None else model
-            inputs, targets = task.batch(configuration.batch)
+            inputs, targets = task.batch(configuration.batch_size)
             meter = stack.enter_context(EveryResult(Meter())).meter
             cast = _AMP.get(configuration.precision)
             stack.enter_context(torch.autocast("cpu", dtype=cast, enabled=cast is not None))

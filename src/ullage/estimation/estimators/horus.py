@@ -73,7 +73,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     else:
         assert workload.configuration is not None
         summary = summarize(workload.configuration, gpu)
-        batch = workload.configuration.batch
+        batch = workload.configuration.batch_size
     parts = {
         "parameters": BYTES * summary.parameters,
         "gradients": BYTES * batch * summary.parameters,

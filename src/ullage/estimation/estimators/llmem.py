@@ -136,7 +136,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     with VirtualGPU(gpu, limited=False):
         model, task = prepare(workload.configuration)
         decoder = decoder_of(model)
-        inputs, _ = task.batch(workload.configuration.batch)
+        inputs, _ = task.batch(workload.configuration.batch_size)
         del model, task  # weights that are alive on leaving would be filled with their initial values
     ids = inputs["input_ids"] if isinstance(inputs, dict) else inputs
     parts = parts_of(decoder, int(ids.shape[0]), int(ids.shape[1]), **options)

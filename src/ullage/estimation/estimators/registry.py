@@ -46,7 +46,7 @@ class Workload:
     (`steps`, `config`, ...), `batch_size` what a summary was read with.
 
     >>> from ullage.workloads import Configuration
-    >>> Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch=2)).kind
+    >>> Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)).kind
     'model'
     """
 

@@ -54,13 +54,13 @@ def summarize(configuration: Configuration, gpu: GPU) -> Summary:
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
         found = tensors_in(output)
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        outputs = sum(tensor.numel() for tensor in found) // configuration.batch
+        outputs = sum(tensor.numel() for tensor in found) // configuration.batch_size
         layers.append(Layer(type(module).__name__, outputs, own))
 
     with VirtualGPU(gpu, limited=False):
         model = run_forward(configuration, note)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Summary(tuple(layers), parameters, configuration.batch)
+    return Summary(tuple(layers), parameters, configuration.batch_size)
 
 
 def run_forward(configuration: Configuration, note: Callable[[nn.Module, Any, Any], None] | None = None) -> nn.Module:
@@ -71,7 +71,7 @@ def run_forward(configuration: Configuration, note: Callable[[nn.Module, Any, An
         for module in model.modules() if note is not None else ():
             if not any(True for _ in module.children()):
                 module.register_forward_hook(note)  # type: ignore[arg-type]
-        inputs, targets = task.batch(configuration.batch)
+        inputs, targets = task.batch(configuration.batch_size)
         with torch.no_grad():
             task.forward(model, moved(inputs), moved(targets))
     except (UllageError, torch.OutOfMemoryError):

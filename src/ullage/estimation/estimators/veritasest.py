@@ -23,7 +23,7 @@ from ullage.workloads.sources.build import build
 def supports(workload: Workload) -> str | None:
     """What xMem supports, as far as it is a convolutional network.
 
-    >>> supports(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch=2)))
+    >>> supports(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)))
     'its paper covers convolutional networks; this model has no convolution'
     """
     reason = xmem.supports(workload)
@@ -77,7 +77,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by three steps on the CPU, as xMem does.
 
     >>> from ullage.hardware import gpu
-    >>> workload = Workload(configuration=Configuration(model="tv:squeezenet1_1", batch=1, input=[3, 64, 64]))
+    >>> workload = Workload(configuration=Configuration(model="tv:squeezenet1_1", batch_size=1, input=[3, 64, 64]))
     >>> run(workload, gpu("T4")).figure_kind      # doctest: +SKIP
     'reserved'
     """

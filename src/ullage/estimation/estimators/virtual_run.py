@@ -27,7 +27,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
 
     >>> from ullage.hardware import gpu
     >>> from ullage.workloads import Configuration
-    >>> run(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch=2)), gpu("T4")).figure_kind
+    >>> run(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)), gpu("T4")).figure_kind
     'process'
     """
     if workload.options:

@@ -16,7 +16,7 @@ from ullage.errors import InvalidValue, UllageError, UnknownName
 from ullage.hardware import gpu
 from ullage.research.datasets.schema import COUNTED
 from ullage.units import MIB, format_bytes
-from ullage.workloads.configuration import Configuration, read_rows
+from ullage.workloads.configuration import FILE_KEYS, Configuration, read_rows
 
 # Why a measured line does not come into a data set, and the account of all that were dropped.
 
@@ -165,7 +165,7 @@ def share(value: float | None) -> float | None:
     return None if value is None or not 0 <= value <= ROUNDING else min(1.0, value)
 
 
-_FIELDS = tuple(spec.name for spec in fields(Configuration))
+_FIELDS = tuple(FILE_KEYS.get(spec.name, spec.name) for spec in fields(Configuration))
 
 
 @dataclass
@@ -204,6 +204,7 @@ def canonical(row: dict[str, Any]) -> str:
     >>> canonical({"id": "a", "model": "mlp:x", "opt": "sgd", "batch": 2, "widths": [8, 4], "seq": None})
     '{"model":"mlp:x","batch":2,"opt":"sgd","widths":[8,4]}'
     """
+    row = {FILE_KEYS.get(name, name): value for name, value in row.items()}
     known = {name: row[name] for name in _FIELDS if row.get(name) is not None}
     return json.dumps(known, separators=(",", ":"))
 

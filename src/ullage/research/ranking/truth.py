@@ -297,8 +297,8 @@ _OF_THE_MODEL = ("conf", "hf_config", "settings", "vocab", "config_file")
 def identity(configuration: Configuration) -> dict[str, Any]:
     """What makes two configurations the same run, however they were written down.
 
-    >>> one = identity(Configuration(model="tv:resnet18", batch=8, classes=1000))
-    >>> one == identity(Configuration(model="torchvision:resnet18", batch=8))
+    >>> one = identity(Configuration(model="tv:resnet18", batch_size=8, classes=1000))
+    >>> one == identity(Configuration(model="torchvision:resnet18", batch_size=8))
     True
 
     A size that is left to the model ("what it is made for") is only the same as one that is left to it too.
@@ -323,13 +323,3 @@ def matching(configuration: Configuration, runs: Iterable[Run]) -> list[Run]:
         if same:
             found.append(run)
     return found
-
-
-def row_of(configuration: Configuration) -> dict[str, Any]:
-    """A configuration as plain values, as a measured file has it.
-
-    >>> Configuration.from_row(row_of(Configuration(model="mlp:x", widths=[8, 4], batch=2))).widths
-    [8, 4]
-    """
-    values = asdict(configuration)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

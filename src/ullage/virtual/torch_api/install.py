@@ -2,8 +2,8 @@
 
 PyTorch's own Python code stays in place wherever it can: what it asks of its C++ part is replaced
 (`torch._C._cuda_...`), so that a CPU build, a CUDA build and a machine with a GPU give the same answers. Each
-file `surface_*.py` has one subject and puts its replacements into one list; leaving the `with` statement
-takes them back in the opposite order.
+module here has one subject and puts its replacements into one list; leaving the `with` statement takes them back in
+the opposite order.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from ullage.virtual.torch_api import (
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU
 
-_PARTS = (
-    device,
-    memory,
-    streams,
-    streams,
-    device,
-    random,
-    backends,
-    tensors,
-    tensors,
-    saving,
-    refusals,
-    tensors,
-    device,
-    streams,
-    refusals,
-    distributed,
+_PARTS = (  # in this order: later ones build on what earlier ones put in place
+    device.install,
+    memory.install,
+    streams.install_events,
+    streams.install,
+    device.install_accelerator,
+    random.install,
+    backends.install,
+    tensors.install_construction,
+    tensors.install,
+    saving.install,
+    refusals.install_scripting,
+    tensors.install_legacy_types,
+    device.install_data_parallel,
+    streams.install_threads,
+    refusals.install,
+    distributed.install,
 )
 
 
@@ -53,8 +53,8 @@ def install(gpu: VirtualGPU) -> Callable[[], None]:
     torchvision.make_torchvision_importable()
     replacements = Replacements()
     try:
-        for part in _PARTS:
-            part.install(gpu, replacements)
+        for install_part in _PARTS:
+            install_part(gpu, replacements)
     except BaseException:
         replacements.undo()
         raise

@@ -123,7 +123,7 @@ def own_task(configuration: Configuration, model: nn.Module) -> Task:
 def build_perceptron(configuration: Configuration) -> nn.Module:
     """Linear layers, with batch norm and dropout between them where the configuration says so.
 
-    >>> build_perceptron(Configuration(model="mlp:x", widths=[8, 4], batch=2))
+    >>> build_perceptron(Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
     Sequential(
       (0): Linear(in_features=8, out_features=4, bias=True)
     )

@@ -72,7 +72,7 @@ def network(path: Path = WEIGHTS) -> tuple[Network, dict[str, Any]]:
 def predict(configuration: Configuration) -> Prediction:
     """Memory and step time of a training run on an H200.
 
-    >>> predict(Configuration(model="mlp:x", widths=[64, 64, 10], batch=8)).peak_reserved > 2**20
+    >>> predict(Configuration(model="mlp:x", widths=[64, 64, 10], batch_size=8)).peak_reserved > 2**20
     True
     """
     return predict_graph(_graph(configuration))
@@ -111,7 +111,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by the trained network.
 
     >>> from ullage.hardware import gpu
-    >>> workload = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch=2))
+    >>> workload = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
     >>> run(workload, gpu("H200")).figure_kind
     'reserved'
     """

@@ -67,7 +67,7 @@ class Node:
 class Graph:
     """The graph of a step, with plain sizes; `dnnperf_network` scales them.
 
-    >>> graph = graph_of(Configuration(model="mlp:x", widths=[8, 16, 4], batch=2, opt="sgd"))
+    >>> graph = graph_of(Configuration(model="mlp:x", widths=[8, 16, 4], batch_size=2, opt="sgd"))
     >>> graph.parameters, len(graph.nodes) > 4, len(graph.edges) > 4
     (848, True, True)
     """

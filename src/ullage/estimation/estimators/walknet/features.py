@@ -290,7 +290,7 @@ class _Seen:
 def features(configuration: Configuration) -> Features:
     """The features of a run by its configuration.
 
-    >>> found = features(Configuration(model="mlp:x", widths=[8, 4, 2], batch=16, opt="adam"))
+    >>> found = features(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16, opt="adam"))
     >>> found.layers, found.parameters, found.counts["linear"]
     ((('linear', 4, 36), ('relu', 4, 0), ('linear', 2, 10)), 46, 2)
     """
@@ -314,7 +314,7 @@ def layer_sequence(configuration: Configuration) -> tuple[tuple[str, int, int], 
 
     A layer that is used again is there again, with no parameters the second time.
 
-    >>> layer_sequence(Configuration(model="mlp:x", widths=[8, 4], batch=2))
+    >>> layer_sequence(Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
     (('linear', 4, 36),)
     """
     return features(configuration).layers
@@ -341,14 +341,16 @@ def _observe(
 ) -> list[torch.Tensor]:
     """Run the forward pass and the loss; gives the inputs."""
     hooks = [
-        part.register_forward_hook(_noting(configuration.batch, seen)) for part in model.modules() if _is_layer(part)
+        part.register_forward_hook(_noting(configuration.batch_size, seen))
+        for part in model.modules()
+        if _is_layer(part)
     ]
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     model.train(not configuration.inference)
     try:
-        inputs, targets = _moved(task.batch(configuration.batch), device)
+        inputs, targets = _moved(task.batch(configuration.batch_size), device)
         with (
-            cheap_kernels(lambda out: seen.attended(out, configuration.batch)),
+            cheap_kernels(lambda out: seen.attended(out, configuration.batch_size)),
             torch.set_grad_enabled(not configuration.inference),
             torch.autograd.graph.saved_tensors_hooks(_keeping(seen), lambda nothing: nothing),
         ):
@@ -357,7 +359,7 @@ def _observe(
             else:
                 out = task.forward(model, inputs, targets)
                 loss = task.loss(out, targets)
-                seen.output = sum(tensor.numel() for tensor in tensors_in(out)) // configuration.batch
+                seen.output = sum(tensor.numel() for tensor in tensors_in(out)) // configuration.batch_size
                 for tensor in (*tensors_in(out), *tensors_in(inputs), loss):  # alive through the backward pass
                     seen.keep(tensor)
     finally:
@@ -431,7 +433,7 @@ def _kind_named(name: str) -> str:
 
 
 def _summed(configuration: Configuration, model: nn.Module, inputs: list[torch.Tensor], seen: _Seen) -> Features:
-    batch = configuration.batch
+    batch = configuration.batch_size
     kinds = Counter(kind for kind, _, _ in seen.layers)
     kept = list(seen.storages.values())
     numbers = sum(tensor.untyped_storage().nbytes() // tensor.element_size() for tensor in kept if _floats(tensor))
@@ -493,7 +495,7 @@ def closed_parts(found: Features) -> dict[str, int]:
 def closed_formula(found: Features) -> int:
     """Weights, gradients, optimizer states and what the backward pass needs, in bytes: no workspace, no cache.
 
-    >>> closed_formula(features(Configuration(model="mlp:x", widths=[8, 4], batch=2, opt="sgd")))
+    >>> closed_formula(features(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, opt="sgd")))
     504
     """
     return sum(closed_parts(found).values())

@@ -33,7 +33,7 @@ def supports(workload: Workload) -> str | None:
     """Training that runs on a CPU as it would on a GPU; autocast to CUDA does not.
 
     >>> from ullage.workloads import Configuration
-    >>> supports(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch=2, inference=True)))
+    >>> supports(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2, inference=True)))
     'it follows training steps; this is inference'
     """
     configuration = workload.configuration
@@ -124,7 +124,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
 
     >>> from ullage.hardware import gpu
     >>> from ullage.workloads import Configuration
-    >>> workload = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch=2))
+    >>> workload = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
     >>> run(workload, gpu("T4")).peak_reserved
     2097152
     """
