@@ -5,12 +5,18 @@ import json
 import pytest
 from tests.commands import ROW, ullage
 
+from ullage import __version__
+
 
 def test_help_names_the_commands():
     answer = ullage("--help")
     assert answer.returncode == 0
     for command in ("gpus", "evaluate", "diff"):
         assert command in answer.stdout
+
+
+def test_the_version_is_printed():
+    assert ullage("--version").stdout == f"{__version__}\n"
 
 
 def test_gpus_as_table_and_as_json():
