@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import os
@@ -58,8 +57,10 @@ def function_named(entry: str) -> Callable[..., Any]:
     'a/b'
     """
     module, _, name = entry.partition(":")
-    found: Callable[..., Any] = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    return found
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
 
 
 def end_with(parent: Process) -> None:
