@@ -225,6 +225,23 @@ def test_toml_blocks_can_be_read_also_with_the_lines_that_are_off(page):
         tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
 
 
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_extras_that_are_named_exist(page):
+    for names in re.findall(r"(?:ullage|\.)\[([\w,]+)\]", page.read_text()):
+        assert set(names.split(",")) <= set(EXTRAS), names
+
+
+def test_the_page_about_installing_tells_what_each_extra_brings():
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (DOCS / "get-started/install.md").read_text(), re.MULTILINE))
+    assert set(told) == set(EXTRAS) - {"dev", "docs"}
+    for extra, packages in told.items():
+        brought = {re.split(r"[>=\[]", package)[0].lower() for package in EXTRAS[extra]}
+        assert {package.strip().lower() for package in packages.split(",")} == brought, extra
+
+
 # Words
 
 

@@ -1,4 +1,5 @@
-"""Running something in a child process: limits, a JSON protocol, death with the parent, and the environment.
+"""Child processes for Ullage's own work: limits, JSON messages, death with the parent, and the environment.
 
-Every part of Ullage that starts a process for its own work starts it here.
+`parent` starts and watches a child, `child` is what runs inside it, `forking` saves the imports by forking. Callers
+bring a function and a request; everything about the process itself belongs here.
 """

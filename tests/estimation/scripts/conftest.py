@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from ullage.estimation.scripts.child import Job, ScriptRun
+from ullage.estimation.scripts.child import ScriptRequest, ScriptRun
 from ullage.hardware import gpu as find_gpu
 
 
@@ -26,9 +26,12 @@ def follow(tmp_path, monkeypatch, capfd):
             monkeypatch.delenv(name)  # whatever the script sets is taken back
         folder = tmp_path / "answer"
         folder.mkdir(exist_ok=True)
-        job = Job(str(script), list(args), False, find_gpu(gpu), steps, 60.0, limited, str(folder / "answer.json"))
+        request = ScriptRequest(
+            path=str(script), args=list(args), module=False, gpu=find_gpu(gpu), steps=steps, timeout=60.0,
+            limited=limited, journal=str(folder / "files"),
+        )  # fmt: skip
         answers = []
-        ScriptRun(job, answers.append, leave=lambda seconds: None).run()
+        ScriptRun(request, answers.append, leave=lambda seconds: None).run()
         answer = json.loads(json.dumps(answers[0]))
         answer["printed"] = capfd.readouterr().out
         return answer

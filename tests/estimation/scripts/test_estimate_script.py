@@ -1,10 +1,6 @@
 """`estimate_script` as users call it: a process of its own, run as `python` would run it."""
 
-import subprocess
-import sys
 import textwrap
-import time
-from pathlib import Path
 
 import pytest
 
@@ -133,28 +129,3 @@ def test_a_mistake_is_told_before_anything_runs(script, args, options, told):
     script("", "folder/train.py")
     with pytest.raises((InvalidValue, LookupError), match=told):
         estimate_script(*args, **options)
-
-
-def test_a_script_does_not_outlive_the_process_that_asked(script, tmp_path):
-    path = script("import os, time\nopen('pid', 'w').write(str(os.getpid()))\nwhile True: time.sleep(0.1)\n")
-    asking = subprocess.Popen(
-        [sys.executable, "-m", "ullage", "estimate", str(path)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    )
-    file = tmp_path / "pid"
-    while not (file.exists() and file.read_text()):
-        assert asking.poll() is None
-        time.sleep(0.05)
-    child = int(file.read_text())
-    asking.kill()
-    asking.wait()
-    deadline = time.monotonic() + 30
-    while _alive(child) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not _alive(child)
-
-
-def _alive(pid):
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False

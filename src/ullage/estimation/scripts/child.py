@@ -1,17 +1,13 @@
-"""The process in which a script runs on a virtual GPU: `python -P -m ullage.estimation.scripts.child JOB`.
+"""The inside of the process in which a script runs on a virtual GPU.
 
-The job file says what to run; the answer goes to the file that it names, once, at the first of: the script has been
-followed far enough, has ended, has failed, or its time is over. The script's output stays on this process's own
-standard output and error. Not for use by itself: `estimate_script` starts it.
+The answer is given once, at the first of: the script has been followed far enough, has ended, has failed, or its time
+is over. The script's output stays on this process's own standard output and error. `estimate_script` starts it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import runpy
-import signal
 import sys
 import threading
 import time
@@ -20,32 +16,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ullage.allocator import AllocatorConfig
 from ullage.estimation.running import summarize
 from ullage.estimation.scripts.failures import describe
 from ullage.estimation.scripts.files import Files
 from ullage.estimation.scripts.following import Following
 from ullage.estimation.scripts.processes import Processes
 from ullage.estimation.timeline.trace import Trace
+from ullage.hardware import GPU
+from ullage.isolation.child import give_answer
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.tracking.convergence import Settled
 
-if TYPE_CHECKING:
-    from ullage.allocator import AllocatorConfig
-    from ullage.hardware import GPU
-
-
-JOURNAL = "files"  # beside the answer: which files to put back afterwards
 GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
 
 
-@dataclass(frozen=True)
-class Job:
-    """What the child process is asked to do."""
+@dataclass(frozen=True, kw_only=True)
+class ScriptRequest:
+    """What the child process is asked to do. In `journal` it notes which files to put back afterwards."""
 
     path: str
     args: list[str]
@@ -54,38 +47,28 @@ class Job:
     steps: int | None
     timeout: float
     limited: bool
-    answer: str
+    journal: str
     config: AllocatorConfig | None = None
     trace_file: str | None = None
 
-
-class Answer:
-    """Writes what became of a run, once; what comes later is not written."""
-
-    def __init__(self, job: Job) -> None:
-        self._path, self._lock = Path(job.answer), threading.Lock()
-        self._owner = os.getpid()
-        self.given = False
-
-    def give(self, answer: dict[str, Any]) -> None:
-        """Write the answer, if it is the first."""
-        with self._lock:
-            if self.given or os.getpid() != self._owner:  # a worker process has nothing to say
-                return
-            written = self._path.with_suffix(".part")
-            written.write_text(json.dumps(answer))
-            written.replace(self._path)
-            self.given = True
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> ScriptRequest:
+        """The request as `dataclasses.asdict` gave it and JSON carried it."""
+        gpu = GPU(**_with_tuples(values["gpu"]))
+        config = values["config"] and AllocatorConfig(**_with_tuples(values["config"]))
+        return cls(**{**values, "gpu": gpu, "config": config})
 
 
-def main(job_file: str) -> None:
-    """Run the job; leaves by `os._exit` where the script does not let itself be stopped."""
-    job: Job = pickle.loads(Path(job_file).read_bytes())
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists only."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
-    answer = Answer(job)
-    run = ScriptRun(job, answer.give)
-    _stop_in_time(job, run)
-    _end_with(os.getppid())
+
+def run_script(values: dict[str, Any]) -> None:
+    """Run the script of a request; leaves by `os._exit` where the script does not let itself be stopped."""
+    request = ScriptRequest.from_values(values)
+    run = ScriptRun(request, give_answer)
+    _stop_after(request.timeout, run)
     code = run.run()
     leave_after(GRACE)
     sys.stdout.flush()
@@ -93,24 +76,13 @@ def main(job_file: str) -> None:
     raise SystemExit(code)
 
 
-def _stop_in_time(job: Job, run: Any) -> None:
+def _stop_after(seconds: float, run: ScriptRun) -> None:
     def wait() -> None:
-        time.sleep(job.timeout)
+        time.sleep(seconds)
         run.time_is_over()
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True, name="ullage-timeout").start()
-
-
-def _end_with(parent: int) -> None:
-    """Whoever asked may be killed; then nobody waits for the answer, and the script must not run on."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True, name="ullage-parent").start()
 
 
 def leave_after(seconds: float) -> None:
@@ -123,25 +95,19 @@ def leave_after(seconds: float) -> None:
     threading.Thread(target=wait, daemon=True, name="ullage-exit").start()
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
-
-
-# One run of a script on a virtual GPU, inside the child process.
-
 Give = Callable[[dict[str, Any]], None]
 
 
 class ScriptRun:
     """Runs a script as `python` would, follows it and gives one answer."""
 
-    def __init__(self, job: Job, give: Give, leave: Callable[[float], None] = leave_after) -> None:
-        self._job, self._give, self._leave = job, give, leave
-        self.card = VirtualGPU(job.gpu, job.config, limited=job.limited)
-        self.following = Following(self.card, job.steps, self._stop)
+    def __init__(self, request: ScriptRequest, give: Give, leave: Callable[[float], None] = leave_after) -> None:
+        self._request, self._give, self._leave = request, give, leave
+        self.card = VirtualGPU(request.gpu, request.config, limited=request.limited)
+        self.following = Following(self.card, request.steps, self._stop)
         self.processes = Processes(self.card.note, self._failed)
         self._trace: Trace | None = None
-        if job.trace_file is not None:
+        if request.trace_file is not None:
             self._trace = Trace()
             self._trace.watch(self.card)
         self._begin = time.perf_counter()
@@ -154,7 +120,7 @@ class ScriptRun:
             self.following.install(replacements)
             self.processes.install(replacements)
             self._watch_settings(replacements)
-            Files(Path(self._job.answer).with_name(JOURNAL)).install(replacements)
+            Files(Path(self._request.journal)).install(replacements)
             try:
                 self._execute()
             except Settled:
@@ -170,24 +136,24 @@ class ScriptRun:
 
     def _watch_settings(self, replacements: Replacements) -> None:
         """A script may set PYTORCH_ALLOC_CONF itself, before it first uses the GPU."""
-        if self._job.config is None:
+        if self._request.config is None:
             replacements.on_undo(follow_allocator_settings(self.card))
 
     def _execute(self) -> None:
-        job = self._job
-        sys.argv = [job.path, *job.args]
-        if job.module:
+        request = self._request
+        sys.argv = [request.path, *request.args]
+        if request.module:
             sys.path.insert(0, os.getcwd())
-            runpy.run_module(job.path, run_name="__main__", alter_sys=True)
-        elif Path(job.path).is_dir():
-            sys.path.insert(0, job.path)
-            runpy.run_path(job.path, run_name="__main__")
+            runpy.run_module(request.path, run_name="__main__", alter_sys=True)
+        elif Path(request.path).is_dir():
+            sys.path.insert(0, request.path)
+            runpy.run_path(request.path, run_name="__main__")
         else:
-            sys.path.insert(0, str(Path(job.path).resolve().parent))
+            sys.path.insert(0, str(Path(request.path).resolve().parent))
             main = ModuleType("__main__")
-            main.__dict__.update(__file__=job.path, __builtins__=__builtins__, __cached__=None)
+            main.__dict__.update(__file__=request.path, __builtins__=__builtins__, __cached__=None)
             sys.modules["__main__"] = main
-            code = compile(Path(job.path).read_bytes(), job.path, "exec", dont_inherit=True)
+            code = compile(Path(request.path).read_bytes(), request.path, "exec", dont_inherit=True)
             exec(code, main.__dict__)
 
     # The ways in which a run ends.
@@ -205,7 +171,7 @@ class ScriptRun:
         raise Settled
 
     def _ended(self) -> None:
-        if not self._stopped and self._job.steps is not None and not self.following.settled:
+        if not self._stopped and self._request.steps is not None and not self.following.settled:
             self.card.note("ended", self._short_run())
         self._give_estimate()
 
@@ -239,7 +205,7 @@ class ScriptRun:
         if self.following.steps and self.card.memory.requests:
             self.card.note(
                 "timeout",
-                f"stopped after {self._job.timeout:g} s and {self.following.steps} optimizer steps, before the "
+                f"stopped after {self._request.timeout:g} s and {self.following.steps} optimizer steps, before the "
                 "requests repeated: what comes later is not in these figures",
             )
             self._give_estimate()
@@ -277,9 +243,9 @@ class ScriptRun:
             card.note("memory", "the script ran out of memory once or more, caught it and went on")
         card.progress.phases = self.following.phases.peaks(has_trained=self.following.backward.count > 0)
         estimate = summarize(card, time.perf_counter() - self._begin)
-        if self._trace is not None and self._job.trace_file is not None:
+        if self._trace is not None and self._request.trace_file is not None:
             self._trace.fill(card)
-            self._trace.save(self._job.trace_file)
+            self._trace.save(self._request.trace_file)
         values = estimate.to_dict()
         values["phases"] = card.progress.phases
         values["steps"] = self.following.steps

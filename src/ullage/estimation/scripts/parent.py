@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
-import json
 import os
-import pickle
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +14,17 @@ from typing import Any
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.result import Estimate
-from ullage.estimation.scripts.child import GRACE, JOURNAL, Job
+from ullage.estimation.scripts.child import GRACE, ScriptRequest
 from ullage.estimation.scripts.failures import is_launcher_missing, message
 from ullage.estimation.scripts.files import put_back
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
+from ullage.isolation.environment import environment
+from ullage.isolation.limits import Limits
+from ullage.isolation.parent import run
 
 DEFAULT_TIMEOUT = 300.0  # seconds
+_PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
 TAIL = 20  # lines of the script's output that are shown when it fails
 _LAUNCHER = {  # what `torchrun --nproc-per-node 1` sets
     "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
@@ -61,7 +59,7 @@ def estimate_script(
     """
     shown = f"-m {path}" if module else str(path)
     _check(path, module, steps, timeout)
-    job = Job(
+    request = ScriptRequest(
         path=str(path),
         args=[str(value) for value in args],
         module=module,
@@ -69,21 +67,21 @@ def estimate_script(
         steps=steps,
         timeout=timeout,
         limited=True,
-        answer="",
+        journal="",
         config=config,
         trace_file=None if trace_file is None else os.path.abspath(trace_file),
     )
     notes: list[str] = []
-    environment = dict(os.environ)
-    answer = _run(job, environment, show_output)
+    variables = dict(os.environ)
+    answer = _run(request, variables, show_output)
     if is_launcher_missing(answer):
-        environment |= _LAUNCHER
+        variables |= _LAUNCHER
         notes.append("the script wants to be started by torchrun: it was given what torchrun gives to a single process")
-        answer = _run(job, environment, show_output)
+        answer = _run(request, variables, show_output)
     out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None
     if out_of_memory is not None:
         notes.append("ran out of memory; the figures are those of a card without limit")
-        answer = _run(dataclasses.replace(job, limited=False), environment, show_output)
+        answer = _run(dataclasses.replace(request, limited=False), variables, show_output)
     if answer["status"] == "failed":
         raise ScriptFailed(message(answer, shown, timeout), answer["output"])
     return _estimate(answer["estimate"], notes, out_of_memory, shown)
@@ -127,72 +125,29 @@ def _check_module(name: str) -> None:
         raise InvalidValue(f"needed a module that `python -m {name}` would run; found none of that name from here")
 
 
-def _run(job: Job, environment: dict[str, str], show_output: bool) -> dict[str, Any]:
-    """Run the child process and read its answer, with the end of the script's output."""
+def _run(request: ScriptRequest, variables: dict[str, str], show_output: bool) -> dict[str, Any]:
+    """Run the script in a child process and read its answer, with the end of the script's output."""
     with tempfile.TemporaryDirectory(prefix="ullage-") as folder:
-        answer, output, request = Path(folder, "answer.json"), Path(folder, "output"), Path(folder, "job")
-        request.write_bytes(pickle.dumps(dataclasses.replace(job, answer=str(answer))))
-        command = [sys.executable, "-P", "-m", "ullage.estimation.scripts.child", str(request)]
-        with output.open("wb") as sink:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=_environment(environment),
-                start_new_session=True,
-            )
+        journal = Path(folder, "files")
         try:
-            _wait(process, output, job.timeout + GRACE + 30, show_output)
+            outcome = run(
+                "ullage.estimation.scripts.child:run_script",
+                dataclasses.asdict(dataclasses.replace(request, journal=str(journal))),
+                limits=Limits(seconds=request.timeout + GRACE + _PATIENCE),
+                env=_environment(variables),
+                show=_show if show_output else None,
+            )
         finally:
-            _end_all(process)
-            put_back(answer.with_name(JOURNAL))
-        if answer.is_file():
-            found: dict[str, Any] = json.loads(answer.read_text())
-        else:
-            found = {"status": "failed", **_died(process.returncode)}
-        found["output"] = _tail(output)
-        return found
+            put_back(journal)
+    found = outcome.answer or {"status": "failed", "kind": "died", "how": outcome.failure}
+    return {**found, "output": outcome.last_lines(TAIL)}
 
 
-def _environment(environment: dict[str, str]) -> dict[str, str]:
-    """Ullage is found as it is here; nothing is kept back in buffers; trackers on the network stay out of it."""
-    home = str(Path(__file__).parents[3])
-    paths = [home, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    kept = {"PYTHONUNBUFFERED": "1", "WANDB_MODE": "disabled", "COMET_MODE": "disabled"}
-    return kept | environment | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    """Trackers on the network stay out of it, unless the user wants them."""
+    return {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", **environment(variables)}
 
 
-def _wait(process: subprocess.Popen[bytes], output: Path, seconds: float, show_output: bool) -> None:
-    deadline = time.monotonic() + seconds
-    with output.open("rb") as source:
-        while process.poll() is None and time.monotonic() < deadline:
-            _show(source, show_output)
-            time.sleep(0.02)
-        _show(source, show_output)
-
-
-def _show(source: Any, show_output: bool) -> None:
-    if show_output and (text := source.read()):
-        sys.stderr.write(text.decode(errors="replace"))
-        sys.stderr.flush()
-
-
-def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """The script's own processes (workers of its DataLoaders) end with it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _died(code: int | None) -> dict[str, Any]:
-    if code is not None and code < 0:
-        how = f"was ended by {signal.Signals(-code).name}" + (" (was memory short?)" if code == -signal.SIGKILL else "")
-    else:
-        how = f"left without a word, with exit code {code}"
-    return {"kind": "died", "how": how}
-
-
-def _tail(output: Path) -> str:
-    lines = output.read_bytes().decode(errors="replace").replace("\r", "\n").splitlines()
-    return "\n".join([line for line in lines if line.strip()][-TAIL:])
+def _show(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
