@@ -73,7 +73,7 @@ def compare(file: Path) -> None:
         rows = [json.loads(line) for line in lines]
     for values, real in rows:
         with ullage.virtual_gpu("H200") as gpu:
-            gpu.workspaces.need = lambda library: None
+            gpu.libraries.need = lambda library: None
             found = run(Call(*values), functools.partial(recorded_events, gpu))
         exact += found == real
         if found != real and [size < 0 for size in found] == [size < 0 for size in real]:

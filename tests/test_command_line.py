@@ -1,6 +1,8 @@
 """The command line as a person uses it: real processes."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tests.commands import ROW, ullage
@@ -9,7 +11,7 @@ from ullage import __version__
 
 
 def test_help_names_the_commands():
-    answer = ullage("--help")
+    answer = subprocess.run([sys.executable, "-m", "ullage", "--help"], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0
     for command in ("gpus", "evaluate", "diff"):
         assert command in answer.stdout

@@ -10,7 +10,7 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import GPU, generation_of, gpu, gpu_list, gpus
 
 
-@pytest.mark.parametrize("module", ["card", "tables", "catalogue", "local"])
+@pytest.mark.parametrize("module", ["specification", "catalogue", "local", "lookup"])
 def test_examples_in_docstrings(module: str) -> None:
     assert doctest.testmod(importlib.import_module(f"ullage.hardware.{module}")).failed == 0
 

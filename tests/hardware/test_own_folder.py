@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import ullage.hardware.local as local
+import ullage.hardware.lookup as lookup
 from ullage.cli import app
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu, own_gpus, select_gpus
@@ -53,11 +53,11 @@ def test_without_a_folder_nothing_is_missed(tmp_path, monkeypatch):
 
 
 def test_the_local_gpu(monkeypatch):
-    monkeypatch.setattr(local, "local_gpus", lambda: [gpu("H200"), gpu("T4")])
+    monkeypatch.setattr(lookup, "local_gpus", lambda: [gpu("H200"), gpu("T4")])
     assert [gpu(name).name for name in ("local", "Local:0", "local:1")] == ["H200", "H200", "T4"]
     with pytest.raises(InvalidValue, match="needed GPU 2 of this machine; NVML found 2"):
         gpu("local:2")
-    monkeypatch.setattr(local, "local_gpus", list)
+    monkeypatch.setattr(lookup, "local_gpus", list)
     with pytest.raises(InvalidValue, match="NVML found none.*pip install nvidia-ml-py"):
         gpu("local")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.nursery import Child, Nursery
 
 from ullage.errors import NoDaemon
 from ullage.manager.client import SocketClient
@@ -21,9 +22,6 @@ from ullage.manager.core.serving import make_daemon
 from ullage.manager.identity import myself
 from ullage.manager.settings import read_settings
 from ullage.monitor import Monitor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from nursery import Child, Nursery  # noqa: E402
 
 SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 60.0  # seconds after which something that should have happened is a failure
@@ -240,7 +238,8 @@ def make_here(tmp_path: Path) -> Iterator[Callable[..., Here]]:
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
     """Where daemons come from that start fast; those that a file shares (`common`) are started as people do."""
-    made = Nursery({**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
+    made = Nursery(environment, "ullage.manager.core.serving", "ullage.virtual.shared_card.cards")
     yield made
     made.close()
 

@@ -122,7 +122,7 @@ def test_most_calls_that_are_not_in_the_table_are_exact(reference, look_ups):
         rows = [line for line in file if line.startswith('[["aten.convolution')][::10]
     exact, close, calls = Counter(), Counter(), Counter()
     with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
-        gpu.workspaces.need = lambda library: None
+        gpu.libraries.need = lambda library: None
         for (operator, arguments, keywords), real, _, _ in map(json.loads, rows):
             look_ups.clear()
             sizes = [size for size in play(gpu, operator, arguments, keywords)[0] if size >= 0]

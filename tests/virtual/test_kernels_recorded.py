@@ -82,7 +82,7 @@ def tensors(value):
 @pytest.fixture
 def gpu():
     with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
-        gpu.workspaces.need = lambda library: None
+        gpu.libraries.need = lambda library: None
         yield gpu
 
 

@@ -36,7 +36,7 @@ def test_calls_that_were_exact_stay_exact(kind):
     assert len(rows) == {"LSTM": 65, "GRU": 58, "RNN": 57}[kind]
     for config, real in rows:
         with ullage.virtual_gpu("H200") as gpu:
-            gpu.workspaces.need = lambda library: None
+            gpu.libraries.need = lambda library: None
             assert run(Call(*config), functools.partial(recorded_events, gpu)) == real, config
 
 

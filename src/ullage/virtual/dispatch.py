@@ -6,7 +6,7 @@ out once and remembered; the second iteration and every repeated block cost micr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,17 +23,22 @@ from ullage.virtual.kernels.plan import (
     Output,
     Plan,
     Same,
+    kernel_switches,
     span_of_elements,
 )
-from ullage.virtual.native import view_without_data
-from ullage.virtual.operators import data_dependent  # noqa: F401  (the second registers its handlers)
+from ullage.virtual.native import is_gpu, view_without_data
+from ullage.virtual.operators import (  # noqa: F401  (they register their handlers)
+    copies,
+    data_dependent,
+    gradient_sums,
+    reading_values,
+    recurrent,
+    views,
+)
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
-from ullage.virtual.operators.memory_sharing import SPECIAL, is_gpu
+from ullage.virtual.operators.registry import HANDLERS
+from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.uncertainty import GUESSED
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
-
 
 # What an operator returns: sizes, strides, types and aliases, asked of PyTorch's own shape inference.
 #
@@ -131,7 +136,7 @@ class VirtualMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper against torch.compile costs microseconds a call and a second to import
 
-    def __init__(self, gpu: VirtualGPU) -> None:
+    def __init__(self, gpu: GPUState) -> None:
         super().__init__()
         self.gpu = gpu
         self._operators: dict[Any, _Operator] = {}
@@ -150,14 +155,14 @@ _plans: dict[tuple[Any, str], dict[Any, Plan]] = {}
 class _Operator:
     """One operator overload on one virtual GPU, with the plans it has remembered."""
 
-    __slots__ = ("composite", "floats_matter", "func", "gpu", "mode", "name", "plans", "rule", "special", "written")
+    __slots__ = ("composite", "floats_matter", "func", "gpu", "handler", "mode", "name", "plans", "rule", "written")
 
     def __init__(self, func: Any, mode: VirtualMode) -> None:
         self.func, self.mode, self.gpu = func, mode, mode.gpu
         self.name = str(func)
         self.rule = RULES.get(self.name)
-        self.special = list_operator if is_list_operator(self.name) else SPECIAL.get(self.name)
-        self.composite = self.special is None and self.rule is None and _is_composite(func)
+        self.handler = list_operator if is_list_operator(self.name) else HANDLERS.get(self.name)
+        self.composite = self.handler is None and self.rule is None and _is_composite(func)
         self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
         self.written = _written_places(func)
         self.plans = _plans.setdefault((func, mode.gpu.spec.name if self.rule else ""), {})
@@ -165,8 +170,8 @@ class _Operator:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         gpu = self.gpu
         gpu.operator = self.name
-        if self.special is not None:
-            result = self.special(self.gpu, self.func, args, kwargs)
+        if self.handler is not None:
+            result = self.handler(self.gpu, self.func, args, kwargs)
             if result is not NotImplemented:
                 return result
         key, on_gpu = self._key(args, kwargs)
@@ -197,7 +202,7 @@ class _Operator:
                 parts.append(name)
                 on_gpu |= _describe((value,), parts, self.floats_matter)
         if self.rule is not None:
-            parts.append(self.gpu.settings())
+            parts.append(kernel_switches())
         return tuple(parts), on_gpu
 
     def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
@@ -214,7 +219,7 @@ class _Operator:
 
         _check_devices(self.name, args)
         if self.rule is not None:
-            return self.rule(Call(self.func, args, kwargs, self.gpu, inferred))
+            return self.rule(Call(self.func, args, kwargs, self.gpu.spec, inferred))
         return inferred()
 
 
@@ -225,7 +230,7 @@ def _quick(plan: Plan) -> New | None:
     return None
 
 
-def carry_out(gpu: VirtualGPU, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do to the allocator what the kernel would, and return its outputs."""
     memory = gpu.memory
     if plan.guessed:
@@ -237,7 +242,7 @@ def carry_out(gpu: VirtualGPU, plan: Plan, args: tuple[Any, ...], kwargs: dict[s
     else:
         results = _carry_out_steps(memory, plan, args, kwargs)
     if plan.library:
-        gpu.workspaces.need(plan.library)
+        gpu.libraries.need(plan.library)
     if plan.defaults:
         for place, value in plan.defaults.items():
             results[place] = value

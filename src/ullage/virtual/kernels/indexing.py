@@ -192,7 +192,7 @@ def add_segment_sums(
 def _adds_atomically(call: Call, segments: int, parts: int, columns: int) -> bool:
     warped = ceil_div(columns, 32) * 32
     blocks = ceil_div(segments * warped, min(warped, _BLOCK))
-    few = blocks < (call.gpu.spec.sms or 1) * _ATOMIC_BLOCKS
+    few = blocks < (call.gpu.sms or 1) * _ATOMIC_BLOCKS
     return few and parts > 4 * blocks and not torch._C._get_deterministic_algorithms()
 
 

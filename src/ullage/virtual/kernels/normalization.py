@@ -85,7 +85,7 @@ def _backward(
         new(tuple(p.shape), p.dtype) if wanted else None for p, wanted in zip(parameters, mask[1:], strict=True)
     ]
     rows = source.numel() // max(1, columns)
-    sms = call.gpu.spec.sms or 1
+    sms = call.gpu.sms or 1
     in_parts = rows > _MANY_ROWS and columns // _BLOCK_WIDTH < sms // 2
     wanted = [place for place, output in enumerate(outputs) if output is not None and place > 0]
     if mask[0]:

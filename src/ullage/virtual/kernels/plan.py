@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from ullage.hardware import GPU
+
 OUTPUT, TEMPORARY, FREE, DOUBT = range(4)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
 
@@ -183,7 +185,7 @@ class Call:
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    gpu: Any  # the VirtualGPU; a rule may read `gpu.spec` and `gpu.settings`
+    gpu: GPU
     infer: Callable[[], Plan]  # what PyTorch's own shape inference says
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
@@ -218,6 +220,18 @@ def register(table: dict[str, F], names: tuple[str, ...]) -> Callable[[F], F]:
         return function
 
     return enter
+
+
+def kernel_switches() -> tuple[bool, ...]:
+    """The global switches of PyTorch that decide which kernel it takes; part of what a plan is remembered by."""
+    get = torch._C
+    return (
+        get._get_cudnn_enabled(),
+        get._get_cudnn_benchmark(),
+        get._get_cudnn_deterministic(),
+        get._get_cudnn_allow_tf32(),
+        get._get_deterministic_algorithms(),
+    )
 
 
 def kernel(*names: str) -> Callable[[Rule], Rule]:

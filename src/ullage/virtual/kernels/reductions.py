@@ -230,7 +230,7 @@ def add_buffers(
     whole = iterate(source.shape, source.stride(), dims, source.dtype.itemsize, out_itemsize)
     parts = split_to_32_bits(whole)
     for part in parts:
-        sizes = buffer_sizes(part, kind, call.gpu.spec.sms or 1, call.gpu.spec.max_threads_per_sm or 2048)
+        sizes = buffer_sizes(part, kind, call.gpu.sms or 1, call.gpu.max_threads_per_sm or 2048)
         if sizes is not None:
             steps.temporary(*sizes).free(-1, -2)
 

@@ -6,10 +6,10 @@ aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu, Sorting.cpp, ScanKernels.cpp
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
+from ullage.hardware import GPU
 from ullage.virtual.kernels.plan import Call, New, Plan, Steps, ceil_div, copy_size, is_dense, kernel, twin
 
 # How much temporary storage CUB's algorithms ask for. PyTorch takes it from its allocator for the time of one call.
@@ -36,8 +36,8 @@ def _packed(*sizes: int) -> int:
     return sum(_aligned(size) for size in sizes) + _ALIGNMENT - 1
 
 
-def _generation(gpu: Any) -> int:
-    major: int = (gpu.spec.compute_capability or (9, 0))[0]
+def _generation(gpu: GPU) -> int:
+    major: int = (gpu.compute_capability or (9, 0))[0]
     return 9 if major >= 9 else max(7, major)
 
 
@@ -67,7 +67,7 @@ def _onesweep_tile(key: int, value: int, generation: int) -> int:
     return threads * max(1, items * 4 // max(4, key, value))
 
 
-def radix_sort(count: int, key: int, value: int, bits: int, gpu: Any) -> int:
+def radix_sort(count: int, key: int, value: int, bits: int, gpu: GPU) -> int:
     """cub::DeviceRadixSort::SortPairs (or SortKeys, with a value of 0 bytes), out of place, on the lowest `bits`."""
     if count == 0:
         return 1
@@ -120,7 +120,7 @@ def scan(count: int, itemsize: int, is_plain_number: bool = True) -> int:
 _UNIQUE_TILES = {(9, 8): 640 * 7, (9, 4): 512 * 14, (8, 8): 256 * 7, (8, 4): 256 * 11, (7, 8): 64 * 5, (7, 4): 64 * 11}
 
 
-def unique_by_key(count: int, key: int, gpu: Any) -> int:
+def unique_by_key(count: int, key: int, gpu: GPU) -> int:
     """cub::DeviceSelect::UniqueByKey with 32-bit values."""
     return _tile_states(count, _UNIQUE_TILES[_generation(gpu), key], _COUNT)
 
@@ -136,7 +136,7 @@ _BY_KEY_TILES = {
 }
 
 
-def scan_by_key(count: int, key: int, gpu: Any) -> int:
+def scan_by_key(count: int, key: int, gpu: GPU) -> int:
     """cub::DeviceScan::InclusiveSumByKey, values as long as keys: 16 bytes a tile, and each tile's first key."""
     tiles = -(-count // _BY_KEY_TILES[_generation(gpu), key])
     return _packed((tiles + _WARP) * 16, (tiles + 1) * key)
@@ -232,7 +232,7 @@ def _shares_rows(rows: int, length: int) -> bool:
 
 def _add_shared_search(steps: Steps, call: Call, source: torch.Tensor, rows: int, length: int) -> None:
     """TensorTopK.cu, mbtopk::launch: what the blocks of a row count together."""
-    blocks_at_once = _REGISTERS_A_MULTIPROCESSOR // (_REGISTERS * _THREADS) * (call.gpu.spec.sms or 1)
+    blocks_at_once = _REGISTERS_A_MULTIPROCESSOR // (_REGISTERS * _THREADS) * (call.gpu.sms or 1)
     items = min(max(ceil_div(length * rows, blocks_at_once * _THREADS), _FEWEST_ITEMS), _MOST_ITEMS)
     blocks = rows * ceil_div(length, items * _THREADS)
     taken = (

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ullage.virtual.kernels.plan import contiguous_strides
-from ullage.virtual.operators.memory_sharing import called_by_engine, special
+from ullage.virtual.operators.gradient_sums import called_by_engine
+from ullage.virtual.operators.registry import handler
+from ullage.virtual.state import GPUState
 
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
 
-
-@special("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
-def index_by_mask(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
+def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """IndexingUtils.h, expandTensors: a mask of flags is turned into the places where it is true."""
     source, indices = args[0], args[1]
     if func is torch.ops.aten.index_put.default and source.is_cuda and called_by_engine(frames_up=3):
@@ -36,8 +35,8 @@ def index_by_mask(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
         return func(source, places, *args[2:], **kwargs)
 
 
-@special("aten.nonzero.default")
-def nonzero(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("aten.nonzero.default")
+def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Every element may be non-zero."""
     source = args[0]
     if not source.is_cuda:
@@ -52,8 +51,8 @@ def nonzero(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
 
 
-@special("aten.masked_select.default")
-def masked_select(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("aten.masked_select.default")
+def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Every element may be selected; CUDA goes through `nonzero` and `index`."""
     source, mask = args
     if not source.is_cuda:
@@ -71,8 +70,8 @@ def masked_select(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     return out
 
 
-@special("aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default")
-def unique(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default")
+def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Every element may be different."""
     source = args[0]
     if not source.is_cuda:
@@ -85,8 +84,8 @@ def unique(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return values, inverse, counts
 
 
-@special("aten.bincount.default")
-def bincount(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("aten.bincount.default")
+def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The largest value is not known: `minlength`, or one bin an element."""
     source = args[0]
     if not source.is_cuda:
@@ -97,8 +96,8 @@ def bincount(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return gpu.memory.tensor((bins,), (1,), torch.int64, bins * 8)
 
 
-@special("aten.repeat_interleave.Tensor")
-def repeat_interleave(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("aten.repeat_interleave.Tensor")
+def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Needs the sum of the repeats: `output_size`, the known values, or one each."""
     repeats = args[0]
     if not repeats.is_cuda:
@@ -111,3 +110,12 @@ def repeat_interleave(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs:
         size = repeats.numel()
         gpu.note("shapes", f"repeat_interleave of {repeats.numel()} repeats taken as one each")
     return gpu.memory.tensor((size,), (1,), repeats.dtype, size * repeats.element_size())
+
+
+@handler("aten._nested_tensor_from_mask_left_aligned.default")
+def without_nested_tensors(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether an encoder may leave out padding in evaluation: its lengths are data, so all of it is followed."""
+    if not args[0].is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    gpu.note("nested", "an encoder's padding was followed in full; in evaluation PyTorch may leave it out")
+    return False

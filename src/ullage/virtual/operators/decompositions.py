@@ -7,15 +7,12 @@ operators are taken apart here, as a CUDA build does it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ullage.virtual.operators import recurrent
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
-
+from ullage.virtual.state import GPUState
 
 # Which attention kernel `scaled_dot_product_attention` takes.
 #
@@ -183,10 +180,10 @@ def _mask_suits_cudnn(attention: Attention) -> bool:
 
 _aten = torch.ops.aten
 _INT_MAX = 2**31 - 1
-_gpus: list[VirtualGPU] = []  # those in use, the innermost last
+_gpus: list[GPUState] = []  # those in use, the innermost last
 
 
-def install(gpu: VirtualGPU) -> Callable[[], None]:
+def install(gpu: GPUState) -> Callable[[], None]:
     """Register the replacements; returns what removes them."""
     library = torch.library.Library("aten", "IMPL")
     for name in ("batch_norm", "linear", "scaled_dot_product_attention"):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ullage.virtual.kernels.plan import span_of_elements
-from ullage.virtual.operators.memory_sharing import layout_of_copy
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.operators.copies import layout_of_copy
+from ullage.virtual.state import GPUState
 
 # Lists of tensors: torch.optim's foreach and fused kernels work in place and take no memory of their own
 # (aten/src/ATen/native/cuda/ForeachFunctors.cuh); the out-of-place ones make one output a tensor, in order.
@@ -21,7 +19,10 @@ def is_list_operator(name: str) -> bool:
     return name.startswith(("aten._foreach_", "aten._fused_ada", "aten._fused_sgd", "aten._amp_foreach"))
 
 
-def list_operator(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+_layouts: dict[Any, Any] = {}  # of outputs; they depend on nothing but the key
+
+
+def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A foreach, fused or GradScaler kernel."""
     tensors = next((value for value in args if isinstance(value, list | tuple)), ())
     if not (tensors and tensors[0].is_cuda):
@@ -37,16 +38,15 @@ def list_operator(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
         return None
     if "norm" in func._schema.name or func._schema.name.endswith("_max"):
         return _foreach_norm(gpu, func, args, kwargs)
-    plan_cache = gpu.list_plans
     memory = gpu.memory
     outputs = []
     for tensor in tensors:
-        key = (func, tensor.shape, tensor.stride(), tensor.dtype)
-        layout = plan_cache.get(key)
+        key = (tensor.shape, tensor.stride(), tensor.dtype)
+        layout = _layouts.get(key)
         if layout is None:
             size, stride = layout_of_copy(tensor, None)
             layout = (size, stride, tensor.dtype, span_of_elements(size, stride) * tensor.element_size())
-            plan_cache[key] = layout
+            _layouts[key] = layout
         outputs.append(memory.tensor(*layout))
     return outputs
 
@@ -54,7 +54,7 @@ def list_operator(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
 _CHUNK = 65536  # elements a block works on; aten/src/ATen/native/cuda/MultiTensorApply.cuh
 
 
-def _foreach_norm(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def _foreach_norm(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """ForeachReduceOp.cu: one partial result a chunk of the longest tensor, then one number a tensor."""
     tensors = args[0]
     dtype = kwargs.get("dtype") or tensors[0].dtype

@@ -6,7 +6,7 @@ aten/src/ATen/native/cudnn/RNN.cpp, aten/src/ATen/native/PackedSequence.cpp, ate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
@@ -14,13 +14,11 @@ from torch.backends.cudnn import rnn as cudnn_rnn
 from ullage.virtual.kernels.plan import contiguous_strides, elements
 from ullage.virtual.kernels.recurrent import GRU, LSTM, RELU, TANH, Network, network_of, time_first_copy
 from ullage.virtual.native import view_without_data
-from ullage.virtual.operators.memory_sharing import SPECIAL, special
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.operators.registry import HANDLERS, handler
+from ullage.virtual.state import GPUState
 
 
-def _tensor(gpu: VirtualGPU, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def _tensor(gpu: GPUState, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return gpu.memory.tensor(tuple(size), contiguous_strides(size), dtype, elements(size) * dtype.itemsize)
 
 
@@ -41,8 +39,8 @@ def _biases(count: int, stride: int) -> list[int]:
     return [index for index in range(count) if stride >= 4 and index % stride in (2, 3)]
 
 
-@special("aten._cudnn_rnn_flatten_weight.default")
-def flatten_weight(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+@handler("aten._cudnn_rnn_flatten_weight.default")
+def flatten_weight(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """RNN.cpp, _cudnn_rnn_flatten_weight: the parameters move into one buffer."""
     weights, stride, inputs, mode, hidden, projected, layers, _, both = args
     network = Network(
@@ -56,8 +54,8 @@ def flatten_weight(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: di
     return buffer
 
 
-@special("aten._cudnn_rnn_backward.default")
-def cudnn_rnn_backward(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("aten._cudnn_rnn_backward.default")
+def cudnn_rnn_backward(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """RNN.cpp, _cudnn_rnn_backward: gradients of the input first, then those of the weights, which share a buffer."""
     source, weights, stride, _, hx, cx, _, grad, grad_hy, grad_cy = args[:10]
     batch_first, mask = args[14], args[21]
@@ -86,7 +84,7 @@ def cudnn_rnn_backward(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs
 
 
 def _weight_gradients(
-    gpu: VirtualGPU, network: Network, weights: Sequence[torch.Tensor], stride: int, source_copy: int
+    gpu: GPUState, network: Network, weights: Sequence[torch.Tensor], stride: int, source_copy: int
 ) -> list[torch.Tensor]:
     memory = gpu.memory
     copy = memory.take(source_copy) if source_copy else None
@@ -103,7 +101,7 @@ def _weight_gradients(
     return grads
 
 
-def _time_first(gpu: VirtualGPU, source: torch.Tensor, transposed: bool) -> torch.Tensor:
+def _time_first(gpu: GPUState, source: torch.Tensor, transposed: bool) -> torch.Tensor:
     size = (source.shape[1], source.shape[0], *source.shape[2:]) if transposed else tuple(source.shape)
     made = _tensor(gpu, size, source.dtype)
     if not transposed:
@@ -112,8 +110,8 @@ def _time_first(gpu: VirtualGPU, source: torch.Tensor, transposed: bool) -> torc
     return view_without_data(made, tuple(source.shape), (stride[1], stride[0], *stride[2:]), 0)
 
 
-@special("aten._pack_padded_sequence.default")
-def pack_padded_sequence(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("aten._pack_padded_sequence.default")
+def pack_padded_sequence(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """PackedSequence.cpp: a piece for every length, then all of them in one tensor."""
     source, lengths, batch_first = args
     if not source.is_cuda:
@@ -135,7 +133,7 @@ def pack_padded_sequence(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwar
         return packed, torch.tensor(sizes, dtype=torch.int64)
 
 
-def lengths_of(gpu: VirtualGPU, lengths: torch.Tensor, longest: int) -> list[int]:
+def lengths_of(gpu: GPUState, lengths: torch.Tensor, longest: int) -> list[int]:
     """Lengths as numbers; those on the GPU whose values nobody knows are taken as the longest possible."""
     if not lengths.is_cuda:
         gpu.host.fill(lengths)
@@ -147,8 +145,8 @@ def lengths_of(gpu: VirtualGPU, lengths: torch.Tensor, longest: int) -> list[int
     return [longest] * lengths.numel()
 
 
-@special("aten._ctc_loss.Tensor", "aten._ctc_loss_backward.Tensor")
-def ctc_by_tensors(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("aten._ctc_loss.Tensor", "aten._ctc_loss_backward.Tensor")
+def ctc_by_tensors(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """LossCTC.cpp: lengths in tensors become lists of numbers."""
     first = 0 if func is torch.ops.aten._ctc_loss.Tensor else 1
     log_probs, targets = args[first : first + 2]
@@ -164,8 +162,8 @@ def ctc_by_tensors(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: di
         return packet.default(*args[: first + 2], *numbers, *args[first + 4 :], **kwargs)
 
 
-@special("aten._use_cudnn_ctc_loss.default", "aten._use_cudnn_ctc_loss.Tensor")
-def use_cudnn_ctc(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+@handler("aten._use_cudnn_ctc_loss.default", "aten._use_cudnn_ctc_loss.Tensor")
+def use_cudnn_ctc(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """cudnn/LossCTC.cpp, _use_cudnn_ctc_loss: only for targets on the CPU, in one row, of 32-bit numbers."""
     log_probs, targets, _, target_lengths, blank = args
     usable = blank == 0 and targets.dim() == 1 and log_probs.dtype is torch.float32
@@ -175,8 +173,8 @@ def use_cudnn_ctc(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dic
     return bool(usable and torch._C._get_cudnn_enabled())
 
 
-@special("aten._use_miopen_ctc_loss.default", "aten._use_miopen_ctc_loss.Tensor")
-def use_miopen_ctc(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+@handler("aten._use_miopen_ctc_loss.default", "aten._use_miopen_ctc_loss.Tensor")
+def use_miopen_ctc(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """There is no MIOpen on an NVIDIA GPU."""
     return False
 
@@ -194,7 +192,7 @@ _STATE_A_THREAD = 24  # bytes of cuDNN's random number generator for every threa
 _storage_of = torch._C.TensorBase.untyped_storage
 
 
-def install(gpu: VirtualGPU, library: torch.library.Library) -> Callable[[], None]:
+def install(gpu: GPUState, library: torch.library.Library) -> Callable[[], None]:
     """Register the front ends; returns what removes the rest."""
     networks = _Networks(gpu)
     handlers = {}
@@ -205,18 +203,18 @@ def install(gpu: VirtualGPU, library: torch.library.Library) -> Callable[[], Non
             handlers[f"aten.{name}.{overload}"] = _under_inference_mode(front)
     torch.library._impls.discard("aten/ctc_loss.Tensor/AutogradCUDA")
     library.impl("ctc_loss.Tensor", networks.ctc_loss, "AutogradCUDA")
-    before = {name: SPECIAL.get(name) for name in handlers}
-    SPECIAL.update(handlers)
+    before = {name: HANDLERS.get(name) for name in handlers}
+    HANDLERS.update(handlers)
     get_mode = cudnn_rnn.get_cudnn_mode
     cudnn_rnn.get_cudnn_mode = lambda name: _NAMES[name]
 
     def remove() -> None:
         cudnn_rnn.get_cudnn_mode = get_mode
-        for name, handler in before.items():
-            if handler is None:
-                SPECIAL.pop(name, None)
+        for name, former in before.items():
+            if former is None:
+                HANDLERS.pop(name, None)
             else:
-                SPECIAL[name] = handler
+                HANDLERS[name] = former
 
     return remove
 
@@ -224,7 +222,7 @@ def install(gpu: VirtualGPU, library: torch.library.Library) -> Callable[[], Non
 def _under_inference_mode(front: Callable[..., Any]) -> Callable[..., Any]:
     """Without autograd the operator arrives whole at the virtual GPU's mode."""
 
-    def handle(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handle(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args[0].is_cuda:
             return NotImplemented
         with gpu.counting():
@@ -236,7 +234,7 @@ def _under_inference_mode(front: Callable[..., Any]) -> Callable[..., Any]:
 class _Networks:
     """The front ends of one virtual GPU, with the state of cuDNN's dropout, which stays once it is made."""
 
-    def __init__(self, gpu: VirtualGPU) -> None:
+    def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self._dropout_state: torch.Tensor | None = None
 

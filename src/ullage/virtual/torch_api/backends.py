@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.backends import ContextProp
 
 from ullage.virtual.kernels.plan import RULES
-from ullage.virtual.operators.memory_sharing import SPECIAL
+from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.replacements import Replacements
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.state import GPUState
 
 CUDNN_VERSION = 91900
 _FLATTEN = "aten._cudnn_rnn_flatten_weight.default"
 
 
-def install(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install(gpu: GPUState, replacements: Replacements) -> None:
     """Put the backends in place."""
     limit = [10]  # aten/src/ATen/Context.h, benchmark_limit_cudnn
 
@@ -45,7 +43,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     _remember_preference(replacements, "linalg")
     _remember_preference(replacements, "blas")
     # Weights are flattened for cuDNN where there is a rule that says what that takes.
-    replacements.put(torch, "_use_cudnn_rnn_flatten_weight", lambda: _FLATTEN in RULES or _FLATTEN in SPECIAL)
+    replacements.put(torch, "_use_cudnn_rnn_flatten_weight", lambda: _FLATTEN in RULES or _FLATTEN in HANDLERS)
     _put_plan_cache(replacements)
 
 

@@ -7,18 +7,15 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import _functions
 
 from ullage.units import KIB, MIB
 from ullage.virtual.replacements import Replacements
+from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.memory import memory_info
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
-
 
 CUDA_VERSION = "13.0"
 _ARCHITECTURES = (75, 80, 86, 90, 100, 120)  # what PyTorch's wheels for CUDA 13.0 are built for
@@ -29,7 +26,7 @@ _DeviceError: Any = getattr(torch._C, "AcceleratorError", RuntimeError)
 class _CudaDeviceProperties:
     """What `torch.cuda.get_device_properties()` returns; for a figure not known, the one most cards share."""
 
-    def __init__(self, gpu: VirtualGPU) -> None:
+    def __init__(self, gpu: GPUState) -> None:
         spec = gpu.spec
         major, minor = spec.compute_capability or (0, 0)
         shared = (spec.shared_memory_per_sm_kib or 64) * KIB
@@ -62,7 +59,7 @@ class _CudaDeviceProperties:
         )
 
 
-def install(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install(gpu: GPUState, replacements: Replacements) -> None:
     """Make the device appear."""
     _forget_initialization(replacements)
     properties = _CudaDeviceProperties(gpu)
@@ -103,7 +100,7 @@ def exchange_device(device: int) -> int:
     return 0
 
 
-def _device_functions(gpu: VirtualGPU) -> dict[str, Any]:
+def _device_functions(gpu: GPUState) -> dict[str, Any]:
     debug_mode = [0]
     major, minor = gpu.spec.compute_capability or (0, 0)
     architectures = sorted({*_ARCHITECTURES, 10 * major + minor})
@@ -135,7 +132,7 @@ def _device_functions(gpu: VirtualGPU) -> dict[str, Any]:
     }
 
 
-def _runtime(gpu: VirtualGPU) -> SimpleNamespace:
+def _runtime(gpu: GPUState) -> SimpleNamespace:
     """The few functions of libcudart that PyTorch exposes."""
     success = SimpleNamespace(success=0)
     return SimpleNamespace(
@@ -151,7 +148,7 @@ def _runtime(gpu: VirtualGPU) -> SimpleNamespace:
     )
 
 
-def _nvml_answers(gpu: VirtualGPU) -> dict[str, Any]:
+def _nvml_answers(gpu: GPUState) -> dict[str, Any]:
     """NVML knows no virtual GPU. Loops that log these figures must not fail, so they get one."""
 
     def plausible(name: str, value: int) -> Any:
@@ -225,7 +222,7 @@ _DTYPES = frozenset(
 )
 
 
-def install_accelerator(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install_accelerator(gpu: GPUState, replacements: Replacements) -> None:
     """Make "cuda" the accelerator. Its streams are in surface_streams.py, its memory in surface_memory.py."""
     functions: dict[str, Any] = {
         "_accelerator_getAccelerator": lambda: _CUDA,
@@ -252,7 +249,7 @@ def install_accelerator(gpu: VirtualGPU, replacements: Replacements) -> None:
 # torch.nn.DataParallel on one GPU: its C++ helpers, which a CPU build does not have.
 
 
-def install_data_parallel(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install_data_parallel(gpu: GPUState, replacements: Replacements) -> None:
     """Put the helpers in place."""
     replacements.put_all(
         torch._C,

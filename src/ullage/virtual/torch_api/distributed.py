@@ -9,25 +9,22 @@ import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed
 
-from ullage.virtual.operators.memory_sharing import special
+from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import Replacements
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
-
+from ullage.virtual.state import GPUState
 
 _c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
 _SEVERAL = "run it for one process with the batch that one GPU gets: every GPU of such a run takes about as much"
 _NCCL = "torch.distributed has one process here; what NCCL itself takes, outside PyTorch's allocator, is not counted"
 
 
-def install(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install(gpu: GPUState, replacements: Replacements) -> None:
     """Put the process group of one in place."""
     if not torch.distributed.is_available():
         return
@@ -51,7 +48,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
 _asked_for: list[str] = []  # the backend of the group that stands, as it was named
 
 
-def _process_group(gpu: VirtualGPU, home: Any) -> dict[str, Any]:
+def _process_group(gpu: GPUState, home: Any) -> dict[str, Any]:
     init, get_backend, destroy = home.init_process_group, home.get_backend, home.destroy_process_group
 
     def init_process_group(
@@ -148,7 +145,7 @@ def _end_stand_in() -> None:
     _asked_for.clear()
 
 
-def _refuse_sharding(gpu: VirtualGPU, replacements: Replacements, module: ModuleType) -> None:
+def _refuse_sharding(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
     def refuse(*args: Any, **options: Any) -> None:
         gpu.refuse("FSDP", "its shards depend on the number of GPUs; estimate the model on one GPU without it")
 
@@ -170,8 +167,8 @@ _NAMES = sorted(
 )
 
 
-@special(*(f"c10d.{name}.default" for name in _NAMES))
-def collective(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler(*(f"c10d.{name}.default" for name in _NAMES))
+def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Copy the inputs to the outputs, where they are not the same tensors, and answer that it is done."""
     targets = list(_tensors(args[0]))
     if not any(tensor.is_cuda for tensor in targets):

@@ -9,9 +9,9 @@ the opposite order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ullage.virtual.replacements import Replacements
+from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api import (
     backends,
     device,
@@ -24,9 +24,6 @@ from ullage.virtual.torch_api import (
     tensors,
     torchvision,
 )
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
 
 _PARTS = (  # in this order: later ones build on what earlier ones put in place
     device.install,
@@ -48,7 +45,7 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
 )
 
 
-def install(gpu: VirtualGPU) -> Callable[[], None]:
+def install_torch_api(gpu: GPUState) -> Callable[[], None]:
     """Put the virtual GPU's answers in place; returns what takes them away again."""
     torchvision.make_torchvision_importable()
     replacements = Replacements()

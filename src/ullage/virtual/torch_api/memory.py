@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ullage.virtual.memory import Span
 from ullage.virtual.replacements import Replacements
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.state import GPUState
 
 _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
 
@@ -20,7 +18,7 @@ _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segme
 class MemoryFunctions:
     """What `torch._C._cuda_...` answers about memory."""
 
-    def __init__(self, gpu: VirtualGPU) -> None:
+    def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self._fraction = gpu.config.memory_fraction
         self._raw: dict[int, Span] = {}
@@ -115,7 +113,7 @@ class MemoryFunctions:
             del history[0]
 
 
-def memory_info(gpu: VirtualGPU) -> tuple[int, int]:
+def memory_info(gpu: GPUState) -> tuple[int, int]:
     """Free and total bytes of the card, as `torch.cuda.mem_get_info()` gives them."""
     memory = gpu.memory
     if gpu.shared is not None:
@@ -123,7 +121,7 @@ def memory_info(gpu: VirtualGPU) -> tuple[int, int]:
     return max(0, memory.total - memory.context - memory.allocator.reserved), memory.total
 
 
-def install(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install(gpu: GPUState, replacements: Replacements) -> None:
     """Let the model of the allocator answer."""
     memory = MemoryFunctions(gpu)
     metadata = [""]
@@ -152,8 +150,8 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
             "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
             "_cuda_cudaCachingAllocator_enable": lambda enabled: None,
             "_cuda_getAllocatorBackend": lambda: "native",
-            "_cuda_clearCublasWorkspaces": gpu.workspaces.clear,
-            "_cuda_getCublasWorkspaceSize": gpu.workspaces.cublas_size,
+            "_cuda_clearCublasWorkspaces": gpu.libraries.clear_workspaces,
+            "_cuda_getCublasWorkspaceSize": gpu.libraries.cublas_size,
             "_cuda_hostMemoryStats": dict,
             "_cuda_resetPeakHostMemoryStats": lambda: None,
             "_cuda_resetAccumulatedHostMemoryStats": lambda: None,

@@ -6,14 +6,12 @@ want a generator of PyTorch's own kind: it is a CPU generator that says "cuda".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ullage.virtual.replacements import Replacements
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.state import GPUState
 
 _Generator: Any = torch._C.Generator
 _STATE_BYTES = 16  # aten/src/ATen/cuda/CUDAGeneratorImpl.cpp: 8 for the seed, 8 for the offset
@@ -110,7 +108,7 @@ def _rebuild(state: torch.Tensor) -> CudaGenerator:
     return CudaGenerator().set_state(state)
 
 
-def install(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install(gpu: GPUState, replacements: Replacements) -> None:
     """Give the virtual GPU a default generator and let `torch.Generator` make others."""
     replacements.put(torch.cuda, "default_generators", (CudaGenerator(),))
     replacements.put(torch, "Generator", AnyGenerator)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ullage.virtual.replacements import Replacements
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
-
+from ullage.virtual.state import GPUState
 
 _COMPILED = "torch.compile was left out: the eager code was followed, whose memory is about the same or more"
 
 
-def install(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install(gpu: GPUState, replacements: Replacements) -> None:
     """Put the refusals in place."""
     replacements.put(torch, "compile", _compile(gpu))
     replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
@@ -27,7 +24,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     )
 
 
-def _compile(gpu: VirtualGPU) -> Any:
+def _compile(gpu: GPUState) -> Any:
     def compile(model: Any = None, **options: Any) -> Any:
         """`torch.compile`: returns what it is given."""
         if model is None:
@@ -38,14 +35,14 @@ def _compile(gpu: VirtualGPU) -> Any:
     return compile
 
 
-def _run_eagerly(gpu: VirtualGPU, replacements: Replacements, module: ModuleType) -> None:
+def _run_eagerly(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
     """What was compiled before the `with` statement runs eagerly inside it."""
     stance = getattr(module, "DynamoStance", None)
     if stance is not None:
         replacements.put(module, "_stance", stance(stance="force_eager"))
 
 
-def _refuse_graphs(gpu: VirtualGPU, replacements: Replacements) -> None:
+def _refuse_graphs(gpu: GPUState, replacements: Replacements) -> None:
     advice = "run the same code without it"
 
     def refused(name: str) -> Any:
@@ -75,7 +72,7 @@ def _refuse_graphs(gpu: VirtualGPU, replacements: Replacements) -> None:
         replacements.put_existing(torch.cuda.memory, name, refused(name))
 
 
-def _refuse_triton(gpu: VirtualGPU, replacements: Replacements, module: ModuleType) -> None:
+def _refuse_triton(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
     function = getattr(module, "JITFunction", None)
     if function is None:
         return
@@ -87,7 +84,7 @@ def _refuse_triton(gpu: VirtualGPU, replacements: Replacements, module: ModuleTy
     replacements.put(function, "run", run)
 
 
-def _refuse_extensions(gpu: VirtualGPU, replacements: Replacements, module: ModuleType) -> None:
+def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
     for name in ("load", "load_inline"):
 
         def load(*args: Any, _name: str = name, **options: Any) -> Any:
@@ -105,7 +102,7 @@ def _refuse_extensions(gpu: VirtualGPU, replacements: Replacements, module: Modu
 # in a Python that it does not know. Functions scripted before the `with` statement run as they are.
 
 
-def install_scripting(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
     """Put the stand-in in place."""
     replacements.put(torch.jit, "script", script)
 

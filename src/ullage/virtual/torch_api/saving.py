@@ -10,26 +10,23 @@ from __future__ import annotations
 import os
 import zipfile
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import serialization
 
 from ullage.virtual.kernels.plan import contiguous_strides
 from ullage.virtual.replacements import Replacements
+from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.tensors import view_of
 
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
-
-
 _storage_of: Any = torch._C.TensorBase.untyped_storage
-_in_use: list[VirtualGPU] = []
+_in_use: list[GPUState] = []
 _rebuild_original: Any = torch._utils._rebuild_tensor
 _reduce_original: Any = torch.Tensor._reduce_ex_internal
 
 
-def install(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install(gpu: GPUState, replacements: Replacements) -> None:
     """Put the two directions in place."""
     _in_use.append(gpu)
     replacements.on_undo(lambda: _in_use.remove(gpu))
@@ -111,7 +108,7 @@ def _reduce(self: torch.Tensor, proto: int) -> Any:
     return function, (*args[:place], self.requires_grad, *args[place + 1 :])
 
 
-def _reduce_on_host(gpu: VirtualGPU, tensor: torch.Tensor, proto: int) -> Any:
+def _reduce_on_host(gpu: GPUState, tensor: torch.Tensor, proto: int) -> Any:
     """A CPU tensor that nobody has looked at (weights copied from the GPU, for one) is not filled to be saved."""
     if not gpu.host.is_unfilled(tensor) or not tensor.numel():
         return _reduce_original(tensor, proto)

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
@@ -18,17 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.native import backward_in_calling_thread
+from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import Replacements
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
-
+from ullage.virtual.state import GPUState
 
 # Events: they remember the host's time, since nothing runs on the virtual GPU.
 
 _EVENT_HANDLES = 0x5600_0000_0000  # where imitated cudaEvent_t lie
 _Event: Any = torch.Event
-_events_in_use: list[VirtualGPU] = []
+_events_in_use: list[GPUState] = []
 
 
 class AnyEvent(_Event):  # type: ignore[misc]
@@ -99,7 +97,7 @@ class CudaEvent(AnyEvent):
         return f"<torch.cuda.Event {self.cuda_event:#x}>" if self.cuda_event else "<torch.cuda.Event uninitialized>"
 
 
-def install_events(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install_events(gpu: GPUState, replacements: Replacements) -> None:
     """Put the events in place."""
     _events_in_use.append(gpu)
     replacements.on_undo(lambda: _events_in_use.remove(gpu))
@@ -140,7 +138,7 @@ class _MemoryOfManyThreads(DeviceMemory):
 class Streams:
     """The streams of one virtual GPU."""
 
-    def __init__(self, gpu: VirtualGPU) -> None:
+    def __init__(self, gpu: GPUState) -> None:
         self.gpu = gpu
         self._made = [0, 0]
         self._external: dict[int, int] = {}
@@ -265,7 +263,7 @@ class CudaExternalStream(CudaStream):
         return super().__new__(cls, device, stream_ptr=stream_ptr, **named)
 
 
-def install(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install(gpu: GPUState, replacements: Replacements) -> None:
     """Put the streams and events in place."""
     streams = Streams(gpu)
     _in_use.append(streams)
@@ -312,6 +310,12 @@ for _kind, _name, _module in (
     _kind.__module__ = _module
 
 
+@handler("aten.record_stream.default")
+def record_stream(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Delays the reuse of a block until another stream is done; taken as done at once."""
+    gpu.note("streams", "record_stream was followed without its delay")
+
+
 # Threads that are started while a virtual GPU is in use see it too.
 #
 # Dispatch modes belong to a thread. A DataLoader's thread that pins memory, or a user's thread that copies
@@ -328,17 +332,17 @@ class _ModeOfThread(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __init__(self, gpu: VirtualGPU, left: threading.Event) -> None:
+    def __init__(self, gpu: GPUState, left: threading.Event) -> None:
         super().__init__()
         self._gpu, self._left = gpu, left
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._left.is_set():
             return func(*args, **(kwargs or {}))
-        return self._gpu._mode.__torch_dispatch__(func, types, args, kwargs)
+        return self._gpu.mode.__torch_dispatch__(func, types, args, kwargs)
 
 
-def install_threads(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install_threads(gpu: GPUState, replacements: Replacements) -> None:
     """Let `threading.Thread.start` give the new thread its mode."""
     original = threading.Thread.start
     left = threading.Event()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import _tensor_str
@@ -17,17 +17,14 @@ from torch.utils import _device as torch_device
 
 from ullage.virtual.native import view_without_data
 from ullage.virtual.replacements import Replacements
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
-
+from ullage.virtual.state import GPUState
 
 _Base: Any = torch._C.TensorBase
 _StorageBase: Any = torch._C.StorageBase
 _storage_of = _Base.untyped_storage
 
 
-def install(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install(gpu: GPUState, replacements: Replacements) -> None:
     """Put the methods of `torch.Tensor` and `torch.UntypedStorage` in place."""
     replacements.put(_tensor_str, "_str", _printer(_tensor_str._str))
     replacements.put_all(torch.Tensor, _addresses(gpu) | _leaving(gpu) | _copying(gpu))
@@ -41,7 +38,7 @@ def install(gpu: VirtualGPU, replacements: Replacements) -> None:
     replacements.on_undo(lambda: _leave_default_device(before))
 
 
-def _addresses(gpu: VirtualGPU) -> dict[str, Any]:
+def _addresses(gpu: GPUState) -> dict[str, Any]:
     original: Any = torch.Tensor.data_ptr
 
     def data_ptr(self: torch.Tensor) -> int:
@@ -58,7 +55,7 @@ def _addresses(gpu: VirtualGPU) -> dict[str, Any]:
     return {"data_ptr": data_ptr, "__cuda_array_interface__": property(array_interface)}
 
 
-def _leaving(gpu: VirtualGPU) -> dict[str, Any]:
+def _leaving(gpu: GPUState) -> dict[str, Any]:
     as_storage: Any = torch.Tensor.untyped_storage
     as_numpy: Any = torch.Tensor.numpy
     as_list: Any = torch.Tensor.tolist
@@ -100,7 +97,7 @@ def _leaving(gpu: VirtualGPU) -> dict[str, Any]:
     }
 
 
-def _dlpack(gpu: VirtualGPU, original: Any) -> Callable[..., Any]:
+def _dlpack(gpu: GPUState, original: Any) -> Callable[..., Any]:
     def to_dlpack(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
         if tensor.is_cuda:
             gpu.refuse("DLPack", "the tensor has no data that another library could read; move it to the CPU")
@@ -110,7 +107,7 @@ def _dlpack(gpu: VirtualGPU, original: Any) -> Callable[..., Any]:
     return to_dlpack
 
 
-def _copying(gpu: VirtualGPU) -> dict[str, Any]:
+def _copying(gpu: GPUState) -> dict[str, Any]:
     original = torch.Tensor.__deepcopy__
 
     def deepcopy(self: torch.Tensor, memo: dict[Any, Any]) -> Any:
@@ -151,7 +148,7 @@ def view_of(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Te
         return view_without_data(base, size, stride, offset)
 
 
-def _copy_with_storage(gpu: VirtualGPU, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+def _copy_with_storage(gpu: GPUState, tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     storage = _storage_of(tensor)
     key = ("ullage", storage._cdata, tensor.dtype)
     base = memo.get(key)
@@ -162,7 +159,7 @@ def _copy_with_storage(gpu: VirtualGPU, tensor: torch.Tensor, memo: dict[Any, An
     return view_of(base, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 
-def _storage_methods(gpu: VirtualGPU) -> dict[str, Any]:
+def _storage_methods(gpu: GPUState) -> dict[str, Any]:
     def data_ptr(self: Any) -> int:
         """The address of the storage."""
         watch = getattr(self, "ullage", None)
@@ -229,7 +226,7 @@ _tensor, _as_tensor = torch.tensor, torch.as_tensor
 _new_tensor: Any = torch._C.TensorBase.new_tensor
 
 
-def install_construction(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install_construction(gpu: GPUState, replacements: Replacements) -> None:
     """Put the constructors in place."""
     torch_device._device_constructors()  # PyTorch remembers the originals: let it, before they are replaced
     replacements.put_all(torch, {"tensor": tensor, "as_tensor": as_tensor})
@@ -307,7 +304,7 @@ def _make(name: str, dtype: torch.dtype) -> Any:
 _KINDS = {name: _make(name, dtype) for name, dtype in _DTYPES.items()}
 
 
-def install_legacy_types(gpu: VirtualGPU, replacements: Replacements) -> None:
+def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
     """Put the old names in place."""
     original = torch.set_default_tensor_type
 

@@ -12,15 +12,13 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ullage.virtual.operators.memory_sharing import special
+from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import after_import
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.state import GPUState
 
 # torchvision 0.28, torchvision/csrc/ops/*.cpp
 _POOLED = "float spatial_scale, SymInt pooled_height, SymInt pooled_width"
@@ -95,8 +93,8 @@ def _say_that_they_are_there(extension: ModuleType) -> None:
     extension._has_ops = lambda: True  # type: ignore[attr-defined]
 
 
-@special("torchvision.nms.default")
-def nms(gpu: VirtualGPU, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@handler("torchvision.nms.default")
+def nms(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Non-maximum suppression: how many boxes stay depends on data; at most all. Its mask is one bit a pair.
 
     torchvision/csrc/ops/cuda/nms_kernel.cu: the sorted boxes, the order and a bit mask are temporaries.

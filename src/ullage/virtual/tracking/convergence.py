@@ -7,12 +7,8 @@ milliseconds, and the loop can be stopped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ullage.units import MIB, format_bytes
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.state import GPUState
 
 MOST_REPEATED_CALLS = 200_000  # allocator calls; a second's work
 QUIET_REPETITIONS = 2
@@ -31,7 +27,7 @@ class Settling:
     `steps` is the least number of optimizer steps, `most_steps` how many to watch if the requests never repeat.
     """
 
-    def __init__(self, gpu: VirtualGPU, steps: int = 3, most_steps: int = 30) -> None:
+    def __init__(self, gpu: GPUState, steps: int = 3, most_steps: int = 30) -> None:
         self._gpu = gpu
         self._steps, self._most_steps = steps, max(steps, most_steps)
         self._marks: list[int] = [len(gpu.memory.requests)]

@@ -13,14 +13,13 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.state import GPUState
 
 OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 PASSES = ("outside", "forward", "backward", "optimizer")
@@ -45,7 +44,7 @@ class Place:
 class Places:
     """Gives every request a number that stands for its operator, module and pass."""
 
-    def __init__(self, gpu: VirtualGPU) -> None:
+    def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self.owners: dict[int, int] = {}  # of parameters, gradients and optimizer state: span index to module number
         self.follow_owners = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -15,15 +15,13 @@ from torch.optim import optimizer as torch_optimizer
 
 from ullage.virtual.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
 from ullage.virtual.replacements import Replacements
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.state import GPUState
 
 
 class Progress:
     """Counts optimizer steps and marks memory by its purpose."""
 
-    def __init__(self, gpu: VirtualGPU) -> None:
+    def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self.optimizer_steps = 0
         self.peaks: list[tuple[int, int]] = []  # allocated and reserved peak after each step
@@ -115,7 +113,7 @@ TRAINING, VALIDATION, INFERENCE = "training", "validation", "inference"
 class Phases:
     """When the run was training and when validating, in the clock of its allocator calls."""
 
-    def __init__(self, gpu: VirtualGPU) -> None:
+    def __init__(self, gpu: GPUState) -> None:
         self._memory = gpu.memory
         self._trained: set[int] = set()  # modules that ran with gradients in training mode
         self._seen: set[int] = set()  # modules that ran in evaluation mode before training settled

@@ -7,15 +7,13 @@ of a run are repeated on an allocator of their own, each doubtful one with the l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
 from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory
-
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.state import GPUState
 
 GUESSED, AUTOCAST = "a convolution's workspace was guessed", "autocast lets casts go in the order of their addresses"
 SPREAD_SHARE = 40  # a fortieth of the reserved memory, by which runs move for either reason (docs/accuracy.md)
@@ -51,7 +49,7 @@ def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
     return allocator.peak_reserved
 
 
-def watch_autocast(gpu: VirtualGPU) -> Callable[[], None]:
+def watch_autocast(gpu: GPUState) -> Callable[[], None]:
     """Note when autocast is used for the GPU: two runs of the same job then differ; returns what ends it."""
     autocast: Any = torch.amp.autocast_mode.autocast
     enter = autocast.__enter__

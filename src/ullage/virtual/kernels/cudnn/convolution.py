@@ -439,7 +439,7 @@ def _cudnn_back(
 
 
 def _asker(call: Call) -> Ask:
-    spec = call.gpu.spec
+    spec = call.gpu
     return lambda problem: workspace(problem, spec.compute_capability, spec.sms)
 
 
@@ -449,7 +449,7 @@ def convolution(call: Call) -> Plan:
     source, weight = operand(call.args[0]), operand(call.args[1])
     settings = settings_of(call.args[3:9], len(source.size) - 2)
     check_shapes(source, weight, settings)
-    return forward_plan(source, weight, settings, bool(call.gpu.settings()[0]), _asker(call))
+    return forward_plan(source, weight, settings, torch._C._get_cudnn_enabled(), _asker(call))
 
 
 @kernel("aten.convolution_backward.default")
@@ -458,7 +458,7 @@ def convolution_backward(call: Call) -> Plan:
     grad, source, weight = (operand(tensor) for tensor in call.args[:3])
     settings = settings_of(call.args[4:10], len(source.size) - 2)
     mask = call.args[10]
-    outputs, run = backward_plan(grad, source, weight, settings, mask, bool(call.gpu.settings()[0]), _asker(call))
+    outputs, run = backward_plan(grad, source, weight, settings, mask, torch._C._get_cudnn_enabled(), _asker(call))
     outputs.append(None)
     if mask[2]:
         outputs[2] = new((grad.size[1],), grad.dtype)

@@ -1,9 +1,10 @@
-"""Daemons that start in a tenth of a second: forked from a process that has imported everything and done nothing.
+"""Commands that start in a tenth of a second: forked from a process that has imported everything and done nothing.
 
-A daemon from here is a process like another: its own environment, its own end, kill -9 and all. Run as a program this
-is that process; it reads orders on its input, a line of JSON each.
+A command from here is a process like another: its own environment, its own end, kill -9 and all. Run as a program this
+is that process: its arguments are modules to import, and it reads orders on its input, a line of JSON each.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -16,10 +17,8 @@ from pathlib import Path
 
 
 def serve_orders() -> None:
-    import ullage.cli.main
-    import ullage.manager.core.serving
-    import ullage.virtual.shared_card.cards  # noqa: F401
-
+    for name in ("ullage.cli.main", *sys.argv[1:]):
+        importlib.import_module(name)
     ended = {}
     for line in sys.stdin:
         order = json.loads(line)
@@ -63,10 +62,14 @@ def _become(order: dict) -> int:
 class Nursery:
     """Starts that process, and children in it."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], *modules: str) -> None:
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, *modules],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def ask(self, order: dict) -> int | None:
@@ -80,13 +83,15 @@ class Nursery:
         """`ullage WORDS` as a process; `files` are its input, output and errors."""
         return Child(self, self.ask({"words": words, "environment": environment, "files": files, "cwd": cwd}))
 
-    def run(self, words: list[str], environment: dict[str, str], cwd: str, text: str) -> subprocess.CompletedProcess:
+    def run(
+        self, words: list[str], environment: dict[str, str], cwd: str, text: str, timeout: float = 60.0
+    ) -> subprocess.CompletedProcess:
         """`ullage WORDS` from beginning to end, as `subprocess.run` would."""
         with tempfile.TemporaryDirectory(prefix="ullage-test-") as folder:
             files = [Path(folder) / name for name in ("input", "output", "errors")]
             files[0].write_text(text)
             child = self.start(words, environment, [str(file) for file in files], cwd)
-            return subprocess.CompletedProcess(words, child.wait(), files[1].read_text(), files[2].read_text())
+            return subprocess.CompletedProcess(words, child.wait(timeout), files[1].read_text(), files[2].read_text())
 
     def close(self) -> None:
         """End that process."""
