@@ -19,14 +19,15 @@ SHORT_NAMES = {"prometheus-client": "prometheus_client", "scikit-learn": "sklear
 
 # Run by every Python process of a test: the packages of the extras cannot be found. typer itself asks for pydantic.
 REFUSE = f"""
-import sys
+from importlib.machinery import PathFinder
 
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {sorted(set(EXTRAS) - {"pydantic"})!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+find_spec = PathFinder.find_spec
 
-sys.meta_path.insert(0, Refuse())
+def find_others(name, path=None, target=None):
+    if name.partition(".")[0] not in {sorted(set(EXTRAS) - {"pydantic"})!r}:
+        return find_spec(name, path, target)
+
+PathFinder.find_spec = find_others
 """
 
 
