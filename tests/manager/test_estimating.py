@@ -1,12 +1,16 @@
 """Estimates on the way in: in a process of their own, within limits, kept by content."""
 
 import asyncio
+import dataclasses
 import os
 import sys
 import time
 
 import pytest
 
+from ullage.isolation import parent
+from ullage.isolation.process_identity import start_of
+from ullage.manager.core import estimates
 from ullage.manager.core.estimates import Estimates, Question, Wanted, key_of, questions_of, script_of
 from ullage.manager.settings import Estimating
 from ullage.manager.submission import Spec
@@ -77,10 +81,32 @@ def wanted(tmp_path, text, estimator="ullage"):
     return Wanted("key", estimator, [question], ["T4"], dict(os.environ), str(tmp_path), {})
 
 
-def test_an_estimate_that_takes_too_much_memory_is_ended(tmp_path):
-    answer = make(wanted(tmp_path, "import time; kept = b'x' * (700 << 20); time.sleep(1000)"), memory=400 << 20)
-    assert answer.upper is None
-    assert answer.note == "not estimated: it took more than 400 MiB of this machine's memory"
+def test_limits_and_failures_of_the_process_are_told(tmp_path):
+    answer = make(wanted(tmp_path, "import time; time.sleep(1000)"), memory=1 << 20)
+    assert (answer.upper, answer.note) == (
+        None, "not estimated: it took more than 1.00 MiB of this machine's memory"
+    )  # fmt: skip
+    missing = dataclasses.replace(wanted(tmp_path, ""), cwd=str(tmp_path / "nowhere"))
+    assert make(missing).note == "not estimated: No such file or directory"
+
+
+def test_an_estimate_that_is_given_up_ends(tmp_path, monkeypatch):
+    begun = []
+
+    def start(*args, **options):
+        begun.append(parent.start(*args, **options))
+        return begun[0]
+
+    async def run():
+        work = Estimates(Estimating(), lambda answer: begun.append(answer))
+        work.want(wanted(tmp_path, "import time; time.sleep(1000)"))
+        while not begun:
+            await asyncio.sleep(0.01)
+        await work.close()
+
+    monkeypatch.setattr(estimates, "start", start)
+    asyncio.run(run())
+    assert len(begun) == 1 and start_of(begun[0].pid) is None, "nobody is told, and nothing is left"
 
 
 def test_an_estimator_that_is_not_ours_says_what_it_does_not_support(tmp_path):

@@ -130,7 +130,7 @@ class Child:
     def __init__(self, process: _Process, answers: int, output: int) -> None:
         self.pid = process.pid
         self._process, self._answers, self._output = process, answers, output
-        self._messages, self._printed = Messages(), bytearray()
+        self._messages, self._printed, self._ended = Messages(), bytearray(), False
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def wait(self, limits: Limits = NO_LIMITS, show: Callable[[str], None] | None = None) -> Outcome:
@@ -149,12 +149,15 @@ class Child:
 
     def end(self) -> None:
         """End the process and its group, if they have not ended by themselves."""
+        if self._ended:  # its number may be another process's by now
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if self._process.poll() is None:  # it had not come to be a group of its own, or is about to be gone
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
         self._process.wait()
+        self._ended = True
 
     def _follow(self, watch: Watch, show: Callable[[str], None] | None) -> Exceeded | None:
         with selectors.DefaultSelector() as selector:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
-import signal
 import stat
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-import psutil
-
 import ullage
+from ullage.isolation.environment import environment
+from ullage.isolation.limits import Limits
+from ullage.isolation.parent import Outcome, start
 from ullage.manager.settings import Estimating
 from ullage.manager.submission import Spec
-from ullage.units import format_bytes, format_duration
 
 # What an estimator can be asked about a job: its script or its model; and the key by which the answer is kept.
 
@@ -162,8 +159,8 @@ def _digest(path: str) -> str | None:
         return None
 
 
-_LOOK = 0.3  # seconds between two looks at its memory
-_LONGEST_ANSWER = 1 << 20
+_ENTRY = "ullage.manager.core.estimating_child:estimate_here"
+_LONGEST_ANSWER, _LONGEST_NOTE = 1 << 20, 400  # bytes, characters
 
 
 @dataclass(frozen=True)
@@ -196,6 +193,7 @@ class Estimates:
         self._rules, self._done = rules, done
         self._waiting: dict[str, Wanted] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(rules.at_once, "estimate")  # one waits for each child
 
     def want(self, wanted: Wanted) -> None:
         """Ask for an estimate; one that is on its way already is not made twice."""
@@ -225,46 +223,20 @@ class Estimates:
         self._done(Answer(wanted.key, upper, note, time.monotonic() - began))
         self._begin()
 
-    async def _ask(self, wanted: Wanted) -> dict[str, Any]:
-        order = {
-            "parent": os.getpid(),
+    async def _ask(self, wanted: Wanted) -> Outcome:
+        request = {
             "estimator": wanted.estimator,
             "gpus": sorted(set(wanted.gpus)),
             "timeout": self._rules.timeout,
             "questions": [asdict(question) for question in wanted.questions],
         }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "ullage.manager.core.estimating_child", cwd=wanted.cwd, start_new_session=True,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            env=_environment(wanted.env), limit=_LONGEST_ANSWER, **_as_user(wanted.rights),
-        )  # fmt: skip
-        speaking = asyncio.ensure_future(process.communicate(json.dumps(order).encode()))
+        limits = Limits(seconds=self._rules.timeout, memory=self._rules.memory, answer=_LONGEST_ANSWER)
+        env = {**environment(wanted.env), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        child = start(_ENTRY, request, env=env, cwd=wanted.cwd, rights=wanted.rights)
         try:
-            too_much = await self._watch(process.pid, speaking)
-            if too_much is not None:
-                return {"failed": too_much}
-            output, _ = speaking.result()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, child.wait, limits)
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            speaking.cancel()
-        lines = [line for line in output.decode(errors="replace").splitlines() if line.startswith("{")]
-        return json.loads(lines[-1]) if lines else {"failed": f"its process ended with {process.returncode}"}
-
-    async def _watch(self, pid: int, speaking: asyncio.Future[Any]) -> str | None:
-        """Until it has spoken (`None`), or the reason to give it up."""
-        deadline = time.monotonic() + self._rules.timeout
-        while not speaking.done():
-            await asyncio.wait({speaking}, timeout=_LOOK)
-            if speaking.done():
-                break
-            if time.monotonic() > deadline:
-                return f"it took longer than {format_duration(self._rules.timeout)}"
-            used = await asyncio.to_thread(_memory_of, pid)
-            if used > self._rules.memory:
-                return f"it took more than {format_bytes(self._rules.memory)} of this machine's memory"
-        return None
+            child.end()  # whoever gave the estimate up; the thread sees it and returns
 
     async def close(self) -> None:
         """Give up all that are under way; their jobs are asked about again later."""
@@ -273,35 +245,14 @@ class Estimates:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown()
 
 
-def _read(answer: dict[str, Any], estimator: str) -> tuple[int | None, str]:
-    if "failed" in answer:
-        return None, f"not estimated: {str(answer['failed'])[:400]}"
-    fits = "" if answer["fits"] else f", which does not fit on {answer['gpu']}"
-    return int(answer["upper"]), f"estimated by {estimator} for {answer['gpu']}{fits}"
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    source = str(Path(__file__).parents[3])
-    paths = [source, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-    kept = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return {**env, **kept}
-
-
-def _as_user(rights: Mapping[str, int | str]) -> dict[str, Any]:
-    if not rights:
-        return {}
-    groups = os.getgrouplist(str(rights["user"]), int(rights["gid"]))
-    return {"user": rights["uid"], "group": rights["gid"], "extra_groups": groups}
-
-
-def _memory_of(pid: int) -> int:
-    """Resident memory of a process and all that it started."""
-    total = 0
-    with contextlib.suppress(psutil.Error):
-        parent = psutil.Process(pid)
-        for process in [parent, *parent.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
-    return total
+def _read(outcome: Outcome, estimator: str) -> tuple[int | None, str]:
+    """The bound, or `None`, and the note that the job keeps."""
+    answer = outcome.answer
+    if answer is not None and "failed" not in answer:
+        fits = "" if answer["fits"] else f", which does not fit on {answer['gpu']}"
+        return int(answer["upper"]), f"estimated by {estimator} for {answer['gpu']}{fits}"
+    told = answer["failed"] if answer else outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
+    return None, f"not estimated: {str(told)[:_LONGEST_NOTE]}"
