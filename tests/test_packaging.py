@@ -27,7 +27,7 @@ def find_others(name, path=None, target=None):
     if name.partition(".")[0] not in {sorted(set(EXTRAS) - {"pydantic"})!r}:
         return find_spec(name, path, target)
 
-PathFinder.find_spec = find_others
+PathFinder.find_spec = staticmethod(find_others)
 """
 
 
