@@ -17,9 +17,8 @@ from tests.nursery import Child, Nursery
 
 from ullage.errors import NoDaemon
 from ullage.manager.client import SocketClient
-from ullage.manager.core.daemon import Daemon
-from ullage.manager.core.serving import make_daemon
-from ullage.manager.identity import myself
+from ullage.manager.core.daemon import Daemon, make_daemon
+from ullage.manager.identity import this_user
 from ullage.manager.settings import read_settings
 from ullage.monitor import Monitor
 
@@ -196,7 +195,7 @@ class Here:
 
     def call(self, verb: str, **arguments: Any) -> Any:
         """Do an order as the user of this process."""
-        return self.daemon.call_from_thread(myself(), verb, arguments)
+        return self.daemon.call_from_thread(this_user(), verb, arguments)
 
     def submit(self, script: str, **more: Any) -> int:
         """Submit a shell script; its number."""

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from ullage.errors import NoDaemon
-from ullage.manager.crash_points import POINTS, SUPERVISOR_POINTS
+from ullage.manager.fault_injection import POINTS, SUPERVISOR_POINTS
 
 # Fails as PyTorch does when its GPU is full, the first time; needs no PyTorch.
 OUT_OF_MEMORY = """

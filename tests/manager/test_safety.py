@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ullage.errors import NotAllowed
 from ullage.manager.client import SocketClient, socket_file
 from ullage.manager.core.orders import Orders
-from ullage.manager.identity import Who, check_submitter
+from ullage.manager.identity import Caller, check_submitter
 
 
 def test_the_socket_is_its_owners(common):
@@ -119,9 +119,9 @@ def test_the_same_key_makes_one_submission(common):
 
 def test_a_daemon_without_root_runs_its_own_users_jobs_only(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 1234)
-    check_submitter(Who(1234, 1234, "me"))
+    check_submitter(Caller(1234, 1234, "me"))
     with pytest.raises(NotAllowed, match="runs only that user's jobs"):
-        check_submitter(Who(4321, 4321, "you"))
+        check_submitter(Caller(4321, 4321, "you"))
 
 
 def test_a_client_of_a_home_without_a_daemon_says_so(tmp_path):

@@ -57,7 +57,7 @@ def serve(
     import gc
 
     from ullage.home import home
-    from ullage.manager.core.serving import make_daemon, usable_home
+    from ullage.manager.core.daemon import make_daemon, usable_home
     from ullage.manager.settings import read_settings
 
     settings = read_settings(config, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator,
@@ -69,7 +69,7 @@ def serve(
         # The collector of garbage would walk through every waiting job again and again: 40 ms for 10,000 of them.
         gc.freeze()
         gc.set_threshold(100_000, 20, 100)
-        about = daemon.about()
+        about = daemon.orders.about()
         kind = f"virtual {about['virtual']}" if about["virtual"] else f"{about['gpus']} GPUs"
         if daemon.api is not None:
             _say(f"the API is at {daemon.api.url}; its token is in {home() / 'run' / 'api-token'}")

@@ -26,10 +26,10 @@ _LIMIT_LINE = re.compile(r"Max (.+?)\s+(unlimited|\d+)\s+(unlimited|\d+)\b")
 
 
 @dataclass(frozen=True)
-class Who:
+class Caller:
     """A user at the other end; `operator` may change anybody's jobs and the GPUs.
 
-    >>> Who(uid=0, gid=0, user="root", operator=True).may_change(1000)
+    >>> Caller(uid=0, gid=0, user="root", operator=True).may_change(1000)
     True
     """
 
@@ -44,9 +44,9 @@ class Who:
         return self.operator or self.uid == uid
 
 
-def myself() -> Who:
+def this_user() -> Caller:
     """The user of this process, who may do everything to a daemon of their own."""
-    return Who(os.getuid(), os.getgid(), user_name(os.getuid()), True, limits_of(os.getpid()))
+    return Caller(os.getuid(), os.getgid(), user_name(os.getuid()), True, limits_of(os.getpid()))
 
 
 def user_name(uid: int) -> str:
@@ -61,13 +61,13 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def peer(connection: socket.socket, operators: list[str]) -> Who:
+def caller_of(connection: socket.socket, operators: list[str]) -> Caller:
     """Who is at the other end of a Unix socket, as the kernel says it."""
     size = struct.calcsize("3i")
     pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     user = user_name(uid)
     operator = uid in (0, os.getuid()) or user in operators
-    return Who(uid, gid, user, operator, limits_of(pid))
+    return Caller(uid, gid, user, operator, limits_of(pid))
 
 
 def limits_of(pid: int) -> dict[str, tuple[int, int]]:
@@ -92,19 +92,19 @@ def _limit(text: str) -> int:
     return resource.RLIM_INFINITY if text == "unlimited" else int(text)
 
 
-def check_submitter(who: Who) -> None:
+def check_submitter(caller: Caller) -> None:
     """A daemon that is not root runs its own user's jobs only; one that is needs a user whom the system knows."""
     if os.getuid() != 0:
-        if who.uid != os.getuid():
+        if caller.uid != os.getuid():
             raise NotAllowed(
-                f"this daemon runs as {user_name(os.getuid())} and runs only that user's jobs; found {who.user}. "
+                f"this daemon runs as {user_name(os.getuid())} and runs only that user's jobs; found {caller.user}. "
                 "Start one of your own with `ullage serve`, or have root start one for all"
             )
     else:
         try:
-            pwd.getpwuid(who.uid)
+            pwd.getpwuid(caller.uid)
         except (KeyError, OverflowError):
-            raise NotAllowed(f"needed a user whom this system knows; found the number {who.uid}") from None
+            raise NotAllowed(f"needed a user whom this system knows; found the number {caller.uid}") from None
 
 
 def rights(uid: int, gid: int) -> dict[str, int | str]:
@@ -148,7 +148,7 @@ class Tokens:
         """The token of a user."""
         return f"ullage-{uid}-{self._signature(str(uid))}"
 
-    def who(self, token: str) -> Who | None:
+    def caller(self, token: str) -> Caller | None:
         """Whose token it is; `None` for one that this daemon did not make."""
         match = re.fullmatch(r"ullage-([0-9]{1,10})-([0-9a-f]{64})", token)
         if match is None or not hmac.compare_digest(match[2], self._signature(match[1])):
@@ -157,7 +157,7 @@ class Tokens:
         user = user_name(uid)
         operator = uid in (0, os.getuid()) or user in self._operators
         limits = limits_of(0) if uid == os.getuid() else {}
-        return Who(uid, _group(uid), user, operator, limits)
+        return Caller(uid, _group(uid), user, operator, limits)
 
     def _signature(self, text: str) -> str:
         return hmac.new(self._secret, text.encode(), "sha256").hexdigest()

@@ -21,7 +21,7 @@ import ullage
 from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
 from ullage.manager.api import answers as answers
 from ullage.manager.api.metrics import CONTENT_TYPE, metrics
-from ullage.manager.identity import Who
+from ullage.manager.identity import Caller
 from ullage.manager.submission import Spec
 
 # Around the API: nothing too long is read, and whatever goes wrong becomes one message.
@@ -101,7 +101,7 @@ def _said(error: RequestValidationError) -> str:
     return f"{place}: {text[:1].lower()}{text[1:]}; found {given if len(given) <= 80 else given[:77] + '...'}"
 
 
-Ask = Callable[[Who, str, dict[str, Any], float], Awaitable[Any]]
+Ask = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 HEARTBEAT = 15.0  # seconds after which a silent stream says that it is alive
 _PART = 1000  # events at a time
 
@@ -114,20 +114,20 @@ EventNumber = Annotated[int, Query(ge=0, le=2**62)]
 async def authorised(
     request: Request,
     given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
-) -> Who:
+) -> Caller:
     """Whose token a request has; without one it is refused."""
-    who: Who | None = request.app.state.whose(given.credentials) if given is not None else None
-    if who is None:
+    caller: Caller | None = request.app.state.whose(given.credentials) if given is not None else None
+    if caller is None:
         raise HTTPException(
             401,
             "needed the header 'Authorization: Bearer TOKEN' with a token of this daemon (run/api-token in its home); "
             f"found {'none' if given is None else 'another'}",
             {"WWW-Authenticate": "Bearer"},
         )
-    return who
+    return caller
 
 
-Asker = Annotated[Who, Depends(authorised)]
+Asker = Annotated[Caller, Depends(authorised)]
 
 
 async def known_names(request: Request) -> None:
@@ -142,7 +142,7 @@ async def known_names(request: Request) -> None:
 
 def make_app(
     ask: Ask,
-    whose: Callable[[str], Who | None],
+    whose: Callable[[str], Caller | None],
     ending: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
 ) -> FastAPI:
@@ -166,25 +166,25 @@ def make_app(
 
 def _job_routes(router: APIRouter, ask: Ask) -> None:
     @router.post("/v1/jobs", status_code=201, response_model=answers.Submitted, tags=["jobs"])
-    async def submit(who: Asker, submission: answers.Submission) -> Response:
+    async def submit(caller: Asker, submission: answers.Submission) -> Response:
         """Submit a job. It is on disk when the answer comes."""
         job = submission.job.model_dump(mode="json", exclude_unset=True)
         key = submission.key or secrets.token_hex(16)
-        return JSONResponse(await ask(who, "submit", {"job": job, "key": key}, 0.0), 201)
+        return JSONResponse(await ask(caller, "submit", {"job": job, "key": key}, 0.0), 201)
 
     @router.get("/v1/jobs", response_model=list[answers.Job], tags=["jobs"])
-    async def queue(who: Asker, user: User = None) -> Response:
+    async def queue(caller: Asker, user: User = None) -> Response:
         """Jobs that are not over."""
-        return JSONResponse(await ask(who, "queue", {"user": user}, 0.0))
+        return JSONResponse(await ask(caller, "queue", {"user": user}, 0.0))
 
     @router.get("/v1/jobs/{job}", response_model=list[answers.WholeJob], tags=["jobs"])
-    async def status(who: Asker, job: JobName) -> Response:
+    async def status(caller: Asker, job: JobName) -> Response:
         """All about a job, or the jobs of an array."""
-        return JSONResponse(await ask(who, "status", {"job": job}, 0.0))
+        return JSONResponse(await ask(caller, "status", {"job": job}, 0.0))
 
     @router.get("/v1/jobs/{job}/logs", response_model=answers.Log, tags=["jobs"])
     async def logs(
-        who: Asker,
+        caller: Asker,
         job: JobName,
         attempt: Annotated[int | None, Query(ge=1, le=2**31, description="the newest by default")] = None,
         stream: Literal["stdout", "stderr"] = "stdout",
@@ -192,11 +192,11 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
     ) -> Response:
         """A piece of a job's output."""
         asked = {"job": job, "attempt": attempt, "stream": stream, "offset": offset}
-        return JSONResponse(await ask(who, "logs", asked, 0.0))
+        return JSONResponse(await ask(caller, "logs", asked, 0.0))
 
     def changes(verb: str, text: str) -> None:
-        async def change(who: Asker, job: JobName) -> Response:
-            return JSONResponse(await ask(who, verb, {"jobs": [job]}, 0.0))
+        async def change(caller: Asker, job: JobName) -> Response:
+            return JSONResponse(await ask(caller, verb, {"jobs": [job]}, 0.0))
 
         change.__doc__ = text
         router.post(f"/v1/jobs/{{job}}/{verb}", response_model=list[answers.Done], tags=["jobs"], name=verb)(change)
@@ -206,64 +206,66 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
     changes("release", "Let a held job go on.")
 
     @router.get("/v1/history", response_model=list[answers.Job], tags=["jobs"])
-    async def history(who: Asker, limit: Annotated[int, Query(ge=1, le=100_000)] = 50, user: User = None) -> Response:
+    async def history(
+        caller: Asker, limit: Annotated[int, Query(ge=1, le=100_000)] = 50, user: User = None
+    ) -> Response:
         """Jobs that are over, the last one first."""
-        return JSONResponse(await ask(who, "history", {"limit": limit, "user": user}, 0.0))
+        return JSONResponse(await ask(caller, "history", {"limit": limit, "user": user}, 0.0))
 
 
 def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> None:
     @router.get("/v1/ping", response_model=answers.About, tags=["daemon"])
-    async def ping(who: Asker) -> Response:
+    async def ping(caller: Asker) -> Response:
         """What the daemon is, and who you are to it."""
-        return JSONResponse(await ask(who, "ping", {}, 0.0))
+        return JSONResponse(await ask(caller, "ping", {}, 0.0))
 
     @router.get("/v1/gpus", response_model=list[answers.GPUNow], tags=["gpus"])
-    async def gpus(who: Asker) -> Response:
+    async def gpus(caller: Asker) -> Response:
         """The GPUs now."""
-        return JSONResponse(await ask(who, "gpus", {}, 0.0))
+        return JSONResponse(await ask(caller, "gpus", {}, 0.0))
 
     @router.post("/v1/gpus/{gpu}/drain", response_model=answers.Drained, tags=["gpus"])
-    async def drain(who: Asker, gpu: GPUName, why: answers.Reason | None = None) -> Response:
+    async def drain(caller: Asker, gpu: GPUName, why: answers.Reason | None = None) -> Response:
         """No new jobs for a GPU; those that are there go on. For operators."""
-        return JSONResponse(await ask(who, "drain", {"gpu": gpu, "reason": why.reason if why else ""}, 0.0))
+        return JSONResponse(await ask(caller, "drain", {"gpu": gpu, "reason": why.reason if why else ""}, 0.0))
 
     @router.post("/v1/gpus/{gpu}/resume", response_model=answers.Drained, tags=["gpus"])
-    async def resume(who: Asker, gpu: GPUName) -> Response:
+    async def resume(caller: Asker, gpu: GPUName) -> Response:
         """New jobs for a GPU again. For operators."""
-        return JSONResponse(await ask(who, "resume", {"gpu": gpu}, 0.0))
+        return JSONResponse(await ask(caller, "resume", {"gpu": gpu}, 0.0))
 
     @router.get("/v1/events", response_model=answers.Events, tags=["events"])
     async def events(
-        who: Asker,
+        caller: Asker,
         since: EventNumber = 0,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
         wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for one")] = 0.0,
     ) -> Response:
         """What happened after event number `since`."""
-        return JSONResponse(await ask(who, "events", {"since": since, "limit": limit}, wait))
+        return JSONResponse(await ask(caller, "events", {"since": since, "limit": limit}, wait))
 
     @router.get(
         "/v1/events/stream", tags=["events"], responses={200: {"content": {"text/event-stream": {}}}},
         response_class=StreamingResponse,
     )  # fmt: skip
-    async def stream(request: Request, who: Asker, since: EventNumber = 0) -> Response:
+    async def stream(request: Request, caller: Asker, since: EventNumber = 0) -> Response:
         """Events as they happen (server-sent events); after a break the header Last-Event-ID goes on from there."""
         last = request.headers.get("last-event-id", "")
         begin = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else since
         return StreamingResponse(
-            _events(ask, who, begin, ending), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+            _events(ask, caller, begin, ending), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
 
     @router.get("/metrics", tags=["daemon"], response_class=Response,
                 responses={200: {"content": {"text/plain": {}}}})  # fmt: skip
-    async def figures(who: Asker) -> Response:
+    async def figures(caller: Asker) -> Response:
         """Figures for Prometheus."""
-        return Response(metrics(await ask(who, "figures", {}, 0.0)), media_type=CONTENT_TYPE)
+        return Response(metrics(await ask(caller, "figures", {}, 0.0)), media_type=CONTENT_TYPE)
 
 
-async def _events(ask: Ask, who: Who, since: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
+async def _events(ask: Ask, caller: Caller, since: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
     while not ending():
-        found = await ask(who, "events", {"since": since, "limit": _PART}, HEARTBEAT)
+        found = await ask(caller, "events", {"since": since, "limit": _PART}, HEARTBEAT)
         since = max(since, found["last"]) if found["events"] else since
         for event in found["events"]:
             yield f"id: {event['id']}\nevent: {event['kind']}\ndata: {json.dumps(event)}\n\n"

@@ -17,19 +17,21 @@ import uvicorn
 
 from ullage.errors import InvalidValue, NoDaemon
 from ullage.manager.api.app import make_app
-from ullage.manager.identity import TOKEN_FILE, Tokens, Who, write_token
+from ullage.manager.identity import TOKEN_FILE, Caller, Tokens, write_token
 
 DEFAULT_HOST = "127.0.0.1"
 ADDRESS_FILE = "api.json"
 _MOST_CONNECTIONS, _LONGEST_HEADERS = 256, 64 << 10
 
-Call = Callable[[Who, str, dict[str, Any], float], Awaitable[Any]]
+Call = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 
 
 class ApiServer:
     """Listens from its making on; `start` answers, `stop` ends it."""
 
-    def __init__(self, listen: str, run: Path, tokens: Tokens, me: Who, call: Call, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, listen: str, run: Path, tokens: Tokens, me: Caller, call: Call, say: Callable[[str], None]
+    ) -> None:
         self._call, self._say, self.tokens = call, say, tokens
         host, port = parse_listen(listen)
         self._socket = _listening(host, port)
@@ -44,13 +46,13 @@ class ApiServer:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to answer; orders are done in the daemon's loop."""
 
-        async def ask(who: Who, verb: str, arguments: dict[str, Any], wait: float) -> Any:
+        async def ask(caller: Caller, verb: str, arguments: dict[str, Any], wait: float) -> Any:
             if self._ending.is_set():
                 raise NoDaemon("the daemon is ending; ask the next one")
-            done = asyncio.run_coroutine_threadsafe(_as_coroutine(self._call(who, verb, arguments, wait)), loop)
+            done = asyncio.run_coroutine_threadsafe(_as_coroutine(self._call(caller, verb, arguments, wait)), loop)
             return await asyncio.wrap_future(done)
 
-        app = make_app(ask, self.tokens.who, self._ending.is_set, self._say)
+        app = make_app(ask, self.tokens.caller, self._ending.is_set, self._say)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, limit_concurrency=_MOST_CONNECTIONS, timeout_keep_alive=5,

@@ -22,11 +22,11 @@ from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.manager.client import LARGEST_REQUEST, reachable
-from ullage.manager.identity import Who, group_number, peer
+from ullage.manager.identity import Caller, caller_of, group_number
 
 _MOST_CONNECTIONS, _LONGEST_WAIT, _DISCARD = 512, 60.0, 5.0
 
-Call = Callable[[Who, str, dict[str, Any], float], Awaitable[Any]]
+Call = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 
 
 class SocketServer:
@@ -64,8 +64,8 @@ class SocketServer:
             if len(self._open) > _MOST_CONNECTIONS:
                 await _send(writer, failure(InvalidValue("too many connections at once; try again")))
                 return
-            who = peer(writer.get_extra_info("socket"), self._operators)
-            while await self._one(who, reader, writer):
+            caller = caller_of(writer.get_extra_info("socket"), self._operators)
+            while await self._one(caller, reader, writer):
                 pass
         except (ConnectionError, asyncio.CancelledError):
             pass
@@ -73,7 +73,7 @@ class SocketServer:
             self._open.discard(task)
             writer.close()
 
-    async def _one(self, who: Who, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _one(self, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; false when there will be no other."""
         try:
             line = await reader.readuntil(b"\n")
@@ -86,14 +86,14 @@ class SocketServer:
             await _send(writer, failure(InvalidValue(message)))
             await _discard(reader)
             return False
-        await _send(writer, await self.answer(who, line))
+        await _send(writer, await self.answer(caller, line))
         return True
 
-    async def answer(self, who: Who, line: bytes) -> dict[str, Any]:
+    async def answer(self, caller: Caller, line: bytes) -> dict[str, Any]:
         """The answer to a line, whatever it is."""
         try:
             verb, arguments, wait = parse(line)
-            return {"ok": True, "result": await self._call(who, verb, arguments, wait)}
+            return {"ok": True, "result": await self._call(caller, verb, arguments, wait)}
         except UllageError as error:
             return failure(error)
         except Exception as error:  # a mistake of ours must not end the daemon, nor the conversation without a word

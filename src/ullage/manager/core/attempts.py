@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.recovery import Ended, Next, after_failure, classify
-from ullage.manager.core.site import Site
-from ullage.manager.crash_points import crash_point
+from ullage.manager.fault_injection import crash_point
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import STDERR, STDOUT, Look, read_record, tail
 from ullage.manager.running.supervisor import STARTED, boot_now
@@ -20,45 +20,45 @@ _MPS_BLAME = 30.0  # seconds after the loss of MPS in which a failure is put dow
 _FINAL = {Cause.FINISHED: State.DONE, Cause.CANCELLED: State.CANCELLED}
 
 
-class Attempts:
+class AttemptTracker:
     """Looks at the folders of all live attempts. Every change of a look is one transaction; a look may be repeated."""
 
-    def __init__(self, site: Site, cgroups: Cgroups) -> None:
-        self._site, self._cgroups = site, cgroups
+    def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
+        self._context, self._cgroups = context, cgroups
         self.adopting = True  # until the first look is over, nobody of this process has started anything
 
     def adopt(self) -> int:
         """After a start: promises of what may be alive are in force again, orders to stop are given again."""
-        site = self._site
-        site.queued_at |= site.book.past.last_ends()
-        for number, attempt in site.book.attempts.items():
+        context = self._context
+        context.queued_at |= context.store.history.last_ends()
+        for number, attempt in context.store.attempts.items():
             memory = dict.fromkeys(attempt.slots, attempt.promised or 0)
-            site.ledger.adopt(number, memory, attempt.exclusive)
-            started = read_record(site.attempt_folder(attempt) / STARTED)
+            context.ledger.adopt(number, memory, attempt.exclusive)
+            started = read_record(context.attempt_folder(attempt) / STARTED)
             if started is not None:
-                site.pids[number] = int(started["job_pid"])
+                context.pids[number] = int(started["job_pid"])
         crash_point("adopt-begun")
         self.follow()
         self.adopting = False
-        for number in list(site.book.attempts):
-            job = site.book.job(number)
+        for number in list(context.store.attempts):
+            job = context.store.job(number)
             if job.state is State.STOPPING:
                 self.send_stop(job)
-        return len(site.book.attempts)
+        return len(context.store.attempts)
 
     def follow(self) -> bool:
         """One look at all of them; whether one ended."""
-        site, looks = self._site, []
-        for attempt in list(site.book.attempts.values()):
+        context, looks = self._context, []
+        for attempt in list(context.store.attempts.values()):
             try:
                 look = self._look(attempt)
             except OSError as error:  # a full disk, say: the next look may do better
-                site.say(f"job {attempt.job} cannot be looked at: {error}")
+                context.say(f"job {attempt.job} cannot be looked at: {error}")
                 continue
             if look is not None:
                 looks.append((attempt, look))
         if looks:
-            with site.book.transaction():
+            with context.store.transaction():
                 ended = [attempt for attempt, look in looks if self._see(attempt, look)]
                 names = (["over"] if ended else []) + (["running"] if len(ended) < len(looks) else [])
                 for name in names:
@@ -67,12 +67,12 @@ class Attempts:
                 crash_point(name)
             for attempt in ended:
                 self._let_go(attempt)
-        site.launcher.reap()
+        context.launcher.reap()
         return bool(looks)
 
     def _look(self, attempt: AttemptRecord) -> Look | None:
         """What has changed for an attempt, or `None`."""
-        launcher, folder = self._site.launcher, self._site.attempt_folder(attempt)
+        launcher, folder = self._context.launcher, self._context.attempt_folder(attempt)
         look = launcher.look(folder, attempt.token)
         if look.state == "absent":
             if not launcher.revoke(folder):
@@ -85,41 +85,41 @@ class Attempts:
 
     def _see(self, attempt: AttemptRecord, look: Look) -> bool:
         """Write down what was seen; true if the attempt is over."""
-        site = self._site
+        context = self._context
         if look.state == "alive":
             if look.started is not None:
-                site.book.run(attempt, float(look.started["time"]))
-                site.pids[attempt.job] = int(look.started["job_pid"])
+                context.store.run(attempt, float(look.started["time"]))
+                context.pids[attempt.job] = int(look.started["job_pid"])
             return False
-        job, record = site.book.job(attempt.job), look.record or {}
+        job, record = context.store.job(attempt.job), look.record or {}
         ended = self._how(attempt, look)
         if job.stop_reason == "cancelled" and ended.cause is not Cause.FINISHED:
             ended = Ended(Cause.CANCELLED, "cancelled")
-        taken, started = site.peaks.get(attempt.token), look.started or {}
-        site.book.end_attempt(
+        taken, started = context.peaks.get(attempt.token), look.started or {}
+        context.store.end_attempt(
             attempt, ended.cause, ended.detail, exit_code=record.get("code"), signal=record.get("signal"),
-            started=attempt.started or started.get("time"), ended=record.get("time", site.clock()),
+            started=attempt.started or started.get("time"), ended=record.get("time", context.clock()),
             elapsed=record.get("elapsed"), gpu_memory=taken, host_memory=record.get("max_rss"),
         )  # fmt: skip
         self._move_on(job, attempt, ended, record, started, taken)
         return True
 
     def _how(self, attempt: AttemptRecord, look: Look) -> Ended:
-        site, folder = self._site, self._site.attempt_folder(attempt)
+        context, folder = self._context, self._context.attempt_folder(attempt)
         if look.state == "absent":
-            refusal = site.launcher.refusal(folder)
+            refusal = context.launcher.refusal(folder)
             if refusal is not None:
                 return Ended(Cause.OWN_FAILURE, refusal)
             if self.adopting:
                 return Ended(Cause.NOT_STARTED, "the daemon ended before it was started")
-            return Ended(Cause.NOT_STARTED, f"it could not be started: {site.launcher.failure(folder)}")
+            return Ended(Cause.NOT_STARTED, f"it could not be started: {context.launcher.failure(folder)}")
         if look.state == "lost":
             if (look.started or {}).get("boot") != boot_now():
                 return Ended(Cause.HOST_RESTARTED, "this machine was restarted")
             return Ended(Cause.SUPERVISOR_LOST, "the process that watched it was killed")
         output = tail(folder / STDOUT, _TAIL) + "\n" + tail(folder / STDERR, _TAIL)
-        lost = {slot.id for slot in site.slots if slot.lost}
-        since = site.sharing.lost_at
+        lost = {slot.id for slot in context.slots if slot.lost}
+        since = context.sharing.lost_at
         mps_lost = since is not None and time.monotonic() - since < _MPS_BLAME
         return classify(look.record or {}, output, bool(lost.intersection(attempt.slots)), mps_lost)
 
@@ -127,24 +127,24 @@ class Attempts:
         self, job: JobRecord, attempt: AttemptRecord, ended: Ended, record: dict[str, Any], started: dict[str, Any],
         taken: int | None,
     ) -> None:  # fmt: skip
-        site = self._site
+        context = self._context
         ran = job.ran + float(record.get("elapsed") or 0.0)
         common = {"ran": ran, "started": job.started or started.get("time"), "stop_reason": None, "cause": ended.cause,
                   "exit_code": record.get("code")}  # fmt: skip
-        over = {"ended": record.get("time", site.clock())}
+        over = {"ended": record.get("time", context.clock())}
         if ended.cause in _FINAL:
-            site.book.move(job, "end", _FINAL[ended.cause], ended.detail, detail=ended.detail, **over, **common)
+            context.store.move(job, "end", _FINAL[ended.cause], ended.detail, detail=ended.detail, **over, **common)
             return
         if ended.cause is Cause.SLOT_ENDED:
-            site.book.move(job, "retry", State.QUEUED, ended.detail, detail=ended.detail, **common)
+            context.store.move(job, "retry", State.QUEUED, ended.detail, detail=ended.detail, **common)
             return
         if ended.cause is Cause.NOT_STARTED and self.adopting:
-            site.book.move(job, "retry", State.QUEUED, ended.detail, recovery=True, **common)
+            context.store.move(job, "retry", State.QUEUED, ended.detail, recovery=True, **common)
             return
-        following = after_failure(job, attempt, ended, taken, site.largest, site.settings.recovering)
+        following = after_failure(job, attempt, ended, taken, context.largest, context.settings.recovering)
         if not following.again:
             text = f"{ended.cause}: {following.text}"
-            site.book.move(job, "end", State.FAILED, text, detail=following.text, **over, **common)
+            context.store.move(job, "end", State.FAILED, text, detail=following.text, **over, **common)
             return
         self._again(job, ended, following, common)
 
@@ -152,99 +152,99 @@ class Attempts:
         memory = job.memory_failures + (ended.cause in MEMORY - {Cause.HOST_MEMORY})
         others = job.other_failures + (ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY)
         crash_point("retry-before-commit")
-        self._site.book.move(
+        self._context.store.move(
             job, "retry", State.QUEUED, following.text, detail=following.text, need=following.need,
             exclusive=following.exclusive, recovery=True, memory_failures=memory, other_failures=others, **common,
         )  # fmt: skip
         if others > job.other_failures:
             pause = min(_LONGEST_PAUSE, 2.0 ** (others - 1) - 1.0)  # the first retry comes at once
-            self._site.not_before[job.id] = time.monotonic() + pause
+            self._context.not_before[job.id] = time.monotonic() + pause
 
     def _let_go(self, attempt: AttemptRecord) -> None:
-        site = self._site
-        site.ledger.release(attempt.job)
-        site.peaks.pop(attempt.token, None)
-        site.taken.pop(attempt.token, None)
-        site.warned.discard(attempt.token)
-        site.pids.pop(attempt.job, None)
-        site.queued_at[attempt.job] = site.clock()
+        context = self._context
+        context.ledger.release(attempt.job)
+        context.peaks.pop(attempt.token, None)
+        context.used.pop(attempt.token, None)
+        context.warned.discard(attempt.token)
+        context.pids.pop(attempt.job, None)
+        context.queued_at[attempt.job] = context.clock()
         self._cgroups.remove(attempt.token)
 
     def stop(self, job: JobRecord, reason: str, text: str) -> None:
         """Have a live job end, for a reason that its supervisor writes into the exit record."""
-        with self._site.book.transaction():
-            job = self._site.book.move(job, "stop", State.STOPPING, text, stop_reason=reason)
+        with self._context.store.transaction():
+            job = self._context.store.move(job, "stop", State.STOPPING, text, stop_reason=reason)
             crash_point("stop-before-commit")
         crash_point("stop-decided")
         self.send_stop(job)
 
     def send_stop(self, job: JobRecord) -> None:
         """Tell the supervisor; may be repeated."""
-        site = self._site
-        folder = site.attempt_folder(site.book.live_attempt(job.id))
+        context = self._context
+        folder = context.attempt_folder(context.store.live_attempt(job.id))
         if folder.exists():
             reason = job.stop_reason or "cancelled"
             own = job.spec["asked"]["checkpoint_lead"]
-            lead = (site.settings.fairness.checkpoint_lead if own is None else own) if reason == "slot-end" else None
-            site.launcher.stop(folder, reason, site.settings.running.grace, lead)
+            lead = (context.settings.fairness.checkpoint_lead if own is None else own) if reason == "slot-end" else None
+            context.launcher.stop(folder, reason, context.settings.running.grace, lead)
 
 
 # Watches running jobs against their promises and their time slots.
 
 
-class Guarding:
+class RunningJobGuard:
     """Looks at running jobs; what they may not do is reported and, by the site's choice, ended."""
 
-    def __init__(self, site: Site, attempts: Attempts) -> None:
-        self._site, self._attempts = site, attempts
+    def __init__(self, context: ManagerContext, attempts: AttemptTracker) -> None:
+        self._context, self._attempts = context, attempts
 
     def look(self) -> None:
         """Once over all that run."""
-        for number, attempt in list(self._site.book.attempts.items()):
-            job = self._site.book.job(number)
+        for number, attempt in list(self._context.store.attempts.items()):
+            job = self._context.store.job(number)
             if job.state is State.RUNNING:
                 self._memory(job, attempt)
                 self._slot(job, attempt)
 
     def _memory(self, job: JobRecord, attempt: AttemptRecord) -> None:
-        site = self._site
-        held = site.taken.get(attempt.token, {})
-        promised, rules = attempt.promised, site.settings.running
+        context = self._context
+        held = context.used.get(attempt.token, {})
+        promised, rules = attempt.promised, context.settings.running
         too_much = {slot: taken for slot, taken in held.items() if taken > (promised or 0) + rules.tolerance}
         if promised is None or attempt.exclusive or not too_much:
             return
         slot, taken = max(too_much.items(), key=lambda item: item[1])
         text = f"took {format_bytes(taken)} on {slot}; {format_bytes(promised)} were promised"
-        if attempt.token not in site.warned:
-            site.warned.add(attempt.token)
-            site.book.event("over promise", job, text, attempt.number)
-            site.say(f"job {job.label} {text}")
+        if attempt.token not in context.warned:
+            context.warned.add(attempt.token)
+            context.store.event("over promise", job, text, attempt.number)
+            context.say(f"job {job.label} {text}")
         if rules.over_promise == "stop" and self._others_in_danger(attempt, slot):
             self._attempts.stop(job, "over-promise", text)
 
     def _others_in_danger(self, attempt: AttemptRecord, slot: str) -> bool:
         """Whether what others were promised there and have not taken yet is more than what is left."""
-        site = self._site
-        found = next((each for each in site.slots if each.id == slot), None)
+        context = self._context
+        found = next((each for each in context.slots if each.id == slot), None)
         if found is None or found.used is None:
             return False
         missing = 0
-        for other in site.book.attempts.values():
+        for other in context.store.attempts.values():
             if slot in other.slots and other.token != attempt.token:
-                missing += max(0, (other.promised or 0) - site.taken.get(other.token, {}).get(slot, 0))
+                missing += max(0, (other.promised or 0) - context.used.get(other.token, {}).get(slot, 0))
         return missing > found.total - found.used
 
     def _slot(self, job: JobRecord, attempt: AttemptRecord) -> None:
         """A time slot ends for a job that can resume, and only if somebody waits who could have its place."""
-        rules = self._site.settings.fairness
+        rules = self._context.settings.fairness
         if rules.slot is None or not job.spec["asked"]["resumable"]:
             return
         own = job.spec["asked"]["checkpoint_lead"]
         lead = rules.checkpoint_lead if own is None else own
-        ran = self._site.launcher.running_for(self._site.attempt_folder(attempt))
+        ran = self._context.launcher.running_for(self._context.attempt_folder(attempt))
         if ran is not None and ran >= max(0.0, rules.slot - lead) and self._somebody_waits():
             self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")
 
     def _somebody_waits(self) -> bool:
-        site = self._site
-        return any(job.state is State.QUEUED and job.id in site.reasons for job in site.book.jobs.values())
+        context = self._context
+        return any(job.state is State.QUEUED and job.id in context.reasons for job in context.store.jobs.values())

@@ -8,36 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ullage
-from ullage.errors import AlreadyServing, StoreDamaged, StoreFull, UllageError, UnknownName
+from ullage.errors import AlreadyServing, NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError, UnknownName
 from ullage.manager.api.socket import SocketServer
 from ullage.manager.client import reachable, socket_file
-from ullage.manager.core.attempts import Attempts, Guarding
-from ullage.manager.core.intake import Intake
+from ullage.manager.core.attempts import AttemptTracker, RunningJobGuard
+from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
+from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.orders import Orders, arguments_of
-from ullage.manager.core.readings import Watching
-from ullage.manager.core.scheduling import Scheduling
-from ullage.manager.core.site import Site
-from ullage.manager.identity import Who, myself
+from ullage.manager.core.scheduler import Scheduler
+from ullage.manager.identity import Caller, this_user
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import sharing_of
 from ullage.manager.settings import Settings, checked
-from ullage.manager.storage.book import Book, Together
+from ullage.manager.storage.database import Database
+from ullage.manager.storage.job_store import GroupCommit, JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
-from ullage.manager.storage.store import Store
-from ullage.monitor import Monitor
+from ullage.monitor import Monitor, Source, best_source
 from ullage.placement import Ledger
 
 if TYPE_CHECKING:
@@ -46,6 +45,9 @@ if TYPE_CHECKING:
 TICK = 1.0  # seconds between two steps when nothing happens
 _REST = 9.0  # times as long as a step took, the daemon only answers orders after it
 _CARE_EVERY = 6 * 3600.0
+CARDS = "serve"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 class Daemon:
@@ -63,65 +65,65 @@ class Daemon:
         for place in (folder, self._run):
             place.mkdir(parents=True, exist_ok=True, mode=0o755)
         self._lock = lock_home(folder)
-        self._began = clock()
-        self.store = Store(folder)
+        self.database = Database(folder)
         sharing = sharing_of(settings.sharing, self._run, say)
-        self.site = Site(
-            folder=folder, settings=settings, book=Book(self.store, clock), clock=clock, say=say, cards=cards,
-            launcher=Launcher(folder, self._run / "wake.sock"), watching=Watching(monitor), sharing=sharing,
-            ledger=Ledger(),
+        self.context = ManagerContext(
+            folder=folder, settings=settings, store=JobStore(self.database, clock), clock=clock, say=say, cards=cards,
+            launcher=Launcher(folder, self._run / "wake.sock"), slot_reader=SlotReader(monitor), sharing=sharing,
+            ledger=Ledger(), service=ServiceState(began=clock()),
         )  # fmt: skip
-        self.cgroups = cgroups = Cgroups() if settings.running.cgroup else Cgroups(root=Path("/nonexistent"))
-        self.attempts = Attempts(self.site, cgroups)
-        self.guarding = Guarding(self.site, self.attempts)
-        self.intake = Intake(self.site)
-        self.scheduling = Scheduling(self.site, cgroups)
-        self.orders = Orders(self)
-        self._together = Together(self.site.book)
+        cgroups = Cgroups() if settings.running.cgroup else Cgroups(root=Path("/nonexistent"))
+        self.attempts = AttemptTracker(self.context, cgroups)
+        self.guard = RunningJobGuard(self.context, self.attempts)
+        self.intake = Intake(self.context)
+        self.scheduler = Scheduler(self.context, cgroups)
         self._monitor = monitor
+        self._group_commit = GroupCommit(self.context.store)
         self._next_care = 0.0
-        self.trouble: str | None = None  # what the last step could not do
-        self._full = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
+        self._news = asyncio.Condition()
+        self._wake_socket: socket.socket | None = None  # while it listens for words of supervisors
         self.api = self._make_api()
+        self.orders = Orders(self.context, self.intake, self.attempts, cgroups, self.api)
 
     def _make_api(self) -> ApiServer | None:
-        listen, rules = self.site.settings.api.listen, self.site.settings.access
+        listen, rules = self.context.settings.api.listen, self.context.settings.access
         if listen is None:
             return None
         from ullage.manager.api.server import ApiServer  # FastAPI takes half a second to import
         from ullage.manager.identity import Tokens
 
-        tokens = Tokens(self.site.folder, rules.operators)
-        return ApiServer(listen, self._run, tokens, myself(), self.call, self.site.say)
+        tokens = Tokens(self.context.folder, rules.operators)
+        return ApiServer(listen, self._run, tokens, this_user(), self.call, self.context.say)
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `end` is called or a signal comes."""
-        self._loop = asyncio.get_running_loop()
-        self._woken, self._ending, self._news = asyncio.Event(), asyncio.Event(), asyncio.Condition()
-        self.site.book.on_change = self._tell_news
+        self._loop = loop = asyncio.get_running_loop()
+        self.context.store.on_change = self._tell_news
+        service = self.context.service
         # A supervisor that is killed cannot send word, but it is a child of this process.
-        for number, do in ((signal.SIGTERM, self.end), (signal.SIGINT, self.end), (signal.SIGCHLD, self.wake)):
+        for number, do in ((signal.SIGTERM, service.end), (signal.SIGINT, service.end), (signal.SIGCHLD, service.wake)):
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
-                self._loop.add_signal_handler(number, do)
+                loop.add_signal_handler(number, do)
         self._monitor.start()
-        rules = self.site.settings.access
-        server = SocketServer(socket_file(self._run.parent), self.call, rules.operators, rules.group, self.site.say)
+        rules = self.context.settings.access
+        server = SocketServer(socket_file(self._run.parent), self.call, rules.operators, rules.group, self.context.say)
         try:
-            self.site.sharing.start()
-            self.site.look()
-            self._listen_for_ends()
-            skipped = self.site.book.skip_numbers(max(self.site.launcher.jobs(), default=0))
+            self.context.sharing.start()
+            self.context.look()
+            self._listen_for_ends(loop)
+            skipped = self.context.store.skip_numbers(max(self.context.launcher.jobs(), default=0))
             if skipped:
-                self.site.say(
+                self.context.say(
                     f"the database does not know the last {skipped} jobs, whose files are there: an older copy?"
                 )
             adopted = self.attempts.adopt()
             if adopted:
-                self.site.say(f"{adopted} running jobs were adopted")
+                self.context.say(f"{adopted} running jobs were adopted")
             self.intake.resume()
             await server.start()
             if self.api is not None:
-                self.api.start(self._loop)
+                self.api.start(loop)
             ready()
             await self._steps()
         finally:
@@ -129,21 +131,22 @@ class Daemon:
             if self.api is not None:
                 await asyncio.to_thread(self.api.stop)
             await self.intake.estimates.close()
-            self._finish()
+            self._finish(loop)
 
     async def _steps(self) -> None:
-        ending = asyncio.ensure_future(self._ending.wait())
-        while not self._ending.is_set():
-            self._woken.clear()
+        service = self.context.service
+        ending = asyncio.ensure_future(service.ending.wait())
+        while not service.ending.is_set():
+            service.woken.clear()
             began = time.monotonic()
             placed = self.step()
             rest = began + (time.monotonic() - began) * (1 + _REST)
             for job, attempt in placed:
                 self._start(job, attempt)
                 await asyncio.sleep(0)  # orders are answered between two starts
-            if self.site.sharing.watched:
-                await asyncio.to_thread(self.site.sharing.watch)
-            waking = asyncio.ensure_future(self._woken.wait())
+            if self.context.sharing.watched:
+                await asyncio.to_thread(self.context.sharing.watch)
+            waking = asyncio.ensure_future(service.woken.wait())
             await asyncio.wait({waking, ending}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
             waking.cancel()
             with contextlib.suppress(TimeoutError):  # orders that come meanwhile are answered, and answered together
@@ -152,57 +155,58 @@ class Daemon:
 
     def step(self) -> list[tuple[JobRecord, AttemptRecord]]:
         """See what is true, and write down what follows; the attempts that are to be started now."""
-        self.trouble, before = None, self.trouble
-        self._full = False
+        service = self.context.service
+        before, service.trouble, service.disk_full = service.trouble, None, False
         try:
             self.attempts.follow()
-            self.site.look()
-            self.guarding.look()
+            self.context.look()
+            self.guard.look()
             self.intake.write_answers()
             if time.monotonic() > self._next_care:
                 self._next_care = time.monotonic() + _CARE_EVERY
                 self._care()
-            return self.scheduling.place()
+            return self.scheduler.place()
         except StoreDamaged:
             raise
         except Exception as error:  # orders are still answered, and the next step may do better
-            known, self._full = isinstance(error, UllageError), isinstance(error, StoreFull)
-            self.trouble = str(error) if known else f"a step failed: {type(error).__name__}: {error}"
-            if self.trouble != before:
-                self.site.say(self.trouble if known else f"{self.trouble}\n{traceback.format_exc()}")
+            known, service.disk_full = isinstance(error, UllageError), isinstance(error, StoreFull)
+            service.trouble = str(error) if known else f"a step failed: {type(error).__name__}: {error}"
+            if service.trouble != before:
+                self.context.say(service.trouble if known else f"{service.trouble}\n{traceback.format_exc()}")
             return []
 
     def _start(self, job: JobRecord, attempt: AttemptRecord) -> None:
         try:
-            self.scheduling.start(job, attempt)
+            self.scheduler.start(job, attempt)
         except Exception as error:  # the next look finds nobody in its folder and ends the attempt
-            self.site.say(f"job {job.label} could not be started: {type(error).__name__}: {error}")
+            self.context.say(f"job {job.label} could not be started: {type(error).__name__}: {error}")
 
     def _care(self) -> None:
         """A copy of the database; what is older than the site wants to keep goes."""
-        self.store.back_up()
-        days = self.site.settings.running.keep_days
+        self.database.back_up()
+        days = self.context.settings.running.keep_days
         if days is not None:
-            old = self.site.book.forget(self.site.clock() - days * 86400.0)
-            for job in self.site.launcher.jobs().intersection(old):
-                self.site.launcher.remove(job)
+            old = self.context.store.forget(self.context.clock() - days * 86400.0)
+            for job in self.context.launcher.jobs().intersection(old):
+                self.context.launcher.remove(job)
 
     # What the socket and the API use.
 
-    async def call(self, who: Who, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
+    async def call(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
         """Do an order, in the thread of the event loop; `events` may wait for something to happen."""
         do, arguments = self._verb(verb, arguments)
-        if verb == "events" and wait > 0 and self.site.book.last_event <= int(arguments.get("since") or 0):
+        if verb == "events" and wait > 0 and self.context.store.last_event <= int(arguments.get("since") or 0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait), self._news:
                     await self._news.wait()
         if verb == "submit":
-            return await self._together.do(partial(do, who, **arguments))
-        return do(who, **arguments)
+            return await self._group_commit.do(partial(do, caller, **arguments))
+        return do(caller, **arguments)
 
-    def call_from_thread(self, who: Who, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
+    def call_from_thread(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
         """The same, from any other thread."""
-        return asyncio.run_coroutine_threadsafe(self.call(who, verb, arguments, wait), self._loop).result()
+        assert self._loop is not None, "the daemon is not serving yet"
+        return asyncio.run_coroutine_threadsafe(self.call(caller, verb, arguments, wait), self._loop).result()
 
     def _verb(self, verb: str, arguments: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
         if verb not in Orders.names:
@@ -210,59 +214,42 @@ class Daemon:
         values = checked(arguments_of(verb), arguments, verb)
         return getattr(self.orders, verb), {name: getattr(values, name) for name in type(values).model_fields}
 
-    def wake(self) -> None:
-        """Take a step soon."""
-        self._woken.set()
-
-    def end(self) -> None:
-        """Stop serving; jobs go on."""
-        self._ending.set()
-
-    def about(self) -> dict[str, Any]:
-        """What this daemon is."""
-        settings = self.site.settings
-        return {
-            "version": ullage.__version__, "pid": os.getpid(), "since": self._began, "policy": settings.policy,
-            "sharing": settings.sharing, "estimator": settings.estimating.estimator, "virtual": settings.virtual,
-            "gpus": len(self.site.slots), "jobs": self.site.book.past.counts(), "last_event": self.site.book.last_event,
-            "estimates_pending": self.intake.estimates.pending, "trouble": self.trouble, "disk_full": self._full,
-        }  # fmt: skip
-
     def _tell_news(self) -> None:
         async def tell() -> None:
             async with self._news:
                 self._news.notify_all()
 
-        self._loop.create_task(tell())
+        asyncio.get_running_loop().create_task(tell())
 
-    def _listen_for_ends(self) -> None:
+    def _listen_for_ends(self, loop: asyncio.AbstractEventLoop) -> None:
         """Supervisors send a word when a job begins or ends."""
         file = self._run / "wake.sock"
         with contextlib.suppress(FileNotFoundError):
             file.unlink()
-        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._ear.bind(reachable(file))
+        self._wake_socket = listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listening.bind(reachable(file))
         os.chmod(file, 0o600)
-        self._ear.setblocking(False)
-        self._loop.add_reader(self._ear, self._heard)
+        listening.setblocking(False)
+        loop.add_reader(listening, self._on_wake_word, listening)
 
-    def _heard(self) -> None:
+    def _on_wake_word(self, listening: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
-                self._ear.recv(256)
-                self.wake()
+                listening.recv(256)
+                self.context.service.wake()
 
-    def _finish(self) -> None:
-        with contextlib.suppress(AttributeError):
-            self._loop.remove_reader(self._ear)
-            self._ear.close()
-        left = len(self.site.book.attempts)
+    def _finish(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._wake_socket is not None:
+            loop.remove_reader(self._wake_socket)
+            self._wake_socket.close()
+            self._wake_socket = None
+        left = len(self.context.store.attempts)
         if left:
-            self.site.say(f"{left} jobs go on without this daemon; the next `ullage serve` adopts them")
+            self.context.say(f"{left} jobs go on without this daemon; the next `ullage serve` adopts them")
         else:
-            self.site.sharing.stop()
+            self.context.sharing.stop()
         self._monitor.stop()
-        self.store.close()
+        self.database.close()
         os.close(self._lock)
 
 
@@ -281,3 +268,67 @@ def lock_home(folder: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+@contextlib.contextmanager
+def usable_home(folder: Path) -> Iterator[None]:
+    """A home that cannot be written to is one clear message, whichever file was the first that could not.
+
+    >>> with usable_home(Path("/dev/null")):
+    ...     Path("/dev/null/manager").mkdir()
+    Traceback (most recent call last):
+    ullage.errors.NotAllowed: nothing was started: /dev/null/manager cannot be written (Not a directory); \
+ULLAGE_HOME names another folder to keep everything in
+    """
+    try:
+        yield
+    except UllageError:
+        raise
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StoreFull(
+                f"nothing was started: there is no room in {folder} ({error.strerror}). "
+                "Make room on that disk and try again; running jobs go on meanwhile"
+            ) from error
+        if error.errno in _NOT_OURS:
+            raise NotAllowed(
+                f"nothing was started: {error.filename or folder} cannot be written ({error.strerror}); "
+                "ULLAGE_HOME names another folder to keep everything in"
+            ) from error
+        raise
+
+
+def make_daemon(
+    folder: Path, settings: Settings, say: Callable[[str], None], clock: Callable[[], float] = time.time
+) -> Daemon:
+    """A daemon of a home, ready to run. What is wrong with the settings or the machine is one clear message."""
+    check_names(settings)
+    cards = None if settings.virtual is None else folder / "cards" / CARDS
+    source = find_source(settings, cards)
+    monitor = Monitor(source, settings.monitoring.interval, settings.monitoring.window)
+    return Daemon(folder, settings, monitor, cards=cards, say=say, clock=clock)
+
+
+def check_names(settings: Settings) -> None:
+    """Names of a policy and of an estimator that are not there list those that are."""
+    from ullage.estimation.estimators.registry import estimators, find
+    from ullage.placement.policies import find_policy
+
+    find_policy(settings.policy)
+    name = settings.estimating.estimator
+    if name not in (NOBODY, *estimators()):  # those that are there are not loaded here: that would import PyTorch
+        find(name)
+
+
+def find_source(settings: Settings, cards: Path | None) -> Source:
+    """Where readings come from: virtual cards, or this machine's GPUs."""
+    if cards is not None and settings.virtual is not None:
+        from ullage.virtual.shared_card.cards import Cards
+
+        Cards.create(cards, settings.virtual)
+        return best_source(cards)
+    try:
+        return best_source()
+    except NoGPUSource as error:
+        reason = str(error).partition(". Virtual")[0]
+        raise NoGPUSource(f"{reason}; to serve virtual GPUs type: ullage serve --virtual 4xA100-40GB") from None

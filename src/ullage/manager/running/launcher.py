@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.isolation.process_identity import Process, is_alive, start_of
-from ullage.manager.crash_points import crash_point
+from ullage.manager.fault_injection import crash_point
 from ullage.manager.running import supervisor
 
 # Processes of an attempt: found by the mark in their environment or the lock that they hold, and signalled surely.

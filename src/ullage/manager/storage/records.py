@@ -183,7 +183,7 @@ JOB_COLUMNS = tuple(found.name for found in dataclasses.fields(JobRecord))
 ATTEMPT_COLUMNS = tuple(found.name for found in dataclasses.fields(AttemptRecord))
 
 
-def job_of(row: sqlite3.Row) -> JobRecord:
+def job_from_row(row: sqlite3.Row) -> JobRecord:
     """The job of a row."""
     values = {name: row[name] for name in JOB_COLUMNS}
     values["state"] = State(values["state"])
@@ -193,7 +193,7 @@ def job_of(row: sqlite3.Row) -> JobRecord:
     return JobRecord(**values)
 
 
-def attempt_of(row: sqlite3.Row) -> AttemptRecord:
+def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
     """The attempt of a row."""
     values = {name: row[name] for name in ATTEMPT_COLUMNS}
     values["slots"] = tuple(json.loads(values["slots"]))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ullage.errors import InvalidValue, Overbooked
-from ullage.manager.core.site import Site
-from ullage.manager.crash_points import crash_point
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment
@@ -22,12 +22,12 @@ from ullage.units import format_bytes
 _USAGE_KEPT = 10.0  # seconds until what users have used is summed up again
 
 
-class Scheduling:
+class Scheduler:
     """One pass after another over the queue."""
 
-    def __init__(self, site: Site, cgroups: Cgroups) -> None:
-        self._site, self._cgroups = site, cgroups
-        self._rules = rules_of(site.settings, site.cards is not None)
+    def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
+        self._context, self._cgroups = context, cgroups
+        self._rules = rules_of(context.settings, context.cards is not None)
         self._used: dict[str, float] = {}
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._usage_until = 0.0
@@ -36,42 +36,42 @@ class Scheduling:
 
     def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
         """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it."""
-        site = self._site
+        context = self._context
         self._settle_dependencies()
         waiting = self._waiting()
         if not waiting:
             return []
-        running = [self._running(attempt) for attempt in site.book.attempts.values()]
+        running = [self._running(attempt) for attempt in context.store.attempts.values()]
         outcome = decide(
-            site.settings.policy, waiting, running, site.slots, site.ledger, self._rules, site.clock(),
+            context.settings.policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
             usage=self._usage(running),
         )  # fmt: skip
         for waits in outcome.waiting:
-            site.reasons[waits.job] = waits
+            context.reasons[waits.job] = waits
         return self._promise(outcome.placed)
 
     def _waiting(self) -> list[Job]:
         """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""
         now = time.monotonic()
-        for number in self._site.book.changed() | self._blocked:
+        for number in self._context.store.changed() | self._blocked:
             self._sort_in(number, now)
         return list(self._ready.values())
 
     def _sort_in(self, number: int, now: float) -> None:
-        site = self._site
-        job = site.book.jobs.get(number)
+        context = self._context
+        job = context.store.jobs.get(number)
         self._ready.pop(number, None)
         self._blocked.discard(number)
         if job is None:
-            for kept in (self._seen, site.reasons, site.not_before, site.queued_at):
+            for kept in (self._seen, context.reasons, context.not_before, context.queued_at):
                 kept.pop(number, None)
         elif job.state is State.QUEUED:
-            others = site.book.needs.get(number)
-            pause = site.not_before.get(number, 0.0) - now
+            others = context.store.needs.get(number)
+            pause = context.not_before.get(number, 0.0) - now
             if others:
-                site.reasons[number] = "waits for " + ", ".join(f"job {other}" for other in sorted(others))
+                context.reasons[number] = "waits for " + ", ".join(f"job {other}" for other in sorted(others))
             elif pause > 0:
-                site.reasons[number] = f"is tried again in {pause:.0f} s"
+                context.reasons[number] = f"is tried again in {pause:.0f} s"
             else:
                 self._ready[number] = self._as_placement(job)
                 return
@@ -79,122 +79,122 @@ class Scheduling:
 
     def _settle_dependencies(self) -> None:
         """Jobs that are waited for and are over: met, or never to be met."""
-        book = self._site.book
-        if not book.needs:
+        store = self._context.store
+        if not store.needs:
             return
-        for number, needs in list(book.needs.items()):
-            over = {other: kind for other, kind in needs.items() if other not in book.jobs}
+        for number, needs in list(store.needs.items()):
+            over = {other: kind for other, kind in needs.items() if other not in store.jobs}
             if not over:
                 continue
-            failed = [other for other, kind in over.items() if kind == "ok" and book.job(other).state != State.DONE]
-            if failed and not book.job(number).state.is_over:
+            failed = [other for other, kind in over.items() if kind == "ok" and store.job(other).state != State.DONE]
+            if failed and not store.job(number).state.is_over:
                 text = f"job {failed[0]}, which it needs, did not end well"
-                book.move(book.job(number), "withdraw", State.CANCELLED, text, detail=text)
+                store.move(store.job(number), "withdraw", State.CANCELLED, text, detail=text)
             else:
-                book.needs[number] = {other: kind for other, kind in needs.items() if other in book.jobs}
+                store.needs[number] = {other: kind for other, kind in needs.items() if other in store.jobs}
 
     def _as_placement(self, job: JobRecord) -> Job:
         """The job as placement sees it; made anew when the record has changed, since queues are long."""
-        queued = self._site.queued_at.get(job.id)
+        queued = self._context.queued_at.get(job.id)
         known = self._seen.get(job.id)
         if known is None or known[0] is not job or known[1] != queued:
             known = self._seen[job.id] = (job, queued, self._made(job, queued))
         return known[2]
 
     def _made(self, job: JobRecord, queued: float | None) -> Job:
-        site, spec = self._site, job.spec
+        context, spec = self._context, job.spec
         back = queued if job.cause is Cause.SLOT_ENDED else None  # who had a slot stands behind those who had none
         return Job(
             id=job.id, user=job.user, submitted=job.submitted if back is None else back, gpus=spec["gpus"],
             need=job.need, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
-            time_limit=spec["time_limit"], share=site.settings.fairness.shares.get(job.user, 1.0), queued=queued,
+            time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
         )  # fmt: skip
 
     def _running(self, attempt: AttemptRecord) -> Running:
-        return Running(self._as_placement(self._site.book.job(attempt.job)), attempt.slots, attempt.placed)
+        return Running(self._as_placement(self._context.store.job(attempt.job)), attempt.slots, attempt.placed)
 
     def _usage(self, running: Sequence[Running]) -> dict[str, float]:
-        site = self._site
+        context = self._context
         if time.monotonic() >= self._usage_until:
-            self._used = site.book.past.usage(site.clock() - site.settings.fairness.usage_window)
+            self._used = context.store.history.usage(context.clock() - context.settings.fairness.usage_window)
             self._usage_until = time.monotonic() + _USAGE_KEPT
         used = dict(self._used)
         for run in running:
-            seconds = max(0.0, site.clock() - run.since) * len(run.slots)
+            seconds = max(0.0, context.clock() - run.since) * len(run.slots)
             used[run.job.user] = used.get(run.job.user, 0.0) + seconds
         return used
 
     def _promise(self, decisions: Sequence[Decision]) -> list[tuple[JobRecord, AttemptRecord]]:
         """The ledger first, then the disk, both for all of them; what does not reach the disk is not promised."""
-        site, placed = self._site, []
+        context, placed = self._context, []
         try:
-            with site.book.transaction():
+            with context.store.transaction():
                 for decision in decisions:
                     try:
-                        site.ledger.accept(decision)
+                        context.ledger.accept(decision)
                     except Overbooked as refused:
-                        site.reasons[decision.job] = str(refused)
+                        context.reasons[decision.job] = str(refused)
                         continue
                     placed.append(self._write_down(decision))
                 crash_point("place-before-commit")
         except BaseException:
             for job, _ in placed:
-                site.ledger.release(job.id)
+                context.ledger.release(job.id)
             raise
         if placed:
             crash_point("placed")
         return placed
 
     def _write_down(self, decision: Decision) -> tuple[JobRecord, AttemptRecord]:
-        site = self._site
-        job = site.book.job(decision.job)
+        context = self._context
+        job = context.store.job(decision.job)
         attempt = AttemptRecord(
-            job=job.id, number=site.book.next_attempt(job.id), token=secrets.token_hex(16), state=STARTING,
-            slots=decision.slots, promised=decision.bytes, exclusive=decision.exclusive, placed=site.clock(),
+            job=job.id, number=context.store.next_attempt(job.id), token=secrets.token_hex(16), state=STARTING,
+            slots=decision.slots, promised=decision.bytes, exclusive=decision.exclusive, placed=context.clock(),
         )  # fmt: skip
         alone = ", alone" if decision.exclusive else ""
-        site.book.place(job, attempt, f"on {', '.join(decision.slots)}: {format_bytes(decision.bytes)}{alone}")
-        site.reasons.pop(job.id, None)
+        context.store.place(job, attempt, f"on {', '.join(decision.slots)}: {format_bytes(decision.bytes)}{alone}")
+        context.reasons.pop(job.id, None)
         return job, attempt
 
     def start(self, job: JobRecord, attempt: AttemptRecord) -> None:
         """Start one that was promised; one that was cancelled meanwhile is left to the next look at its folder."""
-        site, folder = self._site, self._site.attempt_folder(attempt)
-        if site.book.job(job.id).state is not State.STARTING:
+        context, folder = self._context, self._context.attempt_folder(attempt)
+        if context.store.job(job.id).state is not State.STARTING:
             return
         try:
             order = self._order(job, attempt)
         except InvalidValue as error:  # a conda environment that is gone, say; the next look sees to it
-            site.launcher.refuse(folder, str(error))
+            context.launcher.refuse(folder, str(error))
         else:
-            site.launcher.start(folder, order)
+            context.launcher.start(folder, order)
 
     def _order(self, job: JobRecord, attempt: AttemptRecord) -> dict[str, Any]:
         """What the supervisor is told."""
-        site, spec = self._site, Spec.model_validate(job.spec["asked"])
-        if site.cards is not None:
+        context, spec = self._context, Spec.model_validate(job.spec["asked"])
+        if context.cards is not None:
             from ullage.virtual.shared_card.cards import environment
 
             base = job_environment(job, spec, attempt, {})
-            env = base | environment(site.cards, attempt.slots, base)
+            env = base | environment(context.cards, attempt.slots, base)
         else:
             env = job_environment(job, spec, attempt, gpu_variables(attempt.slots))
-        env |= site.sharing.variables(spec, attempt.slots)
-        lead = checkpoint_lead(site, spec)
+        env |= context.sharing.variables(spec, attempt.slots)
+        lead = checkpoint_lead(context, spec)
         limit = None if spec.host_memory is None else self._cgroups.make(attempt.token, spec.host_memory)
         return {
             "token": attempt.token, "command": spec.command, "cwd": spec.cwd, "env": env, "umask": spec.umask,
-            "time_limit": spec.time_limit, "grace": site.settings.running.grace, "checkpoint_lead": lead,
+            "time_limit": spec.time_limit, "grace": context.settings.running.grace, "checkpoint_lead": lead,
             "checkpoint_signal": spec.checkpoint_signal,
             "limits": job.spec["limits"], "cgroup": limit, **rights(job.uid, job.gid),
         }  # fmt: skip
 
 
-def checkpoint_lead(site: Site, spec: Spec) -> float | None:
+def checkpoint_lead(context: ManagerContext, spec: Spec) -> float | None:
     """How long before its end a job is told to save itself; `None` for one that did not say that it can."""
     if not spec.resumable and spec.checkpoint_signal is None:
         return None
-    return site.settings.fairness.checkpoint_lead if spec.checkpoint_lead is None else spec.checkpoint_lead
+    return context.settings.fairness.checkpoint_lead if spec.checkpoint_lead is None else spec.checkpoint_lead
 
 
 def rules_of(settings: Settings, virtual: bool) -> Rules:

@@ -1,4 +1,4 @@
-"""The book of all jobs: every change goes through it, into the database first and into memory when that is on disk."""
+"""All jobs: every change goes through the job store, into the database first and into memory once it is on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ullage.errors import NoSuchJob, StoreDamaged, StoreFull, UllageError
-from ullage.manager.crash_points import crash_point
+from ullage.manager.fault_injection import crash_point
+from ullage.manager.storage.database import Database
 from ullage.manager.storage.records import (
     ENDED,
     OVER,
@@ -18,48 +19,49 @@ from ullage.manager.storage.records import (
     Cause,
     JobRecord,
     State,
-    attempt_of,
+    attempt_from_row,
     check_transition,
-    job_of,
+    job_from_row,
     stored,
 )
-from ullage.manager.storage.store import Store
 
 # What the database tells of jobs and events that lie behind: questions that change nothing.
 
 
-class Past:
+class JobHistory:
     """Asks the database.
 
-    book.past.over(limit=50, user=None)
+    store.history.over(limit=50, user=None)
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def events(self, since: int, limit: int) -> list[dict[str, Any]]:
         """Events after number `since`, oldest first."""
-        rows = self._store.rows("SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (since, limit))
+        rows = self._database.rows("SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (since, limit))
         return [dict(row) for row in rows]
 
     def over(self, limit: int, user: str | None) -> list[JobRecord]:
         """Jobs that are over, the last one first."""
         of_user, values = ("AND user = ?", [user]) if user else ("", [])
         over = ", ".join(f"'{state}'" for state in sorted(OVER))
-        rows = self._store.rows(
+        rows = self._database.rows(
             f"SELECT * FROM jobs WHERE state IN ({over}) {of_user} ORDER BY ended DESC, id DESC LIMIT ?",
             [*values, limit],
         )
-        return [job_of(row) for row in rows]
+        return [job_from_row(row) for row in rows]
 
     def find(self, column: str, value: Any) -> list[int]:
         """Numbers of the jobs with that name or of that array."""
         assert column in ("name", "array_id")
-        return [row["id"] for row in self._store.rows(f"SELECT id FROM jobs WHERE {column} = ? ORDER BY id", (value,))]
+        return [
+            row["id"] for row in self._database.rows(f"SELECT id FROM jobs WHERE {column} = ? ORDER BY id", (value,))
+        ]
 
     def last_ends(self) -> dict[int, float]:
         """When the last attempt of each job that waits again ended."""
-        rows = self._store.rows(
+        rows = self._database.rows(
             "SELECT a.job, max(a.ended) AS ended FROM attempts a JOIN jobs j ON j.id = a.job "
             "WHERE j.state IN ('queued', 'held') AND a.ended IS NOT NULL GROUP BY a.job"
         )
@@ -67,7 +69,7 @@ class Past:
 
     def usage(self, since: float) -> dict[str, float]:
         """GPU-seconds of attempts that ended since then, by user."""
-        rows = self._store.rows(
+        rows = self._database.rows(
             "SELECT j.user, sum(coalesce(a.elapsed, 0) * json_array_length(a.slots)) AS seconds "
             "FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.ended >= ? GROUP BY j.user",
             (since,),
@@ -76,43 +78,48 @@ class Past:
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state, those that are over too."""
-        rows = self._store.rows("SELECT state, count(*) AS number FROM jobs GROUP BY state")
+        rows = self._database.rows("SELECT state, count(*) AS number FROM jobs GROUP BY state")
         return {row["state"]: row["number"] for row in rows}
 
+    def causes(self) -> dict[str, int]:
+        """How many attempts ended by each cause."""
+        rows = self._database.rows("SELECT cause, count(*) AS number FROM attempts WHERE state = 'over' GROUP BY cause")
+        return {str(row["cause"]): row["number"] for row in rows}
 
-class Book:
+
+class JobStore:
     """Jobs that are not over and their live attempts, in memory; everything in the database.
 
     Memory follows the database: it changes when a transaction is on disk and stays as it was when one fails.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
-        self._store, self._clock = store, clock
-        self.past = Past(store)
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database, self._clock = database, clock
+        self.history = JobHistory(database)
         over = ", ".join(f"'{state}'" for state in sorted(OVER))
-        rows = store.rows(f"SELECT * FROM jobs WHERE state NOT IN ({over}) ORDER BY id")
-        self.jobs: dict[int, JobRecord] = {row["id"]: job_of(row) for row in rows}
-        live = store.rows("SELECT * FROM attempts WHERE state != 'over'")
-        self.attempts: dict[int, AttemptRecord] = {row["job"]: attempt_of(row) for row in live}
+        rows = database.rows(f"SELECT * FROM jobs WHERE state NOT IN ({over}) ORDER BY id")
+        self.jobs: dict[int, JobRecord] = {row["id"]: job_from_row(row) for row in rows}
+        live = database.rows("SELECT * FROM attempts WHERE state != 'over'")
+        self.attempts: dict[int, AttemptRecord] = {row["job"]: attempt_from_row(row) for row in live}
         self.needs: dict[int, dict[int, str]] = {}
-        for row in store.rows("SELECT d.* FROM dependencies d JOIN jobs j ON j.id = d.job WHERE j.ended IS NULL"):
+        for row in database.rows("SELECT d.* FROM dependencies d JOIN jobs j ON j.id = d.job WHERE j.ended IS NULL"):
             self.needs.setdefault(row["job"], {})[row["needs"]] = row["kind"]
         self._new_jobs: dict[int, JobRecord] = {}
         self._new_attempts: dict[int, AttemptRecord] = {}
         self._new_needs: dict[int, dict[int, str]] = {}
         self._afterwards: list[Callable[[], None]] = []
         self._changed: set[int] = set(self.jobs)
-        self.last_event: int = store.rows("SELECT coalesce(max(id), 0) AS last FROM events")[0]["last"]
+        self.last_event: int = database.rows("SELECT coalesce(max(id), 0) AS last FROM events")[0]["last"]
         self.on_change: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Changes that happen together."""
-        if self._store.in_transaction:
+        if self._database.in_transaction:
             yield
             return
         try:
-            with self._store.transaction():
+            with self._database.transaction():
                 yield
             self.jobs |= self._new_jobs
             self.attempts |= self._new_attempts
@@ -125,7 +132,7 @@ class Book:
             self._new_jobs, self._new_attempts, self._new_needs, self._afterwards = {}, {}, {}, []
         for do in afterwards:
             do()
-        last = self._store.rows("SELECT coalesce(max(id), 0) AS last FROM events")[0]["last"]
+        last = self._database.rows("SELECT coalesce(max(id), 0) AS last FROM events")[0]["last"]
         if changed or last != self.last_event:
             self.last_event = last
             self.on_change()
@@ -141,7 +148,7 @@ class Book:
 
     def afterwards(self, do: Callable[[], None]) -> None:
         """Do this when the transaction that is open now is on disk, and never if it fails."""
-        if self._store.in_transaction:
+        if self._database.in_transaction:
             self._afterwards.append(do)
         else:
             do()
@@ -156,15 +163,15 @@ class Book:
         found = self._new_jobs.get(number) or self.jobs.get(number)
         if found is not None:
             return found
-        rows = self._store.rows("SELECT * FROM jobs WHERE id = ?", (number,))
+        rows = self._database.rows("SELECT * FROM jobs WHERE id = ?", (number,))
         if not rows:
             raise NoSuchJob(str(number))
-        return job_of(rows[0])
+        return job_from_row(rows[0])
 
     def attempts_of(self, number: int) -> list[AttemptRecord]:
         """All attempts of a job, the first one first."""
-        rows = self._store.rows("SELECT * FROM attempts WHERE job = ? ORDER BY number", (number,))
-        return [attempt_of(row) for row in rows]
+        rows = self._database.rows("SELECT * FROM attempts WHERE job = ? ORDER BY number", (number,))
+        return [attempt_from_row(row) for row in rows]
 
     def live_attempt(self, number: int) -> AttemptRecord:
         """The attempt that may have a live process."""
@@ -182,7 +189,7 @@ class Book:
                     values = {**values, "array_id": made[0].id}
                 names = ", ".join(values)
                 marks = ", ".join("?" * len(values))
-                cursor = self._store.execute(
+                cursor = self._database.execute(
                     f"INSERT INTO jobs ({names}) VALUES ({marks})", [stored(value) for value in values.values()]
                 )
                 job = JobRecord(id=int(cursor.lastrowid or 0), **values)
@@ -197,7 +204,7 @@ class Book:
 
     def _note_needs(self, job: int, needs: dict[int, str]) -> None:
         for other, kind in needs.items():
-            self._store.execute("INSERT INTO dependencies VALUES (?, ?, ?)", (job, other, kind))
+            self._database.execute("INSERT INTO dependencies VALUES (?, ?, ?)", (job, other, kind))
         if needs:
             self._new_needs[job] = dict(needs)
 
@@ -223,7 +230,7 @@ class Book:
         """Write down that a job is about to start there; only after that may a process be made."""
         with self.transaction():
             values = dataclasses.asdict(attempt)
-            self._store.execute(
+            self._database.execute(
                 f"INSERT INTO attempts ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})",
                 [stored(value) for value in values.values()],
             )
@@ -232,7 +239,7 @@ class Book:
 
     def next_attempt(self, job: int) -> int:
         """The number of the next attempt."""
-        row = self._store.rows("SELECT coalesce(max(number), 0) + 1 AS next FROM attempts WHERE job = ?", (job,))[0]
+        row = self._database.rows("SELECT coalesce(max(number), 0) + 1 AS next FROM attempts WHERE job = ?", (job,))[0]
         return int(row["next"])
 
     def run(self, attempt: AttemptRecord, started: float) -> None:
@@ -256,36 +263,36 @@ class Book:
     def _write(self, table: str, where: str, keys: tuple[int, ...], changes: dict[str, Any]) -> None:
         names = ", ".join(f"{name} = ?" for name in changes)
         values = [stored(value) for value in changes.values()]
-        self._store.execute(f"UPDATE {table} SET {names} WHERE {where}", [*values, *keys])
+        self._database.execute(f"UPDATE {table} SET {names} WHERE {where}", [*values, *keys])
 
     def event(self, kind: str, job: JobRecord | None = None, text: str = "", attempt: int | None = None) -> None:
         """A line for whoever follows what happens."""
         with self.transaction():
-            self._store.execute(
+            self._database.execute(
                 "INSERT INTO events (time, kind, job, attempt, text) VALUES (?, ?, ?, ?, ?)",
                 (self._clock(), kind, job.id if job else None, attempt, text),
             )
 
     def known_estimate(self, key: str) -> dict[str, Any] | None:
         """What an earlier estimate of the same content said."""
-        rows = self._store.rows("SELECT * FROM estimates WHERE key = ?", (key,))
+        rows = self._database.rows("SELECT * FROM estimates WHERE key = ?", (key,))
         return dict(rows[0]) if rows else None
 
     def keep_estimate(self, key: str, upper: int | None, note: str, seconds: float) -> None:
         """Keep an estimate by its content."""
         with self.transaction():
-            self._store.execute(
+            self._database.execute(
                 "INSERT OR REPLACE INTO estimates VALUES (?, ?, ?, ?, ?)", (key, upper, note, seconds, self._clock())
             )
 
     def drained(self) -> dict[str, str]:
         """GPUs that get no new jobs, each with the reason given."""
-        return {row["id"]: row["reason"] for row in self._store.rows("SELECT * FROM gpus WHERE drained = 1")}
+        return {row["id"]: row["reason"] for row in self._database.rows("SELECT * FROM gpus WHERE drained = 1")}
 
     def drain(self, gpu: str, drained: bool, reason: str) -> None:
         """Give a GPU no new jobs, or jobs again."""
         with self.transaction():
-            self._store.execute("INSERT OR REPLACE INTO gpus VALUES (?, ?, ?)", (gpu, drained, reason))
+            self._database.execute("INSERT OR REPLACE INTO gpus VALUES (?, ?, ?)", (gpu, drained, reason))
             self.event("drained" if drained else "resumed", None, f"{gpu} {reason}".strip())
 
     def skip_numbers(self, highest: int) -> int:
@@ -293,14 +300,14 @@ class Book:
 
         A database that was restored from a copy does not know the jobs that came after it, but their files are there.
         """
-        known = int(self._store.rows("SELECT coalesce(max(id), 0) AS id FROM jobs")[0]["id"])
-        rows = self._store.rows("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")
+        known = int(self._database.rows("SELECT coalesce(max(id), 0) AS id FROM jobs")[0]["id"])
+        rows = self._database.rows("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")
         last = max(known, int(rows[0]["seq"]) if rows else 0)
         if highest <= last:
             return 0
         with self.transaction():
-            self._store.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
-            self._store.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (highest,))
+            self._database.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
+            self._database.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (highest,))
         return highest - last
 
     def forget(self, before: float) -> list[int]:
@@ -309,21 +316,22 @@ class Book:
         Of a job that is not over nothing is dropped, however old.
         """
         with self.transaction():
-            self._store.execute(
+            self._database.execute(
                 "DELETE FROM events WHERE time < ? AND (job IS NULL OR job IN (SELECT id FROM jobs WHERE ended < ?))",
                 (before, before),
             )
-            self._store.execute(
+            self._database.execute(
                 "UPDATE jobs SET spec = json_set(spec, '$.asked.env', json('{}')) "
                 "WHERE ended < ? AND json_extract(spec, '$.asked.env') != '{}'",
                 (before,),
             )
-        return [row["id"] for row in self._store.rows("SELECT id FROM jobs WHERE ended < ?", (before,))]
+        return [row["id"] for row in self._database.rows("SELECT id FROM jobs WHERE ended < ?", (before,))]
 
     def of_submission(self, key: str) -> list[JobRecord]:
         """The jobs of an earlier submission."""
         return [
-            job_of(row) for row in self._store.rows("SELECT * FROM jobs WHERE submission = ? ORDER BY part", (key,))
+            job_from_row(row)
+            for row in self._database.rows("SELECT * FROM jobs WHERE submission = ? ORDER BY part", (key,))
         ]
 
 
@@ -332,7 +340,7 @@ class Book:
 _Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
-class Together:
+class GroupCommit:
     """Collects what arrives in one turn of the event loop and does it in the next.
 
     Each is answered when the transaction is on disk. One that is refused (`UllageError`) must have written nothing by
@@ -340,8 +348,8 @@ class Together:
     and after any other failure each is tried alone, so that one cannot spoil another.
     """
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
         self._waiting: list[_Work] = []
 
     async def do(self, work: Callable[[], Any]) -> Any:
@@ -370,7 +378,7 @@ class Together:
     def _in_one(self, batch: list[_Work]) -> None:
         done: list[tuple[asyncio.Future[Any], Any]] = []
         refused: list[tuple[asyncio.Future[Any], UllageError]] = []
-        with self._book.transaction():
+        with self._store.transaction():
             for work, answer in batch:
                 try:
                     done.append((answer, work()))

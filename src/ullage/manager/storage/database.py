@@ -80,11 +80,11 @@ FILE, BACKUPS = "state.db", "backups"
 KEPT_BACKUPS = 3
 
 
-class Store:
+class Database:
     """Opens, checks and migrates the database of a folder; `transaction` is the only way to write.
 
     >>> import tempfile
-    >>> with contextlib.closing(Store(Path(tempfile.mkdtemp()))) as store:
+    >>> with contextlib.closing(Database(Path(tempfile.mkdtemp()))) as store:
     ...     with store.transaction():
     ...         _ = store.execute("INSERT INTO gpus VALUES ('GPU-1', 1, 'dust')")
     ...     store.rows("SELECT id FROM gpus")[0]["id"]
