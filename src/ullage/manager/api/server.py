@@ -37,6 +37,8 @@ class ApiServer:
         self._socket = _listening(host, port)
         self.url = _url(host, self._socket.getsockname()[1])
         self._ending = threading.Event()
+        self._server: uvicorn.Server | None = None  # from `start` on
+        self._thread: threading.Thread | None = None
         if not _is_loopback(host):
             say(f"the API listens on {host}, where others can reach it, and without encryption: put TLS before it")
         write_token(run / TOKEN_FILE, tokens.token_of(me.uid))
@@ -60,20 +62,21 @@ class ApiServer:
             lifespan="off", server_header=False, date_header=False,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, daemon=True, name="ullage-api")
+        self._thread = threading.Thread(target=self._run, args=(self._server,), daemon=True, name="ullage-api")
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, server: uvicorn.Server) -> None:
         try:
-            self._server.run(sockets=[self._socket])
+            server.run(sockets=[self._socket])
         except BaseException as error:
             self._say(f"the API ended: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
         """Stop answering; called by another thread than the daemon's loop, which open requests may wait for."""
         self._ending.set()
-        self._server.should_exit = True
-        self._thread.join(5)
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(5)
         self._socket.close()
         self._address.unlink(missing_ok=True)
 
