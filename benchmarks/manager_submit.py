@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 from ullage.errors import NoDaemon
-from ullage.manager.client import SocketClient
+from ullage.manager.client import Client
+from ullage.workloads.job_files import JobSpec
 
 GOAL = 0.020  # seconds
 
@@ -44,7 +45,7 @@ def start(home: Path) -> subprocess.Popen[bytes]:
     daemon = subprocess.Popen(command, env={**os.environ, "ULLAGE_HOME": str(home)}, stderr=subprocess.DEVNULL)
     while daemon.poll() is None:
         try:
-            SocketClient(home).call("ping")
+            Client(home).call("ping")
             break
         except NoDaemon:
             time.sleep(0.05)
@@ -52,9 +53,9 @@ def start(home: Path) -> subprocess.Popen[bytes]:
 
 
 def measure(home: Path, jobs: int, queued: int) -> None:
-    report("empty queue, held jobs", [timed(SocketClient(home), hold=True) for _ in range(jobs)])
-    report("an array of 1,000", [timed(SocketClient(home), hold=True, array=list(range(1000)))])
-    client = SocketClient(home)
+    report("empty queue, held jobs", [timed(Client(home), hold=True) for _ in range(jobs)])
+    report("an array of 1,000", [timed(Client(home), hold=True, array=list(range(1000)))])
+    client = Client(home)
     for begin in range(0, queued, 1000):
         timed(client, exclusive=True, array=list(range(begin, min(begin + 1000, queued))), command=["sleep", "600"])
     report(f"{queued} jobs in the queue, 8 of them running", [timed(client, exclusive=True) for _ in range(jobs)])
@@ -69,15 +70,16 @@ def measure(home: Path, jobs: int, queued: int) -> None:
 
 
 def many(home: Path, jobs: int, times: list[float]) -> None:
-    client = SocketClient(home)
+    client = Client(home)
     times += [timed(client, exclusive=True) for _ in range(jobs)]
 
 
-def timed(client: SocketClient, **more: object) -> float:
+def timed(client: Client, **more: object) -> float:
     """Seconds until a submission is acknowledged, with an environment as large as this one."""
-    job = {"command": ["true"], "cwd": "/tmp", "memory": 1 << 30, "env": dict(os.environ), **more}
+    values = {"command": ["true"], "cwd": "/tmp", "memory": 1 << 30, "env": dict(os.environ), **more}
+    spec = JobSpec.model_validate(values)
     began = time.perf_counter()
-    client.submit(job)
+    client.submit_spec(spec)
     return time.perf_counter() - began
 
 

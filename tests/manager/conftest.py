@@ -16,11 +16,12 @@ import pytest
 from tests.nursery import Child, Nursery
 
 from ullage.errors import NoDaemon
-from ullage.manager.client import SocketClient
+from ullage.manager.client import Client
 from ullage.manager.core.daemon import Daemon, make_daemon
 from ullage.manager.identity import this_user
 from ullage.manager.settings import read_settings
 from ullage.monitor import Monitor
+from ullage.workloads.job_files import JobSpec
 
 SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 60.0  # seconds after which something that should have happened is a failure
@@ -56,7 +57,7 @@ class Home:
         self.folder, self.nursery, self.by_command = folder, nursery, by_command
         self.work = folder / "work"
         self.work.mkdir(parents=True, exist_ok=True)
-        self.client = SocketClient(folder)
+        self.client = Client(folder)
         self.process: subprocess.Popen[bytes] | Child | None = None
         self.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
         self.settings = "[running]\ngrace = 1.0\n"
@@ -110,8 +111,8 @@ class Home:
     def submit(self, command: list[str] | None = None, proceed: str | None = None, **more: Any) -> int:
         """Submit the job that keeps the log, or another command; its number."""
         words = command or ["/bin/sh", "-c", JOB, "job", str(self.work), proceed or ""]
-        job = {"command": words, "cwd": str(self.work), "memory": 1 << 30, **more}
-        return self.client.submit(job, patience=PATIENCE)["jobs"][0]
+        spec = JobSpec(**{"command": words, "cwd": str(self.work), "memory": 1 << 30, **more})
+        return self.client.submit_spec(spec, patience=PATIENCE)["jobs"][0]
 
     def script(self, text: str, **more: Any) -> int:
         """Submit a shell script."""

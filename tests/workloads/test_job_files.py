@@ -1,13 +1,14 @@
 """Job files: TOML and `.rad`, and what is said of bad ones."""
 
 import csv
+import os
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.workloads.job_files import LARGEST_FILE, JobFile, read_job
+from ullage.workloads.job_files import LARGEST_FILE, JobSpec, read_job
 
 LISTING = """\
 # assumption is that model.txt file is in the same directory
@@ -70,10 +71,10 @@ def test_everything_that_a_toml_file_can_say(write, tmp_path):
             optimizer = "adamw"
             """,
         )
-    )
+    ).spec
     assert job.command == ["python", "train.py", "--name", "a b"]
     assert job.cwd == str(tmp_path / "project")
-    assert job.submission() == {
+    assert job.said() == {
         "command": ["python", "train.py", "--name", "a b"],
         "name": "resnet, wide",
         "cwd": str(tmp_path / "project"),
@@ -96,14 +97,14 @@ def test_everything_that_a_toml_file_can_say(write, tmp_path):
         "mps_threads": 50,
         "mps_memory": 4 << 30,
         "env": {"OMP_NUM_THREADS": "4", "WORD": "x=y"},
-        "estimate_options": {"optimizer": "adamw"},
+        "estimate": {"optimizer": "adamw"},
     }
 
 
 def test_a_command_in_one_line_is_split_and_no_shell_is_involved(write):
-    job = read_job(write("job.toml", "command = \"python train.py --word 'a b; rm -rf $HOME' > out\""))
+    job = read_job(write("job.toml", "command = \"python train.py --word 'a b; rm -rf $HOME' > out\"")).spec
     assert job.command == ["python", "train.py", "--word", "a b; rm -rf $HOME", ">", "out"]
-    assert job.submission() == {"command": job.command}
+    assert job.said() == {"command": job.command}
 
 
 @pytest.mark.parametrize(
@@ -124,8 +125,11 @@ def test_a_command_in_one_line_is_split_and_no_shell_is_involved(write):
         ("command = 'a'\narray = '5-1'", "FILE, line 2: array: needed indices such as 1-20, 0-10:2 or 1,5,7; found"),
         ("command = 'a'\narray = '0-999999999'", "FILE, line 2: array: needed at most 10000 indices; found more in"),
         ("command = 'a'\narray = [1, 1]", "FILE, line 2: array: needed different indices"),
-        ("command = 'a'\nafter = ['first']", "FILE, line 2: after: needed numbers of jobs such as 17, ok:17 or any:17"),
-        ("command = 'a'\nafter = 0", "FILE, line 2: after: needed numbers of jobs"),
+        (
+            "command = 'a'\nafter = ['first']",
+            "FILE, line 2: after.0: needed numbers of jobs such as 17, ok:17 or any:17",
+        ),
+        ("command = 'a'\nafter = 0", "FILE, line 2: after.0: needed numbers of jobs"),
         ("command = 'a'\npolicy = 'magm'", "FILE, line 2: needed the policy exclusive or collocation; found 'magm'"),
         ("command = 'a'\nnotes = ['x']", "FILE, line 2: there is no 'notes'"),
         ("command = 'a'\nname = ''", "FILE, line 2: name: "),
@@ -152,37 +156,40 @@ def test_what_is_no_job_file(tmp_path, write):
         read_job("nul\x00.toml")
 
 
-def test_the_listing_of_the_dissertation(write):
-    job = read_job(write("job.rad", LISTING))
-    assert job.submission() == {
+def test_the_listing_of_the_dissertation(write, tmp_path):
+    file = read_job(write("job.rad", LISTING))
+    assert file.spec.said() == {
         "conda": "tf",
+        "model": str(tmp_path / "resnet.txt"),
         "command": ["python", "resnet.py", "--b", "128"],
         "batch_size": 128,
         "exclusive": False,  # the listing names both
     }
-    assert job.summary == "resnet.txt" and job.notes == ()
+    assert file.notes == ()
 
 
 @pytest.mark.parametrize(("policy", "exclusive"), [("exclusive", True), ("collocation", False), ("Exclusive ", True)])
 def test_the_policy_of_the_keyed_form(write, policy, exclusive):
     job = read_job(
         write("job.rad", f"python a.py\nbatch_size:8\npolicy:{policy}\ngpus:2\nmodel: torchvision:resnet50\n")
-    )
+    ).spec
     assert (job.exclusive, job.gpus, job.batch_size, job.model) == (exclusive, 2, 8, "torchvision:resnet50")
 
 
 def test_the_positional_form(write, tmp_path):
     text = "# as it is\nsource venv/bin/activate\npython 'a b.py' -b 8  # run\nm.model\n/data\n128\nexclusive\n2\n"
     text += "100\n1.5\n3\n4"
-    job = read_job(write("job.rad", text.replace("\n", "\r\n")))
+    file = read_job(write("job.rad", text.replace("\n", "\r\n")))
+    job = file.spec
     assert job.command == ["python", "a b.py", "-b", "8"] and job.venv == str(tmp_path / "venv")
-    assert (job.batch_size, job.gpus, job.exclusive, job.summary, job.dataset) == (128, 2, False, "m.model", "/data")
-    assert job.recorded == {"measured": 100 << 20, "horus": 3 << 19, "faketensor": 3 << 20, "gpumemnet": 4 << 20}
-    assert job.notes == (
+    assert (job.batch_size, job.gpus, job.exclusive) == (128, 2, False)
+    assert (job.model, file.dataset) == (str(tmp_path / "m.model"), "/data")
+    assert file.recorded == {"measured": 100 << 20, "horus": 3 << 19, "faketensor": 3 << 20, "gpumemnet": 4 << 20}
+    assert file.notes == (
         "policy 'exclusive' was not followed: in this form of .rad files the site decides",
         "the file says batch size 128, its command 8",
     )
-    assert read_job(write("short.rad", "python a.py")).submission() == {"command": ["python", "a.py"]}
+    assert read_job(write("short.rad", "python a.py")).spec.said() == {"command": ["python", "a.py"]}
 
 
 @pytest.mark.parametrize(
@@ -217,12 +224,13 @@ def test_the_published_job_files(write, reference):
     differing = set()
     for row in rows:
         values = [row[name] for name in fields if row[name]]
-        job = read_job(write("job.rad", "\n".join(["# a line", "conda activate tf", row["command"], *values])))
+        file = read_job(write("job.rad", "\n".join(["# a line", "conda activate tf", row["command"], *values])))
+        job = file.spec
         assert job.command == row["command"].split()
-        assert (job.summary, job.dataset) == (row["model_file"], row["dataset"])
+        assert (os.path.basename(job.model), file.dataset) == (os.path.basename(row["model_file"]), row["dataset"])
         assert (job.batch_size, job.gpus, job.conda) == (int(row["batch_size"]), int(row["gpus"]), "tf")
-        assert job.recorded.get("measured") == (int(row["mem_mib"]) << 20 if row["mem_mib"] else None)
-        if any("batch size" in note for note in job.notes):
+        assert file.recorded.get("measured") == (int(row["mem_mib"]) << 20 if row["mem_mib"] else None)
+        if any("batch size" in note for note in file.notes):
             differing.add(row["rad"])
     assert differing == {"maskrcnn.rad"}  # those of UNet and XLNet differ from their programs' own defaults
 
@@ -245,10 +253,10 @@ def test_any_bytes_are_a_job_or_an_error_of_ours(tmp_path_factory, content, suff
     path = tmp_path_factory.getbasetemp() / f"any{suffix}"
     path.write_bytes(content)
     try:
-        job = read_job(path)
+        job = read_job(path).spec
     except UllageError as error:
         assert len(str(error)) < 1000
     else:
-        assert isinstance(job, JobFile) and job.command
-        assert JobFile.model_validate(job.model_dump()) == job
-        job.submission()
+        assert isinstance(job, JobSpec) and job.command
+        assert JobSpec.model_validate(job.model_dump()) == job
+        job.said()

@@ -59,10 +59,11 @@ def policies(incomplete: str) -> list[str]:
 def jobs(incomplete: str) -> list[tuple[str, str]]:
     """Jobs of the running daemon that are not over, by number, each with its name and state."""
     from ullage.errors import UllageError
-    from ullage.manager.client import SocketClient
 
     try:
-        found = SocketClient(timeout=1.0).call("queue")
+        from ullage.manager.client import Client
+
+        found = Client(timeout=1.0).queue()
     except UllageError:
         return []
     return [

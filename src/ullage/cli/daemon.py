@@ -97,7 +97,7 @@ def drain(
 
       ullage drain 2 --reason "the fan is loud"
     """
-    answer = client().call("drain", gpu=gpu, reason=reason)
+    answer = client().drain(gpu, reason)
     if as_json:
         print_json(answer)
     else:
@@ -117,7 +117,7 @@ def resume(
 
       ullage resume 2
     """
-    answer = client().call("resume", gpu=gpu)
+    answer = client().resume(gpu)
     if as_json:
         print_json(answer)
     else:

@@ -16,7 +16,7 @@ from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from ullage.manager.client import SocketClient
+    from ullage.manager.client import Client
 
 
 JobNumber = Annotated[
@@ -29,11 +29,11 @@ JobNumbers = Annotated[
 ]  # fmt: skip
 
 
-def client() -> SocketClient:
-    """Who speaks to the daemon of this home."""
-    from ullage.manager.client import SocketClient
+def client() -> Client:
+    """The client of this home's daemon."""
+    from ullage.manager.client import Client
 
-    return SocketClient()
+    return Client()
 
 
 def print_json(answer: Any) -> None:
@@ -80,9 +80,8 @@ def queue(
 
       ullage queue --user ada --gpus
     """
-    daemon = client()
-    jobs = daemon.call("queue", user=user)
-    cards = daemon.call("gpus")
+    manager = client()
+    jobs, cards = manager.queue(user), manager.gpus()
     if as_json:
         print_json({"jobs": jobs, "gpus": cards} if gpus else jobs)
         return
@@ -148,14 +147,15 @@ def status(
 
       ullage status
     """
-    daemon = client()
-    answer = daemon.call("ping") if job is None else daemon.call("status", job=job)
+    if job is None:
+        about = client().ping()
+        print_json(about) if as_json else _print_daemon(about)
+        return
+    found = client().jobs(job)
     if as_json:
-        print_json(answer)
-    elif job is None:
-        _print_daemon(answer)
+        print_json(found)
     else:
-        print("\n\n".join("\n".join(_lines(one)) for one in answer))
+        print("\n\n".join("\n".join(_lines(one)) for one in found))
 
 
 def _print_daemon(about: dict[str, Any]) -> None:
@@ -204,8 +204,6 @@ def _time(seconds: float) -> str:
 
 # `ullage logs`: what a job prints.
 
-_WAIT = 0.5  # seconds between two looks at an output that grows
-
 
 def logs(
     job: JobNumber,
@@ -224,57 +222,13 @@ def logs(
 
       ullage logs 17 --stderr --attempt 1
     """
-    daemon, stream = client(), "stderr" if errors else "stdout"
+    manager, stream = client(), "stderr" if errors else "stdout"
     if as_json:
-        print_json(
-            {
-                "job": job,
-                "stream": stream,
-                "text": "".join(piece["text"] for piece in _all(daemon, job, attempt, stream)),
-            }
-        )
+        print_json({"job": job, "stream": stream, "text": manager.logs(job, stream, attempt)})
         return
-    for piece in _following(daemon, job, attempt, stream) if follow else _all(daemon, job, attempt, stream):
-        sys.stdout.write(piece["text"])
+    for text in manager.follow(job, stream, attempt) if follow else [manager.logs(job, stream, attempt)]:
+        sys.stdout.write(text)
         sys.stdout.flush()
-
-
-def _all(daemon: Any, job: str, attempt: int | None, stream: str) -> Any:
-    offset = 0
-    while True:
-        piece = daemon.call("logs", job=job, attempt=attempt, stream=stream, offset=offset)
-        if not piece["text"]:
-            return
-        yield piece
-        attempt, offset = piece["attempt"], piece["offset"]
-
-
-def _following(daemon: Any, job: str, attempt: int | None, stream: str) -> Any:
-    """Until there will be no more. A new attempt begins a new file."""
-    fixed, seen, offset = attempt, None, 0
-    last = daemon.call("ping")["last_event"]
-    while True:
-        piece = daemon.call("logs", job=job, attempt=fixed or seen, stream=stream, offset=offset)
-        if piece["text"]:
-            yield piece
-        seen, offset = piece["attempt"], piece["offset"]
-        if not piece["over"] or fixed is not None:
-            if piece["over"]:
-                return
-            if not piece["text"]:
-                last = daemon.call("events", since=last, wait=_WAIT)["last"]
-            continue
-        newest = daemon.call("logs", job=job, stream=stream)
-        if newest["attempt"] == seen and newest["over"] | (newest["offset"] <= offset):
-            if _is_over(daemon, job):
-                return
-            last = daemon.call("events", since=last, wait=_WAIT)["last"]
-        elif newest["attempt"] != seen:
-            seen, offset = newest["attempt"], 0
-
-
-def _is_over(daemon: Any, job: str) -> bool:
-    return bool(daemon.call("status", job=job)[0]["ended"])
 
 
 # `ullage cancel`: take jobs out of the queue, or stop those that run (SIGTERM, then SIGKILL).
@@ -289,7 +243,7 @@ def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
 
       ullage cancel 12_all
     """
-    print_each(client().call("cancel", jobs=jobs), as_json)
+    print_each(client().cancel(*jobs), as_json)
 
 
 # `ullage hold`: keep waiting jobs from starting.
@@ -304,7 +258,7 @@ def hold(jobs: JobNumbers, as_json: Json = False) -> None:
 
       ullage hold 12_all
     """
-    print_each(client().call("hold", jobs=jobs), as_json)
+    print_each(client().hold(*jobs), as_json)
 
 
 # `ullage release`: let held jobs go on.
@@ -319,7 +273,7 @@ def release(jobs: JobNumbers, as_json: Json = False) -> None:
 
       ullage release 12_all
     """
-    print_each(client().call("release", jobs=jobs), as_json)
+    print_each(client().release(*jobs), as_json)
 
 
 # Waits for jobs to be over; `ullage wait` and `ullage submit --wait`.
@@ -327,27 +281,12 @@ def release(jobs: JobNumbers, as_json: Json = False) -> None:
 DONE, FAILED = 0, 1
 
 
-def wait_for(daemon: Any, jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
-    """The jobs once all are over; a daemon that goes away meanwhile is waited for too."""
-    import time
-
-    from ullage.errors import NoDaemon
-
-    deadline = None if timeout is None else time.monotonic() + timeout
-    last = None
-    while True:
-        try:
-            last = daemon.call("ping")["last_event"] if last is None else last
-            found = {one["id"]: one for job in jobs for one in daemon.call("status", job=job)}
-            if all(one["ended"] for one in found.values()):
-                return list(found.values())
-            last = daemon.call("events", since=last, wait=5.0)["last"]
-        except NoDaemon:
-            if last is None:
-                raise
-            time.sleep(0.2)
-        if deadline is not None and time.monotonic() > deadline:
-            raise InvalidValue(f"waited {format_duration(timeout)}; the jobs are not over")
+def wait_for(manager: Client, jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
+    """The jobs once all of them are over."""
+    try:
+        return manager.wait_all(jobs, timeout)
+    except TimeoutError:
+        raise InvalidValue(f"waited {format_duration(timeout)}; the jobs are not over") from None
 
 
 def exit_code(jobs: list[dict[str, Any]]) -> int:
@@ -405,7 +344,7 @@ def history(
 
       ullage history -n 1000 --json
     """
-    jobs = client().call("history", limit=limit, user=user)
+    jobs = client().history(limit, user)
     if as_json:
         print_json(jobs)
         return

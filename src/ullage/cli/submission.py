@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,9 @@ from ullage.cli import completion
 from ullage.cli.jobs import client, exit_code, memory, print_json, tell, wait_for
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue
-from ullage.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from ullage.workloads.job_files import JobSpec
 
 _JOB_FILES = (".toml", ".rad")
 WHAT, WHEN, HOW = "What it needs", "When it runs", "How it runs"
@@ -104,47 +106,34 @@ def submit(
 
       ullage submit --after 17 --wait -- python evaluate.py
     """
-    said: dict[str, Any] = {
-        "name": name, "gpus": gpus, "memory": _bytes(memory), "host_memory": _bytes(host_memory),
-        "exclusive": exclusive, "model": model, "batch_size": batch_size, "estimator": estimator,
-        "priority": priority, "hold": hold or None, "resumable": resumable, "mps_threads": mps_threads,
-        "time_limit": None if time_limit is None else parse_duration(time_limit), "mps_memory": _bytes(mps_memory),
-        "venv": None if venv is None else os.path.abspath(venv), "conda": conda,
-        "cwd": None if cwd is None else os.path.abspath(cwd),
+    given: dict[str, Any] = {
+        "name": name, "gpus": gpus, "memory": memory, "host_memory": host_memory, "exclusive": exclusive,
+        "model": model, "batch_size": batch_size, "estimator": estimator, "array": array, "after": after or None,
+        "priority": priority, "hold": hold or None, "time_limit": time_limit, "venv": venv, "conda": conda, "cwd": cwd,
+        "resumable": resumable, "mps_threads": mps_threads, "mps_memory": mps_memory,
     }  # fmt: skip
-    job = _described(list(command), {key: value for key, value in said.items() if value is not None}, array, after)
-    job["env"] = _environment({} if clean_env else dict(os.environ), job.get("env", {}), env or [])
-    _send(job, wait, as_json)
+    spec = _described(list(command), {name: value for name, value in given.items() if value is not None})
+    variables = _environment({} if clean_env else dict(os.environ), spec.env, env or [])
+    _send(spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=_umask()), wait, as_json)
 
 
-def _described(words: list[str], said: dict[str, Any], array: str | None, after: list[str] | None) -> dict[str, Any]:
-    """The submission: what a job file says, and what was said besides."""
-    from ullage.workloads.job_files import JobFile, parse_array, read_job
+def _described(words: list[str], given: dict[str, Any]) -> JobSpec:
+    """The job of a job file, a script or a command, with the options that were given."""
+    from ullage.workloads.job_files import make_job, read_job
 
-    job: dict[str, Any] = {}
     if len(words) == 1 and words[0].endswith(_JOB_FILES):
         file = read_job(words[0])
         for note in file.notes:
             print(f"ullage: {words[0]}: {note}", file=sys.stderr)
-        job = file.submission()
-        if file.summary is not None:
-            job.setdefault("model", os.path.join(os.path.dirname(os.path.abspath(words[0])), file.summary))
-        job.setdefault("cwd", os.path.dirname(os.path.abspath(words[0])))
-    else:
-        job["command"] = (
-            [sys.executable, *words] if words[0].endswith(".py") and not os.access(words[0], os.X_OK) else words
-        )
-    job = {"cwd": os.getcwd(), **job, **said, "umask": _umask()}
-    if array is not None:
-        job["array"] = parse_array(array)
-    if after:
-        job["after"] = JobFile.model_validate({"command": ["x"], "after": after}).submission()["after"]
-    return job
+        folder = os.path.dirname(os.path.abspath(words[0]))
+        return file.spec.with_changes(**{"cwd": file.spec.cwd or folder, **given})
+    is_script = words[0].endswith(".py") and not os.access(words[0], os.X_OK)
+    return make_job({"command": [sys.executable, *words] if is_script else words, **given}, "the job")
 
 
-def _send(job: dict[str, Any], wait: bool, as_json: bool) -> None:
-    daemon = client()
-    answer = daemon.submit(job)
+def _send(spec: JobSpec, wait: bool, as_json: bool) -> None:
+    manager = client()
+    answer = manager.submit_spec(spec)
     if not as_json:
         print(_sentence(answer))
         for note in answer["notes"]:
@@ -153,7 +142,7 @@ def _send(job: dict[str, Any], wait: bool, as_json: bool) -> None:
         if as_json:
             print_json(answer)
         return
-    found = wait_for(daemon, [str(number) for number in answer["jobs"]])
+    found = wait_for(manager, [str(number) for number in answer["jobs"]])
     tell(found, as_json)
     raise typer.Exit(exit_code(found))
 
@@ -174,10 +163,6 @@ def _environment(base: dict[str, str], of_file: dict[str, str], given: list[str]
             raise InvalidValue(f"--env: needed NAME=VALUE; found {word!r}")
         more[name] = value
     return {**base, **of_file, **more}
-
-
-def _bytes(text: str | None) -> int | None:
-    return None if text is None else parse_bytes(text)
 
 
 def _umask() -> int:

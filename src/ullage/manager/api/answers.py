@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ullage.manager.storage.records import State
-from ullage.manager.submission import Spec
+from ullage.workloads.job_files import JobSpec
 
 
 class _Answer(BaseModel):
@@ -26,7 +26,7 @@ class Submission(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    job: Spec
+    job: JobSpec
     key: str | None = Field(None, min_length=8, max_length=200)
 
 

@@ -22,7 +22,7 @@ from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageErro
 from ullage.manager.api import answers as answers
 from ullage.manager.api.metrics import CONTENT_TYPE, metrics
 from ullage.manager.identity import Caller
-from ullage.manager.submission import Spec
+from ullage.workloads.validation import first_problem
 
 # Around the API: nothing too long is read, and whatever goes wrong becomes one message.
 
@@ -87,18 +87,9 @@ def say_problems(app: FastAPI, say: Callable[[str], None]) -> None:
 def _said(error: RequestValidationError) -> str:
     """The first thing that is wrong with a request."""
     found = error.errors()
-    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
-    place = ".".join(str(part)[:80] for part in first["loc"][1:]) or str(first["loc"][0])
-    if first["type"] == "json_invalid":
+    if any(each["type"] == "json_invalid" for each in found):
         return "needed a body of JSON; found something else"
-    if first["type"] == "extra_forbidden":
-        near = nearest(str(first["loc"][-1])[:80], Spec.model_fields)
-        return f"there is no {place!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-    text = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] in ("value_error", "missing"):
-        return f"{place}: {text[:1].lower()}{text[1:]}"
-    given = json.dumps(first.get("input"), default=str)
-    return f"{place}: {text[:1].lower()}{text[1:]}; found {given if len(given) <= 80 else given[:77] + '...'}"
+    return first_problem(found, answers.Submission, skip=1)
 
 
 Ask = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
@@ -168,7 +159,7 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
     @router.post("/v1/jobs", status_code=201, response_model=answers.Submitted, tags=["jobs"])
     async def submit(caller: Asker, submission: answers.Submission) -> Response:
         """Submit a job. It is on disk when the answer comes."""
-        job = submission.job.model_dump(mode="json", exclude_unset=True)
+        job = submission.job.said()
         key = submission.key or secrets.token_hex(16)
         return JSONResponse(await ask(caller, "submit", {"job": job, "key": key}, 0.0), 201)
 

@@ -32,12 +32,13 @@ from ullage.manager.identity import Caller, this_user
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import sharing_of
-from ullage.manager.settings import Settings, checked
+from ullage.manager.settings import Settings
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.job_store import GroupCommit, JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.monitor import Monitor, Source, best_source
 from ullage.placement import Ledger
+from ullage.workloads.validation import checked
 
 if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer

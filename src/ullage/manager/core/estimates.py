@@ -20,7 +20,7 @@ from ullage.isolation.environment import environment
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, start
 from ullage.manager.settings import Estimating
-from ullage.manager.submission import Spec
+from ullage.workloads.job_files import JobSpec
 
 # What an estimator can be asked about a job: its script or its model; and the key by which the answer is kept.
 
@@ -42,23 +42,23 @@ class Question:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def questions_of(spec: Spec) -> list[Question]:
+def questions_of(spec: JobSpec) -> list[Question]:
     """What can be asked about a job, the most telling first; empty where there is nothing to run or to name.
 
-    >>> questions_of(Spec(command=["python", "-u", "train.py", "--lr", "1"], cwd="/work"))[0].source
+    >>> questions_of(JobSpec(command=["python", "-u", "train.py", "--lr", "1"], cwd="/work"))[0].source
     '/work/train.py'
-    >>> questions_of(Spec(command=["make", "train"], cwd="/work"))
+    >>> questions_of(JobSpec(command=["make", "train"], cwd="/work"))
     []
     """
     found = []
     if spec.model is not None:
-        options = {**spec.estimate_options} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
-        path = os.path.join(spec.cwd, spec.model)
+        options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
+        path = os.path.join(spec.folder, spec.model)
         found.append(Question(path if os.path.exists(path) else spec.model, options=options))
     script = script_of(spec.command)
     if script is not None:
         source, args, module = script
-        found.append(Question(source if module else os.path.join(spec.cwd, source), tuple(args), module))
+        found.append(Question(source if module else os.path.join(spec.folder, source), tuple(args), module))
     return found
 
 

@@ -14,8 +14,8 @@ from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import base_environment
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import WAITING, JobRecord, State
-from ullage.manager.submission import Spec
 from ullage.units import format_bytes
+from ullage.workloads.job_files import JobSpec
 
 NOBODY = "none"
 
@@ -32,7 +32,7 @@ class Intake:
     def _store(self) -> JobStore:
         return self._context.store
 
-    def submit(self, caller: Caller, spec: Spec, key: str) -> list[JobRecord]:
+    def submit(self, caller: Caller, spec: JobSpec, key: str) -> list[JobRecord]:
         """The jobs of a submission, on disk when this returns. The same key again gives the same jobs."""
         known = self._store.of_submission(key)
         if known:
@@ -64,7 +64,8 @@ class Intake:
         for job in made:
             self._want(job)
 
-    def _check(self, spec: Spec) -> None:
+    def _check(self, spec: JobSpec) -> None:
+        _ = spec.folder  # refused where there is none
         limit = self._context.settings.access.queue_limit
         if len(self._store.jobs) + len(spec.array or [0]) > limit:
             raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
@@ -80,7 +81,7 @@ class Intake:
             asked = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
             raise InvalidValue(f"{asked}; the largest GPU has {format_bytes(largest)}")
 
-    def _row(self, caller: Caller, spec: Spec, known: tuple[int | None, str | None, str | None]) -> dict[str, Any]:
+    def _row(self, caller: Caller, spec: JobSpec, known: tuple[int | None, str | None, str | None]) -> dict[str, Any]:
         need, note, estimate_key = known
         state = State.HELD if spec.hold else State.ESTIMATING if note is None else State.QUEUED
         asked = spec.model_dump(exclude={"array", "after", "hold"})
@@ -91,7 +92,7 @@ class Intake:
             "estimate_key": estimate_key, "estimate_note": note, "need": need, "exclusive": spec.exclusive,
         }  # fmt: skip
 
-    def _need(self, uid: int, spec: Spec) -> tuple[int | None, str | None, str | None]:
+    def _need(self, uid: int, spec: JobSpec) -> tuple[int | None, str | None, str | None]:
         """How much, who says so (`None`: nobody yet), and by which key the estimate is kept."""
         if spec.memory is not None:
             return spec.memory, "as its submitter says", None
@@ -101,7 +102,7 @@ class Intake:
         questions = questions_of(spec)
         if not questions:
             return None, "not estimated: no Python script or model in it (--memory tells how much)", None
-        key = key_of(questions, estimator, self._gpus(), spec.env, spec.cwd)
+        key = key_of(questions, estimator, self._gpus(), spec.env, spec.folder)
         known = self._store.known_estimate(key)
         if known is not None:
             fresh = known["made"] + self._context.settings.estimating.retry_failed_after > self._context.clock()
@@ -120,7 +121,7 @@ class Intake:
     def _want(self, job: JobRecord) -> None:
         if job.estimate_note is not None or job.estimate_key is None or job.state not in WAITING:
             return
-        spec = Spec.model_validate(job.spec["asked"])
+        spec = JobSpec.model_validate(job.spec["asked"])
         try:
             env = base_environment(spec, job.uid)
         except InvalidValue as error:
@@ -128,12 +129,12 @@ class Intake:
             return
         self.estimates.want(
             Wanted(
-                job.estimate_key, self._estimator(spec), questions_of(spec), self._gpus(), env, spec.cwd,
+                job.estimate_key, self._estimator(spec), questions_of(spec), self._gpus(), env, spec.folder,
                 rights(job.uid, job.gid),
             )
         )  # fmt: skip
 
-    def _estimator(self, spec: Spec) -> str:
+    def _estimator(self, spec: JobSpec) -> str:
         return spec.estimator or self._context.settings.estimating.estimator
 
     def answered(self, answer: Answer) -> None:
@@ -163,7 +164,7 @@ class Intake:
         crash_point("estimated")
 
 
-def _of_index(spec: Spec, index: int | None) -> Spec:
+def _of_index(spec: JobSpec, index: int | None) -> JobSpec:
     """A part of an array: `{index}` in its command is its index."""
     if index is None:
         return spec

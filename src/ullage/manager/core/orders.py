@@ -26,10 +26,10 @@ from ullage.manager.core.intake import Intake
 from ullage.manager.identity import Caller, check_submitter
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import STDERR, STDOUT
-from ullage.manager.settings import checked
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
-from ullage.manager.submission import Spec
 from ullage.placement import Ledger, Slot
+from ullage.workloads.job_files import JobSpec
+from ullage.workloads.validation import checked
 
 if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer
@@ -129,7 +129,7 @@ class Orders:
         check_submitter(caller)
         if not 8 <= len(key) <= 200:
             raise InvalidValue("needed a key of 8 to 200 characters, used once for each submission")
-        made = self._intake.submit(caller, checked(Spec, job, "the job"), key)
+        made = self._intake.submit(caller, checked(JobSpec, job, "the job"), key)
         self._service.wake()
         notes = []
         if job.get("host_memory") is not None and not self._cgroups.available:

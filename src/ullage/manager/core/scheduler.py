@@ -15,9 +15,9 @@ from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment
 from ullage.manager.settings import Settings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, State
-from ullage.manager.submission import Spec
 from ullage.placement import Decision, Job, Rules, Running, decide
 from ullage.units import format_bytes
+from ullage.workloads.job_files import JobSpec
 
 _USAGE_KEPT = 10.0  # seconds until what users have used is summed up again
 
@@ -171,7 +171,7 @@ class Scheduler:
 
     def _order(self, job: JobRecord, attempt: AttemptRecord) -> dict[str, Any]:
         """What the supervisor is told."""
-        context, spec = self._context, Spec.model_validate(job.spec["asked"])
+        context, spec = self._context, JobSpec.model_validate(job.spec["asked"])
         if context.cards is not None:
             from ullage.virtual.shared_card.cards import environment
 
@@ -183,14 +183,14 @@ class Scheduler:
         lead = checkpoint_lead(context, spec)
         limit = None if spec.host_memory is None else self._cgroups.make(attempt.token, spec.host_memory)
         return {
-            "token": attempt.token, "command": spec.command, "cwd": spec.cwd, "env": env, "umask": spec.umask,
+            "token": attempt.token, "command": spec.command, "cwd": spec.folder, "env": env, "umask": spec.umask,
             "time_limit": spec.time_limit, "grace": context.settings.running.grace, "checkpoint_lead": lead,
             "checkpoint_signal": spec.checkpoint_signal,
             "limits": job.spec["limits"], "cgroup": limit, **rights(job.uid, job.gid),
         }  # fmt: skip
 
 
-def checkpoint_lead(context: ManagerContext, spec: Spec) -> float | None:
+def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:
     """How long before its end a job is told to save itself; `None` for one that did not say that it can."""
     if not spec.resumable and spec.checkpoint_signal is None:
         return None

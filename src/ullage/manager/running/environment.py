@@ -10,7 +10,7 @@ from pathlib import Path
 from ullage.errors import InvalidValue
 from ullage.manager.running.supervisor import CHECKPOINT_EXIT, TOKEN
 from ullage.manager.storage.records import AttemptRecord, JobRecord
-from ullage.manager.submission import Spec
+from ullage.workloads.job_files import JobSpec
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 # The submitter's own view of GPUs and of the virtual ones must not leak into a job.
@@ -18,7 +18,7 @@ _DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ULLAGE_CARDS", "U
 _CONDA_ROOTS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", ".conda", "micromamba")
 
 
-def job_environment(job: JobRecord, spec: Spec, attempt: AttemptRecord, gpus: Mapping[str, str]) -> dict[str, str]:
+def job_environment(job: JobRecord, spec: JobSpec, attempt: AttemptRecord, gpus: Mapping[str, str]) -> dict[str, str]:
     """All variables of one attempt; `gpus` are those that name its GPUs (`gpu_variables`, virtual cards, MPS)."""
     env = base_environment(spec, job.uid)
     env |= {
@@ -35,7 +35,7 @@ def job_environment(job: JobRecord, spec: Spec, attempt: AttemptRecord, gpus: Ma
     return env | dict(gpus)
 
 
-def base_environment(spec: Spec, uid: int) -> dict[str, str]:
+def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
     """What the submitter had, or the least that a program expects, with the venv or conda environment in front."""
     env = {name: value for name, value in spec.env.items() if name not in _DROPPED} or _least(uid)
     env.setdefault("PATH", _PATH)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ullage.errors import UllageError
-from ullage.manager.submission import Spec
 from ullage.units import MIB
+from ullage.workloads.job_files import JobSpec
 
 CONTROL = "nvidia-cuda-mps-control"
 _LONGEST_PIPE = 80  # a Unix socket's path has 108 bytes at most, and MPS adds names of its own
@@ -39,7 +39,7 @@ class Sharing:
     def stop(self) -> None:
         """No job will come any more."""
 
-    def variables(self, spec: Spec, slots: Sequence[str]) -> dict[str, str]:
+    def variables(self, spec: JobSpec, slots: Sequence[str]) -> dict[str, str]:
         """What a job's environment needs for it."""
         return {}
 
@@ -101,7 +101,7 @@ class Mps(Sharing):
         """End it; its servers end with it."""
         self._ask("quit")
 
-    def variables(self, spec: Spec, slots: Sequence[str]) -> dict[str, str]:
+    def variables(self, spec: JobSpec, slots: Sequence[str]) -> dict[str, str]:
         """Where to find it, and the job's share of threads and memory where it asked for one."""
         found = {"CUDA_MPS_PIPE_DIRECTORY": str(self._pipe), "CUDA_MPS_LOG_DIRECTORY": str(self._log)}
         if spec.mps_threads is not None:

@@ -114,7 +114,7 @@ def check_transition(name: str, before: State, after: State) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """A job. `spec` is what was asked for (`ullage.manager.submission.Spec` as a dict); unknown is `None`."""
+    """A job. `spec` is what was asked for (`JobSpec` as a dict, under `asked`); unknown is `None`."""
 
     id: int
     submission: str
