@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from ullage.errors import InvalidValue, MissingPackage, nearest
-from ullage.units import parse_bytes, parse_duration
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
-try:
-    from pydantic import BaseModel, BeforeValidator, ValidationError
-except ImportError:
-    raise MissingPackage("pydantic", "job files and the manager") from None
+from ullage.errors import InvalidValue, nearest
+from ullage.units import parse_bytes, parse_duration
 
 Model = TypeVar("Model", bound=BaseModel)
 
