@@ -13,7 +13,7 @@ from ullage.isolation.process_identity import start_of
 from ullage.manager.core import estimates
 from ullage.manager.core.estimates import Estimates, Question, Wanted, key_of, questions_of, script_of
 from ullage.manager.settings import Estimating
-from ullage.manager.submission import Spec
+from ullage.workloads.job_files import JobSpec
 
 TRAIN = """
 import sys, torch
@@ -136,7 +136,7 @@ def test_a_key_follows_what_memory_follows_from(tmp_path):
     (tmp_path / "model.py").write_text("a")
 
     def key(args=(), env=None, gpus=("T4",), estimator="ullage"):
-        spec = Spec(command=["python", "train.py", *args], cwd=str(tmp_path))
+        spec = JobSpec(command=["python", "train.py", *args], cwd=str(tmp_path))
         return key_of(questions_of(spec), estimator, gpus, env or {}, str(tmp_path))
 
     first = key()
@@ -151,6 +151,6 @@ def test_a_pipe_or_a_great_folder_does_not_hold_up_the_daemon(tmp_path):
     for number in range(300):
         (tmp_path / f"d{number}").mkdir()
     began = time.monotonic()
-    spec = Spec(command=["python", "train.py"], cwd=str(tmp_path))
+    spec = JobSpec(command=["python", "train.py"], cwd=str(tmp_path))
     assert key_of(questions_of(spec), "ullage", ["T4"], {}, str(tmp_path))
     assert time.monotonic() - began < 30
