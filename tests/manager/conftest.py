@@ -239,7 +239,7 @@ def make_here(tmp_path: Path) -> Iterator[Callable[..., Here]]:
 def nursery() -> Iterator[Nursery]:
     """Where daemons come from that start fast; those that a file shares (`common`) are started as people do."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
-    made = Nursery(environment, "ullage.manager.core.serving", "ullage.virtual.shared_card.cards")
+    made = Nursery(environment, "ullage.manager.core.daemon", "ullage.virtual.shared_card.cards")
     yield made
     made.close()
 
