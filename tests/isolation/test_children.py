@@ -110,12 +110,12 @@ def test_what_a_child_left_behind_ends_with_it_and_holds_nobody_up(child, tmp_pa
 
 
 def test_another_thread_may_end_a_child(child, tmp_path, gone, until):
-    pids, outcomes = tmp_path / "pids", []
+    pids, outcomes, stop = tmp_path / "pids", [], threading.Event()
     started = child("sleeps", pids=str(pids))
-    waiting = threading.Thread(target=lambda: outcomes.append(started.wait()))
+    waiting = threading.Thread(target=lambda: outcomes.append(started.wait(stop=stop)))
     waiting.start()
     until(pids.exists, "the child has begun")
-    started.end()
+    stop.set()
     waiting.join(20)
     assert outcomes[0].answer is None
     gone(pids)

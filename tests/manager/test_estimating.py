@@ -10,7 +10,6 @@ import pytest
 
 from ullage.isolation import parent
 from ullage.isolation.process_identity import start_of
-from ullage.manager.core import estimates
 from ullage.manager.core.estimates import Estimates, Question, Wanted, key_of, questions_of, script_of
 from ullage.manager.settings import Estimating
 from ullage.workloads.job_files import JobSpec
@@ -93,8 +92,10 @@ def test_limits_and_failures_of_the_process_are_told(tmp_path):
 def test_an_estimate_that_is_given_up_ends(tmp_path, monkeypatch):
     begun = []
 
-    def start(*args, **options):
-        begun.append(parent.start(*args, **options))
+    start = parent.start
+
+    def remember(*args, **options):
+        begun.append(start(*args, **options))
         return begun[0]
 
     async def run():
@@ -104,7 +105,7 @@ def test_an_estimate_that_is_given_up_ends(tmp_path, monkeypatch):
             await asyncio.sleep(0.01)
         await work.close()
 
-    monkeypatch.setattr(estimates, "start", start)
+    monkeypatch.setattr(parent, "start", remember)
     asyncio.run(run())
     assert len(begun) == 1 and start_of(begun[0].pid) is None, "nobody is told, and nothing is left"
 

@@ -12,16 +12,16 @@ import ullage
 from ullage.errors import InvalidValue
 from ullage.research.measure import runs
 from ullage.research.measure.drawing import draw
-from ullage.research.measure.runs import Order, Room, read_orders
+from ullage.research.measure.runs import GpuMemory, RunRequest, read_runs
 from ullage.research.measure.single_run import measure_here
 from ullage.workloads import Configuration
 
 ROW = {"id": "a", "model": "mlp:x", "widths": [784, 256, 10], "batch": 512, "opt": "adam"}
 
 
-def measured(**order):
+def measured(**request):
     with ullage.virtual_gpu("H200") as gpu:
-        return measure_here({"row": ROW, "iterations": 3, **order}), gpu
+        return measure_here({"row": ROW, "iterations": 3, **request}), gpu
 
 
 def test_a_run_gives_the_figures_of_the_measured_files():
@@ -55,35 +55,35 @@ def test_a_script_is_run_as_python_would(tmp_path):
 
 
 def test_no_run_starts_before_its_memory_is_free():
-    room, order = Room(100), []
-    first = room.take(60)
-    waiter = threading.Thread(target=lambda: (room.take(50), order.append("second")))
+    memory, begun = GpuMemory(100), []
+    first = memory.take(60)
+    waiter = threading.Thread(target=lambda: (memory.take(50), begun.append("second")))
     waiter.start()
     waiter.join(0.2)
-    assert waiter.is_alive() and order == []
-    room.give_back(first)
+    assert waiter.is_alive() and begun == []
+    memory.give_back(first)
     waiter.join(10)
-    assert order == ["second"]
-    assert Room(100).take(500) == 100, "one that needs more than the card has gets the card to itself"
+    assert begun == ["second"]
+    assert GpuMemory(100).take(500) == 100, "one that needs more than the card has gets the card to itself"
 
 
 def test_rows_are_measured_repeated_under_their_bound_and_kept_apart_from_failures(monkeypatch):
-    def run_here(order, timeout):
-        if order.row["id"] == "bad":
+    def run_here(request, timeout, stop):
+        if request.row["id"] == "bad":
             return {"failed": "no such model"}
         with ullage.virtual_gpu("H200"):
-            return measure_here({"row": order.row, "iterations": 2, "cap": order.cap})
+            return measure_here({"row": request.row, "iterations": 2, "cap": request.cap})
 
     monkeypatch.setattr(runs, "measure_apart", run_here)
-    orders = [Order(row=ROW), Order(row={**ROW, "id": "bad"})]
-    rows = {row["id"]: row for row in runs.measure(orders, "H200", total=1 << 40, at_once=1, cap=True)}
+    requests = [RunRequest(row=ROW), RunRequest(row={**ROW, "id": "bad"})]
+    rows = {row["id"]: row for row in runs.measure(requests, "H200", total=1 << 40, at_once=1, cap=True)}
     assert rows["a"]["capped"]["survived"] and rows["a"]["estimate"]["peak_reserved"] == rows["a"]["peak_reserved"]
     assert rows["bad"]["failed"] == "no such model" and "capped" not in rows["bad"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU: the run would succeed")
 def test_a_run_that_cannot_be_tried_is_an_answer_with_the_reason():
-    assert set(runs.measure_apart(Order(row=ROW))) == {"failed"}
+    assert set(runs.measure_apart(RunRequest(row=ROW))) == {"failed"}
 
 
 def test_the_same_seed_draws_the_same_runs_and_every_one_can_be_read():
@@ -96,7 +96,7 @@ def test_the_same_seed_draws_the_same_runs_and_every_one_can_be_read():
 
 def test_an_id_that_comes_twice_is_refused():
     with pytest.raises(InvalidValue, match="an id of its own"):
-        read_orders([ROW, ROW], 5, None)
+        read_runs([ROW, ROW], 5, None)
 
 
 def command(*words):

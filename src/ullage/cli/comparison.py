@@ -117,13 +117,13 @@ def _truth(job: Job, row: dict[str, Any], card: GPU, file: Path | None, measure:
 
 
 def _measured(row: dict[str, Any]) -> Run:
-    from ullage.research.measure.runs import Order, measure_apart
+    from ullage.research.measure.runs import RunRequest, measure_apart
     from ullage.research.ranking.truth import run_of
 
     module = bool(row.get("run", {}).get("module"))
-    order = Order(row=row, script=row.get("script"), args=list(row.get("args", [])), module=module)
+    request = RunRequest(row=row, script=row.get("script"), args=list(row.get("args", [])), module=module)
     with Console(stderr=True).status("running it on this machine's GPU ..."):
-        found = measure_apart(order)
+        found = measure_apart(request)
     if "failed" in found:
         raise InvalidValue(f"the run on this machine's GPU failed: {found['failed']} (--no-measure leaves it out)")
     return run_of({**row, **found, "id": "local"}, 0, Path())

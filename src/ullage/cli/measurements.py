@@ -12,7 +12,7 @@ from rich.console import Console
 from ullage.errors import InvalidValue, UllageError, UnknownName
 
 if TYPE_CHECKING:
-    from ullage.research.measure.runs import Order
+    from ullage.research.measure.runs import RunRequest
 
 
 _EXAMPLES = """Run training on this machine's GPU and write down what it took.
@@ -71,23 +71,23 @@ measure.__doc__ = _EXAMPLES
 def _orders(
     what: Path | None, args: list[str], random: int, seed: int, avoid: Path | None, histories: Path | None,
     iterations: int,
-) -> list[Order]:  # fmt: skip
+) -> list[RunRequest]:  # fmt: skip
     from ullage.research.measure.drawing import draw
-    from ullage.research.measure.runs import Order, read_orders
+    from ullage.research.measure.runs import RunRequest, read_runs
     from ullage.workloads import read_rows
 
     if (what is None) == (random == 0):
         raise InvalidValue("needed either a file (configurations or a script) or --random COUNT")
     if what is None:
         known = {str(row.get("model")) for row in read_rows(avoid)} if avoid else set()
-        return read_orders(draw(random, seed, known), iterations, histories)
+        return read_runs(draw(random, seed, known), iterations, histories)
     if not what.is_file():
         raise InvalidValue(f"cannot read {what}: no such file")
     if what.suffix == ".py":
         row: dict[str, Any] = {"id": what.stem, "script": str(what), "args": args}
         history = str(histories / f"{what.stem}.npz") if histories else None
-        return [Order(row=row, script=str(what), args=args, history=history)]
-    return read_orders(list(read_rows(what)), iterations, histories)
+        return [RunRequest(row=row, script=str(what), args=args, history=history)]
+    return read_runs(list(read_rows(what)), iterations, histories)
 
 
 def _measured_before(out: Path) -> set[str]:

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -69,10 +70,13 @@ def run(
     *,
     limits: Limits = NO_LIMITS,
     env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    rights: Mapping[str, int | str] | None = None,
     show: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> Outcome:
-    """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer."""
-    return start(entry, request, env=env).wait(limits, show)
+    """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
+    return start(entry, request, env=env, cwd=cwd, rights=rights).wait(limits, show=show, stop=stop)
 
 
 def start(
@@ -125,21 +129,38 @@ def _as_user(rights: Mapping[str, int | str] | None) -> dict[str, Any]:
 
 
 class Child:
-    """A child process at work. `wait` for it once; `end` may be called meanwhile from another thread."""
+    """A child process at work, to be waited for once."""
 
     def __init__(self, process: _Process, answers: int, output: int) -> None:
         self.pid = process.pid
         self._process, self._answers, self._output = process, answers, output
-        self._messages, self._printed, self._ended = Messages(), bytearray(), False
+        self._messages, self._printed = Messages(), bytearray()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def wait(self, limits: Limits = NO_LIMITS, show: Callable[[str], None] | None = None) -> Outcome:
-        """Follow the child to its end, or end it at a limit; `show` gets its output as it comes."""
+    def wait(
+        self,
+        limits: Limits = NO_LIMITS,
+        *,
+        show: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Outcome:
+        """Follow the child to its end, or end it at a limit or when another thread sets `stop`.
+
+        `show` gets its output as it comes.
+        """
+        watch = Watch(self.pid, limits)
+        exceeded = None
         try:
             try:
-                exceeded = self._follow(Watch(self.pid, limits), show)
+                with selectors.DefaultSelector() as selector:
+                    for descriptor in (self._answers, self._output):
+                        os.set_blocking(descriptor, False)
+                        selector.register(descriptor, selectors.EVENT_READ)
+                    while self._process.poll() is None and exceeded is None and not (stop and stop.is_set()):
+                        self._listen(selector, show)
+                        exceeded = watch.exceeded(self._messages.pending)
             finally:
-                self.end()
+                self._end()
             for descriptor in (self._answers, self._output):
                 self._read_rest(descriptor, show)
         finally:
@@ -147,31 +168,20 @@ class Child:
             os.close(self._output)
         return self._outcome(exceeded)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """End the process and its group, if they have not ended by themselves."""
-        if self._ended:  # its number may be another process's by now
-            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if self._process.poll() is None:  # it had not come to be a group of its own, or is about to be gone
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
         self._process.wait()
-        self._ended = True
 
-    def _follow(self, watch: Watch, show: Callable[[str], None] | None) -> Exceeded | None:
-        with selectors.DefaultSelector() as selector:
-            for descriptor in (self._answers, self._output):
-                os.set_blocking(descriptor, False)
-                selector.register(descriptor, selectors.EVENT_READ)
-            exceeded = None
-            while self._process.poll() is None and exceeded is None:
-                # A child whose channel is closed is about to end; worker processes of its own may keep it open.
-                for key, _ in selector.select(_LOOK if self._answers in selector.get_map() else _LAST_LOOK):
-                    if self._read(key.fd, show) == b"":
-                        selector.unregister(key.fd)
-                exceeded = watch.exceeded(self._messages.pending)
-            return exceeded
+    def _listen(self, selector: selectors.BaseSelector, show: Callable[[str], None] | None) -> None:
+        """Read for a moment. A child whose channel is closed is about to end; its worker processes may keep it open."""
+        for key, _ in selector.select(_LOOK if self._answers in selector.get_map() else _LAST_LOOK):
+            if self._read(key.fd, show) == b"":
+                selector.unregister(key.fd)
 
     def _read(self, descriptor: int, show: Callable[[str], None] | None) -> bytes | None:
         """Take what is there: `None` if there is nothing now, no bytes at the end of the pipe."""

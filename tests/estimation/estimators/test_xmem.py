@@ -1,6 +1,6 @@
 """xMem and VeritasEst: the trace of a CPU run, the order of a GPU run, the replay, and the limits of the process."""
 
-import time
+import json
 from pathlib import Path
 
 import pytest
@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators import Workload, find
-from ullage.estimation.estimators.xmem.child import Request, profiled
-from ullage.estimation.estimators.xmem.process import Limits, TooLarge, run_on_cpu
+from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.xmem.cpu_run import CpuTraining, TooLarge, profiled, run_on_cpu
 from ullage.estimation.estimators.xmem.replay import (
     FORWARD,
     IN_BACKWARD,
@@ -117,16 +116,20 @@ def test_freed_memory_is_used_again() -> None:
     assert simulate([Life(0, 5, size, "activations"), Life(5, 9, size, "activations")], 2**40).peak_reserved == size
 
 
-def test_a_job_beyond_the_memory_limit_is_stopped_with_the_reason() -> None:
-    with pytest.raises(TooLarge, match="need more memory than this machine gives"):
-        run_on_cpu(Request("", MLP), Limits(memory=2**20))
+def test_a_run_beyond_its_limits_is_too_large() -> None:
+    with pytest.raises(TooLarge, match="three training steps on the CPU took more than 1.00 MiB of this machine's"):
+        run_on_cpu(CpuTraining(configuration=MLP), memory=2**20)
+    with pytest.raises(TooLarge, match="three training steps on the CPU took longer than 100 ms"):
+        run_on_cpu(CpuTraining(configuration=MLP), timeout=0.1)
 
 
-def test_a_job_beyond_the_time_limit_is_stopped_at_once() -> None:
-    begin = time.monotonic()
-    with pytest.raises(TooLarge, match="took longer than 100 ms"):
-        run_on_cpu(Request("", MLP), Limits(timeout=0.1))
-    assert time.monotonic() - begin < 10
+def test_a_run_that_fails_says_why() -> None:
+    with pytest.raises(InvalidValue, match="training on the CPU failed: TypeError"):
+        run_on_cpu(CpuTraining(function=("os", "getpid")))
+
+
+def test_a_trace_comes_back_as_it_was(trace: CpuTrace) -> None:
+    assert CpuTrace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
 
 
 def test_a_function_that_takes_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,18 @@ import json
 import os
 import re
 import stat
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import ullage
 from ullage.isolation.environment import environment
 from ullage.isolation.limits import Limits
-from ullage.isolation.parent import Outcome, start
+from ullage.isolation.parent import Outcome, run
 from ullage.manager.settings import Estimating
 from ullage.workloads.job_files import JobSpec
 
@@ -194,6 +196,7 @@ class Estimates:
         self._waiting: dict[str, Wanted] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(rules.at_once, "estimate")  # one waits for each child
+        self._closing = threading.Event()
 
     def want(self, wanted: Wanted) -> None:
         """Ask for an estimate; one that is on its way already is not made twice."""
@@ -232,16 +235,16 @@ class Estimates:
         }
         limits = Limits(seconds=self._rules.timeout, memory=self._rules.memory, answer=_LONGEST_ANSWER)
         env = {**environment(wanted.env), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        child = start(_ENTRY, request, env=env, cwd=wanted.cwd, rights=wanted.rights)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, child.wait, limits)
-        finally:
-            child.end()  # whoever gave the estimate up; the thread sees it and returns
+        ask = partial(
+            run, _ENTRY, request, limits=limits, env=env, cwd=wanted.cwd, rights=wanted.rights, stop=self._closing
+        )
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
     async def close(self) -> None:
         """Give up all that are under way; their jobs are asked about again later."""
         tasks = list(self._running.values())
         self._waiting.clear()
+        self._closing.set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,20 +7,19 @@ measurement, so that a file of measured runs is also a comparison.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.isolation.environment import environment
+from ullage.isolation.limits import Limits
+from ullage.isolation.parent import run
 from ullage.units import GIB
 
 UNKNOWN_NEED = 30 * GIB  # kept free for a run that could not be estimated
@@ -29,10 +28,10 @@ ESTIMATED = ("peak_allocated", "peak_reserved", "process_memory", "upper", "seco
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What to measure: a row of a file of configurations, or a script with its arguments.
+class RunRequest:
+    """A run to measure: a row of a file of configurations, or a script with its arguments.
 
-    `cap` is the most that PyTorch's allocator may reserve in that run, in bytes.
+    `cap` is the most that PyTorch's allocator may reserve in that run, in bytes; `history` a file for its requests.
     """
 
     row: dict[str, Any] = field(default_factory=dict)
@@ -44,51 +43,45 @@ class Order:
     cap: int | None = None
 
 
-def in_fresh_process(module: str, order: dict[str, Any], timeout: float, environment: dict[str, str]) -> dict[str, Any]:
-    """Give an order to a module of ours in a new process and read its one line of JSON."""
-    command = [sys.executable, "-m", module]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(order), text=True, capture_output=True, timeout=timeout,
-            env={**os.environ, **environment}, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took longer than {timeout:.0f} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        return {"failed": f"the process ended with {done.returncode}: {last[0][:400]}"}
-    answer: dict[str, Any] = json.loads(lines[-1])
-    return answer
+def estimate_apart(
+    request: RunRequest, gpu: str, timeout: float = 300.0, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """The estimate of a run, by a process that sees no GPU; `stop` ends it early."""
+    variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return _apart("ullage.research.measure.runs:estimate_here", {**vars(request), "gpu": gpu}, variables, timeout, stop)
 
 
-def answer_order(do: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The other side of `in_fresh_process`: read the order, do it, print the answer; other output is an error's."""
-    order = json.load(sys.stdin)
-    try:
-        with redirect_stdout(sys.stderr):
-            answer = do(order)
-    except Exception as error:
-        answer = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:500]}
-    print("\n" + json.dumps(answer), flush=True)
+def measure_apart(request: RunRequest, timeout: float = 300.0, stop: threading.Event | None = None) -> dict[str, Any]:
+    """One run on the real GPU in a fresh process; `stop` ends it early."""
+    variables = {"OMP_NUM_THREADS": "2"}
+    return _apart("ullage.research.measure.single_run:measure_here", vars(request), variables, timeout, stop)
 
 
-def estimate_apart(order: Order, gpu: str, timeout: float = 300.0) -> dict[str, Any]:
-    """The estimate of a run, by a process that sees no GPU."""
-    return in_fresh_process(
-        "ullage.research.measure.single_estimate",
-        {**vars(order), "gpu": gpu},
-        timeout,
-        {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-    )
+def _apart(
+    entry: str, request: dict[str, Any], variables: dict[str, str], timeout: float, stop: threading.Event | None
+) -> dict[str, Any]:
+    env = environment(import_from=sys.path) | variables
+    outcome = run(entry, request, limits=Limits(seconds=timeout), env=env, stop=stop)
+    if outcome.answer is not None:
+        return outcome.answer
+    return {"failed": outcome.failure if outcome.reason == "error" else f"the process {outcome.failure}"}
 
 
-def measure_apart(order: Order, timeout: float = 300.0) -> dict[str, Any]:
-    """One run on the real GPU in a fresh process."""
-    return in_fresh_process("ullage.research.measure.single_run", vars(order), timeout, {"OMP_NUM_THREADS": "2"})
+def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
+    """In the child process: the figures of the estimate that a file of measured runs keeps."""
+    from ullage.estimation.running import estimate_configuration, estimate_on_virtual_gpu
+    from ullage.workloads import Configuration
+
+    if request["script"]:
+        script, args, module = request["script"], request["args"], request["module"]
+        found = estimate_on_virtual_gpu(script, gpu=request["gpu"], args=args, module=module)
+    else:
+        found = estimate_configuration(Configuration.from_row(request["row"]), gpu=request["gpu"])
+    values = {**found.to_dict(timeline=False), "context": found.breakdown["context"]}
+    return {name: values[name] for name in ESTIMATED}
 
 
-class Room:
+class GpuMemory:
     """The memory of the card, promised to runs while they run."""
 
     def __init__(self, total: int) -> None:
@@ -111,7 +104,7 @@ class Room:
 
 
 def measure(
-    orders: Sequence[Order],
+    requests: Sequence[RunRequest],
     gpu: str,
     *,
     total: int,
@@ -119,50 +112,53 @@ def measure(
     cap: bool = False,
     timeout: float = 300.0,
 ) -> Iterator[dict[str, Any]]:
-    """Measure every order; yields a row for each as it is done: the configuration, the figures and the estimate.
+    """Measure every run; yields a row for each as it is done: the configuration, the figures and the estimate.
 
     A row that brings its estimate is not estimated again. With `cap` runs are limited to the bound of their estimate
     (`upper` less the context): `"capped"` says whether they survived, and one that met its limit is run without it too.
     """
-    room = Room(max(GIB, total - SPARE))
-    begin = time.monotonic()
+    memory = GpuMemory(max(GIB, total - SPARE))
+    begin, stop = time.monotonic(), threading.Event()
 
-    def one(order: Order) -> dict[str, Any]:
-        guess = order.row.get("estimate") or estimate_apart(order, gpu, timeout)
+    def one(request: RunRequest) -> dict[str, Any]:
+        guess = request.row.get("estimate") or estimate_apart(request, gpu, timeout, stop)
         need = guess.get("upper", UNKNOWN_NEED)
-        taken = room.take(need)
+        taken = memory.take(need)
         try:
             limit = guess["upper"] - guess["context"] if cap and "upper" in guess else None
-            found, survived = _under(limit, order, timeout)
-            row = {**order.row, **found, "estimate": guess}
-            if order.history and "event_count" in found:
-                row["events"] = f"{Path(order.history).parent.name}/{Path(order.history).name}"
+            found, survived = _under(limit, request, timeout, stop)
+            row = {**request.row, **found, "estimate": guess}
+            if request.history and "event_count" in found:
+                row["events"] = f"{Path(request.history).parent.name}/{Path(request.history).name}"
             if limit is not None and "failed" not in found:
                 row["capped"] = {"cap": limit, "survived": survived}
         finally:
-            room.give_back(taken)
+            memory.give_back(taken)
         row["finished_s"] = round(time.monotonic() - begin, 1)
         return row
 
     with ThreadPoolExecutor(at_once) as pool:
-        waiting = [pool.submit(one, order) for order in orders]
+        waiting = [pool.submit(one, request) for request in requests]
         try:
             for done in as_completed(waiting):
                 yield done.result()
         finally:
+            stop.set()  # whoever asked may have had enough: what runs is ended and the rest not begun
             for task in waiting:
                 task.cancel()
 
 
-def _under(limit: int | None, order: Order, timeout: float) -> tuple[dict[str, Any], bool]:
+def _under(
+    limit: int | None, request: RunRequest, timeout: float, stop: threading.Event
+) -> tuple[dict[str, Any], bool]:
     """A run with the allocator limited, and whether it survived; where it met the limit, the run without it.
 
     A run that never met its limit (no retry) is the run that it would have been without.
     """
-    found = measure_apart(replace(order, cap=limit), timeout)
+    found = measure_apart(replace(request, cap=limit), timeout, stop)
     survived = not {"oom", "failed"} & found.keys()
     if limit is not None and (not survived or found["retries"]):
-        return measure_apart(order, timeout), survived
+        return measure_apart(request, timeout, stop), survived
     return found, survived
 
 
@@ -179,14 +175,14 @@ def local_gpu() -> tuple[str, int]:
     return found[0].name, found[0].usable
 
 
-def read_orders(rows: Sequence[dict[str, Any]], iterations: int, histories: Path | None) -> list[Order]:
-    """Orders of a file's rows; every row needs an id of its own, which also names its history."""
-    orders, seen = [], set()
+def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path | None) -> list[RunRequest]:
+    """The runs in a file's rows; every row needs an id of its own, which also names its history."""
+    requests, seen = [], set()
     for number, row in enumerate(rows):
         name = str(row.get("id") or f"r{number:04d}")
         if name in seen or "/" in name:
             raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
         seen.add(name)
         history = str(histories / f"{name}.npz") if histories else None
-        orders.append(Order(row={**row, "id": name}, iterations=iterations, history=history))
-    return orders
+        requests.append(RunRequest(row={**row, "id": name}, iterations=iterations, history=history))
+    return requests

@@ -1,10 +1,7 @@
-"""One run on the real GPU, in this very process: what a fresh process started by `ullage.research.measure.runs` does.
+"""One run on the real GPU, inside the child process that `measure_apart` starts.
 
-    echo '{"row": {"model": "tv:resnet18", ...}, "iterations": 5}' | python -m ullage.research.measure.single_run
-
-The order is given on standard input as JSON; the answer is one line of JSON on standard output, in the form of the
-measured files: peaks, figures after each iteration, NVML's figures. A run that runs out of memory is an answer too
-(`"oom"`: PyTorch's message); only what could not be tried at all is an error.
+The answer has the form of the measured files: peaks, figures after each iteration, NVML's figures. A run that runs out
+of memory is an answer too (`"oom"`: PyTorch's message); only what could not be tried at all is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ullage.research.measure.runs import answer_order
 from ullage.workloads import Configuration, train
 
 # What NVML says of the process that asks: its memory on one GPU. `None` where it says nothing.
@@ -149,23 +145,23 @@ def _run_script(path: str, args: list[str], module: bool) -> None:
             raise RuntimeError(f"the script ended with exit code {error.code}") from None
 
 
-def measure_here(order: dict[str, Any]) -> dict[str, Any]:
-    """Do what the order says; see `ullage.research.measure.runs.Order`."""
+def measure_here(request: dict[str, Any]) -> dict[str, Any]:
+    """Measure the run of a request; see `ullage.research.measure.runs.RunRequest`."""
     begin = time.perf_counter()
     torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
     answer: dict[str, Any] = {"nvml_ctx": process_memory()}
     torch.cuda.reset_peak_memory_stats()
-    history = order.get("history")
+    history = request.get("history")
     if history:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=_MOST_EVENTS)
-    if order.get("cap"):
-        answer["cap"] = order["cap"]
-        _set_cap(order["cap"])
+    if request.get("cap"):
+        answer["cap"] = request["cap"]
+        _set_cap(request["cap"])
     try:
-        if order.get("script"):
-            _run_script(order["script"], order.get("args", []), bool(order.get("module")))
+        if request.get("script"):
+            _run_script(request["script"], request.get("args", []), bool(request.get("module")))
         else:
-            _train(order["row"], order.get("iterations", 5), answer)
+            _train(request["row"], request.get("iterations", 5), answer)
     except torch.OutOfMemoryError as error:
         answer["oom"] = str(error).split(" If reserved")[0]
     torch.cuda.synchronize()
@@ -187,7 +183,3 @@ def measure_here(order: dict[str, Any]) -> dict[str, Any]:
         answer["event_count"] = _save_history(Path(history))
     answer["wall_s"] = round(time.perf_counter() - begin, 2)
     return answer
-
-
-if __name__ == "__main__":
-    answer_order(measure_here)

@@ -1,8 +1,8 @@
 """`xmem`: three real training steps on the CPU, put in the order of a GPU run and replayed on the caching allocator.
 
 After Shi, Pezaros and Elkhatib, "xMem: A CPU-Based Approach for Accurate Estimation of GPU Memory in Deep Learning
-Training Workloads", Middleware 2025. Its three parts are `xmem_child` and `xmem_trace` (profile and analyse),
-`xmem_orchestration` (order and replay); the allocator is Ullage's own. Its figure is the peak of the allocator's
+Training Workloads", Middleware 2025. Its parts are `cpu_run` (profile) and `replay` (analyse, order and replay);
+the allocator is Ullage's own. Its figure is the peak of the allocator's
 segments, which is what `torch.cuda.max_memory_reserved()` says; the paper adds a context measured on the GPU to it.
 """
 
@@ -16,8 +16,7 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer
 from ullage.estimation.estimators.registry import Workload, estimator
-from ullage.estimation.estimators.xmem.child import ITERATIONS, Request
-from ullage.estimation.estimators.xmem.process import Limits, run_on_cpu
+from ullage.estimation.estimators.xmem.cpu_run import ITERATIONS, TIMEOUT, CpuTraining, run_on_cpu
 from ullage.estimation.estimators.xmem.replay import Outcome, orchestrate, simulate
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
@@ -63,32 +62,31 @@ def _why_not_function(function: Callable[..., Any]) -> str | None:
     return None
 
 
-def limits_of(options: dict[str, Any]) -> Limits:
-    """The limits that a workload's options give.
+def limits_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The limits of the run on the CPU that a workload's options give.
 
     >>> limits_of({"timeout": "90s", "memory": "4GiB"})
-    Limits(timeout=90.0, memory=4294967296)
+    {'timeout': 90.0, 'memory': 4294967296}
     """
     unknown = sorted(set(options) - {"timeout", "memory"})
     if unknown:
         raise InvalidValue(f"needed timeout or memory (of the run on the CPU); found {unknown[0]!r}")
     memory = options.get("memory")
-    return Limits(
-        timeout=parse_duration(options.get("timeout", Limits.timeout)),
-        memory=None if memory is None else parse_bytes(memory),
-    )
+    return {
+        "timeout": parse_duration(options.get("timeout", TIMEOUT)),
+        "memory": None if memory is None else parse_bytes(memory),
+    }
 
 
 def estimate_by_cpu_run(name: str, workload: Workload, gpu: GPU) -> Estimate:
     """The estimate, under the name of one of the two papers' tools."""
     begin = time.perf_counter()
     function = workload.function
-    request = Request(
-        answer="",
+    training = CpuTraining(
         configuration=workload.configuration,
         function=None if function is None else (function.__module__, function.__qualname__),
     )
-    trace = run_on_cpu(request, limits_of(workload.options))
+    trace = run_on_cpu(training, **limits_of(workload.options))
     outcome = simulate(orchestrate(trace), gpu.usable)
     foreign = sum(block.operator is None for block in trace.blocks)
     notes = [*NOTES, f"{ITERATIONS} steps on the CPU took {format_duration(trace.seconds)}"]

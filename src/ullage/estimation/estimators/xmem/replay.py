@@ -15,7 +15,7 @@ not the model's and is left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from ullage.allocator import Block as AllocatorBlock
@@ -60,6 +60,16 @@ class CpuTrace:
     parameters: list[tuple[int, int]] = field(default_factory=list)  # address and size, in the model's order
     convolutions: bool = False
     seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trace as plain values."""
+        return {**vars(self), "blocks": [astuple(block) for block in self.blocks]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> CpuTrace:
+        """The trace that `to_dict` gave, also after JSON has made lists of its tuples."""
+        pairs = {name: [tuple(pair) for pair in values[name]] for name in ("steps", "zero_grads", "parameters")}
+        return cls(**{**values, **pairs, "blocks": [Block(*block) for block in values["blocks"]]})
 
 
 def read_trace(roots: list[Any], parameters: list[tuple[int, int]]) -> CpuTrace:

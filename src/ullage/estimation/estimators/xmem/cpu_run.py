@@ -1,41 +1,88 @@
-"""The process that trains three steps on the CPU under PyTorch's profiler: `python -m
-ullage.estimation.estimators.xmem.child`.
+"""Three training steps on the CPU under PyTorch's profiler, in a child process.
 
-It reads a pickled request from its standard input and writes a pickled answer to the file named there: a trace, or the
-message of what went wrong. It is a process of its own so that it can be stopped, and so that the profiler and the hooks
-touch nobody else's training.
+It is a process of its own so that it can be stopped when it takes too long or too much of this machine's memory, and so
+that the profiler and the hooks touch nobody else's training.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import pickle
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ullage.errors import UllageError
+from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.xmem.replay import FIRST_FORWARD, CpuTrace, read_trace
+from ullage.isolation.child import function_named
+from ullage.isolation.environment import environment
+from ullage.isolation.limits import Limits, machine_memory
+from ullage.isolation.parent import run
+from ullage.isolation.protocol import error_text
 from ullage.workloads.configuration import Configuration
 
 ITERATIONS = 3  # as in the papers: the first is special, the second and third show what lasts
+TIMEOUT = 600.0  # seconds
+_SHARE = 0.8  # of the memory that is available at the start
+_LEFT = 0.04  # of the machine's memory that must stay free for everybody else
 
 
-@dataclass
-class Request:
+class TooLarge(UllageError, RuntimeError):
+    """The run on the CPU was stopped: it took too much memory or too much time. There is no estimate then.
+
+    >>> raise TooLarge("more memory than this machine has")
+    Traceback (most recent call last):
+    ...
+    ullage.estimation.estimators.xmem.cpu_run.TooLarge: more memory than this machine has
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuTraining:
     """What to train: a configuration, or a function by module and name that takes a device."""
 
-    answer: str
     configuration: Configuration | None = None
     function: tuple[str, str] | None = None
+
+
+def default_memory() -> int:
+    """Bytes of this machine's memory that the run may take if nobody says how many."""
+    return int(machine_memory()[0] * _SHARE)
+
+
+def run_on_cpu(training: CpuTraining, *, timeout: float = TIMEOUT, memory: int | None = None) -> CpuTrace:
+    """The trace of a training; `TooLarge` if a limit stopped it, `InvalidValue` if it failed by itself.
+
+    `timeout` is in seconds, `memory` in bytes; `None` is most of what this machine has available.
+    """
+    allowed = default_memory() if memory is None else memory
+    outcome = run(
+        "ullage.estimation.estimators.xmem.cpu_run:profile_here",
+        asdict(training),
+        limits=Limits(seconds=timeout, memory=allowed, left_free=_LEFT),
+        # A function is imported by its name, so from the same places; threads that wait must not hold the cores.
+        env=environment(import_from=sys.path) | {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"},
+    )
+    if outcome.answer is not None:
+        return CpuTrace.from_dict(outcome.answer)
+    if outcome.reason in ("time", "memory"):
+        raise TooLarge(f"three training steps on the CPU {outcome.failure}")
+    raise InvalidValue(str(outcome.failure) if outcome.reason == "error" else f"training on the CPU {outcome.failure}")
+
+
+def profile_here(request: dict[str, Any]) -> dict[str, Any]:
+    """In the child process: train and answer with the trace."""
+    try:
+        return profiled(_training(request)).to_dict()
+    except UllageError:
+        raise
+    except Exception as error:
+        raise InvalidValue(f"training on the CPU failed: {error_text(error)}") from error
 
 
 class Enough(BaseException):
@@ -99,35 +146,12 @@ def profiled(train: Callable[[], Any]) -> CpuTrace:
     return trace
 
 
-def training(request: Request) -> Callable[[], Any]:
+def _training(request: dict[str, Any]) -> Callable[[], Any]:
     """What the request asks to train, as a function without arguments."""
-    if request.configuration is not None:
+    if request["configuration"] is not None:
         from ullage.workloads.training import train
 
-        configuration = request.configuration
+        configuration = Configuration(**request["configuration"])
         return lambda: train(configuration, ITERATIONS, device="cpu")
-    assert request.function is not None
-    module, name = request.function
-    function: Any = importlib.import_module(module)
-    for part in name.split("."):
-        function = getattr(function, part)
+    function = function_named(":".join(request["function"]))
     return lambda: function("cpu")
-
-
-def main() -> int:
-    """Answer one request."""
-    request: Request = pickle.load(sys.stdin.buffer)
-    answer: CpuTrace | str
-    try:
-        answer = profiled(training(request))
-    except UllageError as error:
-        answer = str(error)
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        answer = f"training on the CPU failed: {type(error).__name__}: {lines[0]}"
-    Path(request.answer).write_bytes(pickle.dumps(answer))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())  # the module by its name, so that what is pickled is found by it
