@@ -7,9 +7,9 @@ import pytest
 from tests.research.synthetic import rows
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators import Workload, find
 from ullage.estimation.estimators.fast.estimator import load, save
 from ullage.estimation.estimators.fast.model import NAMES, closed_bytes, parts_of, vector_of
+from ullage.estimation.estimators.registry import Workload, find
 from ullage.hardware import gpu
 from ullage.research.training.fast import FOLDS, _group_folds, _grow, conformal, jobs_of, train_fast
 from ullage.workloads import Configuration

@@ -1,15 +1,19 @@
 """Parts of the data never overlap, and nothing is carried over from one fold to the next."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from tests.research.synthetic import rows
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.walknet.networks import Card
-from ullage.research.training import networks
-from ullage.research.training.examples import Examples, examples_of, folds, held_out, key_of, strata
-from ullage.research.training.networks import Schedule, fit
+from ullage.estimation.estimators.walknet.networks import ModelCard
+from ullage.research.training import protocol
+from ullage.research.training.examples import Examples, examples_of
+from ullage.research.training.folds import folds, held_out, key_of, strata
+from ullage.research.training.methods import WALKNET
+from ullage.research.training.walknet import Schedule, fit
 
 SHORT = Schedule(epochs=3, batch=32)
 
@@ -57,7 +61,7 @@ def test_a_key_is_that_of_the_configuration_and_the_gpu() -> None:
     assert key_of(one) == key_of(one | {"id": "b"}) != key_of(one | {"gpu": "A100-40GB"})
 
 
-def test_every_fold_begins_with_a_new_network(examples: Examples, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_fold_begins_with_a_new_network(examples: Examples) -> None:
     """A canary: what one fold learned would show in the next one's weights and statistics."""
     seen = []
 
@@ -70,8 +74,8 @@ def test_every_fold_begins_with_a_new_network(examples: Examples, monkeypatch: p
                 weight.fill_(float("nan"))
         return alone
 
-    monkeypatch.setattr(networks, "fit", watched)
-    result = networks.train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=SHORT)
+    method = replace(WALKNET, fit=watched)
+    result = protocol.train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=SHORT, method=method)
     assert len(seen) == 4 and len({id(network) for network, _, _ in seen}) == 4
     for _, alone, jobs in seen:
         assert all(weight.isfinite().all() for weight in alone.parameters())
@@ -80,17 +84,17 @@ def test_every_fold_begins_with_a_new_network(examples: Examples, monkeypatch: p
 
 
 def test_the_test_part_changes_no_weight(examples: Examples) -> None:
-    first = networks.train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=SHORT)
+    first = protocol.train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=SHORT)
     changed = Examples(examples.rows, examples.jobs, examples.memory.copy(), examples.keys)
     changed.memory[first.test_rows] *= 1.001  # within the same bins: the same parts
-    second = networks.train(changed, family="mlp", estimator="mlp", bin=1 << 30, schedule=SHORT)
+    second = protocol.train(changed, family="mlp", estimator="mlp", bin=1 << 30, schedule=SHORT)
     assert first.test_rows.tolist() == second.test_rows.tolist()
     for one, other in zip(first.network.parameters(), second.network.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(examples: Examples) -> None:
-    card = Card(family="mlp", estimator="transformer", bin=1 << 30, bins=16)
+    card = ModelCard(family="mlp", estimator="transformer", bin=1 << 30, bins=16)
     jobs, memory = examples.part(np.arange(60))
     made = [fit(card, jobs, memory, SHORT, seed) for seed in (1, 1, 2)]
     weights = [torch.cat([weight.flatten() for weight in network.parameters()]) for network in made]

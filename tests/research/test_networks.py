@@ -13,7 +13,7 @@ from ullage.estimation.estimators.walknet.inputs import PARTS, TOTALS, family_of
 from ullage.estimation.estimators.walknet.networks import (
     Belief,
     Bins,
-    Card,
+    ModelCard,
     batched,
     build,
     cross_entropy,
@@ -22,9 +22,10 @@ from ullage.estimation.estimators.walknet.networks import (
     save,
 )
 from ullage.research.training.examples import examples_of
-from ullage.research.training.networks import Schedule, train
+from ullage.research.training.protocol import train
+from ullage.research.training.walknet import Schedule
 
-CARDS = [Card(family="mlp", estimator=name, bin=1 << 30, bins=40) for name in ("mlp", "transformer")]
+CARDS = [ModelCard(family="mlp", estimator=name, bin=1 << 30, bins=40) for name in ("mlp", "transformer")]
 
 
 @pytest.mark.parametrize("estimator", ["mlp", "transformer"])
@@ -36,7 +37,7 @@ def test_training_learns(estimator: str) -> None:
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.estimator)
-def test_a_job_gets_the_same_answer_alone_and_among_others(card: Card) -> None:
+def test_a_job_gets_the_same_answer_alone_and_among_others(card: ModelCard) -> None:
     """Attention across a batch, or padding that counts, would change it."""
     torch.manual_seed(0)
     network = build(card).eval()
@@ -97,7 +98,7 @@ def test_the_family_is_told_from_the_layers(kinds: list[str], family: str) -> No
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.estimator)
-def test_weights_come_back_as_they_were(card: Card, tmp_path) -> None:
+def test_weights_come_back_as_they_were(card: ModelCard, tmp_path) -> None:
     network, file = build(card).eval(), tmp_path / "w.safetensors"
     save(network, card, file)
     again, told = load(file)

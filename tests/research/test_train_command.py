@@ -1,4 +1,4 @@
-"""`ullage train` and `ullage evaluate walknet` as a person uses them, on real files.
+"""`ullage train` and `ullage evaluate` for gpumemnet and walknet as a person uses them, on real files.
 
 The command line runs in this process: to start one with PyTorch takes seconds, and there are many lines to try.
 """
@@ -43,26 +43,37 @@ def data(tmp_path_factory):
     return file
 
 
-def test_train_writes_weights_and_a_page_and_evaluate_reads_them(data, tmp_path) -> None:
+@pytest.mark.parametrize("method", ["gpumemnet", "walknet"])
+def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, tmp_path) -> None:
     for estimator in ("mlp", "transformer"):
-        out, page = tmp_path / f"walknet_mlp_{estimator}.safetensors", tmp_path / f"{estimator}.html"
-        words = ("train", "walknet", "--data", data, "--family", "mlp", "--estimator", estimator, "--out", out)
+        end = "_1gib" if method == "gpumemnet" else ""
+        out, page = tmp_path / f"{method}_mlp_{estimator}{end}.safetensors", tmp_path / f"{estimator}.html"
+        words = ("train", method, "--data", data, "--family", "mlp", "--estimator", estimator, "--out", out)
         done = ullage(*words, "--epochs", "2", "--json", *(("--report", page) if estimator == "mlp" else ()))
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["rows"] == 80 and len(found["figures"]["validation"]) == 3
         assert found["figures"]["test"]["rows"] == 24
+        if method == "gpumemnet":  # a network for each width of a class; without folds it is the same network
+            wide = tmp_path / f"gpumemnet_mlp_{estimator}_2gib.safetensors"
+            assert ullage(*words[:-1], wide, "--bin", "2GiB", "--epochs", "2").returncode == 0
+            done = ullage(*words[:-1], tmp_path / "alone", "--epochs", "2", "--no-folds", "--json")
+            assert json.loads(done.stdout)["figures"]["validation"] == []
+            assert json.loads(done.stdout)["figures"]["test"] == found["figures"]["test"]
     text = (tmp_path / "mlp.html").read_text()
-    assert text.count("<svg") == 3 and "t-SNE" in text and "PCA" in text and "fold 3" in text
+    assert (
+        text.count("<svg") == 3 and "t-SNE" in text and "PCA" in text and "fold 3" in text and f"<h1>{method}:" in text
+    )
     assert "http" not in text.replace("http://www.w3.org", "")
-    judged = ullage("evaluate", "walknet", "--data", data, "--weights", tmp_path, "--json")
+    judged = ullage("evaluate", method, "--data", data, "--weights", tmp_path, "--json")
     assert judged.returncode == 0, judged.stderr
     lines = json.loads(judged.stdout)
     assert [(line["estimator"], line["bin"] >> 30) for line in lines] == [
         ("mlp", 1), ("mlp", 2), ("transformer", 1), ("transformer", 2),
     ]  # fmt: skip
-    assert all(line["rows"] == 24 and line["paper"] and line["goal"] for line in lines), "the held-out rows alone"
-    table = ullage("evaluate", "walknet", "--data", data, "--weights", tmp_path)
+    assert all(line["rows"] == 24 and line["paper"] for line in lines), "the held-out rows alone"
+    assert all((line["goal"] is None) == (method == "gpumemnet") for line in lines), "the goals are ours"
+    table = ullage("evaluate", method, "--data", data, "--weights", tmp_path)
     assert "0.950" in table.stdout and "held-out" in table.stdout
 
 
@@ -75,13 +86,18 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(data, tmp_path)
         ),
         (("train", "walknet", "--data", "DATA", "--family", "cnn", "--out", "x.safetensors"), "families in it: mlp"),
         (("train", "walknet", "--data", "DATA", "--family", "rnn", "--out", "x.safetensors"), "no family named"),
+        (("train", "gpumemnet", "--data", "DATA", "--family", "rnn", "--out", "x.safetensors"), "no family named"),
+        (
+            ("train", "gpumemnet", "--data", "DATA", "--family", "mlp", "--out", "x", "--estimator", "gnn"),
+            "mlp or trans",
+        ),
         (("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "/no/such/folder/x"), "cannot write"),
         (("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--bin", "1"), "at least 1 MiB"),
         (
             ("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--estimator", "gnn"),
             "mlp or trans",
         ),
-        (("evaluate", "horus"), "needed nothing or walknet"),
+        (("evaluate", "horus"), "needed nothing, gpumemnet or walknet"),
         (("evaluate", "walknet", "--data", "DATA", "--weights", "/no/such/folder"), "needed a folder"),
     ],
 )
@@ -105,7 +121,8 @@ def test_regression_works_on_what_the_formula_leaves_over_and_not_on_raw_numbers
 
 def test_the_authors_rows_are_learned_with_folds_that_do_not_leak(reference) -> None:
     from ullage.research.training.examples import read_rows
-    from ullage.research.training.networks import Schedule, train
+    from ullage.research.training.protocol import train
+    from ullage.research.training.walknet import Schedule
 
     examples = examples_of(read_rows(reference("reference/gpumemnet_mlp_a100.csv"), "mlp")[::5])
     result = train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=Schedule(epochs=15))

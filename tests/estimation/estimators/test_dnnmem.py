@@ -2,8 +2,8 @@
 
 import pytest
 
-from ullage.estimation.estimators import Workload, find
 from ullage.estimation.estimators.dnnmem import Graph, Node, Walk, record, states_of
+from ullage.estimation.estimators.registry import Workload, find
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
 

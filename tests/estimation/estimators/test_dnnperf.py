@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators import Workload, find
 from ullage.estimation.estimators.dnnperf import estimator
 from ullage.estimation.estimators.dnnperf.graph import KINDS, Graph, Node, graph_of
 from ullage.estimation.estimators.dnnperf.network import Encoder, Network, folded, joined, tensors_of
+from ullage.estimation.estimators.registry import Workload, find
 from ullage.hardware import gpu
 from ullage.research.training import dnnperf as training
 from ullage.workloads import Configuration

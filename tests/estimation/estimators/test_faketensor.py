@@ -6,8 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators import Workload, find
 from ullage.estimation.estimators.faketensor import MARGIN, EveryResult, Meter, propagate
+from ullage.estimation.estimators.registry import Workload, find
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
 

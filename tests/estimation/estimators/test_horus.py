@@ -8,7 +8,8 @@ import pytest
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators import Workload, find, horus
+from ullage.estimation.estimators import horus
+from ullage.estimation.estimators.registry import Workload, find
 from ullage.estimation.estimators.summary import read_summary
 from ullage.hardware import gpu
 from ullage.workloads import Configuration

@@ -4,7 +4,8 @@ import pytest
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators import Workload, find, llmem
+from ullage.estimation.estimators import llmem
+from ullage.estimation.estimators.registry import Workload, find
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
 

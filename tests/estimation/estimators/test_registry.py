@@ -6,8 +6,8 @@ import pytest
 
 import ullage
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimation.estimators import Workload, find
 from ullage.estimation.estimators.answer import answer
+from ullage.estimation.estimators.registry import Workload, find
 from ullage.estimation.result import Estimate
 from ullage.hardware import gpu
 from ullage.workloads import Configuration

@@ -7,8 +7,8 @@ import torch
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators import Workload, find
 from ullage.estimation.estimators.fast.estimator import trained as trained_fast
+from ullage.estimation.estimators.registry import Workload, find
 from ullage.estimation.estimators.walknet.networks import SHIPPED, load, shipped
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
@@ -95,7 +95,8 @@ def test_inference_is_refused_with_the_reason() -> None:
 
 def test_the_data_that_they_were_trained_on_are_in_the_source() -> None:
     pytest.importorskip("polars")
-    from ullage.research.training.examples import key_of, read_rows
+    from ullage.research.training.examples import read_rows
+    from ullage.research.training.folds import key_of
 
     file = Path(__file__).parents[2] / "benchmarks" / "data" / "generated_h200.parquet"
     keys = {key_of(row) for row in read_rows(file, "cnn")}

@@ -32,6 +32,8 @@ HOMES = {
     "veritasest": "veritasest",
     "dnnperf": "dnnperf.estimator",
     "accelerate": "accelerate",
+    "gpumemnet": "gpumemnet.estimator",
+    "gpumemnet+transformer": "gpumemnet.estimator",
     "walknet": "walknet.estimator",
     "walknet+transformer": "walknet.estimator",
     "fast": "fast.estimator",

@@ -23,7 +23,7 @@ from torch.nn import functional
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.dnnperf.graph import graph_of
 from ullage.estimation.estimators.dnnperf.network import Network, Tensors, folded, joined, tensors_of
-from ullage.estimation.estimators.weights_file import write_weights
+from ullage.estimation.estimators.weights import write_weights
 from ullage.workloads.configuration import Configuration
 
 SEED = 20

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from ullage.errors import InvalidValue
 from ullage.research.training.examples import Examples
-from ullage.research.training.networks import Trained, classes_of
+from ullage.research.training.protocol import Trained
 from ullage.research.training.scores import Scores, confusion
+from ullage.research.training.walknet import classes_of
 from ullage.units import format_bytes
 
 # Pictures as SVG: a data set in two dimensions, and the confusion matrix of a classifier.
@@ -164,7 +165,7 @@ def page(result: Trained, examples: Examples, *, tsne: bool = True) -> str:
         f"from, {len(result.test_rows)} held out; seed {card.seed}"
     )
     parts = [
-        f"<h1>walknet: {escape(card.family)} data, {escape(_words(card.estimator))}</h1><p>{said}</p>",
+        f"<h1>{escape(result.method)}: {escape(card.family)} data, {escape(_words(card.estimator))}</h1><p>{said}</p>",
         _card("Scores", "scroll", _scores(result)),
         _card("Test part, true and told", "scroll", _confusion(result, examples)),
         _card("The data in two dimensions", "many", _data(result, examples, tsne)),

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.walknet.networks import Card, WalkNet, load, probabilities, shipped
-from ullage.research.training.examples import Examples, Indices
-from ullage.research.training.networks import Notify, Schedule, classes_of, predicted, train
+from ullage.estimation.estimators.weights import ModelCard, probabilities
+from ullage.research.training.examples import Examples
+from ullage.research.training.folds import Indices
+from ullage.research.training.methods import WALKNET, Method
+from ullage.research.training.protocol import predicted, train
 from ullage.research.training.scores import Scores, scored
+from ullage.research.training.walknet import Notify, Schedule, classes_of
 from ullage.units import GIB
 
-# Family, estimator, bin in GiB: the paper's accuracy and F1 (its Table 2; `None` where it reports none), and our goal.
+# Family, estimator, bin in GiB: the paper's accuracy and F1 (Table 2; `None` where it has none), and walknet's goal.
 LINES: Mapping[tuple[str, str, int], tuple[float | None, float | None, float]] = {
     ("mlp", "mlp", 1): (0.95, 0.93, 0.97),
     ("mlp", "mlp", 2): (0.97, 0.96, 0.98),
@@ -57,72 +60,91 @@ class Line:
     under: float
     over: float
     seconds: float
-    goal: float
+    goal: float | None
     paper: float | None = None
     paper_f1: float | None = None
     validation: float | None = None
     trained: str = ""
+    method: str = WALKNET.name
 
     @property
-    def reached(self) -> bool:
-        """Whether the goal was reached."""
-        return self.accuracy >= self.goal
+    def reached(self) -> bool | None:
+        """Whether the goal was reached, where there is one."""
+        return None if self.goal is None else self.accuracy >= self.goal
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self) | {"reached": self.reached}
 
 
-def lines_of(examples: Examples, family: str, network: WalkNet, card: Card, test: Indices, trained: str) -> list[Line]:
-    """The lines of one network: the same test part, in bins of every width that the table has."""
+def lines_of(
+    examples: Examples, family: str, network: torch.nn.Module, card: ModelCard, test: Indices, trained: str,
+    method: Method = WALKNET,
+) -> list[Line]:  # fmt: skip
+    """The lines of one network, on the same test part.
+
+    They are in bins of every width that the table has, or in the network's own where a method has one for each width.
+    """
     jobs, memory = examples.part(test)
     took = seconds_a_job(network, examples)
-    found = []
+    alone, found = len(method.widths(family)) > 1, []
     for (of_family, estimator, width), (paper, paper_f1, goal) in LINES.items():
-        if (of_family, estimator) != (family, card.estimator) or width * GIB % card.bin:
+        factor, rest = divmod(width * GIB, card.bin)
+        if (of_family, estimator) != (family, card.estimator) or rest or (alone and factor != 1):
             continue
-        factor = width * GIB // card.bin
         true = classes_of(memory, width * GIB, -(-card.bins // factor))
         scores = scored(true, predicted(network, jobs, factor))
         found.append(
             Line(
                 family=family, estimator=estimator, bin=width * GIB, gpu=examples.gpu, rows=scores.rows,
                 accuracy=scores.accuracy, f1=scores.f1, f1_macro=scores.f1_macro, under=scores.under,
-                over=scores.over, seconds=took, goal=goal, paper=paper, paper_f1=paper_f1,
-                validation=_validation(card, factor), trained=trained,
+                over=scores.over, seconds=took, goal=goal if method is WALKNET else None, paper=paper,
+                paper_f1=paper_f1, validation=_validation(card, factor), trained=trained, method=method.name,
             )
         )  # fmt: skip
     return found
 
 
-def shipped_lines(examples: Examples, family: str, estimator: str, folder: Path | None) -> list[Line]:
+def shipped_lines(
+    examples: Examples, family: str, estimator: str, folder: Path | None, method: Method = WALKNET
+) -> list[Line]:
     """The lines of trained weights, on the rows of these data that they were not trained on.
 
     Which rows were held out is written in the file of weights. Data in which none of them is found is all unseen.
     """
-    file = shipped(family, estimator)
-    network, card = load(folder / file.name if folder is not None else file)
-    if card.gpu != examples.gpu:
-        raise InvalidValue(f"{file.name} was trained on {card.gpu}, the data are from {examples.gpu}: add --retrain")
-    held = set(card.test)
-    test = np.array([place for place, key in enumerate(examples.keys) if key in held], dtype=np.int64)
-    if not len(test):
-        test = np.arange(len(examples))
-    return lines_of(examples, family, network, card, test, "shipped" if folder is None else str(folder))
+    found = []
+    for width in method.widths(family):
+        file = method.shipped(family, estimator, width * GIB)
+        network, card = method.load(folder / file.name if folder is not None else file)
+        if card.gpu != examples.gpu:
+            raise InvalidValue(
+                f"{file.name} was trained on {card.gpu}, the data are from {examples.gpu}: add --retrain"
+            )
+        held = set(card.test)
+        test = np.array([place for place, key in enumerate(examples.keys) if key in held], dtype=np.int64)
+        if not len(test):
+            test = np.arange(len(examples))
+        trained = "shipped" if folder is None else str(folder)
+        found += lines_of(examples, family, network, card, test, trained, method)
+    return found
 
 
 def retrained_lines(
     examples: Examples, family: str, estimator: str, *, seed: int, schedule: Schedule | None = None,
-    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None,
+    notify: Notify | None = None, begin: Callable[[str, int], None] | None = None, method: Method = WALKNET,
 ) -> list[Line]:  # fmt: skip
-    """The lines of a network that is trained now, with cross-validation, on these data."""
-    result = train(
-        examples, family=family, estimator=estimator, bin=GIB, seed=seed, schedule=schedule, notify=notify, begin=begin
-    )
-    return lines_of(examples, family, result.network, result.card, result.test_rows, "now")
+    """The lines of networks that are trained now, with cross-validation, on these data."""
+    found = []
+    for width in method.widths(family):
+        result = train(
+            examples, family=family, estimator=estimator, bin=width * GIB, seed=seed, schedule=schedule, notify=notify,
+            begin=begin, method=method,
+        )  # fmt: skip
+        found += lines_of(examples, family, result.network, result.card, result.test_rows, "now", method)
+    return found
 
 
-def _validation(card: Card, factor: int) -> float | None:
+def _validation(card: ModelCard, factor: int) -> float | None:
     """The mean accuracy of the folds in bins `factor` times as wide; `None` where the card does not have it."""
     folds: Sequence[float] = [one["accuracy"] for one in card.figures.get("validation", ())]
     if factor != 1:
@@ -130,7 +152,7 @@ def _validation(card: Card, factor: int) -> float | None:
     return sum(folds) / len(folds) if folds else None
 
 
-def seconds_a_job(network: WalkNet, examples: Examples) -> float:
+def seconds_a_job(network: torch.nn.Module, examples: Examples) -> float:
     """The median time of one job through the network, on one core, features being there.
 
     The processor's time, so that other work on the machine does not count."""

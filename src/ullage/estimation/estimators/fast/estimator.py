@@ -22,7 +22,7 @@ from ullage.estimation.estimators.fast.model import NAMES, Trees, vector_of
 from ullage.estimation.estimators.registry import Workload, estimator
 from ullage.estimation.estimators.walknet.estimator import supports
 from ullage.estimation.estimators.walknet.inputs import row_of
-from ullage.estimation.estimators.weights_file import write_weights
+from ullage.estimation.estimators.weights import write_weights
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.units import MIB

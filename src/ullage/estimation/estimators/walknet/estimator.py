@@ -1,8 +1,8 @@
 """`walknet` and `walknet+transformer`: networks over features from a walk through our allocator model.
 
-Like GPUMemNet (`ullage.estimation.estimators.gpumemnet`) they tell the class of memory that a job falls into. Unlike
-it, they read what a walk through a training step reserves in a model of PyTorch's caching allocator, and what cuDNN is
-known to take. They were trained on jobs that this project generated and measured, by `ullage train walknet`.
+Like GPUMemNet (`gpumemnet/`) they tell the class of memory that a job falls into. Unlike it, they read what a walk
+through a training step reserves in a model of PyTorch's caching allocator, and what cuDNN is known to take. They were
+trained on jobs that this project generated and measured, by `ullage train walknet`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.registry import Workload, estimator
 from ullage.estimation.estimators.walknet.inputs import family_of, inputs_of, row_of
-from ullage.estimation.estimators.walknet.networks import Card, batched, probabilities, shipped, trained
+from ullage.estimation.estimators.walknet.networks import ModelCard, batched, probabilities, shipped, trained
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.units import format_bytes, parse_bytes
@@ -41,7 +41,9 @@ def supports(workload: Workload) -> str | None:
     return "it was trained on training runs; this is inference" if workload.configuration.inference else None
 
 
-def classify(row: Mapping[str, Any], kind: str, options: Mapping[str, Any]) -> tuple[np.ndarray[Any, Any], Card, int]:
+def classify(
+    row: Mapping[str, Any], kind: str, options: Mapping[str, Any]
+) -> tuple[np.ndarray[Any, Any], ModelCard, int]:
     """The probabilities of the bins for the facts of a job, the card of the network, and the width of a bin.
 
     `options`: "bin" for bins that are wider than those of the network, "weights" for a file of one's own.
@@ -76,7 +78,7 @@ def _estimate(name: str, kind: str, workload: Workload, gpu: GPU) -> Estimate:
     )
 
 
-def _notes(found: np.ndarray[Any, Any], card: Card, width: int, gpu: GPU) -> list[str]:
+def _notes(found: np.ndarray[Any, Any], card: ModelCard, width: int, gpu: GPU) -> list[str]:
     best = int(found.argmax())
     order = [int(place) for place in np.argsort(-found)[:3] if found[place] >= 0.005]
     classes = ", ".join(f"{_bin(place, width)}: {found[place]:.0%}" for place in order)
@@ -94,7 +96,7 @@ def _notes(found: np.ndarray[Any, Any], card: Card, width: int, gpu: GPU) -> lis
     return notes
 
 
-def _share(card: Card, name: str) -> str:
+def _share(card: ModelCard, name: str) -> str:
     value = card.figures.get("test", {}).get(name)
     return "an unknown share" if value is None else f"{value:.1%}"
 

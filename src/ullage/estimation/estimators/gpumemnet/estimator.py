@@ -1,0 +1,119 @@
+"""`gpumemnet` and `gpumemnet+transformer`: GPUMemNet as published, trained on this project's measurements.
+
+Yousefzadeh-Asl-Miandoab, Karimzadeh, Yorulmaz, Ibragimov and Tozun, arXiv 2602.17817, and chapter 5 of the first
+author's dissertation. Features, networks and classes of memory are theirs; the jobs that the networks learned from were
+generated and measured by this project. `walknet` is ours: networks over features from a walk through our allocator
+model.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.answer import answer, read_options
+from ullage.estimation.estimators.gpumemnet.features import ModelSummary, family_of, summary_of
+from ullage.estimation.estimators.gpumemnet.networks import jobs_of
+from ullage.estimation.estimators.gpumemnet.weights import WIDTHS, shipped, trained
+from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.weights import ModelCard, probabilities
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.units import GIB, format_bytes, parse_bytes
+
+SOURCE = (
+    "Yousefzadeh-Asl-Miandoab et al., GPUMemNet, arXiv 2602.17817, 2026; trained here "
+    "(src/ullage/estimators/data/gpumemnet.md)"
+)
+
+
+def _supports(workload: Workload) -> str | None:
+    """Training runs of a model by name.
+
+    >>> _supports(Workload(script="train.py"))
+    'it reads the layers of a model: a model by name'
+    """
+    if workload.configuration is None:
+        return "it reads the layers of a model: a model by name"
+    return "it was trained on training runs; this is inference" if workload.configuration.inference else None
+
+
+def classify(summary: ModelSummary, kind: str, options: dict[str, Any]) -> tuple[list[float], ModelCard]:
+    """The probabilities of the classes, and the card of the network.
+
+    `options`: "bin" for another width of classes that there are weights for, "weights" for a file of one's own.
+    """
+    family = family_of(summary)
+    if options.get("weights"):
+        file = Path(options["weights"])
+    else:
+        file = shipped(family, kind, _width(options["bin"], family) if options.get("bin") else None)
+    network, card = trained(file)
+    return probabilities(network, jobs_of([summary], card.family))[0].tolist(), card
+
+
+def _width(told: str, family: str) -> int:
+    width = parse_bytes(told)
+    if width % GIB or width // GIB not in WIDTHS[family]:
+        known = " or ".join(f"{gib}GiB" for gib in sorted(WIDTHS[family]))
+        raise InvalidValue(f"gpumemnet.bin needs {known} for the family {family}; found {told!r}")
+    return width
+
+
+def _estimate(name: str, kind: str, workload: Workload, gpu: GPU) -> Estimate:
+    begin = time.perf_counter()
+    options = read_options("gpumemnet", workload.options, {"bin": "", "weights": ""})
+    assert workload.configuration is not None
+    found, card = classify(summary_of(workload.configuration), kind, options)
+    best = max(range(len(found)), key=found.__getitem__)
+    return answer(
+        name,
+        gpu,
+        "process",
+        {"activations": (best + 1) * card.bin},
+        seconds=time.perf_counter() - begin,
+        notes=_notes(found, best, card, gpu),
+    )
+
+
+def _notes(found: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str]:
+    test = card.figures.get("test", {})
+    told = ", ".join(f"{name} in {test[key]:.1%}" for name, key in
+                     (("the right class", "accuracy"), ("one too low", "under")) if key in test)  # fmt: skip
+    notes = [
+        f"the figure is the upper edge of the most probable class ({found[best]:.0%}), {format_bytes(best * card.bin)} "
+        f"to {format_bytes((best + 1) * card.bin)}; it knows nothing of optimizer, precision, allocator or kernels",
+        f"a network trained on {card.rows} generated jobs of the family {card.family}, measured on an {card.gpu}; on "
+        f"held-out ones it told {told or 'an unknown share right'}",
+    ]
+    if best == card.bins - 1:
+        notes.append("this is the highest class that it knows: the memory may be more")
+    if gpu.name != card.gpu:
+        notes.append(f"trained on an {card.gpu} alone: the figure is that of an {card.gpu}, not of {gpu.name}")
+    return notes
+
+
+@estimator(
+    "gpumemnet",
+    title="GPUMemNet as published: an ensemble of perceptrons over totals of the model summary",
+    source=SOURCE,
+    needs="the model by name; no GPU",
+    supports=_supports,
+)
+def run(workload: Workload, gpu: GPU) -> Estimate:
+    """Estimate by the ensemble of the family that the model's layers belong to."""
+    return _estimate("gpumemnet", "mlp", workload, gpu)
+
+
+@estimator(
+    "gpumemnet+transformer",
+    title="GPUMemNet as published: Transformers over the sequence of layers",
+    source=SOURCE,
+    needs="the model by name; no GPU",
+    supports=_supports,
+)
+def run_transformer(workload: Workload, gpu: GPU) -> Estimate:
+    """Estimate by the Transformers of the family that the model's layers belong to."""
+    return _estimate("gpumemnet+transformer", "transformer", workload, gpu)

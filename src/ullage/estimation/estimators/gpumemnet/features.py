@@ -1,0 +1,276 @@
+"""What GPUMemNet reads of a training run: totals of a model summary, and the sequence of its layers.
+
+As published (Yousefzadeh-Asl-Miandoab et al., arXiv 2602.17817, section 4.3, and chapter 5 of the dissertation): batch
+size, parameters, activations of one sample, activations times batch size, and how many layers there are of the types
+that matter to a family; for MLPs and CNNs the activation function as the sine and cosine of its place in a list. The
+Transformer reads a tuple for every layer beside them: its type, activations and parameters. Numbers enter as they are.
+
+Neither the optimizer nor the precision is among them, and nothing is known of allocators or kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.workloads.configuration import Configuration
+
+FAMILIES = ("mlp", "cnn", "transformer")
+COUNTED = {
+    "mlp": ("linear", "batch_norm", "dropout"),
+    "cnn": ("depth", "conv2d", "batch_norm", "dropout"),
+    "transformer": ("depth", "linear", "layer_norm", "dropout"),
+}
+# In the order of the published lists, whose places are encoded; transformers have no such feature.
+FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "mlp": ("elu", "gelu", "identity", "leakyrelu", "mish", "prelu", "relu", "selu", "silu", "softplus", "tanh"),
+    "cnn": ("elu", "gelu", "leakyrelu", "mish", "prelu", "relu", "selu", "silu", "softplus", "tanh"),
+    "transformer": (),
+}
+# How the published code writes the type of a layer in a tuple. Other types are "other", or not in the sequence.
+TYPES: dict[str, dict[str, tuple[float, ...]]] = {
+    "mlp": {"linear": (0, 1), "other": (1, 0)},
+    "cnn": {"conv2d": (0, 1), "linear": (1, 1), "dropout": (0, 0), "batch_norm": (0, 0), "other": (1, 0)},
+    "transformer": {"layer_norm": (1, 0, 0, 0), "embedding": (0, 1, 0, 0), "linear": (0, 0, 1, 0),
+                    "dropout": (0, 0, 0, 1)},
+}  # fmt: skip
+LONGEST = {"mlp": 46, "cnn": 119, "transformer": 314}  # tuples that the published networks read; the rest is cut off
+_WEIGHTED = ("linear", "conv1d", "conv2d", "recurrent")  # these make up the depth
+_KINDS: tuple[tuple[str, tuple[type[nn.Module], ...]], ...] = (
+    ("linear", (nn.Linear, nn.MultiheadAttention)),  # a summary prints the projection inside
+    ("conv1d", (nn.Conv1d, nn.ConvTranspose1d)),
+    ("conv2d", (nn.Conv2d, nn.ConvTranspose2d, nn.Conv3d)),
+    ("batch_norm", (nn.modules.batchnorm._BatchNorm,)),
+    ("layer_norm", (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)),
+    ("dropout", (nn.modules.dropout._DropoutNd,)),
+    ("embedding", (nn.Embedding, nn.EmbeddingBag)),
+    ("recurrent", (nn.RNNBase,)),
+)  # fmt: skip
+_SPELLINGS = {
+    "batch_normalization": "batch_norm", "batchnorm1d": "batch_norm", "batchnorm2d": "batch_norm",
+    "layernorm": "layer_norm", "leaky_relu": "leakyrelu", "geluactivation": "gelu", "newgeluactivation": "gelu",
+    "siluactivation": "silu", "none": "identity",
+}  # fmt: skip
+_FUNCTION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|Hardswish).*")
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """A training run as GPUMemNet sees it: what a model summary prints, and the batch size.
+
+    `layers` are tuples of type, activations of one sample, and parameters, in the order of the forward pass.
+    """
+
+    batch_size: int
+    parameters: int
+    activation_function: str | None
+    layers: tuple[tuple[str, int, int], ...]
+
+    @property
+    def activations(self) -> int:
+        """What all layers put out for one sample."""
+        return sum(outputs for _, outputs, _ in self.layers)
+
+    def count(self, kind: str) -> int:
+        """How many layers of a type there are; the depth counts those with weights that are no norms."""
+        kinds = Counter(kind for kind, _, _ in self.layers)
+        return sum(kinds[one] for one in _WEIGHTED) if kind == "depth" else kinds[kind]
+
+
+def totals_of(summary: ModelSummary, family: str) -> list[float]:
+    """The features of a run, in the order of `names_of`.
+
+    >>> layers = (("linear", 4, 36), ("elu", 4, 0), ("linear", 2, 10))
+    >>> totals_of(ModelSummary(16, 46, "elu", layers), "mlp")
+    [16.0, 46.0, 10.0, 160.0, 2.0, 0.0, 0.0, 0.0, 1.0]
+    """
+    activations = summary.activations
+    found = [summary.batch_size, summary.parameters, activations, activations * summary.batch_size]
+    found += [summary.count(kind) for kind in COUNTED[family]]
+    return [*map(float, found), *_encoded(summary.activation_function, FUNCTIONS[family])]
+
+
+def names_of(family: str) -> list[str]:
+    """The names of a family's features.
+
+    >>> names_of("transformer")[-4:]
+    ['depth', 'linear', 'layer_norm', 'dropout']
+    """
+    names = ["batch_size", "parameters", "activations", "activations_batch", *COUNTED[family]]
+    return names + (["function_sin", "function_cos"] if FUNCTIONS[family] else [])
+
+
+def _encoded(function: str | None, known: tuple[str, ...]) -> list[float]:
+    """The sine and cosine of a function's place on half a circle; the middle of it for a function that is not there."""
+    if not known:
+        return []
+    name = _spelled(function or "identity")
+    if name not in known:
+        return [0.0, 0.0]
+    angle = math.pi * known.index(name) / len(known)
+    return [math.sin(angle), math.cos(angle)]
+
+
+def tuples_of(summary: ModelSummary, family: str) -> list[list[float]]:
+    """The sequence of layers: the code of the type, activations, parameters.
+
+    >>> tuples_of(ModelSummary(16, 46, "relu", (("linear", 4, 36), ("relu", 4, 0))), "mlp")
+    [[0, 1, 4, 36], [1, 0, 4, 0]]
+    """
+    codes = TYPES[family]
+    found = [
+        [*codes.get(kind, codes.get("other", ())), outputs, own]
+        for kind, outputs, own in summary.layers
+        if kind in codes or "other" in codes
+    ]
+    return found[: LONGEST[family]]
+
+
+def family_of(summary: ModelSummary) -> str:
+    """The family whose networks a model is put to: by the layers that it has most of.
+
+    >>> family_of(ModelSummary(1, 0, None, (("conv2d", 4, 8), ("batch_norm", 4, 8))))
+    'cnn'
+    """
+    norms = summary.count("layer_norm") + summary.count("embedding")
+    if summary.count("conv2d") > norms:
+        return "cnn"
+    return "transformer" if norms else "mlp"
+
+
+def summary_of_row(row: Mapping[str, Any]) -> ModelSummary:
+    """The summary of a row of a data set (`ullage dataset clean`, or the authors' tables).
+
+    Rows have attention that is a function and no module, without parameters; a summary does not print it.
+    """
+    layers = [
+        (_spelled(str(layer["type"])), int(layer["activations"]), int(layer["parameters"]))
+        for layer in row.get("layers") or ()
+    ]
+    function = row.get("activation_function")
+    return ModelSummary(
+        batch_size=int(row["batch_size"]),
+        parameters=int(row["parameters"]),
+        activation_function=str(function) if function else None,
+        layers=tuple(layer for layer in layers if layer[0] != "attention" or layer[2]),
+    )
+
+
+def _spelled(name: str) -> str:
+    plain = name.strip().casefold()
+    return _SPELLINGS.get(plain, plain)
+
+
+def summary_of(configuration: Configuration) -> ModelSummary:
+    """The summary of a model by name, from one forward pass without numbers (PyTorch's meta device).
+
+    A model that cannot do without runs on the processor instead, with two samples, as torchsummary does it.
+
+    >>> summary_of(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16)).layers
+    (('linear', 4, 36), ('relu', 4, 0), ('linear', 2, 10))
+    """
+    try:
+        return _summarized(configuration, configuration, "meta")
+    except UllageError:
+        raise
+    except Exception:
+        pass
+    try:
+        return _summarized(configuration, dataclasses.replace(configuration, batch_size=2), "cpu")
+    except UllageError:
+        raise
+    except Exception as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise InvalidValue(f"{configuration.model} does not run: {type(error).__name__}: {first}") from error
+
+
+def _summarized(configuration: Configuration, run: Configuration, device: str) -> ModelSummary:
+    from ullage.workloads.sources.build import prepare
+
+    layers: list[tuple[str, int, int]] = []
+    counted: set[int] = set()
+
+    def note(part: nn.Module, inputs: Any, output: Any) -> None:
+        found = _first_tensor(output)
+        own = 0 if id(part) in counted else sum(tensor.numel() for tensor in part.parameters())
+        counted.add(id(part))
+        layers.append((kind_of(part), found.numel() // run.batch if found is not None else 0, own))
+
+    with torch.device(device):
+        model, task = prepare(run)
+        for part in model.modules():
+            if _is_layer(part):
+                part.register_forward_hook(note)
+        model.train()
+        inputs, targets = task.batch(run.batch)
+        with torch.no_grad(), _Ones():
+            task.forward(model, _moved(inputs, device), _moved(targets, device))
+    functions = Counter(
+        type(part).__name__.lower()
+        for part in model.modules()
+        if not any(True for _ in part.children()) and _FUNCTION.fullmatch(type(part).__name__)
+    )
+    return ModelSummary(
+        batch_size=configuration.batch_size,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        activation_function=functions.most_common(1)[0][0] if functions else None,
+        layers=tuple(layers),
+    )
+
+
+def _is_layer(part: nn.Module) -> bool:
+    """A module without modules inside, or one of the known types with weights of its own (timm's norms with act)."""
+    if not any(True for _ in part.children()):
+        return True
+    return any(isinstance(part, classes) for _, classes in _KINDS) and any(True for _ in part.parameters(recurse=False))
+
+
+def kind_of(part: nn.Module) -> str:
+    """The type of a layer: "linear", "conv2d", ..., or the name of its class in small letters.
+
+    >>> kind_of(nn.BatchNorm2d(3)), kind_of(nn.SiLU())
+    ('batch_norm', 'silu')
+    """
+    for kind, classes in _KINDS:
+        if isinstance(part, classes):
+            return kind
+    return _spelled(type(part).__name__)
+
+
+class _Ones(TorchFunctionMode):
+    """A model that asks for a number where there are none is told 1: "is this mask full?" is answered with yes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ASKING and args[0].is_meta:
+            return _ASKING[func](1)
+        return func(*args, **(kwargs or {}))
+
+
+_ASKING: dict[Any, Any] = {
+    torch.Tensor.item: int, torch.Tensor.__bool__: bool, torch.Tensor.__int__: int, torch.Tensor.__float__: float,
+}  # fmt: skip
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return value
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((found for found in map(_first_tensor, inside) if found is not None), None)
+
+
+def _moved(batch: Any, device: str) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {key: _moved(value, device) for key, value in batch.items()}
+    return type(batch)(_moved(value, device) for value in batch) if isinstance(batch, list | tuple) else batch

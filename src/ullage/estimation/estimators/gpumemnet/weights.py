@@ -1,0 +1,56 @@
+"""Trained GPUMemNet networks as safetensors files: one for each family, estimator and width of a class."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import UnknownName
+from ullage.estimation.estimators.gpumemnet.features import names_of
+from ullage.estimation.estimators.gpumemnet.networks import Ensemble, GPUMemNet, Transformers, token_size
+from ullage.estimation.estimators.weights import SHIPPED, ModelCard, load_network, save_network
+from ullage.units import GIB
+
+# Widths of the classes in GiB, the one that an estimate takes first; the paper has 1 and 2 for MLPs, 8 for the others.
+WIDTHS = {"mlp": (1, 2), "cnn": (8, 1), "transformer": (8, 1)}
+
+
+def build(card: ModelCard) -> GPUMemNet:
+    """A new network of the card's kind, untrained.
+
+    >>> type(build(ModelCard(family="cnn", estimator="mlp", bin=8 << 30, bins=8))).__name__
+    'Ensemble'
+    """
+    if card.estimator not in ("mlp", "transformer"):
+        raise UnknownName("GPUMemNet estimator", card.estimator, ["mlp", "transformer"], hint="mlp or transformer")
+    return (Ensemble if card.estimator == "mlp" else Transformers)(card.family, card.bins)
+
+
+def shipped(family: str, estimator: str, width: int | None = None) -> Path:
+    """The file of weights that comes with Ullage, for classes of so many bytes or those of the paper.
+
+    >>> shipped("cnn", "mlp").name
+    'gpumemnet_cnn_mlp_8gib.safetensors'
+    """
+    return SHIPPED / f"gpumemnet_{family}_{estimator}_{(width or WIDTHS[family][0] * GIB) // GIB}gib.safetensors"
+
+
+def save(network: GPUMemNet, card: ModelCard, path: Path) -> None:
+    """Write weights and card; `load` gives both back."""
+    save_network(network, card, _facts(card), path)
+
+
+def load(path: Path) -> tuple[GPUMemNet, ModelCard]:
+    """The network of a file, ready to answer, and its card."""
+    return load_network("gpumemnet", path, build, _facts)
+
+
+def _facts(card: ModelCard) -> dict[str, Any]:
+    return {"method": "gpumemnet", "totals": names_of(card.family), "token": token_size(card.family)}
+
+
+@functools.cache
+def trained(path: Path) -> tuple[GPUMemNet, ModelCard]:
+    """As `load`, once a process."""
+    return load(path)

@@ -1,0 +1,76 @@
+"""How rows are divided: a held-out test part, and folds for cross-validation, both with the same shares of classes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ullage.errors import InvalidValue
+
+Indices = npt.NDArray[np.int64]
+TEST_SHARE, FOLDS = 0.3, 3
+
+
+def key_of(row: Mapping[str, Any]) -> str:
+    """A short name of a row's configuration: the same configuration has the same key in every file.
+
+    >>> key_of({"configuration": "{}", "gpu": "H200"}) == key_of({"configuration": "{}", "gpu": "H200", "id": "x"})
+    True
+    """
+    told = f"{row.get('configuration') or row.get('id')}|{row.get('gpu')}"
+    return hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
+
+
+def strata(classes: Sequence[int], least: int) -> Indices:
+    """The classes with rare ones joined to their neighbours, so that each part can have some of each.
+
+    >>> strata([0, 0, 0, 1, 1, 1, 2], least=3).tolist()
+    [0, 0, 0, 1, 1, 1, 1]
+    """
+    found = np.asarray(classes, dtype=np.int64)
+    names, counts = np.unique(found, return_counts=True)
+    joined: dict[int, int] = {}
+    group, size = 0, 0
+    for name, count in zip(names.tolist(), counts.tolist(), strict=True):
+        joined[name] = group
+        size += count
+        if size >= least:
+            group, size = group + 1, 0
+    if size and group:  # what is left at the end joins the group before
+        joined = {name: min(place, group - 1) for name, place in joined.items()}
+    return np.array([joined[name] for name in found.tolist()], dtype=np.int64)
+
+
+def held_out(classes: Sequence[int], seed: int, share: float = TEST_SHARE) -> tuple[Indices, Indices]:
+    """The rows to learn from and the rows of the test part, which nothing is fitted on.
+
+    >>> learn, test = held_out([0] * 70 + [1] * 30, seed=1)
+    >>> len(test), sorted({*learn.tolist(), *test.tolist()}) == list(range(100))
+    (30, True)
+    """
+    from sklearn.model_selection import train_test_split
+
+    if len(classes) < 4 * FOLDS:
+        raise InvalidValue(f"needed at least {4 * FOLDS} rows to train and test on; found {len(classes)}")
+    every = np.arange(len(classes))
+    learn, test = train_test_split(every, test_size=share, random_state=seed, stratify=strata(classes, 2 * FOLDS + 1))
+    return np.sort(learn), np.sort(test)
+
+
+def folds(classes: Sequence[int], learn: Indices, seed: int, count: int = FOLDS) -> Iterator[tuple[Indices, Indices]]:
+    """The rows to fit on and the rows to validate on, once a fold; every row validates once.
+
+    >>> parts = list(folds([0] * 60 + [1] * 30, np.arange(90), seed=1))
+    >>> [len(fit) for fit, _ in parts], sum(len(validate) for _, validate in parts)
+    ([60, 60, 60], 90)
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    divided = StratifiedKFold(n_splits=count, shuffle=True, random_state=seed)
+    chosen = np.asarray(classes)[learn]
+    for fit, validate in divided.split(learn, strata(chosen.tolist(), 2 * count)):
+        yield learn[fit], learn[validate]

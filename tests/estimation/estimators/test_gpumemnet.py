@@ -1,0 +1,253 @@
+"""gpumemnet is the published method: its features are counted by hand here, and nothing of ours is used."""
+
+import ast
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ullage
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.gpumemnet import features
+from ullage.estimation.estimators.gpumemnet.features import (
+    FAMILIES,
+    LONGEST,
+    ModelSummary,
+    family_of,
+    names_of,
+    summary_of,
+    summary_of_row,
+    totals_of,
+    tuples_of,
+)
+from ullage.estimation.estimators.gpumemnet.networks import Perceptrons, jobs_of
+from ullage.estimation.estimators.gpumemnet.weights import WIDTHS, build, load, shipped
+from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.walknet import networks
+from ullage.estimation.estimators.weights import SHIPPED, ModelCard, probabilities
+from ullage.hardware import gpu
+from ullage.workloads import Configuration
+
+GIB = 1 << 30
+HOME = Path(features.__file__).parent
+DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "generated_h200.parquet"
+MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, opt="adam")
+
+
+def small_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU(), nn.Conv2d(4, 6, 3), nn.GELU(), nn.Dropout(0.1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5),
+    )  # fmt: skip
+
+
+class SmallTransformer(nn.Module):
+    """One block: an embedding, attention as a function, two linear layers, a norm and a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.drop = nn.Embedding(50, 8), nn.LayerNorm(8), nn.Dropout(0.1)
+        self.mixed, self.out = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        states = self.norm(self.words(ids))
+        q, k, v = self.mixed(states).chunk(3, dim=-1)
+        seen = nn.functional.scaled_dot_product_attention(q, k, v)
+        out: torch.Tensor = self.out(self.drop(seen).mean(1))
+        return out
+
+
+def job(model: str, **more: object) -> Configuration:
+    return Configuration(model=f"{Path(__file__)}:{model}", batch_size=10, **more)  # type: ignore[arg-type]
+
+
+def test_the_features_of_an_mlp_are_those_counted_by_hand() -> None:
+    summary = summary_of(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16))
+    assert summary.layers == (("linear", 4, 8 * 4 + 4), ("relu", 4, 0), ("linear", 2, 4 * 2 + 2))
+    angle = math.pi * 6 / 11  # ReLU is the seventh of eleven functions
+    expected = [16, 46, 4 + 4 + 2, 10 * 16, 2, 0, 0, math.sin(angle), math.cos(angle)]
+    assert totals_of(summary, "mlp") == pytest.approx(expected)
+    assert tuples_of(summary, "mlp") == [[0, 1, 4, 36], [1, 0, 4, 0], [0, 1, 2, 10]]
+
+
+def test_the_features_of_a_cnn_are_those_counted_by_hand() -> None:
+    summary = summary_of(job("small_cnn", input=[3, 8, 8], classes=5))
+    first, second = 4 * 8 * 8, 6 * 6 * 6  # activations after the convolutions
+    weights = (3 * 9 + 1) * 4, 2 * 4, (4 * 9 + 1) * 6, (6 + 1) * 5
+    activations = 3 * first + 3 * second + 6 + 6 + 5
+    angle = math.pi / 10  # GELU is the second of ten functions
+    counts = [3, 2, 1, 1]  # depth, convolutions, batch norms, dropouts
+    expected = [10, sum(weights), activations, 10 * activations, *counts, math.sin(angle), math.cos(angle)]
+    assert family_of(summary) == "cnn" and totals_of(summary, "cnn") == pytest.approx(expected)
+    assert tuples_of(summary, "cnn")[:3] == [[0, 1, first, weights[0]], [0, 0, first, weights[1]], [1, 0, first, 0]]
+    assert tuples_of(summary, "cnn")[-1] == [1, 1, 5, weights[3]]
+
+
+def test_the_features_of_a_transformer_are_those_counted_by_hand() -> None:
+    summary = summary_of(job("SmallTransformer", seq=7, classes=3))
+    weights = 50 * 8, 2 * 8, 9 * 24, 9 * 3
+    activations = 7 * (8 + 8 + 24 + 8) + 3  # attention that is no layer of its own is in no summary
+    assert family_of(summary) == "transformer"
+    assert totals_of(summary, "transformer") == [10, sum(weights), activations, 10 * activations, 2, 2, 1, 1]
+    assert tuples_of(summary, "transformer") == [
+        [0, 1, 0, 0, 56, 400], [1, 0, 0, 0, 56, 16], [0, 0, 1, 0, 168, 216], [0, 0, 0, 1, 56, 0], [0, 0, 1, 0, 3, 27],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_the_data_set_have_the_features_of_their_models(family: str) -> None:
+    pytest.importorskip("polars")
+    import json
+
+    from ullage.research.training.examples import read_rows
+
+    rows = read_rows(DATA, family)
+    assert all(family_of(summary_of_row(row)) == family for row in rows)
+    for row in rows[:: len(rows) // 4]:
+        found = summary_of(Configuration.from_row(json.loads(row["configuration"])))
+        assert totals_of(found, family) == pytest.approx(totals_of(summary_of_row(row), family))
+        assert tuples_of(found, family) == tuples_of(summary_of_row(row), family)
+
+
+def test_the_published_modules_import_nothing_of_ours() -> None:
+    code = (
+        "import sys, ullage.estimation.estimators.gpumemnet.features, ullage.estimation.estimators.gpumemnet.networks, "
+        "ullage.estimation.estimators.gpumemnet.weights\n"
+        "print([name for name in sys.modules if name.startswith(('ullage.virtual', 'ullage.allocator')) "
+        "or 'walknet' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    for file in sorted(HOME.glob("gpumemnet*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert not name.startswith(
+                    ("ullage.virtual", "ullage.allocator", "ullage.estimation.estimators.summary")
+                ), file
+                assert "walknet" not in name and "fast" not in name, file
+
+
+@pytest.mark.parametrize("name", ["gpumemnet", "gpumemnet+transformer"])
+def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: str, monkeypatch) -> None:
+    from ullage.allocator.caching import CachingAllocator
+    from ullage.estimation.estimators.walknet import features, inputs, walk
+    from ullage.virtual import VirtualGPU
+    from ullage.virtual.kernels.cudnn import workspaces
+
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("this is ours")
+
+    before = [find(name).estimate(Workload(configuration=one), gpu("H200")).figure for one in (MLP, CNN)]
+    monkeypatch.setattr(CachingAllocator, "malloc", refuse)
+    monkeypatch.setattr(VirtualGPU, "__enter__", refuse)
+    monkeypatch.setattr(workspaces, "workspace", refuse)
+    for module, attribute in (
+        (walk.Walk, "run"), (inputs, "walks"), (inputs, "inputs_of"),
+        (inputs, "closed_sum"), (features, "features"), (features.Watch, "layer"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, attribute, refuse)
+    with pytest.raises((AssertionError, InvalidValue), match="this is ours"):
+        find("walknet").estimate(Workload(configuration=MLP), gpu("H200"))
+    after = [find(name).estimate(Workload(configuration=one), gpu("H200")).figure for one in (MLP, CNN)]
+    assert before == after
+
+
+CNN = job("small_cnn", input=[3, 8, 8], classes=5)
+
+
+@pytest.mark.parametrize("name", ["gpumemnet", "gpumemnet+transformer"])
+def test_optimizer_and_precision_change_nothing(name: str) -> None:
+    """They are not among the published features."""
+    jobs = [MLP, Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, opt="sgd", precision="bf16")]
+    first, second = (find(name).estimate(Workload(configuration=one), gpu("H200")) for one in jobs)
+    assert first.figure == second.figure and first.notes == second.notes
+
+
+def test_the_ensemble_is_the_mean_of_its_members() -> None:
+    """All members compute at once; one after the other, written as plain layers, they give the same."""
+    torch.manual_seed(0)
+    depths = (1, 2, 3, 1, 2)
+    together = Perceptrons(5, 4, depths).eval()
+    for norm in together.norms:
+        norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2)
+    numbers, order, place, scores = torch.randn(6, 5), sorted(depths, reverse=True), 0, []
+    for depth in sorted(order):  # the shortest are read first
+        member = [m for m, own in enumerate(order) if own == depth][[*sorted(order)[: len(scores)]].count(depth)]
+        hidden = numbers
+        for layer in range(depth):
+            width = 8 if layer == 0 else 4
+            plain = nn.Sequential(nn.Linear(hidden.shape[1], width), nn.BatchNorm1d(width), nn.ReLU()).eval()
+            plain[0].weight.data, plain[0].bias.data = (
+                together.weights[layer][member].T,
+                together.biases[layer][member][0],
+            )
+            own = slice(member * width, (member + 1) * width)
+            plain[1].running_mean, plain[1].running_var = (
+                together.norms[layer].running_mean[own],
+                together.norms[layer].running_var[own],
+            )
+            hidden = plain(hidden)
+        scores.append(hidden @ together.last[place : place + hidden.shape[1]] + together.last_bias[len(scores)])
+        place += hidden.shape[1]
+    assert torch.allclose(torch.stack(scores).mean(0), together(numbers), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_job_gets_the_same_answer_alone_and_among_others(family: str) -> None:
+    """The published code attends from job to job, and counts padding."""
+    torch.manual_seed(0)
+    network = build(ModelCard(family=family, estimator="transformer", bin=GIB, bins=9)).eval()
+    kinds = ("linear", "dropout", "conv2d", "layer_norm", "relu")
+    layers = tuple((kinds[place % 5], 50 * place, place) for place in range(200))
+    runs = [ModelSummary(8 + n, 1000 * n + 9, "relu", layers[: 17 * n]) for n in range(1, 12)]
+    together = probabilities(network, jobs_of(runs, family))
+    for place, run in enumerate(runs):
+        assert torch.allclose(probabilities(network, jobs_of([run], family))[0], together[place], atol=1e-5)
+    assert jobs_of(runs, "mlp").tokens.shape[1] == LONGEST["mlp"], "longer sequences are cut off, as published"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("estimator", ["mlp", "transformer"])
+def test_weights_have_a_card_and_were_judged_on_the_rows_of_walknet(family: str, estimator: str) -> None:
+    _, ours = networks.load(networks.shipped(family, estimator))
+    text = (SHIPPED / "gpumemnet.md").read_text()
+    for width in WIDTHS[family]:
+        file = shipped(family, estimator, width * GIB)
+        network, card = load(file)
+        assert (card.family, card.estimator, card.bin, card.gpu) == (family, estimator, width * GIB, "H200")
+        assert sorted(card.test) == sorted(ours.test) and card.rows == ours.rows
+        assert 0.2 < card.figures["test"]["accuracy"] <= 1 and len(card.figures["validation"]) == 3
+        assert file.stat().st_size < 256 << 10 and file.name in text
+        assert all(torch.isfinite(value).all() for value in network.state_dict().values())
+
+
+def test_the_classes_are_those_of_the_paper_and_others_can_be_asked_for() -> None:
+    e = find("gpumemnet").estimate(Workload(configuration=CNN), gpu("H200"))
+    assert e.figure % (8 * GIB) == 0 and e.upper is None and e.figure_kind == "process"
+    fine = find("gpumemnet").estimate(Workload(configuration=CNN, options={"bin": "1GiB"}), gpu("H200"))
+    assert fine.figure % GIB == 0 and fine.figure < 8 * GIB
+    with pytest.raises(InvalidValue, match="needs 1GiB or 8GiB for the family cnn; found '2GiB'"):
+        find("gpumemnet").estimate(Workload(configuration=CNN, options={"bin": "2GiB"}), gpu("H200"))
+
+
+def test_another_gpu_is_said_to_be_another_one() -> None:
+    e = find("gpumemnet").estimate(Workload(configuration=MLP), gpu("A100-40GB"))
+    assert any("trained on an H200 alone" in note for note in e.notes)
+
+
+def test_both_answer_for_real_models_by_name() -> None:
+    pytest.importorskip("torchvision")
+    for name in ("gpumemnet", "gpumemnet+transformer"):
+        e = ullage.estimation("torchvision:resnet18", batch_size=16, estimator=name)
+        assert e.estimator == name and e.figure % (8 * GIB) == 0
+
+
+def test_a_function_that_the_published_list_lacks_is_none_of_them() -> None:
+    run = ModelSummary(1, 9, "hardswish", (("conv2d", 4, 9),))
+    assert totals_of(run, "cnn")[-2:] == [0.0, 0.0] and len(names_of("cnn")) == len(totals_of(run, "cnn"))
