@@ -28,6 +28,7 @@ ROOMS = [
     "estimation",
     "estimation.estimators",
     "estimation.asking",
+    "estimation.largest_batch",
     "pytest_plugin",
     "monitor",
     "placement",

@@ -63,11 +63,13 @@ def blocks(page, *languages):
             yield text[: found.start("text")].count("\n") + 1, found["text"], found["mark"]
 
 
+@functools.cache
 def prose(page):
     """A page without its code blocks."""
     return BLOCK.sub("", read(page))
 
 
+@functools.cache
 def anchors(page):
     """What a link to a heading of a page may name."""
     names = []

@@ -6,10 +6,10 @@ import pytest
 
 from ullage.errors import InvalidValue
 from ullage.estimation.advice import larger_gpu, options
+from ullage.estimation.asking import estimate, estimate_workload
 from ullage.estimation.over_gpus import estimate_over_gpus
-from ullage.estimation.running import estimate_function
 from ullage.hardware import gpu, gpus, select_gpus
-from ullage.workloads import Configuration, train
+from ullage.workloads import Configuration, Workload, train
 
 GIB = 2**30
 
@@ -19,20 +19,20 @@ class Job:
     """Stands for a configuration; its memory is a formula, so that the right answers are known."""
 
     batch_size: int = 100
-    opt: str = "adamw"
+    optimizer: str = "adamw"
     precision: str = "fp32"
-    ckpt: bool = False
-    accumulation: int = 1
+    checkpointing: bool = False
+    gradient_accumulation: int = 1
 
 
 def formula(job: Job, card) -> object:
-    if job.ckpt and job.precision == "amp_fp16":
+    if job.checkpointing and job.precision == "amp_fp16":
         raise InvalidValue("this model has no checkpointing")
-    weights = {"adamw": 4, "adafactor": 2, "sgdm": 3, "sgd": 2}[job.opt] * GIB // 4
-    activations = job.batch_size * GIB // 10 // (2 if job.precision != "fp32" else 1) // (3 if job.ckpt else 1)
-    extra = GIB // 4 if job.accumulation > 1 else 0
+    weights = {"adamw": 4, "adafactor": 2, "sgdm": 3, "sgd": 2}[job.optimizer] * GIB // 4
+    activations = job.batch_size * GIB // 10 // (2 if job.precision != "fp32" else 1) // (3 if job.checkpointing else 1)
+    extra = GIB // 4 if job.gradient_accumulation > 1 else 0
     process = weights + activations + extra
-    e = estimate_function(lambda: None, gpu=card, steps=None)
+    e = estimate(lambda: None, gpu=card, steps=None)
     return replace(
         e, process_memory=process, peak_reserved=process, peak_allocated=process - GIB, upper=process,
         fits=process <= card.usable, headroom=card.usable - process,
@@ -40,7 +40,7 @@ def formula(job: Job, card) -> object:
 
 
 def found(job, card_name, **named):
-    return {option.change: option for option in options(job, card_name, run=formula, **named)}
+    return {option.change: option for option in options(job, card_name, formula, **named)}
 
 
 def test_every_option_is_estimated_and_the_largest_batch_is_exact():
@@ -69,7 +69,7 @@ def test_changes_that_only_help_together_and_one_that_cannot_be_made():
 
 
 def test_a_job_that_uses_everything_already():
-    answers = found(Job(batch_size=1000, precision="bf16", ckpt=True, opt="sgd"), "RTX-4060")
+    answers = found(Job(batch_size=1000, precision="bf16", checkpointing=True, optimizer="sgd"), "RTX-4060")
     assert [change.split()[0] for change in answers] == ["gradient", "batch", "a"]
 
 
@@ -78,15 +78,19 @@ def test_no_gpu_is_large_enough():
     assert larger_gpu(lambda card: formula(Job(batch_size=100_000), card), answer) is None
 
 
+def run_here(configuration, gpu):
+    return estimate_workload(Workload(configuration=configuration), gpu)
+
+
 def test_a_real_configuration():
-    job = Configuration(model="mlp:x", widths=[2048, 16384, 16384, 10], batch_size=50_000, opt="adamw")
-    answer = estimate_function(lambda: train(job), gpu="RTX-4060")
+    job = Configuration(model="mlp:x", widths=[2048, 16384, 16384, 10], batch_size=50_000, optimizer="adamw")
+    answer = estimate(lambda: train(job), gpu="RTX-4060")
     assert not answer.fits
-    answers = {option.change: option for option in options(job, "RTX-4060", answer=answer)}
+    answers = {option.change: option for option in options(job, "RTX-4060", run_here, answer=answer)}
     change = next(change for change in answers if change.startswith("batch"))
     batch = int(change.split()[1])
-    assert estimate_function(lambda: train(replace(job, batch_size=batch)), gpu="RTX-4060").fits
-    assert not estimate_function(lambda: train(replace(job, batch_size=batch + 1)), gpu="RTX-4060").fits
+    assert estimate(lambda: train(replace(job, batch_size=batch)), gpu="RTX-4060").fits
+    assert not estimate(lambda: train(replace(job, batch_size=batch + 1)), gpu="RTX-4060").fits
     assert any(option.fits for change, option in answers.items() if change.startswith("a larger GPU"))
 
 
@@ -96,14 +100,14 @@ def test_gpus_of_the_same_kernels_share_a_run_and_get_what_a_run_of_their_own_gi
 
     def run(card):
         ran.append(card.name)
-        return estimate_function(lambda: train(job), gpu=card)
+        return estimate(lambda: train(job), gpu=card)
 
     cards = select_gpus("ampere") + select_gpus("H200,H100-80GB,T4")
     answers = estimate_over_gpus(run, cards)
     assert [e.gpu for e in answers] == [card.name for card in cards]
     assert len(ran) == len(set(ran)) == sum(e.computed_on is None for e in answers) < len(cards) / 2
     for card, shared in zip(cards[::4] + cards[-3:], answers[::4] + answers[-3:], strict=True):
-        own = estimate_function(lambda: train(job), gpu=card)
+        own = estimate(lambda: train(job), gpu=card)
         for name in ("process_memory", "peak_reserved", "upper", "fits", "headroom", "breakdown", "measured"):
             assert getattr(shared, name) == getattr(own, name), (card.name, name)
 
@@ -116,7 +120,7 @@ def test_a_card_on_which_cached_memory_would_have_to_go_is_run_itself():
             torch.empty(size << 20, dtype=torch.uint8, device="cuda")
 
     def run(card):
-        return estimate_function(pressed, gpu=card, steps=None)
+        return estimate(pressed, gpu=card, steps=None)
 
     small = replace(gpu("A40"), name="small-A40", memory=4 * GIB, usable=3 * GIB)
     answers = {e.gpu: e for e in estimate_over_gpus(run, [gpu("A40"), small])}

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ullage
-from ullage.estimation.running import estimate_function
+from ullage.estimation.asking import estimate
 from ullage.estimation.timeline.trace import Trace
 
 
@@ -36,7 +36,7 @@ def training(make, steps=3, batch=512):
 
 
 def test_the_peak_names_module_operator_pass_and_step():
-    e = estimate_function(training(lambda: Net(20000)), gpu="H200")
+    e = estimate(training(lambda: Net(20000)), gpu="H200")
     assert (e.peak_module, e.peak_pass, e.peak_operator) == ("inner.1", "backward", "aten.mm.default")
     assert e.peak_step == 2  # the momentum is there from the end of the first step on
     assert e.peak_words == "in the backward pass of inner.1, step 2 (mm)"
@@ -52,9 +52,9 @@ def test_a_peak_in_the_optimizer_and_one_outside_of_the_model():
             model(torch.randn(1, 4096, device="cuda")).sum().backward()
             optimizer.step()
 
-    e = estimate_function(first, gpu="H200")
+    e = estimate(first, gpu="H200")
     assert (e.peak_module, e.peak_pass) == ("Adam.step()", "optimizer")
-    e = estimate_function(lambda: torch.zeros(1 << 20, device="cuda"), gpu="H200")
+    e = estimate(lambda: torch.zeros(1 << 20, device="cuda"), gpu="H200")
     assert (e.peak_module, e.peak_pass, e.peak_step) == (None, "outside", None)
     assert "outside of the model" in e.peak_words
 
@@ -65,14 +65,14 @@ def test_recomputation_in_the_backward_pass_is_the_modules_own():
             return checkpoint(self.inner, self.first(x), use_reentrant=False)
 
     trace = Trace()
-    estimate_function(training(lambda: Checkpointed(512)), gpu="H200", trace=trace)
+    estimate(training(lambda: Checkpointed(512)), gpu="H200", trace=trace)
     seen = {(trace.module(p), trace.passes[trace.places[p][2]]) for p in set(trace.place.tolist())}
     assert {("inner.0", "forward"), ("inner.0", "backward"), ("inner.1", "backward")} <= seen
 
 
 def test_the_backward_pass_belongs_to_the_module_that_made_the_node():
     trace = Trace()
-    estimate_function(training(lambda: Net(512)), gpu="H200", trace=trace)
+    estimate(training(lambda: Net(512)), gpu="H200", trace=trace)
     sizes = {}
     for size, number in zip(trace.size.tolist(), trace.place.tolist(), strict=True):
         key = trace.module(number), trace.passes[trace.places[number][2]]
@@ -95,7 +95,7 @@ def test_several_models_are_told_apart_and_modules_by_themselves_have_their_clas
 
 def test_weights_gradients_and_states_belong_to_their_module():
     trace = Trace()
-    estimate_function(training(lambda: Net(1000)), gpu="H200", trace=trace)
+    estimate(training(lambda: Net(1000)), gpu="H200", trace=trace)
     number = trace.modules.index("inner.0")
     weight = (1000 * 64 * 4 + 511) // 512 * 512
     kinds = [

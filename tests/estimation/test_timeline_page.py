@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ullage.errors import InvalidValue
-from ullage.estimation.running import estimate_function
+from ullage.estimation.asking import estimate
 from ullage.estimation.timeline import page as timeline_page
 from ullage.estimation.timeline.trace import Trace
 
@@ -26,7 +26,7 @@ def train():
 @pytest.fixture(scope="module")
 def run():
     trace = Trace()
-    return estimate_function(train, gpu="H200", trace=trace), trace
+    return estimate(train, gpu="H200", trace=trace), trace
 
 
 def test_a_person_can_read_it(run, browser, tmp_path):

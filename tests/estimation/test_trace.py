@@ -11,7 +11,7 @@ from torch import nn
 
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue
-from ullage.estimation.running import estimate_function
+from ullage.estimation.asking import estimate
 from ullage.estimation.timeline import snapshot
 from ullage.estimation.timeline.trace import Trace
 
@@ -28,7 +28,7 @@ def train():
 @pytest.fixture(scope="module")
 def run():
     trace = Trace()
-    return estimate_function(train, gpu="H200", trace=trace), trace
+    return estimate(train, gpu="H200", trace=trace), trace
 
 
 def live(trace, clock):
@@ -57,9 +57,7 @@ def test_it_survives_a_file(run, tmp_path):
 
 def test_a_job_that_does_not_fit_has_the_trace_of_its_whole_run():
     trace = Trace()
-    e = estimate_function(
-        lambda: torch.empty(10 * 2**30, dtype=torch.uint8, device="cuda"), gpu="RTX-4060", trace=trace
-    )
+    e = estimate(lambda: torch.empty(10 * 2**30, dtype=torch.uint8, device="cuda"), gpu="RTX-4060", trace=trace)
     assert not e.fits and trace.size.tolist() == [10 * 2**30]
 
 
@@ -68,7 +66,7 @@ def test_pytorch_reads_the_snapshot_back(tmp_path, settings):
     from torch.cuda import _memory_viz
 
     trace, file = Trace(), tmp_path / "out.pickle"
-    e = estimate_function(train, gpu="H200", trace=trace, config=AllocatorConfig.parse(settings))
+    e = estimate(train, gpu="H200", trace=trace, config=AllocatorConfig.parse(settings))
     snapshot.write(trace, file)
     data = pickle.loads(file.read_bytes())
     segments = data["segments"]

@@ -9,10 +9,11 @@ from tests.research.synthetic import rows
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.fast.estimator import load, save
 from ullage.estimation.estimators.fast.model import NAMES, closed_bytes, parts_of, vector_of
-from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
 from ullage.research.training.fast import FOLDS, _group_folds, _grow, conformal, jobs_of, train_fast
 from ullage.workloads import Configuration
+from ullage.workloads.workload import Workload
 
 pytest.importorskip("lightgbm")
 
@@ -94,7 +95,7 @@ def test_weights_come_back_and_the_estimator_uses_them(trained, tmp_path) -> Non
     again, row = load(file), rows(1, seed=5)[0]
     assert again.reserved(row) == pytest.approx(model.reserved(row), rel=1e-5)
     job = Workload(
-        configuration=Configuration(model="mlp:x", widths=[512, 512, 10], batch_size=32, opt="adam"),
+        configuration=Configuration(model="mlp:x", widths=[512, 512, 10], batch_size=32, optimizer="adam"),
         options={"weights": str(file)},
     )
     e = find("fast").estimate(job, gpu("A100-40GB"))

@@ -15,10 +15,10 @@ import torch
 import ullage
 from ullage.errors import InvalidValue
 from ullage.research.datasets import measuring
-from ullage.research.datasets.fork_server import ForkServer, Trade
 from ullage.research.datasets.generate import DEFAULTS, generate
 from ullage.research.datasets.measuring import Plan, measure_rows, mend, need
 from ullage.research.datasets.memory_run import cheap_start, fill, on_gpu, prepare_memory, run_memory
+from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 from ullage.research.datasets.utilization_run import prepare_utilization, run_utilization
 from ullage.units import GIB
 from ullage.workloads import Configuration, read_rows, train
@@ -31,7 +31,7 @@ SESSION = """
 import os, signal, sys
 from pathlib import Path
 from ullage.research.datasets import measuring
-from ullage.research.datasets.fork_server import ForkServer, Trade
+from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 from ullage.research.datasets.generate import generate
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
@@ -43,11 +43,11 @@ def run(order, pause):
         signal.pause()
     return {"peak_reserved": 5, "by": os.getpid()}
 
-def make_server(plan):
-    trade = Trade(prepare=lambda order: order, run=run, needs=lambda order: 1)
-    return ForkServer(trade, total=9, at_once=1, timeout=60), {"gpu": "none"}
+def prepare_runs(plan):
+    kind = RunKind(prepare=lambda order: order, run=run, gpu_memory=lambda order: 1)
+    return ParallelRuns(kind, total=9, at_once=1, timeout=60), {"gpu": "none"}
 
-measuring.make_server = make_server
+measuring.prepare_runs = prepare_runs
 left, rows = measuring.measure_rows(list(generate("mlp", count, 0)), measuring.Plan(out=folder / "out.jsonl"))
 print("left", left, flush=True)
 for row in rows:
@@ -56,9 +56,9 @@ for row in rows:
 
 
 def counting_server(answers: Any, header: dict[str, Any]) -> Any:
-    def make(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
-        trade = Trade(prepare=lambda order: order, run=lambda order, pause: answers(order), needs=lambda order: 1)
-        return ForkServer(trade, total=9, at_once=2, timeout=30), header
+    def make(plan: Plan) -> tuple[ParallelRuns, dict[str, Any]]:
+        kind = RunKind(prepare=lambda order: order, run=lambda order, pause: answers(order), gpu_memory=lambda order: 1)
+        return ParallelRuns(kind, total=9, at_once=2, timeout=30), header
 
     return make
 
@@ -89,7 +89,7 @@ def test_a_killed_session_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_a_changed_machine_gets_a_header_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, plan = list(generate("mlp", 4, 0)), Plan(out=tmp_path / "out.jsonl")
     for count, header in ((2, {"gpu": "one"}), (3, {"gpu": "one"}), (4, {"gpu": "two"})):
-        monkeypatch.setattr(measuring, "make_server", counting_server(lambda order: {}, header))
+        monkeypatch.setattr(measuring, "prepare_runs", counting_server(lambda order: {}, header))
         list(measure_rows(rows[:count], plan)[1])
     kinds = ["header" if "header" in row else "run" for row in read_rows(plan.out)]
     assert kinds == ["header", "run", "run", "run", "header", "run"]
@@ -98,7 +98,7 @@ def test_a_changed_machine_gets_a_header_of_its_own(tmp_path: Path, monkeypatch:
 def test_memory_and_utilisation_of_one_run_do_not_stand_in_for_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "make_server", counting_server(lambda order: {}, {}))
+    monkeypatch.setattr(measuring, "prepare_runs", counting_server(lambda order: {}, {}))
     rows, out = list(generate("mlp", 2, 0)), tmp_path / "out.jsonl"
     list(measure_rows(rows, Plan(out=out))[1])
     assert measure_rows(rows, Plan(out=out))[0] == 0
@@ -109,15 +109,15 @@ def test_memory_and_utilisation_of_one_run_do_not_stand_in_for_each_other(
 def test_raw_logs_lie_in_a_folder_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(out=tmp_path / "out.jsonl", raw=tmp_path / "raw")
 
-    def make(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
+    def make(plan: Plan) -> tuple[ParallelRuns, dict[str, Any]]:
         def run(order: dict[str, Any], pause: Any) -> dict[str, Any]:
             print("step 1")
             return {"peak_reserved": 3}
 
-        trade = Trade(prepare=lambda order: order, run=run, needs=lambda order: 1, log=measuring._logs(plan))
-        return ForkServer(trade, total=9, at_once=1, timeout=30), {}
+        kind = RunKind(prepare=lambda order: order, run=run, gpu_memory=lambda order: 1, log=measuring._logs(plan))
+        return ParallelRuns(kind, total=9, at_once=1, timeout=30), {}
 
-    monkeypatch.setattr(measuring, "make_server", make)
+    monkeypatch.setattr(measuring, "prepare_runs", make)
     list(measure_rows(list(generate("mlp", 1, 0)), plan)[1])
     assert (tmp_path / "raw/mlp-0-00000/memory.log").read_text() == "step 1\n"
     assert json.loads((tmp_path / "raw/mlp-0-00000/memory.json").read_text())["peak_reserved"] == 3

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import ullage
 from ullage.virtual.kernels.cudnn import workspaces
 from ullage.virtual.kernels.cudnn.workspaces import workspace
 
+HELD_OUT = Path(__file__).parent / "data" / "held_out_convolutions_h200.jsonl.gz"
 FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -116,24 +118,40 @@ def test_the_bound_covers_what_the_trees_alone_get_wrong(without_table, call, ex
     assert gpu.surprise > 0 and gpu.upper - gpu.process_memory >= sum(expected) - sum(sizes)
 
 
-def test_most_calls_that_are_not_in_the_table_are_exact(reference, look_ups):
-    """Every tenth convolution of recorded training runs, less those that the table has; nothing was fitted on them."""
-    with gzip.open(reference("groundtruth/kernels_h200.jsonl.gz"), "rt") as file:
-        rows = [line for line in file if line.startswith('[["aten.convolution')][::10]
-    exact, close, calls = Counter(), Counter(), Counter()
+def outside_the_table(lines, look_ups):
+    """Of the calls that the table does not have, by operator: how many, and how many are exact, or off by 1 MiB."""
+    calls, exact, close = Counter(), Counter(), Counter()
     with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
         gpu.libraries.need = lambda library: None
-        for (operator, arguments, keywords), real, _, _ in map(json.loads, rows):
+        for (operator, arguments, keywords), real, _, _ in map(json.loads, lines):
             look_ups.clear()
             sizes = [size for size in play(gpu, operator, arguments, keywords)[0] if size >= 0]
             if None in look_ups:
                 calls[operator] += 1
                 exact[operator] += sizes == real
                 close[operator] += abs(sum(sizes) - sum(real)) <= 2**20
-    forward, back = sorted(calls)
-    assert calls[forward] > 200 and calls[back] > 200
-    assert exact[forward] >= 0.9 * calls[forward] and close[forward] >= 0.95 * calls[forward]
-    assert exact[back] >= 0.7 * calls[back] and close[back] >= 0.85 * calls[back]
+    return {name: (calls[name], exact[name] / calls[name], close[name] / calls[name]) for name in calls}
+
+
+def test_random_layers_that_nothing_was_fitted_on(look_ups):
+    """Drawn by benchmarks/held_out_convolutions.py, measured on an H200, and used for nothing else."""
+    with gzip.open(HELD_OUT, "rt") as file:
+        found = outside_the_table(file, look_ups)
+    count, exact, close = found["aten.convolution.default"]  # 291 and 357 of 396
+    assert count > 390 and exact >= 0.73 and close >= 0.90
+    count, exact, close = found["aten.convolution_backward.default"]  # 158 and 265 of 396
+    assert count > 390 and exact >= 0.39 and close >= 0.66
+
+
+def test_calls_of_recorded_training_runs_that_are_not_in_the_table(reference, look_ups):
+    """Every tenth convolution; the models are known ones, so the trees have seen layers like these."""
+    with gzip.open(reference("groundtruth/kernels_h200.jsonl.gz"), "rt") as file:
+        lines = [line for line in file if line.startswith('[["aten.convolution')]
+    found = outside_the_table(lines[::10], look_ups)
+    count, exact, close = found["aten.convolution.default"]
+    assert count > 200 and exact >= 0.90 and close >= 0.95
+    count, exact, close = found["aten.convolution_backward.default"]
+    assert count > 200 and exact >= 0.70 and close >= 0.85
 
 
 def test_depthwise_gradients_come_from_pytorchs_own_kernel_the_filter_first():

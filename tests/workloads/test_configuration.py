@@ -11,11 +11,11 @@ from ullage.workloads import Configuration, build
 )
 def test_a_misspelt_model_gets_the_nearest_names(model, near):
     with pytest.raises(UnknownName, match=near):
-        build(Configuration(model=model, batch_size=1, input=[3, 32, 32]))
+        build(Configuration(model=model, batch_size=1, input_shape=[3, 32, 32]))
 
 
 def test_a_model_is_built_outside_a_virtual_gpu():
-    model = build(Configuration(model="tv:resnet18", batch_size=1, input=[3, 32, 32], classes=7))
+    model = build(Configuration(model="tv:resnet18", batch_size=1, input_shape=[3, 32, 32], num_classes=7))
     assert model.fc.out_features == 7 and not model.fc.weight.is_cuda
 
 
@@ -25,11 +25,11 @@ def test_a_model_is_built_outside_a_virtual_gpu():
         ({"model": "resnet18", "batch_size": 1}, "did you mean torchvision:resnet18"),
         ({"model": "mlp:x", "batch_size": 1}, "'widths'"),
         ({"model": "tv:resnet18", "batch_size": 0}, "batch_size needs a whole number"),
-        ({"model": "tv:resnet18", "batch_size": 1, "input": [3, -1, 3]}, "input_shape"),
-        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "opt": "adamm"}, "did you mean 'adam'"),
-        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "opt": "LBFGS"}, "closure"),
+        ({"model": "tv:resnet18", "batch_size": 1, "input_shape": [3, -1, 3]}, "input_shape"),
+        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "optimizer": "adamm"}, "did you mean 'adam'"),
+        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "optimizer": "LBFGS"}, "closure"),
         ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "precision": "amp_fp61"}, "amp_fp16"),
-        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "attn": "flsh"}, "flash"),
+        ({"model": "mlp:x", "batch_size": 1, "widths": [2, 2], "attention": "flsh"}, "flash"),
     ],
 )
 def test_a_bad_configuration_says_what_is_needed(values, text):
@@ -41,14 +41,14 @@ def test_the_public_names_of_options():
     made = Configuration.from_options(
         "timm:resnet18", batch_size=4, input_shape=(3, 32, 32), optimizer="NAdam", gradient_accumulation=2, freeze="a"
     )
-    assert (made.batch_size, made.input, made.opt) == (4, [3, 32, 32], "NAdam")
-    assert (made.accumulation, made.freeze) == (2, ("a",))
+    assert (made.batch_size, made.input_shape, made.optimizer) == (4, [3, 32, 32], "NAdam")
+    assert (made.gradient_accumulation, made.freeze) == (2, ("a",))
     with pytest.raises(UnknownName, match="batch_size"):
         Configuration.from_options("timm:resnet18", batchsize=4)
 
 
 def test_a_row_that_is_no_run():
-    with pytest.raises(InvalidValue, match="no training run"):
+    with pytest.raises(InvalidValue, match="does not describe a training run"):
         Configuration.from_row({"batch": 3})
 
 

@@ -65,7 +65,7 @@ def test_any_optimizer_of_pytorch_by_its_name():
     assert optimizer_class("asgd_single")[1] == {"foreach": False}
     with pytest.raises(UnknownName, match="RAdam"):
         optimizer_class("radem")
-    with pytest.raises(InvalidValue, match="cannot be made"):
+    with pytest.raises(InvalidValue, match="cannot create"):
         make_optimizer("rmsprop_fused", parameters)
 
 

@@ -10,7 +10,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ullage.cli.options import Gpu, Job, Json, Script, Source, job_of, with_model_options
+from ullage.cli.options import (
+    DEFAULT_GPU,
+    EstimateTarget,
+    Gpu,
+    Json,
+    Module,
+    ScriptArguments,
+    Source,
+    default_gpu_hint,
+    target_of,
+    with_model_options,
+)
 from ullage.errors import InvalidValue, UnknownName
 from ullage.units import format_bytes, format_duration, parse_duration
 
@@ -23,84 +34,86 @@ if TYPE_CHECKING:
 @with_model_options
 def compare(
     source: Source,
-    args: Script = None,
-    gpu: Gpu = "H200",
+    args: ScriptArguments = None,
+    gpu: Gpu = None,
     estimators: Annotated[
-        str, typer.Option(help="Which estimators: 'all', or names with commas.", metavar="all|A,B,C")
+        str, typer.Option(help="Which estimators to ask: 'all', or names separated by commas.", metavar="all|A,B,C")
     ] = "all",
     truth: Annotated[
-        Path | None, typer.Option(help="Measured runs (JSONL, or an A100 table): the one that matches is shown.",
+        Path | None, typer.Option(help="A file of measured runs (JSONL, or a table for the A100): show those of the "
+                                  "same job.",
                                   metavar="FILE")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Run it too, where this machine has that GPU.")
+        bool, typer.Option("--measure/--no-measure", help="Also run the job, if this machine has that GPU.")
     ] = True,
-    module: Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")] = False,
-    limit: Annotated[str, typer.Option(help="Give an estimator up after so long.", metavar="TIME")] = "5m",
+    module: Module = False,
+    limit: Annotated[str, typer.Option(help="Give up on an estimator after this long.", metavar="TIME")] = "5m",
     as_json: Json = False,
     **model: Any,
 ) -> None:  # fmt: skip
-    """Estimate one job with every estimator and show the answers side by side.
+    """Estimate one job with every estimator and print the answers side by side.
 
-    Each estimator runs in a process of its own; its time is that of its whole pipeline.
+    Each estimator runs in a process of its own; its time includes starting that process and building the model.
+    Two of them, xmem and veritasest, run the job on the CPU and can take minutes; --estimators leaves them out.
 
     Examples:
 
       ullage compare torchvision:resnet50 --batch-size 64 --gpu A100-40GB
-
       ullage compare hf:GPT2LMHeadModel --sequence-length 512 -b 4 --estimators ullage,xmem,llmem
-
       ullage compare timm:resnet50 -b 32 -o adam --truth faketensor_timm_a100.csv --gpu A100-40GB
     """
     from ullage.estimation.asking import estimator_list
     from ullage.hardware import gpu as find_gpu
 
     names = estimator_list(estimators)
-    card = find_gpu(gpu)
-    job = job_of(source, args, module, 3, None, False, model)
-    _check(job, module)
-    row = _row(job)
-    runs = _truth(job, row, card, truth, measure)
-    records = _ask(names, row, gpu, parse_duration(limit))
+    card = find_gpu(gpu or DEFAULT_GPU)
+    target = target_of(source, args, module, 3, None, False, model)
+    _check(target)
+    row = _row(target)
+    runs = _truth(target, row, card, truth, measure)
+    records = _ask(names, row, gpu or DEFAULT_GPU, parse_duration(limit))
     if as_json:
         print(json.dumps(_plain(source, card, records, runs)))
     else:
         _print(source, card, records, runs)
+        if hint := default_gpu_hint(gpu):
+            print(hint)
     if not any(record.given for record in records):
         raise typer.Exit(1)
 
 
-def _check(job: Job, module: bool) -> None:
-    """What no estimator could do anything about is said once, before all are asked."""
-    from ullage.estimation.running import MODEL, SCRIPT, check_options
+def _check(target: EstimateTarget) -> None:
+    """A mistake that no estimator could do anything about is said once, before all of them are asked."""
     from ullage.workloads.sources.names import model_names
 
-    check_options(SCRIPT if job.is_script else MODEL, dict(job.options))
-    configuration = job.configuration()
+    configuration = target.workload.configuration
     if configuration is None:
-        if not module and not Path(job.source).is_file():
-            raise InvalidValue(f"cannot read {job.source}: there is no such script")
+        if not target.workload.run.module and not Path(target.source).is_file():
+            raise InvalidValue(f"cannot read {target.source}: there is no such script")
         return
     known = model_names(configuration.source) if configuration.source in ("torchvision", "timm") else ()
     if known and configuration.name.partition(".")[0] not in known:
         raise UnknownName(f"{configuration.source} model", configuration.name, known)
 
 
-def _row(job: Job) -> dict[str, Any]:
-    """The job as a row that an estimator's process can read."""
-    configuration = job.configuration()
-    if configuration is None:
-        run = {name: value for name, value in job.options.items() if name not in ("args", "show_output")}
-        return {"script": str(Path(job.source).resolve()), "args": job.options.get("args", []), "run": run}
-    return configuration.to_row()
+def _row(target: EstimateTarget) -> dict[str, Any]:
+    """The job as plain values, for the process of an estimator."""
+    configuration = target.workload.configuration
+    if configuration is not None:
+        return configuration.to_row()
+    run = {name: value for name, value in target.options.items() if name not in ("args", "show_output")}
+    return {"script": str(Path(target.source).resolve()), "args": target.options.get("args", []), "run": run}
 
 
-def _truth(job: Job, row: dict[str, Any], card: GPU, file: Path | None, measure: bool) -> list[tuple[str, Run]]:
-    """What is known of the truth: runs of the file that are this one, and a run on this machine's GPU."""
+def _truth(
+    target: EstimateTarget, row: dict[str, Any], card: GPU, file: Path | None, measure: bool
+) -> list[tuple[str, Run]]:
+    """Measured runs of this job: those in the file, and one on this machine's GPU."""
     from ullage.hardware import local_gpus
 
     found: list[tuple[str, Run]] = []
-    configuration = job.configuration()
+    configuration = target.workload.configuration
     if file is not None:
         if configuration is None:
             raise InvalidValue("--truth: measured files hold models by name; a script is measured where there is a GPU")

@@ -77,7 +77,7 @@ def optimizers(incomplete: str) -> list[str]:
     >>> optimizers("adamw")
     ['adamw', 'adamw_fused']
     """
-    from ullage.workloads.configuration import OPTIMIZERS
+    from ullage.workloads.optimizers import OPTIMIZERS
 
     return [name for name in OPTIMIZERS if name.startswith(incomplete)]
 
@@ -86,7 +86,7 @@ def precisions(incomplete: str) -> list[tuple[str, str]]:
     """Precisions, each with what it means."""
     from ullage.workloads.configuration import PRECISIONS
 
-    return [(name, meaning) for name, meaning in PRECISIONS.items() if name.startswith(incomplete)]
+    return [(name, precision.meaning) for name, precision in PRECISIONS.items() if name.startswith(incomplete)]
 
 
 def attentions(incomplete: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`ullage gpus`: the catalogue, and one card in full."""
+"""`ullage gpus`: the catalogue of GPUs, and all that is known of one."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 140  # a pipe has no width of its own; rich would cut names at 80 columns
 _WORDS = {
-    "device_name": "as PyTorch names it",
+    "device_name": "name in PyTorch",
     "memory": "memory (nvidia-smi)",
     "usable": "usable by PyTorch",
     "usable_source": "",
     "compute_capability": "compute capability",
     "generation": "generation",
     "sms": "SMs",
-    "max_threads_per_sm": "threads an SM",
-    "shared_memory_per_sm_kib": "shared memory an SM, KiB",
+    "max_threads_per_sm": "threads per SM",
+    "shared_memory_per_sm_kib": "shared memory per SM, KiB",
     "l2_mib": "L2 cache, MiB",
     "bandwidth": "bandwidth, GB/s",
     "fp32_tflops": "FP32, TFLOPS",
@@ -37,10 +37,10 @@ _WORDS = {
     "bf16_tflops": "BF16, TFLOPS",
     "context": "CUDA context",
     "context_upper": "CUDA context at most",
-    "context_measured": "measured here",
+    "context_measured": "measured",
     "context_source": "",
     "parent": "slice of",
-    "mig_instances": "instances a card",
+    "mig_instances": "instances per GPU",
     "aliases": "also called",
     "source": "source",
 }
@@ -52,14 +52,23 @@ def gpus(
     word: Annotated[
         str,
         typer.Argument(
-            help="Only GPUs whose name contains this, or of this generation; a whole name shows that GPU in full."
+            help="List only GPUs with this in their name, or of this generation. A full name shows that GPU in detail.",
+            metavar="NAME",
         ),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List the GPUs that Ullage knows, or show one in full. One's own are TOML files in $ULLAGE_HOME/gpus.
+    """List the GPUs that Ullage knows, or show one in detail.
 
-    Examples: ullage gpus A100; ullage gpus A100-40GB; ullage gpus local; ullage gpus mycard.toml
+    To add a GPU, put a TOML file into $ULLAGE_HOME/gpus, or pass its path.
+
+    Examples:
+
+      ullage gpus
+      ullage gpus A100
+      ullage gpus A100-40GB
+      ullage gpus local
+      ullage gpus mycard.toml
     """
     from ullage.hardware import gpus as all_gpus
     from ullage.hardware import own_gpus
@@ -74,7 +83,7 @@ def gpus(
         print(json.dumps([vars(card) for card in found], default=str))
         return
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    console.print(_in_full(one) if one else _table(found))
+    console.print(_details(one) if one else _table(found))
 
 
 def _one(word: str) -> GPU | None:
@@ -105,7 +114,7 @@ def _table(cards: list[GPU]) -> Table:
     return table
 
 
-def _in_full(card: GPU) -> Table:
+def _details(card: GPU) -> Table:
     table = Table(show_header=False, title=card.name, title_justify="left", title_style="bold")
     for name, words in _WORDS.items():
         value = getattr(card, name)

@@ -1,4 +1,7 @@
-"""Options that several commands share, so that a word means the same everywhere."""
+"""Options that several commands share, and what a command line asks to estimate.
+
+An option has the name of the argument of `ullage.estimate` that it stands for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -20,84 +23,103 @@ from ullage.units import parse_duration
 if TYPE_CHECKING:
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
-    from ullage.workloads import Configuration
+    from ullage.workloads import Workload
 
+DEFAULT_GPU = "H200"
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Gpu = Annotated[
-    str, typer.Option("--gpu", "-g", help="The GPU: a name of 'ullage gpus', a TOML file of one's own, or local.",
-                      autocompletion=completion.gpus)
+    str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for: a name from 'ullage gpus', the path of a "
+                             "TOML file, or 'local' for the GPU of this machine.", metavar="NAME",
+                             show_default=DEFAULT_GPU, autocompletion=completion.gpus)
+]  # fmt: skip
+Source = Annotated[
+    str, typer.Argument(help="A model's name or the path of a script.", metavar="SOURCE", show_default=False,
+                        autocompletion=completion.sources)
+]  # fmt: skip
+ScriptArguments = Annotated[
+    list[str] | None, typer.Argument(help="Arguments of the script, after --.", metavar="ARGS",
+                                     show_default=False)
+]  # fmt: skip
+Module = Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")]
+Steps = Annotated[int, typer.Option(help="Follow the job for at least this many optimizer steps.", metavar="N")]
+Timeout = Annotated[
+    str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
+                             show_default="5m")
 ]  # fmt: skip
 
-
-# The options that describe a model and its training, the same for every command that takes a model's name.
-
-MODEL = "The model (for a model's name)"
-TRAINING = "Training (for a model's name)"
+MODEL = "Model (when SOURCE is a model's name)"
+TRAINING = "Training (when SOURCE is a model's name)"
 
 
 class ModelOptions:
-    """Each attribute is an option; its name is that of the argument of `ullage.estimate`."""
+    """The options that describe a model and its training; every command that takes a model's name has them."""
 
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "-b", help="Samples that go through at once.", show_default="32",
+        int | None, typer.Option("--batch-size", "-b", help="Samples in a batch.", metavar="N", show_default="32",
                                  rich_help_panel=TRAINING)
     ] = None  # fmt: skip
     input_shape: Annotated[
         str | None, typer.Option(help="Shape of one sample, such as 3,224,224.", metavar="C,H,W",
-                                 show_default="what the model is made for", rich_help_panel=MODEL)
+                                 show_default="what the model was made for", rich_help_panel=MODEL)
     ] = None  # fmt: skip
     sequence_length: Annotated[
-        int | None, typer.Option(help="Tokens in a sample.", show_default="the model's limit, at most 1024",
-                                 rich_help_panel=MODEL)
+        int | None, typer.Option(help="Tokens in a sample.", metavar="N",
+                                 show_default="the model's limit, at most 1024", rich_help_panel=MODEL)
     ] = None  # fmt: skip
     num_classes: Annotated[
-        int | None, typer.Option(help="Number of classes.", show_default="the model's own", rich_help_panel=MODEL)
-    ] = None
+        int | None, typer.Option(help="Number of classes.", metavar="N", show_default="the model's own",
+                                 rich_help_panel=MODEL)
+    ] = None  # fmt: skip
     config: Annotated[
-        Path | None, typer.Option(help="hf: a config as JSON, or a model folder that has a config.json.",
-                                  rich_help_panel=MODEL)
+        Path | None, typer.Option(help="For hf: models, a config as a JSON file, or a folder with a config.json.",
+                                  metavar="PATH", rich_help_panel=MODEL)
     ] = None  # fmt: skip
     set: Annotated[
-        list[str] | None, typer.Option(help="hf: a value of the config, such as n_layer=12 or text_config.vocab_size="
-                                       "1000; others: an argument of the model. Repeat it for more.",
+        list[str] | None, typer.Option(help="For hf: models, a value of the config, such as n_layer=12 or "
+                                       "text_config.vocab_size=1000. For other models, an argument of the model. "
+                                       "Can be given more than once.",
                                        metavar="KEY=VALUE", rich_help_panel=MODEL)
     ] = None  # fmt: skip
     attention: Annotated[
-        str | None, typer.Option(help="sdpa, eager, or one kernel of PyTorch's: flash, efficient, cudnn, math.",
-                                 show_default="the model's own", rich_help_panel=MODEL,
+        str | None, typer.Option(help="sdpa, eager, or one of PyTorch's kernels: flash, efficient, cudnn, math.",
+                                 metavar="NAME", show_default="the model's own", rich_help_panel=MODEL,
                                  autocompletion=completion.attentions)
     ] = None  # fmt: skip
     freeze: Annotated[
         list[str] | None, typer.Option(help="Layers that are not trained, such as 'layer1' or 'blocks.[0-5].*'. "
-                                       "Repeat it for more.", metavar="PATTERN", rich_help_panel=MODEL)
+                                       "Can be given more than once.", metavar="PATTERN", rich_help_panel=MODEL)
     ] = None  # fmt: skip
     lora_rank: Annotated[
-        int | None, typer.Option(help="Train only LoRA adapters of this rank (needs peft).", rich_help_panel=MODEL)
-    ] = None
+        int | None, typer.Option(help="Train only LoRA adapters of this rank (needs peft).", metavar="N",
+                                 rich_help_panel=MODEL)
+    ] = None  # fmt: skip
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", "-o", help="sgd, sgdm, adam, adamw, adamw_fused, rmsprop, adagrad, "
-                                 "adafactor, or any class of torch.optim.", show_default="adamw",
+                                 "adafactor, or any class of torch.optim.", metavar="NAME", show_default="adamw",
                                  rich_help_panel=TRAINING, autocompletion=completion.optimizers)
     ] = None  # fmt: skip
     precision: Annotated[
         str | None, typer.Option("--precision", "-p", help="fp32, tf32, amp_fp16, amp_bf16, bf16 or fp16.",
-                                 show_default="fp32", rich_help_panel=TRAINING, autocompletion=completion.precisions)
+                                 metavar="NAME", show_default="fp32", rich_help_panel=TRAINING,
+                                 autocompletion=completion.precisions)
     ] = None  # fmt: skip
     gradient_accumulation: Annotated[
-        int | None, typer.Option(help="Batches a step of the optimizer.", show_default="1", rich_help_panel=TRAINING)
-    ] = None
+        int | None, typer.Option(help="Batches for each optimizer step.", metavar="N", show_default="1",
+                                 rich_help_panel=TRAINING)
+    ] = None  # fmt: skip
     checkpointing: Annotated[
         bool, typer.Option("--checkpointing", help="Recompute activations in the backward pass.",
                            rich_help_panel=TRAINING)
     ] = False  # fmt: skip
     channels_last: Annotated[
-        bool, typer.Option("--channels-last", help="Images and weights in channels-last order.",
+        bool, typer.Option("--channels-last", help="Keep images and weights in channels-last order.",
                            rich_help_panel=TRAINING)
     ] = False  # fmt: skip
     inference: Annotated[
-        bool, typer.Option("--inference", help="The forward pass only, without gradients.", rich_help_panel=TRAINING)
-    ] = False
+        bool, typer.Option("--inference", help="Run the forward pass only, without gradients.",
+                           rich_help_panel=TRAINING)
+    ] = False  # fmt: skip
 
 
 def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -113,11 +135,11 @@ def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def chosen(values: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given, as the library takes them.
+def given_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The model options that were given, as the library takes them.
 
-    >>> chosen({"batch_size": 8, "input_shape": "3,32,32", "set": ["n_layer=2"], "freeze": [], "inference": False})
-    {'batch_size': 8, 'input_shape': [3, 32, 32], 'set': {'n_layer': 2}}
+    >>> given_options({"input_shape": "3,32,32", "set": ["n_layer=2"], "freeze": [], "inference": False})
+    {'input_shape': [3, 32, 32], 'set': {'n_layer': 2}}
     """
     given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     if "input_shape" in given:
@@ -128,7 +150,7 @@ def chosen(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_shape(text: str) -> list[int]:
-    """A shape from numbers with commas (or x) between them.
+    """A shape from numbers separated by commas or x.
 
     >>> parse_shape("3x224x224")
     [3, 224, 224]
@@ -140,7 +162,7 @@ def parse_shape(text: str) -> list[int]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """A key and a JSON value; what is no JSON is a word.
+    """A key and its value: JSON, or else a word.
 
     >>> parse_setting("layers=[2, 2]"), parse_setting("hidden_act=gelu")
     (('layers', [2, 2]), ('hidden_act', 'gelu'))
@@ -155,51 +177,33 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
-# What the command line was asked about: a model by its name or a script, and how to run it on one GPU.
+@dataclass(frozen=True)
+class EstimateTarget:
+    """What to estimate and with which estimator; `options` are those that were given, `workload` what they describe.
 
-Source = Annotated[
-    str, typer.Argument(help="A model's name or a script.", autocompletion=completion.sources, show_default=False)
-]
-Script = Annotated[list[str] | None, typer.Argument(help="After --: the script's own arguments.", show_default=False)]
-Steps = Annotated[int, typer.Option(help="Optimizer steps to follow at least.")]
-Timeout = Annotated[
-    str | None, typer.Option(help="Give a script up after so long, such as 90s or 10m.", metavar="TIME")
-]
-
-
-@dataclass
-class Job:
-    """A source with its options; `run` estimates it on one GPU.
-
-    >>> job_of("torchvision:resnet18", None, False, 3, None, False, {"batch_size": 8}).options
+    >>> target_of("torchvision:resnet18", None, False, 3, None, False, {"batch_size": 8}).options
     {'steps': 3, 'batch_size': 8}
     """
 
     source: str
-    is_script: bool
     options: dict[str, Any]
+    workload: Workload
     estimator: str = "ullage"
 
     @property
     def is_ullage(self) -> bool:
-        """Whether Ullage itself is asked."""
+        """Whether Ullage's own estimator is used."""
         return self.estimator == "ullage"
 
-    def run(self, card: GPU, **more: Any) -> Estimate:
-        """The estimate on one GPU."""
-        from ullage.estimation.asking import estimate
+    def run(self, gpu: GPU, **how: Any) -> Estimate:
+        """The estimate on one GPU; `how` are further run options, such as `trace`."""
+        from ullage.estimation.asking import estimate_workload
 
-        return estimate(self.source, gpu=card, estimator=self.estimator, **self.options, **more)
-
-    def configuration(self) -> Configuration | None:
-        """What a model's name and its options mean; `None` for a script."""
-        from ullage.estimation.running import split_options
-        from ullage.workloads import Configuration
-
-        return None if self.is_script else Configuration.from_options(self.source, **split_options(self.options)[0])
+        workload = replace(self.workload, run=replace(self.workload.run, **how)) if how else self.workload
+        return estimate_workload(workload, gpu, self.estimator)
 
 
-def job_of(
+def target_of(
     source: str,
     args: list[str] | None,
     module: bool,
@@ -208,34 +212,39 @@ def job_of(
     show_output: bool,
     model: dict[str, Any],
     estimator: str = "ullage",
-) -> Job:
-    """The job that the command line describes; options that do not belong to it are refused."""
-    from ullage.estimation.estimators.registry import find
+) -> EstimateTarget:
+    """What the command line describes; options that do not belong to this kind of source are refused."""
+    from ullage.estimation.estimators.registry import check_name
+    from ullage.workloads.workload import SCRIPT, kind_of, workload_of
 
-    find(estimator)  # a wrong name is told at once, before PyTorch is imported
-    from ullage.estimation.asking import is_summary
-    from ullage.estimation.running import SCRIPT, kind_of
-
+    check_name(estimator)
     if steps < 1:
         raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
-    options: dict[str, Any] = {"steps": steps, **chosen(model)}
+    kind = kind_of(source, module)
+    if kind != SCRIPT and args:
+        raise InvalidValue(f"{' '.join(args)!r}: arguments after -- are for scripts; {source} is a model's name")
     of_script = {
         "args": args,
         "module": module,
         "timeout": None if timeout is None else parse_duration(timeout),
         "show_output": show_output,
     }
-    given = {name: value for name, value in of_script.items() if value}
-    is_script = kind_of(source, module) == SCRIPT and not is_summary(source)
-    if is_script:
-        return Job(source, True, options | given, estimator)
-    if args:
-        raise InvalidValue(f"{' '.join(args)!r}: arguments after -- are for scripts; {source} is a model's name")
-    _quiet()
-    return Job(source, False, options | given, estimator)
+    options = {"steps": steps, **given_options(model), **{name: value for name, value in of_script.items() if value}}
+    if kind != SCRIPT:
+        _silence_model_packages()
+    return EstimateTarget(source, options, workload_of(source, options, estimator), estimator)
 
 
-def _quiet() -> None:
-    """What packages of models have to say while they are built is not about memory."""
+def _silence_model_packages() -> None:
+    """Warnings of torchvision, timm and transformers while a model is built are not about memory."""
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def default_gpu_hint(gpu: str | None) -> str:
+    """For the end of an answer: that the GPU was not chosen by the user; empty if it was.
+
+    >>> default_gpu_hint(None)
+    'H200 is the default GPU; choose another with --gpu NAME'
+    """
+    return "" if gpu is not None else f"{DEFAULT_GPU} is the default GPU; choose another with --gpu NAME"

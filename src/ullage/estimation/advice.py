@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ullage.estimation.result import Estimate
-from ullage.estimation.running import estimate_configuration
 from ullage.hardware import GPU, gpus
 from ullage.hardware import gpu as find_gpu
 from ullage.workloads import Configuration
@@ -46,8 +45,8 @@ class Option:
 def options(
     configuration: Configuration,
     gpu: str | GPU,
+    run: Run,
     progress: Report | None = None,
-    run: Run | None = None,
     answer: Estimate | None = None,
 ) -> list[Option]:
     """What would make a configuration fit on a GPU, each option with its estimate, the least change first.
@@ -60,7 +59,7 @@ def options(
     >>> [option.change for option in options(job, "GTX-1650") if option.fits][-1]      # doctest: +SKIP
     'a larger GPU: T4'
     """
-    adviser = _Adviser(configuration, find_gpu(gpu), progress or (lambda text: None), run or _run)
+    adviser = _Adviser(configuration, find_gpu(gpu), progress or (lambda text: None), run)
     return adviser.options(answer)
 
 
@@ -87,7 +86,7 @@ class _Adviser:
         answer = answer or self._estimate("as it is")
         changes = list(self._changes())
         found = [self._option(words, **change) for words, change in changes]
-        alone = {words: change for words, change in changes if "opt" not in change}
+        alone = {words: change for words, change in changes if "optimizer" not in change}
         if len(alone) > 1 and not any(option.fits for option in found):
             together = {name: value for change in alone.values() for name, value in change.items()}
             found.append(self._option(" and ".join(alone), **together))
@@ -105,10 +104,10 @@ class _Adviser:
             wide = (self._gpu.compute_capability or (0, 0)) >= BF16_CAPABILITY
             precision = "amp_bf16" if wide else "amp_fp16"
             yield f"mixed precision ({precision})", {"precision": precision}
-        if not job.ckpt:
-            yield "activation checkpointing", {"ckpt": True}
-        for optimizer in LIGHTER.get(job.opt, ()):
-            yield f"optimizer {optimizer} for {job.opt}", {"opt": optimizer}
+        if not job.checkpointing:
+            yield "activation checkpointing", {"checkpointing": True}
+        for optimizer in LIGHTER.get(job.optimizer, ()):
+            yield f"optimizer {optimizer} for {job.optimizer}", {"optimizer": optimizer}
 
     def _estimate(self, words: str, **change: Any) -> Estimate:
         self._progress(words)
@@ -141,7 +140,7 @@ class _Adviser:
         for part in divisors[:MOST_TRIED_DIVISORS]:
             times = whole // part
             words = f"gradient accumulation: {times} micro-batches of {part}"
-            option = self._option(words, batch_size=part, accumulation=times * self._job.accumulation)
+            option = self._option(words, batch_size=part, gradient_accumulation=times * self._job.gradient_accumulation)
             if option.fits:
                 return [option]
         return []
@@ -150,7 +149,3 @@ class _Adviser:
 def _helps(option: Option, answer: Estimate) -> bool:
     """Whether a change that is not enough alone is worth naming."""
     return option.estimate is not None and option.estimate.figure < WORTH_NAMING * answer.figure
-
-
-def _run(configuration: Configuration, gpu: GPU) -> Estimate:
-    return estimate_configuration(configuration, gpu=gpu)

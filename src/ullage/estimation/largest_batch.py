@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimation import running
+from ullage.estimation.asking import estimate_workload
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.units import format_bytes
 from ullage.workloads.configuration import Configuration
+from ullage.workloads.workload import FUNCTION, MODEL, Workload, kind_of, workload_of
 
 # The largest number that fits, with few trials, where what it takes grows nearly linearly with it.
 
@@ -193,12 +194,12 @@ def max_batch(
     begin = time.perf_counter()
     option, start, step = WHAT[what]
     card = find_gpu(gpu)
-    run = _runner(source, card, what, parameter, batch_arg, options)
+    variant = _variants(source, what, parameter, batch_arg, options)
     estimates: dict[int, Estimate] = {}
 
     def estimate_of(number: int) -> Estimate:
         if number not in estimates:
-            estimates[number] = run(number)
+            estimates[number] = estimate_workload(variant(number), card)
             if progress is not None:
                 progress(len(estimates), number, estimates[number])
         return estimates[number]
@@ -249,7 +250,8 @@ def _between(estimates: dict[int, Estimate], low: int) -> int:
 def jobs_together(answer: Estimate) -> int:
     """How many jobs such as this one fit on its GPU together, each with its own context, by the upper bound.
 
-    >>> jobs_together(dispatch.estimate("torchvision:alexnet", batch_size=8, gpu="A100-40GB")) > 10
+    >>> from ullage import estimate
+    >>> jobs_together(estimate("torchvision:alexnet", batch_size=8, gpu="A100-40GB")) > 10
     True
     """
     return answer.gpu_memory // answer.bound if answer.fits else 0
@@ -261,23 +263,24 @@ def _start(given: Any, default: int) -> int:
     return given if isinstance(given, int) else default
 
 
-def _runner(
-    source: Any, gpu: GPU, what: str, parameter: str | None, batch_arg: str | None, options: dict[str, Any]
-) -> Callable[[int], Estimate]:
-    kind = running.kind_of(source, bool(options.get("module")))
-    if kind == running.MODEL:
-        chosen, settings = running.split_options(options)
-        configuration = Configuration.from_options(str(source), **chosen)
-        return lambda number: running.estimate_configuration(_with(configuration, what, number), gpu=gpu, **settings)
-    if kind == running.FUNCTION:
+def _variants(
+    source: Any, what: str, parameter: str | None, batch_arg: str | None, options: dict[str, Any]
+) -> Callable[[int], Workload]:
+    """The workload for each number that is tried."""
+    kind = kind_of(source, bool(options.get("module")))
+    if kind == FUNCTION:
         name = _parameter(source, parameter)
         rest = {key: value for key, value in options.items() if key != WHAT[what][0]}
-        return lambda number: running.estimate_function(functools.partial(source, **{name: number}), gpu=gpu, **rest)
+        return lambda number: workload_of(functools.partial(source, **{name: number}), rest)
+    workload = workload_of(source, options)
+    if kind == MODEL:
+        configuration = workload.configuration
+        assert configuration is not None
+        return lambda number: dataclasses.replace(workload, configuration=_with(configuration, what, number))
     if batch_arg is None:
         raise InvalidValue("for a script, say which of its arguments is the batch size: --batch-arg=--batch-size")
-    args = [str(word) for word in options.get("args", ())]
-    return lambda number: running.estimate_on_virtual_gpu(
-        source, gpu=gpu, **options | {"args": with_argument(args, batch_arg, number)}
+    return lambda number: dataclasses.replace(
+        workload, args=tuple(with_argument(list(workload.args), batch_arg, number))
     )
 
 
@@ -285,8 +288,10 @@ def _with(configuration: Configuration, what: str, number: int) -> Configuration
     if what == "batch-size":
         return dataclasses.replace(configuration, batch_size=number)
     if what == "sequence-length":
-        return dataclasses.replace(configuration, seq=number)
-    return dataclasses.replace(configuration, input=[*(configuration.input or [3, 0, 0])[:-2], number, number])
+        return dataclasses.replace(configuration, sequence_length=number)
+    return dataclasses.replace(
+        configuration, input_shape=[*(configuration.input_shape or [3, 0, 0])[:-2], number, number]
+    )
 
 
 def _parameter(source: Callable[..., Any], wanted: str | None) -> str:

@@ -120,9 +120,11 @@ class ForkedHere:
 
     def kill(self) -> None:
         """End it, with what it has started."""
-        for kill in (os.killpg, os.kill):  # it may not have come to be a group of its own
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if self._code is None:  # it may not have come to be a group of its own
             with suppress(ProcessLookupError, PermissionError):
-                kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
 
     def has_ended(self) -> bool:
         """Whether its process is gone; only then the driver has taken its memory back."""
@@ -132,9 +134,9 @@ class ForkedHere:
         return self._code is not None
 
     def close(self) -> Outcome:
-        """End it if it has not ended, and say what came of it."""
+        """End it, with what it has started, and say what came of it."""
+        self.kill()
         if self._code is None:
-            self.kill()
             self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         for descriptor in (self._answers, self._leave):
             os.close(descriptor)

@@ -1,6 +1,6 @@
-"""What a job is: configurations of training runs and the loop that trains them.
+"""What a job is: workloads, configurations of training runs, job files, and the loop that trains a configuration.
 
-Loaded on first use: the command line needs the words of the options without PyTorch.
+The names below are loaded on first use, because the command line needs the words of its options without PyTorch.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from ullage.workloads.configuration import Configuration, read_rows
     from ullage.workloads.sources.build import build
     from ullage.workloads.training import train
+    from ullage.workloads.workload import Workload
 
 _HOMES = {
     "Configuration": "configuration",
+    "Workload": "workload",
     "build": "sources.build",
     "read_rows": "configuration",
     "train": "training",
 }
 
-__all__ = ["Configuration", "build", "read_rows", "train"]
+__all__ = ["Configuration", "Workload", "build", "read_rows", "train"]
 
 
 def __getattr__(name: str) -> Any:

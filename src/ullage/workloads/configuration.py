@@ -1,7 +1,7 @@
-"""One training run in a few words: what is trained, on what batch, with which optimizer and precision.
+"""A training run by name: the model, the batch, the optimizer and the precision.
 
-A configuration is a line of a measured file: the same keys, so that a file of measurements is also a list of
-workloads, and the same function trains it on a real GPU and on a virtual one.
+A configuration is also what one line of a file of measurements describes. The same configuration can be trained on a
+real GPU and on a virtual one. Nothing here imports PyTorch, because shell completion needs these names at once.
 """
 
 from __future__ import annotations
@@ -16,81 +16,70 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
+from ullage.workloads.optimizers import check_optimizer
 
-# The words that options take, in one place and without importing PyTorch: shell completion needs them at once.
 
-# Short name: class of torch.optim and its arguments. Any other class of torch.optim goes by its own name.
-OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sgd": ("SGD", {"lr": 1e-3}),
-    "sgdm": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
-    "adam": ("Adam", {"lr": 1e-4}),
-    "adamw": ("AdamW", {"lr": 1e-4}),
-    "sgd_fused": ("SGD", {"lr": 1e-3, "fused": True}),
-    "sgdm_fused": ("SGD", {"lr": 1e-3, "momentum": 0.9, "fused": True}),
-    "adam_fused": ("Adam", {"lr": 1e-4, "fused": True}),
-    "adamw_fused": ("AdamW", {"lr": 1e-4, "fused": True}),
-    "rmsprop": ("RMSprop", {"lr": 1e-4}),
-    "adagrad": ("Adagrad", {"lr": 1e-4}),
-    "adafactor": ("Adafactor", {"lr": 1e-4}),
-}
-OPTIMIZER_ALIASES = {
-    "momentum": "sgdm",
-    "sgd_momentum": "sgdm",
-    "fused_adam": "adam_fused",
-    "fused_adamw": "adamw_fused",
-}
+@dataclass(frozen=True)
+class Precision:
+    """How numbers are stored and multiplied; types are the names that PyTorch gives them."""
+
+    meaning: str
+    weights: str = "float32"
+    autocast: str | None = None
+    grad_scaler: bool = False
+    tensor_float_32: bool = False
+
 
 PRECISIONS = {
-    "fp32": "weights and arithmetic in 32 bits",
-    "tf32": "as fp32, matrix products in TensorFloat-32",
-    "amp_fp16": "autocast to float16 with a GradScaler",
-    "amp_bf16": "autocast to bfloat16",
-    "bf16": "weights, gradients and arithmetic in bfloat16",
-    "fp16": "weights, gradients and arithmetic in float16",
+    "fp32": Precision("weights and arithmetic in 32 bits"),
+    "tf32": Precision("like fp32, with matrix products in TensorFloat-32", tensor_float_32=True),
+    "amp_fp16": Precision("autocast to float16, with a GradScaler", autocast="float16", grad_scaler=True),
+    "amp_bf16": Precision("autocast to bfloat16", autocast="bfloat16"),
+    "bf16": Precision("weights, gradients and arithmetic in bfloat16", weights="bfloat16"),
+    "fp16": Precision("weights, gradients and arithmetic in float16", weights="float16"),
 }
 
 ATTENTIONS = {
     "sdpa": "scaled_dot_product_attention, with the kernel that PyTorch chooses",
     "eager": "matrix products and softmax, one after the other",
-    "flash": "scaled_dot_product_attention, only its flash kernel",
-    "efficient": "scaled_dot_product_attention, only its memory-efficient kernel",
-    "cudnn": "scaled_dot_product_attention, only cuDNN's kernel",
-    "math": "scaled_dot_product_attention, only its plain kernel",
+    "flash": "scaled_dot_product_attention, flash kernel only",
+    "efficient": "scaled_dot_product_attention, memory-efficient kernel only",
+    "cudnn": "scaled_dot_product_attention, cuDNN kernel only",
+    "math": "scaled_dot_product_attention, plain kernel only",
 }
 
 SOURCES = {
     "torchvision": "torchvision:NAME, for example torchvision:resnet50",
     "timm": "timm:NAME, for example timm:vit_small_patch16_224",
     "hf": "hf:CLASS (transformers), for example hf:GPT2LMHeadModel, or hf:FOLDER with a config.json",
-    "own": "package.module:factory or path/to/file.py:factory, a callable that gives an nn.Module",
+    "own": "package.module:factory or path/to/file.py:factory, a callable that returns an nn.Module",
 }
-
-
-DEFAULT_BATCH = 32
 PREFIXES = {"torchvision": "torchvision", "tv": "torchvision", "timm": "timm", "hf": "hf", "mlp": "mlp"}
 
-# The public names of options, as in `ullage.estimate(name, batch_size=64)` and `--batch-size 64`, and their fields.
-OPTION_FIELDS = {
-    "batch_size": "batch_size",
-    "input_shape": "input",
-    "sequence_length": "seq",
-    "num_classes": "classes",
-    "optimizer": "opt",
-    "precision": "precision",
-    "gradient_accumulation": "accumulation",
-    "checkpointing": "ckpt",
-    "attention": "attn",
-    "channels_last": "channels_last",
-    "freeze": "freeze",
-    "lora_rank": "lora_rank",
-    "inference": "inference",
-    "config": "config_file",
-    "set": "settings",
-}
+DEFAULT_BATCH_SIZE = 32
 
-# Fields that files of measurements have under another key; a line may use either.
-FILE_KEYS = {"batch_size": "batch"}
-FIELDS_OF_FILE_KEYS = {key: name for name, key in FILE_KEYS.items()}
+# The options of `ullage.estimate` and of the command line that describe a model and its training. Each is the field of
+# `Configuration` with the same name, except for two.
+MODEL_OPTIONS = (
+    "batch_size", "input_shape", "sequence_length", "num_classes", "optimizer", "precision", "gradient_accumulation",
+    "checkpointing", "attention", "channels_last", "freeze", "lora_rank", "inference", "config", "set",
+)  # fmt: skip
+_FIELDS_OF_OPTIONS = {"config": "config_file", "set": "settings"}
+_POSITIVE = ("batch_size", "sequence_length", "num_classes", "gradient_accumulation", "lora_rank")
+
+# Files of measurements have shorter keys for these fields. A line may use either; lines are written with these.
+FILE_KEYS = {
+    "batch_size": "batch",
+    "optimizer": "opt",
+    "input_shape": "input",
+    "num_classes": "classes",
+    "sequence_length": "seq",
+    "attention": "attn",
+    "checkpointing": "ckpt",
+    "gradient_accumulation": "accumulation",
+}
+# Files that were measured before a module moved name its factories by the old path.
+_MOVED_FACTORIES = {"ullage.learn.families:": "ullage.research.datasets.families:"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,22 +93,22 @@ class Configuration:
 
     model: str
     batch_size: int
-    opt: str = "adamw"
+    optimizer: str = "adamw"
     precision: str = "fp32"
-    input: list[int] | None = None
-    classes: int | None = None
+    input_shape: list[int] | None = None
+    num_classes: int | None = None
     channels_last: bool = False
     conf: str | None = None
     hf_config: dict[str, Any] = field(default_factory=dict)
     vocab: int | None = None
-    seq: int | None = None
-    attn: str | None = None
-    ckpt: bool = False
+    sequence_length: int | None = None
+    attention: str | None = None
+    checkpointing: bool = False
     widths: list[int] | None = None
     bn: bool = False
     drop: bool = False
     act: str = "ReLU"
-    accumulation: int = 1
+    gradient_accumulation: int = 1
     inference: bool = False
     freeze: tuple[str, ...] = ()
     lora_rank: int | None = None
@@ -128,22 +117,20 @@ class Configuration:
 
     def __post_init__(self) -> None:
         self._check_source()
-        _check_optimizer(self.opt)
+        check_optimizer(self.optimizer)
         if self.precision not in PRECISIONS:
             raise UnknownName("precision", self.precision, PRECISIONS, hint="one of " + ", ".join(PRECISIONS))
-        if self.attn is not None and self.attn not in ATTENTIONS:
-            raise UnknownName("attention", self.attn, ATTENTIONS, hint="one of " + ", ".join(ATTENTIONS))
-        for option, name in OPTION_FIELDS.items():
-            value = getattr(self, name)
-            if name in ("batch_size", "seq", "classes", "accumulation", "lora_rank") and value is not None:
-                _check_positive(option, value)
-        if self.input is not None:
-            for length in self.input:
-                _check_positive("input_shape", length)
+        if self.attention is not None and self.attention not in ATTENTIONS:
+            raise UnknownName("attention", self.attention, ATTENTIONS, hint="one of " + ", ".join(ATTENTIONS))
+        for name in _POSITIVE:
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+        for length in self.input_shape or ():
+            _check_positive("input_shape", length)
 
     def _check_source(self) -> None:
         if not self.name or not self.model.partition(":")[0]:
-            raise InvalidValue(f"needed {'; '.join(SOURCES.values())}. Found {self.model!r}" + _meant(self.model))
+            raise InvalidValue(f"needed {'; '.join(SOURCES.values())}. Found {self.model!r}" + _suggestion(self.model))
         if self.source == "mlp" and self.widths is None:
             raise InvalidValue(f"{self.model} needs 'widths'")
 
@@ -157,21 +144,31 @@ class Configuration:
         """The part after the colon."""
         return self.model.partition(":")[2]
 
+    @property
+    def types(self) -> Precision:
+        """What `precision` means: the types of weights and arithmetic."""
+        return PRECISIONS[self.precision]
+
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Configuration:
-        """The configuration in a line of measurements; keys that are not part of it are left out."""
-        known = {spec.name for spec in fields(cls)}
-        named = {FIELDS_OF_FILE_KEYS.get(key, key): value for key, value in row.items() if value is not None}
-        values = {name: value for name, value in named.items() if name in known}
+        """The configuration in a line of measurements; other keys of the line are left out."""
+        keys = {spec.name: (FILE_KEYS.get(spec.name, spec.name), spec.name) for spec in fields(cls)}
+        found = {
+            name: next((row[key] for key in either if row.get(key) is not None), None) for name, either in keys.items()
+        }
+        values = {name: value for name, value in found.items() if value is not None}
         if "freeze" in values:
             values["freeze"] = tuple(values["freeze"])
+        for old, new in _MOVED_FACTORIES.items():
+            if str(values.get("model", "")).startswith(old):
+                values["model"] = new + values["model"].removeprefix(old)
         try:
             return cls(**values)
         except TypeError as error:
-            raise InvalidValue(f"this line is no training run: {error}") from None
+            raise InvalidValue(f"this line does not describe a training run: {error}") from None
 
     def to_row(self) -> dict[str, Any]:
-        """The configuration as a line of measurements has it: plain values under the keys of such files.
+        """The configuration as a line of measurements: plain values under the keys of such files.
 
         >>> Configuration(model="mlp:x", widths=[8, 4], batch_size=2).to_row()["batch"]
         2
@@ -181,27 +178,42 @@ class Configuration:
 
     @classmethod
     def from_options(cls, model: str, **options: Any) -> Configuration:
-        """The configuration that the public options describe; an option that is `None` was not given.
+        """The configuration that the options of `ullage.estimate` describe; `None` means that one was not given.
 
-        >>> Configuration.from_options("torchvision:resnet18", batch_size=64, optimizer="sgd").opt
+        >>> Configuration.from_options("torchvision:resnet18", batch_size=64, optimizer="sgd").optimizer
         'sgd'
         """
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"batch_size": DEFAULT_BATCH_SIZE}
         for option, value in options.items():
-            if option not in OPTION_FIELDS:
-                raise UnknownName("option", option, OPTION_FIELDS)
+            if option not in MODEL_OPTIONS:
+                raise UnknownName("option", option, MODEL_OPTIONS)
             if value is not None:
-                values[OPTION_FIELDS[option]] = value
-        values.setdefault("batch_size", DEFAULT_BATCH)
+                values[_FIELDS_OF_OPTIONS.get(option, option)] = value
         if "freeze" in values:
             values["freeze"] = (values["freeze"],) if isinstance(values["freeze"], str) else tuple(values["freeze"])
-        if "input" in values:
-            values["input"] = list(values["input"])
+        if "input_shape" in values:
+            values["input_shape"] = list(values["input_shape"])
         if isinstance(values.get("config_file"), dict):
             values["settings"] = values.pop("config_file") | values.get("settings", {})
         elif "config_file" in values:
             values["config_file"] = str(values["config_file"])
         return cls(model=model, **values)
+
+    def in_words(self) -> str:
+        """The options that differ from their defaults, for messages; always with the batch size.
+
+        >>> Configuration.from_options("timm:vit_tiny_patch16_224", input_shape=(3, 64, 64)).in_words()
+        'batch size 32, input shape 3,64,64'
+        """
+        defaults = {spec.name: spec.default for spec in fields(self)}
+        words = []
+        for option in MODEL_OPTIONS:
+            name = _FIELDS_OF_OPTIONS.get(option, option)
+            value = getattr(self, name)
+            if name == "batch_size" or (value != defaults[name] and value not in ({}, (), None)):
+                text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+                words.append(f"{option.replace('_', ' ')} {text}")
+        return ", ".join(words)
 
 
 def _check_positive(option: str, value: Any) -> None:
@@ -209,15 +221,8 @@ def _check_positive(option: str, value: Any) -> None:
         raise InvalidValue(f"{option} needs a whole number of at least 1; found {value!r}")
 
 
-def _check_optimizer(name: str) -> None:
-    if name not in OPTIMIZERS and name not in OPTIMIZER_ALIASES:
-        from ullage.workloads.optimizers import optimizer_class  # any class of torch.optim: that needs PyTorch
-
-        optimizer_class(name)
-
-
-def _meant(model: str) -> str:
-    """Where somebody left out the source: the models that are called so."""
+def _suggestion(model: str) -> str:
+    """The models of that name, for somebody who left out where it comes from."""
     from ullage.workloads.sources.names import model_names
 
     found = [f"{source}:{model}" for source in ("torchvision", "timm", "hf") if model in model_names(source)]
@@ -230,11 +235,11 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
         content = file.read_bytes()
         text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
     except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise InvalidValue(f"{file} is no gzip file, or a broken one") from None
+        raise InvalidValue(f"{file} is not a gzip file, or it is damaged") from None
     except OSError as error:
         raise InvalidValue(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InvalidValue(f"{file} is no text; needed a file of JSON objects, one a line") from None
+        raise InvalidValue(f"{file} is not text; needed a file of JSON objects, one per line") from None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -248,7 +253,7 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut_torn_line(file: Path) -> None:
-    """Take away what follows a file's last whole line, as a writer that was killed leaves it."""
+    """Cut off an incomplete last line, as a writer leaves it that was killed."""
     try:
         content = file.read_bytes()
         whole = content.rfind(b"\n") + 1

@@ -1,16 +1,44 @@
-"""Optimizers by a short name (`adamw_fused`) or by any class name of `torch.optim` (`NAdam`)."""
+"""Optimizers by a short name (`adamw_fused`) or by any class name of `torch.optim` (`NAdam`).
+
+PyTorch is imported only where a class is needed: shell completion wants the short names at once.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.workloads.configuration import OPTIMIZER_ALIASES, OPTIMIZERS
 
+if TYPE_CHECKING:
+    import torch
+
+# Short name: class of torch.optim and its arguments. Any other class of torch.optim goes by its own name.
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", {"lr": 1e-3}),
+    "sgdm": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
+    "adam": ("Adam", {"lr": 1e-4}),
+    "adamw": ("AdamW", {"lr": 1e-4}),
+    "sgd_fused": ("SGD", {"lr": 1e-3, "fused": True}),
+    "sgdm_fused": ("SGD", {"lr": 1e-3, "momentum": 0.9, "fused": True}),
+    "adam_fused": ("Adam", {"lr": 1e-4, "fused": True}),
+    "adamw_fused": ("AdamW", {"lr": 1e-4, "fused": True}),
+    "rmsprop": ("RMSprop", {"lr": 1e-4}),
+    "adagrad": ("Adagrad", {"lr": 1e-4}),
+    "adafactor": ("Adafactor", {"lr": 1e-4}),
+}
+OPTIMIZER_ALIASES = {
+    "momentum": "sgdm",
+    "sgd_momentum": "sgdm",
+    "fused_adam": "adam_fused",
+    "fused_adamw": "adamw_fused",
+}
 _FORMS = {"_fused": {"fused": True}, "_foreach": {"foreach": True}, "_single": {"foreach": False}}
-_WITHOUT_CLOSURE = "a training step without a closure"
+
+
+def check_optimizer(name: str) -> None:
+    """Refuse a name that is not an optimizer; PyTorch is imported only for a name without a short form."""
+    if name not in OPTIMIZERS and name not in OPTIMIZER_ALIASES:
+        optimizer_class(name)
 
 
 def optimizer_class(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -19,6 +47,8 @@ def optimizer_class(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, A
     >>> optimizer_class("nadam_foreach")
     (<class 'torch.optim.nadam.NAdam'>, {'foreach': True})
     """
+    import torch
+
     name = OPTIMIZER_ALIASES.get(name, name)
     if name in OPTIMIZERS:
         known, options = OPTIMIZERS[name]
@@ -27,20 +57,17 @@ def optimizer_class(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, A
         if name.endswith(ending):
             made, options = optimizer_class(name.removesuffix(ending))
             return made, options | form
-    classes = {known.casefold(): made for known, made in _classes().items()}
-    if name.casefold() not in classes:
-        raise UnknownName("optimizer", name, [*OPTIMIZERS, *_classes()])
-    if classes[name.casefold()] is torch.optim.LBFGS:
-        raise InvalidValue(f"LBFGS cannot be taken: needed an optimizer for {_WITHOUT_CLOSURE}; estimate a function")
-    return classes[name.casefold()], {}
-
-
-def _classes() -> dict[str, type[torch.optim.Optimizer]]:
-    return {
-        name: made
-        for name, made in vars(torch.optim).items()
+    classes = {
+        known: made
+        for known, made in vars(torch.optim).items()
         if isinstance(made, type) and issubclass(made, torch.optim.Optimizer) and made is not torch.optim.Optimizer
     }
+    found = {known.casefold(): made for known, made in classes.items()}.get(name.casefold())
+    if found is None:
+        raise UnknownName("optimizer", name, [*OPTIMIZERS, *classes])
+    if found is torch.optim.LBFGS:
+        raise InvalidValue("LBFGS needs a closure, which the standard training loop does not have; estimate a function")
+    return found, {}
 
 
 def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
@@ -49,4 +76,4 @@ def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
     try:
         return made(parameters, **options)
     except TypeError as error:
-        raise InvalidValue(f"optimizer {name!r} cannot be made: {error}") from None
+        raise InvalidValue(f"cannot create the optimizer {name!r}: {error}") from None

@@ -15,8 +15,6 @@ from ullage.workloads.optimizers import make_optimizer
 from ullage.workloads.sources.build import prepare
 from ullage.workloads.tasks import Task
 
-_AMP = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
-_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _ATTENTION_KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -37,7 +35,7 @@ def train(
     `prepared` are model and task on the CPU, as `ullage.workloads.sources.build.prepare` gives them, where they were
     made beforehand.
 
-    >>> train(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, opt="sgd"), iterations=1, device="cpu")
+    >>> train(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, optimizer="sgd"), iterations=1, device="cpu")
     """
     model, task = prepared or prepare(configuration)
     low = low_precision(configuration)
@@ -52,12 +50,23 @@ def train(
 
 
 def low_precision(configuration: Configuration) -> torch.dtype | None:
-    """What weights are cast to; `None` where they stay in 32 bits, with autocast or without.
+    """The type that weights are cast to; `None` if they stay in 32 bits, with autocast or without.
 
     >>> low_precision(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="bf16"))
     torch.bfloat16
     """
-    return _LOW.get(configuration.precision)
+    weights: torch.dtype = getattr(torch, configuration.types.weights)
+    return None if weights is torch.float32 else weights
+
+
+def autocast_type(configuration: Configuration) -> torch.dtype | None:
+    """The type that autocast uses; `None` without autocast.
+
+    >>> autocast_type(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="amp_fp16"))
+    torch.float16
+    """
+    name = configuration.types.autocast
+    return None if name is None else getattr(torch, name)
 
 
 def _train(
@@ -70,11 +79,11 @@ def _train(
 ) -> None:
     """The order of moves, and what is alive when, is that of the measured loop."""
     model.train()
-    optimizer = make_optimizer(configuration.opt, _trainable(model))
+    optimizer = make_optimizer(configuration.optimizer, _trainable(model))
     inputs, targets = _batch(configuration, task)
-    cast = _AMP.get(configuration.precision)
-    scaler = torch.amp.GradScaler("cuda") if configuration.precision == "amp_fp16" else None
-    parts = configuration.accumulation
+    cast = autocast_type(configuration)
+    scaler = torch.amp.GradScaler("cuda") if configuration.types.grad_scaler else None
+    parts = configuration.gradient_accumulation
     for _ in range(iterations):
         for part in range(parts):
             on_device = _moved(inputs, device)
@@ -107,7 +116,7 @@ def _infer(
 ) -> None:
     model.eval()
     inputs, targets = _batch(configuration, task)
-    cast = _AMP.get(configuration.precision)
+    cast = autocast_type(configuration)
     for _ in range(iterations):
         on_device = _moved(inputs, device)
         wanted = _moved(targets, device)
@@ -153,11 +162,11 @@ def _each(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def _switches(configuration: Configuration) -> Iterator[None]:
     """PyTorch's global switches for TensorFloat-32 and attention kernels, for the time of the run."""
     with ExitStack() as stack:
-        if configuration.precision == "tf32":
+        if configuration.types.tensor_float_32:
             stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision("high")
-        if configuration.attn in _ATTENTION_KERNELS:
-            stack.enter_context(sdpa_kernel(_ATTENTION_KERNELS[configuration.attn]))
+        if configuration.attention in _ATTENTION_KERNELS:
+            stack.enter_context(sdpa_kernel(_ATTENTION_KERNELS[configuration.attention]))
         yield
 
 

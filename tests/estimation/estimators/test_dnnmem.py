@@ -3,9 +3,10 @@
 import pytest
 
 from ullage.estimation.estimators.dnnmem import Graph, Node, Walk, record, states_of
-from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
+from ullage.workloads.workload import Workload
 
 MB = 1 << 20
 
@@ -76,7 +77,9 @@ def test_the_graph_of_a_perceptron() -> None:
 
 def test_it_is_near_ullage_on_a_convolutional_network() -> None:
     """The paper reports errors below about a fifth; Ullage's figures are measured ones to within a few percent."""
-    configuration = Configuration(model="torchvision:resnet18", batch_size=16, input=[3, 64, 64], opt="adam")
+    configuration = Configuration(
+        model="torchvision:resnet18", batch_size=16, input_shape=[3, 64, 64], optimizer="adam"
+    )
     ours = find("ullage").estimate(Workload(configuration=configuration), gpu("H200"))
     theirs = find("dnnmem").estimate(Workload(configuration=configuration), gpu("H200"))
     assert theirs.figure_kind == "process"

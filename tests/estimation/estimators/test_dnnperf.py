@@ -11,10 +11,11 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.dnnperf import estimator
 from ullage.estimation.estimators.dnnperf.graph import KINDS, Graph, Node, graph_of
 from ullage.estimation.estimators.dnnperf.network import Encoder, Network, folded, joined, tensors_of
-from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
 from ullage.research.training import dnnperf as training
 from ullage.workloads import Configuration
+from ullage.workloads.workload import Workload
 
 NAMES = list(KINDS)
 
@@ -50,7 +51,7 @@ def test_autocast_is_in_the_graph() -> None:
 
 def test_a_convolution_has_its_hyperparameters() -> None:
     pytest.importorskip("torchvision")
-    made = graph_of(Configuration(model="tv:squeezenet1_1", batch_size=2, input=[3, 64, 64], opt="sgd"))
+    made = graph_of(Configuration(model="tv:squeezenet1_1", batch_size=2, input_shape=[3, 64, 64], optimizer="sgd"))
     first = next(node for node in made.nodes if NAMES[node.kind] == "convolution")
     assert (first.kernel, first.stride, first.groups) == (9, 4, 1)
     assert first.flops == 2 * 2 * 64 * 31 * 31 * 3 * 9

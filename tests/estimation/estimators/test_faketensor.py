@@ -7,9 +7,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ullage
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.faketensor import MARGIN, EveryResult, Meter, propagate
-from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
+from ullage.workloads.workload import Workload
 
 # MiB, as the evaluators published them for timm models on an A100
 PUBLISHED = [

@@ -34,7 +34,7 @@ from ullage.workloads import Configuration
 
 GIB = 1 << 30
 HOME = Path(features.__file__).parent
-DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "generated_h200.parquet"
+DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
 MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, opt="adam")
 
 

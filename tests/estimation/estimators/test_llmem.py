@@ -5,9 +5,10 @@ import pytest
 import ullage
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators import llmem
-from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
+from ullage.workloads.workload import Workload
 
 PAGE = 2 << 20
 SIZES = (50_272 * 768, 768 * 768, 768)
@@ -67,14 +68,14 @@ def test_a_model_by_its_name() -> None:
     [
         ({"model": "torchvision:resnet18"}, "decoder language models"),
         ({"model": "hf:BertForMaskedLM"}, "not BertForMaskedLM"),
-        ({"opt": "sgd"}, "made for Adam"),
+        ({"optimizer": "sgd"}, "made for Adam"),
         ({"precision": "fp32"}, "16-bit"),
-        ({"ckpt": False}, "checkpointing"),
+        ({"checkpointing": False}, "checkpointing"),
         ({"lora_rank": 8}, "all weights"),
     ],
 )
 def test_what_it_does_not_support_is_said(options: dict[str, object], reason: str) -> None:
-    values = {"model": "hf:GPT2LMHeadModel", "batch_size": 2, "precision": "amp_bf16", "ckpt": True} | options
+    values = {"model": "hf:GPT2LMHeadModel", "batch_size": 2, "precision": "amp_bf16", "checkpointing": True} | options
     answer = find("llmem").supports(Workload(configuration=Configuration(**values)))  # type: ignore[arg-type]
     assert answer is not None and reason in answer
 

@@ -7,12 +7,13 @@ import pytest
 import ullage
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.estimators.answer import answer
-from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.registry import find
 from ullage.estimation.result import Estimate
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
+from ullage.workloads.workload import Workload
 
-SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4, opt="adam"))
+SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4, optimizer="adam"))
 
 
 @pytest.mark.parametrize("name", ullage.estimators())

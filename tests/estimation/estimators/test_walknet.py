@@ -8,21 +8,23 @@ import torch
 import ullage
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.fast.estimator import trained as trained_fast
-from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.registry import find
 from ullage.estimation.estimators.walknet.networks import SHIPPED, load, shipped
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
+from ullage.workloads.workload import Workload
 
 GIB = 1 << 30
 LEARNED = ("walknet", "walknet+transformer", "fast")
-MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, opt="adam")
+MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, optimizer="adam")
 CNN = Configuration(
-    model="ullage.research.datasets.families:cnn", batch_size=32, opt="sgd", input=[3, 96, 96], classes=10,
+    model="ullage.research.datasets.families:cnn", batch_size=32, optimizer="sgd", input_shape=[3, 96, 96],
+    num_classes=10,
     settings={"arch": "pyramid", "filters": [32, 64, 128], "kernels": [3, 3, 3], "down": [1, 2], "batch_norm": True},
 )  # fmt: skip
 ENCODER = Configuration(
-    model="ullage.research.datasets.families:transformer", batch_size=16, opt="adamw", seq=128, precision="bf16",
-    classes=10,
+    model="ullage.research.datasets.families:transformer", batch_size=16, optimizer="adamw", sequence_length=128,
+    precision="bf16", num_classes=10,
     settings={"kind": "encoder", "vocabulary": 5000, "length": 128, "size": 256, "layers": 4, "heads": 4,
               "middle": 1024},
 )  # fmt: skip
@@ -95,10 +97,9 @@ def test_inference_is_refused_with_the_reason() -> None:
 
 def test_the_data_that_they_were_trained_on_are_in_the_source() -> None:
     pytest.importorskip("polars")
-    from ullage.research.training.examples import read_rows
-    from ullage.research.training.folds import key_of
+    from ullage.research.training.examples import key_of, read_rows
 
-    file = Path(__file__).parents[2] / "benchmarks" / "data" / "generated_h200.parquet"
+    file = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
     keys = {key_of(row) for row in read_rows(file, "cnn")}
     _, card = load(shipped("cnn", "mlp"))
     assert set(card.test) <= keys and len(card.test) == pytest.approx(0.3 * len(keys), rel=0.02)

@@ -36,11 +36,13 @@ class Peeking(nn.Module):
 
 
 def own(name: str, **more: object) -> Configuration:
-    return Configuration(model=f"{__file__}:{name}", batch_size=4, input=[6], opt="sgd", **more)  # type: ignore[arg-type]
+    return Configuration(model=f"{__file__}:{name}", batch_size=4, input_shape=[6], optimizer="sgd", **more)  # type: ignore[arg-type]
 
 
 def test_a_perceptron_by_hand() -> None:
-    found = features(Configuration(model="mlp:x", widths=[8, 16, 4], batch_size=32, opt="adam", bn=True, drop=True))
+    found = features(
+        Configuration(model="mlp:x", widths=[8, 16, 4], batch_size=32, optimizer="adam", bn=True, drop=True)
+    )
     assert found.layers == (
         ("linear", 16, 144), ("batch_norm", 16, 32), ("relu", 16, 0), ("dropout", 16, 0), ("linear", 4, 68),
     )  # fmt: skip
@@ -63,7 +65,7 @@ def test_a_model_that_looks_at_values_runs_on_a_virtual_gpu() -> None:
 
 def test_a_wrong_shape_is_an_error_of_ours() -> None:
     with pytest.raises(InvalidValue, match="Twice does not run: RuntimeError: "):
-        features(Configuration(model=f"{__file__}:Twice", batch_size=4, input=[7], opt="sgd"))
+        features(Configuration(model=f"{__file__}:Twice", batch_size=4, input_shape=[7], optimizer="sgd"))
     with pytest.raises(InvalidValue, match="shape of its input"):
         features(Configuration(model=f"{__file__}:Twice", batch_size=4))
 
@@ -100,7 +102,7 @@ def test_the_count_of_the_drawing_agrees_with_the_closed_formula(family: str) ->
 def test_optimizer_and_precision_move_the_parts_as_they_should() -> None:
     parts = {
         (opt, precision): closed_parts(
-            features(Configuration(model="mlp:x", widths=[64, 64], batch_size=8, opt=opt, precision=precision))
+            features(Configuration(model="mlp:x", widths=[64, 64], batch_size=8, optimizer=opt, precision=precision))
         )
         for opt in ("sgd", "sgdm", "adam")
         for precision in ("fp32", "amp_bf16", "bf16")
@@ -123,14 +125,14 @@ def test_inference_keeps_no_gradients() -> None:
         ({"model": "tv:resnet18", "batch_size": 2}, {"conv2d": 20, "batch_norm": 20, "linear": 1}),
         ({"model": "tv:vit_b_16", "batch_size": 2}, {"attention": 12, "layer_norm": 25}),
         ({"model": "timm:efficientnet_b0", "batch_size": 2}, {"batch_norm": 49, "conv2d": 81}),
-        ({"model": "hf:GPT2LMHeadModel", "batch_size": 2, "seq": 32}, {"conv1d": 48, "attention": 12}),
-        ({"model": "hf:BertForMaskedLM", "batch_size": 2, "seq": 32}, {"linear": 74, "attention": 12}),
+        ({"model": "hf:GPT2LMHeadModel", "batch_size": 2, "sequence_length": 32}, {"conv1d": 48, "attention": 12}),
+        ({"model": "hf:BertForMaskedLM", "batch_size": 2, "sequence_length": 32}, {"linear": 74, "attention": 12}),
     ],
 )
 def test_real_models(configuration: dict[str, object], counts: dict[str, int]) -> None:
     source = str(configuration["model"]).partition(":")[0]
     pytest.importorskip({"tv": "torchvision", "timm": "timm", "hf": "transformers"}[source])
-    found = features(Configuration(opt="sgd", **configuration))  # type: ignore[arg-type]
+    found = features(Configuration(optimizer="sgd", **configuration))  # type: ignore[arg-type]
     assert {kind: found.counts[kind] for kind in counts} == counts
     assert sum(own for _, _, own in found.layers) >= 0.9 * found.parameters
 

@@ -8,7 +8,7 @@ import pytest
 from ullage.estimation.estimators.walknet.inputs import chain, entry_bytes, walked
 from ullage.research.datasets.schema import read_parquet
 
-DATASET = Path(__file__).parents[2] / "benchmarks" / "data" / "generated_h200.parquet"
+DATASET = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
 EVERY = 9
 
 

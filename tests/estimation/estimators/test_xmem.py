@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.registry import Workload, find
+from ullage.estimation.estimators.registry import find
 from ullage.estimation.estimators.xmem.cpu_run import CpuTraining, TooLarge, profiled, run_on_cpu
 from ullage.estimation.estimators.xmem.replay import (
     FORWARD,
@@ -25,8 +25,9 @@ from ullage.estimation.estimators.xmem.replay import (
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
 from ullage.workloads.training import train
+from ullage.workloads.workload import Workload
 
-MLP = Configuration(model="mlp:x", widths=[128, 256, 10], batch_size=64, opt="sgdm")
+MLP = Configuration(model="mlp:x", widths=[128, 256, 10], batch_size=64, optimizer="sgdm")
 PARAMETERS = [128 * 256 * 4, 256 * 4, 256 * 10 * 4, 10 * 4]
 
 
@@ -169,7 +170,7 @@ def test_veritasest_is_for_convolutional_networks() -> None:
     vit = Configuration(model="tv:vit_b_16", batch_size=2)
     assert "has attention" in (supports(Workload(configuration=vit)) or "")
     assert "no convolution" in (supports(Workload(configuration=MLP)) or "")
-    gpt = Configuration(model="hf:GPT2LMHeadModel", batch_size=1, seq=8)
+    gpt = Configuration(model="hf:GPT2LMHeadModel", batch_size=1, sequence_length=8)
     assert "transformers" in (supports(Workload(configuration=gpt)) or "")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ullage.estimation.scripts.parent import estimate_script
 
-FOLDER = Path(__file__).parents[2] / "examples" / "scripts"
+FOLDER = Path(__file__).parents[3] / "examples" / "scripts"
 NEEDS = {
     "accelerate_loop": "accelerate",
     "hf_trainer": "accelerate",

@@ -15,15 +15,15 @@ from torch import nn
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.deepspeed import supports_names
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.units import format_bytes
 from ullage.virtual import VirtualGPU
 from ullage.workloads.sources.build import build
+from ullage.workloads.workload import Workload
 
 SHARES = {"float32": 1, "float16": 2, "bfloat16": 2, "int8": 4, "int4": 8}
-_TYPES = {"fp32": "float32", "tf32": "float32", "amp_fp16": "float16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     """The estimate of a model; option: dtype (float32, float16, bfloat16), by default that of the precision."""
     begin = time.perf_counter()
     assert workload.configuration is not None
-    precision = workload.configuration.precision
-    dtype = read_options("accelerate", workload.options, {"dtype": _TYPES.get(precision, "bfloat16")})["dtype"]
+    types = workload.configuration.types
+    dtype = read_options("accelerate", workload.options, {"dtype": types.autocast or types.weights})["dtype"]
     with VirtualGPU(gpu, limited=False):
         row = sizes(build(workload.configuration), dtype)
     if row.training is None:

@@ -22,13 +22,16 @@ from ullage.allocator.blocks import Block
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.answer import answer
 from ullage.estimation.estimators.deepspeed import supports_names
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.summary import moved
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.virtual import VirtualGPU
-from ullage.workloads.configuration import OPTIMIZER_ALIASES, Configuration
+from ullage.workloads.configuration import Configuration
+from ullage.workloads.optimizers import OPTIMIZER_ALIASES
 from ullage.workloads.sources.build import prepare
+from ullage.workloads.training import autocast_type, low_precision
+from ullage.workloads.workload import Workload
 
 # The computation graph of a model's forward pass: operators, the storages they read and make, and their temporaries.
 #
@@ -104,8 +107,8 @@ def record(configuration: Configuration, gpu: GPU) -> Graph:
     144
     """
     graph = Graph()
-    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(configuration.precision)
-    cast = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}.get(configuration.precision)
+    low = low_precision(configuration)
+    cast = autocast_type(configuration)
     try:
         with VirtualGPU(gpu, limited=False) as card:
             model, task = prepare(configuration)
@@ -256,7 +259,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     assert workload.configuration is not None
     configuration = workload.configuration
     walk = Walk(record(configuration, gpu))
-    walk.run(states_of(configuration.opt), training=not configuration.inference)
+    walk.run(states_of(configuration.optimizer), training=not configuration.inference)
     reserved = walk.allocator.peak_reserved
     parts = {name: size for name, size in walk.peak.items() if size}
     parts["fragmentation"] = reserved - sum(parts.values())

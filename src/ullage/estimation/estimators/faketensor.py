@@ -21,17 +21,17 @@ from torch.utils._pytree import tree_map_only
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.answer import answer
 from ullage.estimation.estimators.deepspeed import supports_names
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.virtual import VirtualGPU
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.sources.build import prepare
 from ullage.workloads.tasks import Task
+from ullage.workloads.training import autocast_type, low_precision
+from ullage.workloads.workload import Workload
 
 MARGIN = 4 << 30  # the paper's "+4 GB"
-_AMP = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
-_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SOURCE = "PyTorch FakeTensor, as evaluated in arXiv 2602.17817 (itu-rad/GPUMemNet, Test_Pipeline)"
 
 
@@ -92,13 +92,13 @@ def propagate(configuration: Configuration, gpu: GPU) -> tuple[int, int]:
         model, task = prepare(configuration)
         for weight in model.parameters():  # nor afterwards: their initial values would be filled in on leaving
             weight.data = torch.empty_like(weight)
-    low = _LOW.get(configuration.precision)
+    low = low_precision(configuration)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
             model = model.to(low) if low is not None else model
             inputs, targets = task.batch(configuration.batch_size)
             meter = stack.enter_context(EveryResult(Meter())).meter
-            cast = _AMP.get(configuration.precision)
+            cast = autocast_type(configuration)
             stack.enter_context(torch.autocast("cpu", dtype=cast, enabled=cast is not None))
             return _step(model.train(), task, inputs, targets, meter, low)
     except (UllageError, MemoryError):

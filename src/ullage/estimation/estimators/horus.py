@@ -12,10 +12,11 @@ import time
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.summary import Summary, read_summary, summarize
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.workloads.workload import Workload
 
 BYTES = 4
 OVERHEAD_MIB = 800

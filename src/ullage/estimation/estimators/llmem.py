@@ -25,11 +25,12 @@ from torch import nn
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.virtual import VirtualGPU
 from ullage.workloads.sources.build import prepare
+from ullage.workloads.workload import Workload
 
 PAGE = 2 << 20
 _DECODERS = ("ForCausalLM", "LMHeadModel")
@@ -110,13 +111,13 @@ def _supports(workload: Workload) -> str | None:
         return f"it knows decoder language models of transformers; {c.model} is none"
     if c.config_file is None and not c.name.endswith(_DECODERS):
         return f"it knows decoders with a language model's head, not {c.name}"
-    if c.opt not in _ADAM:
-        return f"it is made for Adam; this is {c.opt}"
+    if c.optimizer not in _ADAM:
+        return f"it is made for Adam; this is {c.optimizer}"
     if c.inference or c.lora_rank is not None or c.freeze:
         return "it is made for the fine-tuning of all weights"
     if c.precision in ("fp32", "tf32"):
         return f"it is made for 16-bit training; this is {c.precision}"
-    if not c.ckpt:
+    if not c.checkpointing:
         return "its authors fine-tune with activation checkpointing; this run has none (--checkpointing)"
     return None
 

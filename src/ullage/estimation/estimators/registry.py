@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ullage.errors import InvalidValue, UnknownName
+from ullage.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
-    from ullage.workloads.configuration import Configuration
 
 # Name: the module of this room that has it. A table, so that the names are known without importing PyTorch.
 HOMES = {
@@ -38,44 +38,6 @@ HOMES = {
     "walknet+transformer": "walknet.estimator",
     "fast": "fast.estimator",
 }
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What an estimator is asked about: a configuration, a function, a script, or the text of a model summary.
-
-    `options` are the estimator's own, such as `{"stage": 3}` for deepspeed; `run` is what the virtual GPU takes
-    (`steps`, `config`, ...), `batch_size` what a summary was read with.
-
-    >>> from ullage.workloads import Configuration
-    >>> Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)).kind
-    'model'
-    """
-
-    configuration: Configuration | None = None
-    function: Callable[[], Any] | None = None
-    script: str | None = None
-    args: tuple[str, ...] = ()
-    summary_text: str | None = None
-    batch_size: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    run: dict[str, Any] = field(default_factory=dict)
-    source: str | None = None
-
-    @property
-    def kind(self) -> str:
-        """The kind of workload: "model", "function", "script" or "summary"."""
-        kinds = {
-            "model": self.configuration,
-            "function": self.function,
-            "script": self.script,
-            "summary": self.summary_text,
-        }
-        given = [kind for kind, value in kinds.items() if value is not None]
-        if len(given) != 1:
-            found = " and ".join(given) or "none of them"
-            raise InvalidValue(f"needed one of a configuration, a function, a script or a summary; found {found}")
-        return given[0]
 
 
 Supports = Callable[[Workload], str | None]
@@ -138,14 +100,19 @@ def estimators() -> list[str]:
     return [*HOMES, *(name for name in _REGISTERED if name not in HOMES)]
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no estimator has, without importing PyTorch."""
+    if name not in estimators():
+        raise UnknownName("estimator", name, estimators(), hint="all: " + ", ".join(estimators()))
+
+
 def find(name: str) -> Estimator:
     """The estimator of that name.
 
     >>> find("horus").source.split(",")[0]
     'Yeung et al.'
     """
-    if name not in estimators():
-        raise UnknownName("estimator", name, estimators(), hint="all: " + ", ".join(estimators()))
+    check_name(name)
     if name not in _REGISTERED:
         importlib.import_module(f"{__package__}.{HOMES[name]}")
     return _REGISTERED[name]

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from ullage.errors import UllageError
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.xmem import estimator as xmem
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.sources.build import build
+from ullage.workloads.workload import Workload
 
 
 def supports(workload: Workload) -> str | None:
@@ -77,8 +78,8 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by three steps on the CPU, as xMem does.
 
     >>> from ullage.hardware import gpu
-    >>> workload = Workload(configuration=Configuration(model="tv:squeezenet1_1", batch_size=1, input=[3, 64, 64]))
-    >>> run(workload, gpu("T4")).figure_kind      # doctest: +SKIP
+    >>> squeezenet = Configuration(model="tv:squeezenet1_1", batch_size=1, input_shape=[3, 64, 64])
+    >>> run(Workload(configuration=squeezenet), gpu("T4")).figure_kind      # doctest: +SKIP
     'reserved'
     """
     return xmem.estimate_by_cpu_run("veritasest", workload, gpu)

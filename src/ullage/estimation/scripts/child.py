@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ullage.allocator import AllocatorConfig
-from ullage.estimation.running import summarize
+from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.scripts.failures import describe
 from ullage.estimation.scripts.files import Files
 from ullage.estimation.scripts.following import Following
@@ -242,7 +242,7 @@ class ScriptRun:
         if card.memory.out_of_memory is not None:
             card.note("memory", "the script ran out of memory once or more, caught it and went on")
         card.progress.phases = self.following.phases.peaks(has_trained=self.following.backward.count > 0)
-        estimate = summarize(card, time.perf_counter() - self._begin)
+        estimate = estimate_from(card, time.perf_counter() - self._begin)
         if self._trace is not None and self._request.trace_file is not None:
             self._trace.fill(card)
             self._trace.save(self._request.trace_file)

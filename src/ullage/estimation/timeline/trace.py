@@ -36,7 +36,7 @@ class Trace:
     of the highest allocated and reserved memory.
 
     >>> import torch
-    >>> from ullage.estimation.running import estimate
+    >>> from ullage import estimate
     >>> trace = Trace()
     >>> e = estimate(lambda: torch.zeros(1000, device="cuda"), gpu="H200", trace=trace)
     >>> trace.size.tolist(), [trace.operator(number) for number in trace.place]

@@ -30,7 +30,8 @@ from ullage.research.datasets.shapes import (
     transformer_cost,
 )
 from ullage.units import GIB, format_bytes
-from ullage.workloads.configuration import OPTIMIZERS, PRECISIONS
+from ullage.workloads.configuration import PRECISIONS
+from ullage.workloads.optimizers import OPTIMIZERS
 
 # From where a family's features are drawn: the appendix of the GPUMemNet paper, overridden by a TOML file.
 #

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.research.datasets.fork_server import ForkServer, Trade
+from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 from ullage.units import GIB, MIB
 from ullage.workloads.configuration import Configuration, cut_torn_line, read_rows
 
@@ -54,15 +54,15 @@ def measure_rows(rows: Sequence[dict[str, Any]], plan: Plan) -> tuple[int, Itera
     for row in measured:
         print(row["id"], row.get("peak_reserved"))
     """
-    orders = read_orders(rows, plan)
+    checked = checked_rows(rows, plan)
     done = mend(plan.out, plan.kind)
-    orders = [order for order in orders if order["id"] not in done]
-    return len(orders), _measured(orders, plan)
+    left = [row for row in checked if row["id"] not in done]
+    return len(left), _measured(left, plan)
 
 
-def read_orders(rows: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
-    """What children are told: a row with an id of its own, checked before anything runs."""
-    orders, seen = [], set()
+def checked_rows(rows: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
+    """What children are told: rows with an id of their own, checked before anything runs."""
+    checked, seen = [], set()
     for number, row in enumerate(rows):
         if "header" in row:
             continue
@@ -72,51 +72,51 @@ def read_orders(rows: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, An
         seen.add(name)
         Configuration.from_row(row)
         extra = {"seconds": plan.seconds} if plan.utilization else {"iterations": plan.iterations}
-        orders.append({**row, "id": name, **extra, **({"raw": True} if plan.raw else {})})
-    return orders
+        checked.append({**row, "id": name, **extra, **({"raw": True} if plan.raw else {})})
+    return checked
 
 
-def _measured(orders: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, Any]]:
-    if not orders:
+def _measured(rows: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, Any]]:
+    if not rows:
         return
-    server, header = make_server(plan)
+    runs, header = prepare_runs(plan)
     known = _last_header(plan.out)
     with _appending(plan.out) as file:
         if known != header:
             file.write(json.dumps({"header": header}) + "\n")
-        for order, answer in _answers(server, orders, plan):
-            row = {key: value for key, value in order.items() if key not in ("iterations", "seconds", "raw")}
+        for asked, answer in _answers(runs, rows, plan):
+            row = {key: value for key, value in asked.items() if key not in ("iterations", "seconds", "raw")}
             row |= {"pass": plan.kind, **answer}
             file.write(json.dumps(row) + "\n")
             file.flush()
             if plan.raw is not None:
-                (plan.raw / order["id"] / f"{plan.kind}.json").write_text(json.dumps(row, indent=1) + "\n")
+                (plan.raw / row["id"] / f"{plan.kind}.json").write_text(json.dumps(row, indent=1) + "\n")
             yield row
 
 
-def _answers(server: ForkServer, orders: list[dict[str, Any]], plan: Plan) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Orders with their answers; with bundles, what a bundle left undone gets a fresh process afterwards."""
+def _answers(runs: ParallelRuns, rows: list[dict[str, Any]], plan: Plan) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Rows with their answers; with bundles, what a bundle left undone gets a fresh process afterwards."""
     if plan.together > 1 and not plan.utilization:
         from ullage.research.datasets.memory_run import bundle, prepare_bundle, run_bundle, untied
 
         left = []
-        trade = replace(server.trade, prepare=prepare_bundle, run=run_bundle, log=lambda order: None)
-        bundles = ForkServer(
-            trade, total=server.total, at_once=server.at_once, timeout=plan.timeout + 2 * plan.together,
-            host_total=server.host_total, retry=lambda answer: False,
+        kind = replace(runs.kind, prepare=prepare_bundle, run=run_bundle, log=lambda row: None)
+        bundles = ParallelRuns(
+            kind, total=runs.total, at_once=runs.at_once, timeout=plan.timeout + 2 * plan.together,
+            host_total=runs.host_total, retry=lambda answer: False,
         )  # fmt: skip
-        for parcel, found in bundles.work(bundle(orders, plan.together, need)):
-            for order, answer in untied(parcel, found):
+        for parcel, found in bundles.work(bundle(rows, plan.together, need)):
+            for row, answer in untied(parcel, found):
                 if answer is None:
-                    left.append(order)
+                    left.append(row)
                 else:
-                    yield order, answer
-        orders = left
-    yield from server.work(orders)
+                    yield row, answer
+        rows = left
+    yield from runs.work(rows)
 
 
-def make_server(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
-    """The server for a plan, and what it found out about the GPU. This process itself never touches CUDA."""
+def prepare_runs(plan: Plan) -> tuple[ParallelRuns, dict[str, Any]]:
+    """How the runs of a plan are made, and what is known of the GPU. This process itself never touches CUDA."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import torch
@@ -128,28 +128,28 @@ def make_server(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
     no_compiler()
     header = look_at_gpu()
     if plan.utilization:
-        trade = Trade(
-            prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization, needs=need, base=BASE,
-            turns=TURNS, host=_host, log=_logs(plan),
+        kind = RunKind(
+            prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization, gpu_memory=need,
+            before_run=BASE, turns=TURNS, host_memory=_host, log=_logs(plan),
         )  # fmt: skip
     else:
-        trade = Trade(
-            prepare=memory_run.prepare_memory, run=memory_run.run_memory, needs=need, base=BASE, host=_host,
-            log=_logs(plan),
+        kind = RunKind(
+            prepare=memory_run.prepare_memory, run=memory_run.run_memory, gpu_memory=need, before_run=BASE,
+            host_memory=_host, log=_logs(plan),
         )  # fmt: skip
-    server = ForkServer(
-        trade, total=max(GIB, header["free"] - SPARE), at_once=plan.at_once, timeout=plan.timeout + plan.seconds,
+    runs = ParallelRuns(
+        kind, total=max(GIB, header["free"] - SPARE), at_once=plan.at_once, timeout=plan.timeout + plan.seconds,
         host_total=_host_total(), retry=_is_doubtful,
     )  # fmt: skip
-    return server, {key: value for key, value in header.items() if key != "free"}
+    return runs, {key: value for key, value in header.items() if key != "free"}
 
 
 def look_at_gpu() -> dict[str, Any]:
     """Name, memory and versions, asked by a child: a process that has asked CUDA itself cannot fork others."""
     from ullage.research.datasets.memory_run import describe_gpu
 
-    trade = Trade(prepare=lambda order: None, run=lambda prepared, pause: describe_gpu(), needs=lambda order: 0)
-    answer = next(found for _, found in ForkServer(trade, total=GIB, at_once=1, timeout=120).work([{}]))
+    kind = RunKind(prepare=lambda row: None, run=lambda prepared, pause: describe_gpu(), gpu_memory=lambda row: 0)
+    answer = next(found for _, found in ParallelRuns(kind, total=GIB, at_once=1, timeout=120).work([{}]))
     if "failed" in answer:
         raise UllageError(
             f"needed an NVIDIA GPU to measure on; PyTorch finds none here: {answer['failed']}. "

@@ -69,14 +69,15 @@ def _apart(
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """In the child process: the figures of the estimate that a file of measured runs keeps."""
-    from ullage.estimation.running import estimate_configuration, estimate_on_virtual_gpu
-    from ullage.workloads import Configuration
+    from ullage.estimation.asking import estimate_workload
+    from ullage.workloads.workload import RunOptions, Workload
 
     if request["script"]:
-        script, args, module = request["script"], request["args"], request["module"]
-        found = estimate_on_virtual_gpu(script, gpu=request["gpu"], args=args, module=module)
+        how = RunOptions(module=request["module"])
+        workload = Workload(script=request["script"], args=tuple(request["args"]), run=how)
     else:
-        found = estimate_configuration(Configuration.from_row(request["row"]), gpu=request["gpu"])
+        workload = Workload.from_row(request["row"])
+    found = estimate_workload(workload, request["gpu"])
     values = {**found.to_dict(timeline=False), "context": found.breakdown["context"]}
     return {name: values[name] for name in ESTIMATED}
 

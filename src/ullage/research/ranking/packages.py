@@ -1,7 +1,13 @@
-"""Imported by the server that the estimators' processes are forked from: loads what they would each load."""
+"""Imports the packages of models that are there: once in the server, and not in every process forked from it."""
 
 from __future__ import annotations
 
-from ullage.research.ranking.worker import load_packages
+import contextlib
+import importlib
 
-load_packages()
+from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+
+make_torchvision_importable()
+for name in ("torchvision", "timm", "transformers"):
+    with contextlib.suppress(Exception):
+        importlib.import_module(name)

@@ -15,7 +15,7 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.research.ranking.truth import Run, TruthSet, sample
 from ullage.research.ranking.worker import Ask, Record, ask_apart
-from ullage.workloads.configuration import Configuration, cut_torn_line, read_rows
+from ullage.workloads.configuration import FILE_KEYS, Configuration, cut_torn_line, read_rows
 
 _FIELDS = {spec.name for spec in fields(Record)}
 
@@ -31,7 +31,8 @@ class Question:
     @property
     def key(self) -> str:
         """The same for the same question: an answer in a file is only used for the run that it was given for."""
-        asked = {name: self.run.row.get(name) for name in sorted(Configuration.__dataclass_fields__)}
+        keys = {name: FILE_KEYS.get(name, name) for name in Configuration.__dataclass_fields__}
+        asked = {key: self.run.row.get(key, self.run.row.get(name)) for name, key in keys.items()}
         text = json.dumps([self.estimator, self.run.id, self.gpu, asked], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -290,14 +290,14 @@ def _timm(rows: list[dict[str, str]], gpu: str) -> TruthSet:
 
 # Which measured run a configuration is, if any.
 
-_DEFAULTS = {"classes": 1000, "attn": "sdpa", "opt": "adamw", "precision": "fp32"}
+_DEFAULTS = {"num_classes": 1000, "attention": "sdpa", "optimizer": "adamw", "precision": "fp32"}
 _OF_THE_MODEL = ("conf", "hf_config", "settings", "vocab", "config_file")
 
 
 def identity(configuration: Configuration) -> dict[str, Any]:
     """What makes two configurations the same run, however they were written down.
 
-    >>> one = identity(Configuration(model="tv:resnet18", batch_size=8, classes=1000))
+    >>> one = identity(Configuration(model="tv:resnet18", batch_size=8, num_classes=1000))
     >>> one == identity(Configuration(model="torchvision:resnet18", batch_size=8))
     True
 

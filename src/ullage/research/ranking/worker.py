@@ -7,27 +7,26 @@ training steps on the CPU, the replay), but not the start of Python and the impo
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import multiprocessing
 import os
 import resource
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from ullage.estimation.result import Estimate
+from ullage.isolation.child import function_named
+from ullage.isolation.forking import start_from_server
+from ullage.isolation.limits import Limits, limit_address_space, machine_memory
+from ullage.isolation.protocol import error_text
 
 Ask = Callable[[str, dict[str, Any], str], "Estimate | str"]  # estimator, row, GPU; a text says why it is not supported
 
-PRELOAD = ("ullage.research.ranking.worker", "ullage.workloads.sources.build", "ullage.workloads.training")
-PACKAGES = ("torchvision", "timm", "transformers")
+PRELOAD = (
+    "ullage.research.ranking.worker", "ullage.workloads.sources.build", "ullage.workloads.training",
+    "ullage.research.ranking.packages",
+)  # fmt: skip
 MEMORY_SHARE = 0.8  # of the machine's memory that one estimate may take
 LONGEST_REASON = 300
 
@@ -74,62 +73,34 @@ def ask_apart(ask: Ask, estimator: str, run: str, row: dict[str, Any], gpu: str,
 
     `ask` is a function of a module, so that the process can import it.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, "ullage.research.ranking.packages"])
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(send, ask, estimator, row, gpu), daemon=True)
+    request = {"ask": f"{ask.__module__}:{ask.__qualname__}", "estimator": estimator, "row": row, "gpu": gpu}
     begin = time.perf_counter()
-    process.start()
-    send.close()
-    try:
-        values = receive.recv() if receive.poll(limit) else {"failed": f"took longer than {limit:.0f} s"}
-    except EOFError:
-        process.join(5)
-        values = {"failed": _ending(process.exitcode)}
-    finally:
-        _end(process)
-        receive.close()
-    values.setdefault("seconds", time.perf_counter() - begin)
+    outcome = start_from_server("ullage.research.ranking.worker:ask_here", request, preload=PRELOAD).wait(
+        Limits(seconds=limit)
+    )
+    values = outcome.answer
+    if values is None:
+        failed = outcome.failure if outcome.reason in ("error", "time") else f"the process {outcome.failure}"
+        values = {"failed": str(failed)[:LONGEST_REASON], "seconds": time.perf_counter() - begin}
+    values["notes"] = tuple(values.get("notes", ()))
     return Record(estimator=estimator, run=run, gpu=gpu, **values)
 
 
-def _end(process: Any) -> None:
-    process.join(0.2)
-    if process.is_alive():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # with what it started itself
-        process.kill()  # where it had not come to be a group of its own
-        process.join()
-    process.close()
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"the process was ended by signal {-code}" + (" (out of host memory?)" if code == -9 else "")
-    return f"the process ended with exit code {code} and no answer"
-
-
-def _answer(send: Connection, ask: Ask, estimator: str, row: dict[str, Any], gpu: str) -> None:
-    """In the process: ask, and send what came as plain values."""
-    os.setsid()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def ask_here(request: dict[str, Any]) -> dict[str, Any]:
+    """In the process: ask, and give what came as plain values."""
     warnings.simplefilter("ignore")
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    _limit_memory()
-    with open(os.devnull, "w") as nowhere:  # what estimators print is not the answer
-        for stream in (1, 2):
-            os.dup2(nowhere.fileno(), stream)
-        begin, worked = time.perf_counter(), _cpu_time()
-        try:
-            found = ask(estimator, row, gpu)
-            values: dict[str, Any] = {"unsupported": found} if isinstance(found, str) else figures(found)
-        except MemoryError:
-            values = {"failed": "took more memory of this machine than it may"}
-        except Exception as error:
-            text = str(error).strip().splitlines() or [""]
-            values = {"failed": f"{type(error).__name__}: {text[0]}"[:LONGEST_REASON]}
-        values |= {"seconds": time.perf_counter() - begin, "cpu_seconds": _cpu_time() - worked}
-        send.send(values)
+    limit_address_space(int(MEMORY_SHARE * machine_memory()[1]))  # a model too large for this machine fails by itself
+    ask: Ask = function_named(request["ask"])
+    begin, worked = time.perf_counter(), _cpu_time()
+    try:
+        found = ask(request["estimator"], request["row"], request["gpu"])
+        values: dict[str, Any] = {"unsupported": found} if isinstance(found, str) else figures(found)
+    except MemoryError:
+        values = {"failed": "took more memory of this machine than it may"}
+    except Exception as error:
+        values = {"failed": error_text(error)[:LONGEST_REASON]}
+    return values | {"seconds": time.perf_counter() - begin, "cpu_seconds": _cpu_time() - worked}
 
 
 def figures(answer: Estimate) -> dict[str, Any]:
@@ -142,38 +113,11 @@ def figures(answer: Estimate) -> dict[str, Any]:
         "process": answer.process_memory,
         "upper": answer.upper,
         "context": answer.breakdown.get("context"),
-        "notes": tuple(answer.notes),
+        "notes": list(answer.notes),
     }
-
-
-def _end_with_parent() -> None:
-    """Wait until the asking process is gone, however it ended, and end this one and what it started."""
-    asking = multiprocessing.parent_process()
-    if asking is not None:
-        wait([asking.sentinel])
-        os.killpg(0, signal.SIGKILL)
 
 
 def _cpu_time() -> float:
     """Processor time of this process and of those that it started and that have ended."""
     parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(part.ru_utime + part.ru_stime for part in parts)
-
-
-def _limit_memory() -> None:
-    """So that a model too large for this machine fails by itself instead of taking the machine with it."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        most = mapped + int(MEMORY_SHARE * total)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def load_packages() -> None:
-    """Import the packages of models that are there, as the processes' server does once."""
-    from ullage.virtual.torch_api.torchvision import make_torchvision_importable
-
-    make_torchvision_importable()
-    for name in PACKAGES:
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)

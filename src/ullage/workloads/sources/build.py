@@ -118,7 +118,7 @@ def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
     make_model, make_task = _BUILDERS[configuration.source]
     model = make_model(configuration)
     task = make_task(configuration, model)
-    if configuration.ckpt:
+    if configuration.checkpointing:
         checkpoint_activations(model, configuration)
     if configuration.lora_rank is not None:
         model = add_lora(model, configuration.lora_rank)
@@ -130,9 +130,9 @@ def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
 def _check(configuration: Configuration) -> None:
     """Options that a source has no use for must not be ignored."""
     model, source = configuration.model, configuration.source
-    if configuration.seq is not None and source in ("torchvision", "timm"):
+    if configuration.sequence_length is not None and source in ("torchvision", "timm"):
         raise InvalidValue(f"{model} takes images, not sequences: use --input-shape 3,224,224")
-    if configuration.attn == "eager" and source not in ("timm", "hf"):
+    if configuration.attention == "eager" and source not in ("timm", "hf"):
         raise InvalidValue(f"{model} has no eager attention to choose; 'math' is the plain kernel of PyTorch's own")
     if configuration.config_file is not None and source != "hf":
         raise InvalidValue(f"{model} has no config file; that is for hf:CLASS. Use --set key=value for its arguments")

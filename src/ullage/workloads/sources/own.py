@@ -45,13 +45,13 @@ def build_own(configuration: Configuration) -> nn.Module:
 
 def _arguments(configuration: Configuration, factory: Any) -> dict[str, Any]:
     arguments = dict(configuration.settings)
-    if configuration.classes is not None:
+    if configuration.num_classes is not None:
         try:
             parameters = inspect.signature(factory).parameters
         except (TypeError, ValueError):
             parameters = {}  # type: ignore[assignment]
         if "num_classes" in parameters:
-            arguments.setdefault("num_classes", configuration.classes)
+            arguments.setdefault("num_classes", configuration.num_classes)
     return arguments
 
 
@@ -99,11 +99,11 @@ def _last_line(error: BaseException) -> str:
 
 def own_task(configuration: Configuration, model: nn.Module) -> Task:
     """Inputs by the shape or the length that was given; a transformers model says itself what it takes."""
-    if configuration.input is not None:
-        return OwnTask(configuration.input, None, None)
+    if configuration.input_shape is not None:
+        return OwnTask(configuration.input_shape, None, None)
     if is_transformers_model(model):
         return TransformersTask(configuration, model)
-    if configuration.seq is None:
+    if configuration.sequence_length is None:
         raise InvalidValue(
             f"{configuration.model} needs the shape of its input: --input-shape 3,224,224 (without the batch), "
             "or --sequence-length 512 where it takes integer ids"
@@ -114,7 +114,7 @@ def own_task(configuration: Configuration, model: nn.Module) -> Task:
             f"{configuration.model} has no nn.Embedding that says how many ids there are; "
             "give the shape of its input: --input-shape 512,80"
         )
-    return OwnTask(None, configuration.seq, embeddings[0].num_embeddings)
+    return OwnTask(None, configuration.sequence_length, embeddings[0].num_embeddings)
 
 
 # `mlp:NAME`: linear layers of given widths.

@@ -12,11 +12,9 @@ from torch import nn
 
 from ullage.errors import InvalidValue, MissingPackage, UnknownName
 from ullage.virtual.torch_api.torchvision import make_torchvision_importable
-from ullage.workloads.configuration import Configuration
+from ullage.workloads.configuration import Configuration, Precision
 from ullage.workloads.sources.names import model_names
 from ullage.workloads.tasks import Task, assume
-
-_PRECISION_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def build_transformers(configuration: Configuration) -> nn.Module:
@@ -32,7 +30,9 @@ def build_transformers(configuration: Configuration) -> nn.Module:
         raise UnknownName("transformers class", name, model_names("hf"))
     config = _config(configuration, made_by, values)
     make = made_by.from_config if name.startswith("AutoModel") else made_by._from_config
-    options = {} if configuration.attn is None else {"attn_implementation": _implementation(configuration.attn)}
+    options = (
+        {} if configuration.attention is None else {"attn_implementation": _implementation(configuration.attention)}
+    )
     try:
         model: Any = make(config, **options)
     except (TypeError, ValueError, KeyError, AttributeError, ImportError, ZeroDivisionError) as error:
@@ -88,18 +88,18 @@ def _config(configuration: Configuration, made_by: Any, values: dict[str, Any]) 
     settings = dict(configuration.settings)
     config_class = _config_class(made_by, settings.pop("model_type", None) or values.get("model_type"))
     _check_settings(configuration, config_class, settings)
-    if configuration.classes is not None:
-        settings.setdefault("num_labels", configuration.classes)
-    if configuration.input is not None:
-        settings |= {"image_size": configuration.input[-1], "num_channels": configuration.input[0]}
-    if configuration.seq is not None:
-        settings |= _longer_positions(config_class, values | settings, configuration.seq)
+    if configuration.num_classes is not None:
+        settings.setdefault("num_labels", configuration.num_classes)
+    if configuration.input_shape is not None:
+        settings |= {"image_size": configuration.input_shape[-1], "num_channels": configuration.input_shape[0]}
+    if configuration.sequence_length is not None:
+        settings |= _longer_positions(config_class, values | settings, configuration.sequence_length)
     try:
         config = config_class.from_dict(_merged(values, settings))
     except Exception as error:  # its checks raise errors of several packages
         raise InvalidValue(f"{configuration.model}: its config cannot be made: {_first_line(error)}") from error
     if config.dtype is not None:
-        if configuration.precision != _PRECISION_WORDS.get(str(config.dtype).removeprefix("torch.")):
+        if configuration.types != Precision(configuration.types.meaning, str(config.dtype).removeprefix("torch.")):
             assume(f"weights as --precision {configuration.precision} says, not {config.dtype} as the config says")
         config.dtype = None
     return config
@@ -243,9 +243,9 @@ class TransformersTask(Task):
     # Inputs
 
     def _check_options(self) -> None:
-        if self._main == "input_ids" and self._wanted.input is not None and "pixel_values" not in self._takes:
+        if self._main == "input_ids" and self._wanted.input_shape is not None and "pixel_values" not in self._takes:
             raise InvalidValue(f"hf:{self._class} takes ids, not an input shape: use --sequence-length")
-        if self._main == "pixel_values" and self._wanted.seq is not None and "input_ids" not in self._takes:
+        if self._main == "pixel_values" and self._wanted.sequence_length is not None and "input_ids" not in self._takes:
             raise InvalidValue(f"hf:{self._class} takes images, not sequences: use --input-shape 3,224,224")
 
     def _ids(self, size: int) -> torch.Tensor:
@@ -259,8 +259,8 @@ class TransformersTask(Task):
         return int(words)
 
     def _length(self) -> int:
-        if self._wanted.seq is not None:
-            return self._wanted.seq
+        if self._wanted.sequence_length is not None:
+            return self._wanted.sequence_length
         limits = [getattr(self._text, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len")]
         limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
         length = DEFAULT_LENGTH if limit is None else min(limit, LONGEST_DEFAULT)
@@ -273,8 +273,8 @@ class TransformersTask(Task):
         vision = getattr(self._config, "vision_config", None) or self._config
         channels = int(getattr(vision, "num_channels", 3))
         sides: Any = getattr(vision, "image_size", None)
-        if self._wanted.input is not None:
-            shape = list(self._wanted.input)
+        if self._wanted.input_shape is not None:
+            shape = list(self._wanted.input_shape)
         else:
             height, width = sides if isinstance(sides, list | tuple) else (sides or 224, sides or 224)
             shape = [channels, int(height), int(width)]
@@ -284,9 +284,9 @@ class TransformersTask(Task):
     def _audio(self, size: int) -> torch.Tensor:
         bins = getattr(self._config, "num_mel_bins", None)
         if bins and hasattr(self._config, "max_length"):  # a spectrogram of a fixed length, as AST
-            return torch.randn(size, int(self._wanted.seq or self._config.max_length), int(bins))
-        samples = self._wanted.seq or DEFAULT_SAMPLES
-        if self._wanted.seq is None:
+            return torch.randn(size, int(self._wanted.sequence_length or self._config.max_length), int(bins))
+        samples = self._wanted.sequence_length or DEFAULT_SAMPLES
+        if self._wanted.sequence_length is None:
             assume(f"{samples} samples of sound: ten seconds at 16 kHz")
         return torch.randn(size, samples)
 

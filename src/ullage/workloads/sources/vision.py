@@ -36,9 +36,9 @@ def build_torchvision(configuration: Configuration) -> nn.Module:
         options.setdefault("init_weights", False)  # they warn and take minutes to initialise
     if kind in ("segmentation", "detection"):
         options.setdefault("weights_backbone", None)
-    if name.startswith("vit_") and configuration.input and configuration.input[-1] != _KINDS[kind][0][-1]:
-        options.setdefault("image_size", configuration.input[-1])
-    classes = configuration.classes or _KINDS[kind][1]
+    if name.startswith("vit_") and configuration.input_shape and configuration.input_shape[-1] != _KINDS[kind][0][-1]:
+        options.setdefault("image_size", configuration.input_shape[-1])
+    classes = configuration.num_classes or _KINDS[kind][1]
     made: nn.Module = _called(
         configuration, torchvision.models.get_model, name, weights=None, num_classes=classes, **options
     )
@@ -67,7 +67,7 @@ def torchvision_task(configuration: Configuration, model: nn.Module) -> Task:
     if kind == "video" and name.startswith(_LARGE_VIDEO):
         shape = [*shape[:2], _LARGE_VIDEO_SIZE, _LARGE_VIDEO_SIZE]
     tasks = {"segmentation": Segmentation, "detection": Detection}
-    return tasks.get(kind, Task)(_shape(configuration, shape), configuration.classes or classes)
+    return tasks.get(kind, Task)(_shape(configuration, shape), configuration.num_classes or classes)
 
 
 def build_timm(configuration: Configuration) -> nn.Module:
@@ -81,19 +81,19 @@ def build_timm(configuration: Configuration) -> nn.Module:
     if not timm.is_model(configuration.name):
         raise UnknownName("timm model", configuration.name, model_names("timm"))
     options: dict[str, Any] = dict(configuration.settings)
-    if configuration.input and configuration.input[0] != 3:
-        options.setdefault("in_chans", configuration.input[0])
-    if configuration.attn == "eager":
+    if configuration.input_shape and configuration.input_shape[0] != 3:
+        options.setdefault("in_chans", configuration.input_shape[0])
+    if configuration.attention == "eager":
         set_fused_attn(False)
     try:
         model: nn.Module = _called(
             configuration, timm.create_model, configuration.name, pretrained=False,
-            num_classes=configuration.classes or 1000, **options,
+            num_classes=configuration.num_classes or 1000, **options,
         )  # fmt: skip
     finally:
-        if configuration.attn == "eager":
+        if configuration.attention == "eager":
             set_fused_attn(True)
-    _fit_to_images(model, configuration.input)
+    _fit_to_images(model, configuration.input_shape)
     return model
 
 
@@ -111,19 +111,19 @@ def timm_task(configuration: Configuration, model: nn.Module) -> Task:
     """Classification of images of the size that the model's weights were trained with."""
     settings: Any = getattr(model, "pretrained_cfg", None) or {}
     shape = list(settings.get("input_size") or _KINDS["classification"][0])
-    return Task(_shape(configuration, shape), configuration.classes or 1000)
+    return Task(_shape(configuration, shape), configuration.num_classes or 1000)
 
 
 def _shape(configuration: Configuration, default: list[int]) -> list[int]:
-    if configuration.input is None:
+    if configuration.input_shape is None:
         assume(f"input shape {','.join(map(str, default))}: what {configuration.name} is made for")
         return default
-    if len(configuration.input) != len(default):
+    if len(configuration.input_shape) != len(default):
         raise InvalidValue(
             f"{configuration.model} needs an input shape of {len(default)} numbers such as "
-            f"{','.join(map(str, default))}; found {','.join(map(str, configuration.input))}"
+            f"{','.join(map(str, default))}; found {','.join(map(str, configuration.input_shape))}"
         )
-    return configuration.input
+    return configuration.input_shape
 
 
 def _called(configuration: Configuration, make: Any, *args: Any, **options: Any) -> Any:

@@ -21,11 +21,12 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.answer import answer
 from ullage.estimation.estimators.dnnperf.graph import Graph, graph_of
 from ullage.estimation.estimators.dnnperf.network import Network, folded, tensors_of
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.units import format_duration
 from ullage.workloads.configuration import Configuration
+from ullage.workloads.workload import Workload
 
 WEIGHTS = Path(__file__).parents[1] / "data" / "dnnperf.safetensors"
 MEASURED_ON = "H200"

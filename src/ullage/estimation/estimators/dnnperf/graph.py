@@ -67,7 +67,7 @@ class Node:
 class Graph:
     """The graph of a step, with plain sizes; `dnnperf_network` scales them.
 
-    >>> graph = graph_of(Configuration(model="mlp:x", widths=[8, 16, 4], batch_size=2, opt="sgd"))
+    >>> graph = graph_of(Configuration(model="mlp:x", widths=[8, 16, 4], batch_size=2, optimizer="sgd"))
     >>> graph.parameters, len(graph.nodes) > 4, len(graph.edges) > 4
     (848, True, True)
     """
@@ -107,7 +107,7 @@ def graph_of_function(function: Callable[[], Any], configuration: Configuration,
     """The graph of what a function trains, until its first optimizer step."""
     from ullage.hardware import gpu as find_gpu
 
-    graph = Graph(precision=configuration.precision, checkpointing=configuration.ckpt)
+    graph = Graph(precision=configuration.precision, checkpointing=configuration.checkpointing)
     recorder = _Recorder(graph)
     handles = [
         nn.modules.module.register_module_forward_pre_hook(recorder.begin),

@@ -19,13 +19,14 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.fast.model import NAMES, Trees, vector_of
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.walknet.estimator import supports
 from ullage.estimation.estimators.walknet.inputs import row_of
 from ullage.estimation.estimators.weights import write_weights
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.units import MIB
+from ullage.workloads.workload import Workload
 
 WEIGHTS = Path(__file__).parents[1] / "data" / "fast.safetensors"
 CONTEXT = 760 * MIB  # where the catalogue does not know a GPU's context

@@ -16,12 +16,13 @@ import numpy as np
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.walknet.inputs import family_of, inputs_of, row_of
 from ullage.estimation.estimators.walknet.networks import ModelCard, batched, probabilities, shipped, trained
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.units import format_bytes, parse_bytes
+from ullage.workloads.workload import Workload
 
 SOURCE = (
     "this project, after GPUMemNet (Yousefzadeh-Asl-Miandoab et al., 2025): networks over features from a walk through "

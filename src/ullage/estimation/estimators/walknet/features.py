@@ -290,7 +290,7 @@ class _Seen:
 def features(configuration: Configuration) -> Features:
     """The features of a run by its configuration.
 
-    >>> found = features(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16, opt="adam"))
+    >>> found = features(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16, optimizer="adam"))
     >>> found.layers, found.parameters, found.counts["linear"]
     ((('linear', 4, 36), ('relu', 4, 0), ('linear', 2, 10)), 46, 2)
     """
@@ -448,7 +448,7 @@ def _summed(configuration: Configuration, model: nn.Module, inputs: list[torch.T
     return Features(
         batch_size=batch,
         input_elements=sum(tensor.numel() for tensor in inputs) // batch,
-        sequence_length=ids.shape[1] if ids is not None else configuration.seq,
+        sequence_length=ids.shape[1] if ids is not None else configuration.sequence_length,
         parameters=sum(parameter.numel() for parameter in parameters),
         trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         activations=sum(outputs for _, outputs, _ in seen.layers),
@@ -459,7 +459,7 @@ def _summed(configuration: Configuration, model: nn.Module, inputs: list[torch.T
         depth=sum(kinds[kind] for kind in ("linear", "conv1d", "conv2d", "recurrent")),
         counts={kind: kinds[kind] for kind in COUNTED},
         activation_function=acts.most_common(1)[0][0] if acts else None,
-        optimizer=configuration.opt,
+        optimizer=configuration.optimizer,
         precision=configuration.precision,
         inference=configuration.inference,
         layers=tuple(seen.layers),
@@ -495,7 +495,7 @@ def closed_parts(found: Features) -> dict[str, int]:
 def closed_formula(found: Features) -> int:
     """Weights, gradients, optimizer states and what the backward pass needs, in bytes: no workspace, no cache.
 
-    >>> closed_formula(features(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, opt="sgd")))
+    >>> closed_formula(features(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, optimizer="sgd")))
     504
     """
     return sum(closed_parts(found).values())

@@ -366,7 +366,7 @@ def family_of(row: Mapping[str, Any]) -> str:
 def row_of(configuration: Configuration) -> dict[str, Any]:
     """The row of a configuration, without anything measured.
 
-    >>> row = row_of(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16, opt="adam"))
+    >>> row = row_of(Configuration(model="mlp:x", widths=[8, 4, 2], batch_size=16, optimizer="adam"))
     >>> row["parameters"], row["count_linear"], row["layers"][0]["activations"]
     (46, 2, 4)
     """

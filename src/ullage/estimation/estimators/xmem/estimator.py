@@ -15,12 +15,13 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.xmem.cpu_run import ITERATIONS, TIMEOUT, CpuTraining, run_on_cpu
 from ullage.estimation.estimators.xmem.replay import Outcome, orchestrate, simulate
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.units import format_duration, parse_bytes, parse_duration
+from ullage.workloads.workload import Workload
 
 NOTES = (
     "the figure is the peak of the allocator's segments (reserved memory), without the CUDA context",
