@@ -16,12 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ullage.estimation.estimators.gpumemnet.weights import WIDTHS
+
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "benchmarks" / "data" / "generated_h200.parquet"
 REAL = ROOT / "benchmarks" / "data" / "h200_runs.jsonl.gz"
 WEIGHTS = ROOT / "src" / "ullage" / "estimators" / "data"
 FAMILIES, KINDS = ("mlp", "cnn", "transformer"), ("mlp", "transformer")
-WIDTHS = {"mlp": "1GiB", "cnn": "8GiB", "transformer": "8GiB"}  # the classes that gpumemnet's estimates use
 
 
 def ullage(*words: object) -> None:
@@ -141,9 +142,10 @@ def main() -> None:
     if asked.only in (None, "gpumemnet"):
         for family in FAMILIES:
             for kind in KINDS:
-                for bin in ("1GiB", "2GiB") if family == "mlp" else ("8GiB", "1GiB"):
+                widths = WIDTHS[family, kind]
+                for bin in (f"{gib}GiB" for gib in widths):
                     out = WEIGHTS / f"gpumemnet_{family}_{kind}_{bin.lower()}.safetensors"
-                    folds = "--folds" if kind == "mlp" and bin == WIDTHS[family] else "--no-folds"
+                    folds = "--folds" if kind == "mlp" and bin == f"{widths[0]}GiB" else "--no-folds"
                     ullage("train", "gpumemnet", "--data", DATA, "--family", family, "--estimator", kind, "--bin", bin,
                            folds, "--out", out)  # fmt: skip
     if asked.only in (None, "walknet"):

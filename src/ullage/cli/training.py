@@ -139,7 +139,7 @@ def _train_network(
         raise UnknownName(f"{name} estimator", estimator, method.schedules, hint="mlp or transformer")
     for file in (out, report):
         check_file(file)
-    width = parse_bytes(bin) if bin is not None else method.widths(family)[0] * GIB
+    width = parse_bytes(bin) if bin is not None else method.widths(family, estimator)[0] * GIB
     if width < 1 << 20:
         raise InvalidValue(f"--bin: needed a class of at least 1 MiB; found {bin}")
     planned = method.schedules[estimator]

@@ -217,12 +217,12 @@ def test_a_job_gets_the_same_answer_alone_and_among_others(family: str) -> None:
 def test_weights_have_a_card_and_were_judged_on_the_rows_of_walknet(family: str, estimator: str) -> None:
     _, ours = networks.load(networks.shipped(family, estimator))
     text = (SHIPPED / "gpumemnet.md").read_text()
-    for width in WIDTHS[family]:
+    for width in WIDTHS[family, estimator]:
         file = shipped(family, estimator, width * GIB)
         network, card = load(file)
         assert (card.family, card.estimator, card.bin, card.gpu) == (family, estimator, width * GIB, "H200")
         assert sorted(card.test) == sorted(ours.test) and card.rows == ours.rows
-        assert 0.2 < card.figures["test"]["accuracy"] <= 1 and len(card.figures["validation"]) == 3
+        assert 0.2 < card.figures["test"]["accuracy"] <= 1 and len(card.figures["validation"]) in (0, 3)
         assert file.stat().st_size < 256 << 10 and file.name in text
         assert all(torch.isfinite(value).all() for value in network.state_dict().values())
 

@@ -32,10 +32,11 @@ Memory = npt.NDArray[np.float64]
 class Method:
     """A way to classify jobs into bins of memory.
 
-    `bins` says how many there are for a width and the memory of the examples, `widths` (GiB) which widths a family has
-    networks for, the usual one first, `drawn_by` which width of bins the test part is drawn by (`None`: the network's).
+    `bins` says how many there are for a width and the memory of the examples, `widths` (GiB) which widths a family and
+    an estimator have networks for, the usual one first, `sums` whether wider bins are summed up from these, `drawn_by`
+    which width of bins the test part is drawn by (`None`: the network's).
 
-    >>> method_of("gpumemnet").widths("cnn"), method_of("walknet").widths("cnn")
+    >>> method_of("gpumemnet").widths("cnn", "mlp"), method_of("walknet").widths("cnn", "mlp")
     ((8, 1), (1,))
     """
 
@@ -46,7 +47,8 @@ class Method:
     save: Callable[[Any, ModelCard, Path], None]
     load: Callable[[Path], tuple[Any, ModelCard]]
     shipped: Callable[[str, str, int], Path]
-    widths: Callable[[str], tuple[int, ...]]
+    widths: Callable[[str, str], tuple[int, ...]]
+    sums: bool
     bins: Callable[[int, Memory], int]
     schedules: Mapping[str, Schedule]
     drawn_by: int | None = None
@@ -78,7 +80,8 @@ WALKNET = Method(
     save=networks.save,
     load=networks.load,
     shipped=lambda family, estimator, width: networks.shipped(family, estimator),
-    widths=lambda family: (1,),
+    widths=lambda family, estimator: (1,),
+    sums=True,
     bins=lambda width, memory: max(2, MOST_MEMORY // width),
     schedules=walknet.SCHEDULES,
 )
@@ -90,7 +93,8 @@ GPUMEMNET = Method(
     save=weights.save,
     load=weights.load,
     shipped=weights.shipped,
-    widths=lambda family: weights.WIDTHS[family],
+    widths=lambda family, estimator: weights.WIDTHS[family, estimator],
+    sums=False,
     bins=lambda width, memory: max(2, int(-(-memory.max() // width))),  # the classes that occur, as published
     schedules=gpumemnet.SCHEDULES,
     drawn_by=GIB,  # so that networks of all widths, and walknet, are judged on the same rows

@@ -87,10 +87,10 @@ def lines_of(
     """
     jobs, memory = examples.part(test)
     took = seconds_a_job(network, examples)
-    alone, found = len(method.widths(family)) > 1, []
+    found = []
     for (of_family, estimator, width), (paper, paper_f1, goal) in LINES.items():
         factor, rest = divmod(width * GIB, card.bin)
-        if (of_family, estimator) != (family, card.estimator) or rest or (alone and factor != 1):
+        if (of_family, estimator) != (family, card.estimator) or rest or (factor != 1 and not method.sums):
             continue
         true = classes_of(memory, width * GIB, -(-card.bins // factor))
         scores = scored(true, predicted(network, jobs, factor))
@@ -113,7 +113,7 @@ def shipped_lines(
     Which rows were held out is written in the file of weights. Data in which none of them is found is all unseen.
     """
     found = []
-    for width in method.widths(family):
+    for width in method.widths(family, estimator):
         file = method.shipped(family, estimator, width * GIB)
         network, card = method.load(folder / file.name if folder is not None else file)
         if card.gpu != examples.gpu:
@@ -135,7 +135,7 @@ def retrained_lines(
 ) -> list[Line]:  # fmt: skip
     """The lines of networks that are trained now, with cross-validation, on these data."""
     found = []
-    for width in method.widths(family):
+    for width in method.widths(family, estimator):
         result = train(
             examples, family=family, estimator=estimator, bin=width * GIB, seed=seed, schedule=schedule, notify=notify,
             begin=begin, method=method,

@@ -49,15 +49,15 @@ def classify(summary: ModelSummary, kind: str, options: dict[str, Any]) -> tuple
     if options.get("weights"):
         file = Path(options["weights"])
     else:
-        file = shipped(family, kind, _width(options["bin"], family) if options.get("bin") else None)
+        file = shipped(family, kind, _width(options["bin"], family, kind) if options.get("bin") else None)
     network, card = trained(file)
     return probabilities(network, jobs_of([summary], card.family))[0].tolist(), card
 
 
-def _width(told: str, family: str) -> int:
-    width = parse_bytes(told)
-    if width % GIB or width // GIB not in WIDTHS[family]:
-        known = " or ".join(f"{gib}GiB" for gib in sorted(WIDTHS[family]))
+def _width(told: str, family: str, kind: str) -> int:
+    width, there = parse_bytes(told), WIDTHS[family, kind]
+    if width % GIB or width // GIB not in there:
+        known = " or ".join(f"{gib}GiB" for gib in sorted(there))
         raise InvalidValue(f"gpumemnet.bin needs {known} for the family {family}; found {told!r}")
     return width
 

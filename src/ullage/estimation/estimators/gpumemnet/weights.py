@@ -12,8 +12,16 @@ from ullage.estimation.estimators.gpumemnet.networks import Ensemble, GPUMemNet,
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, load_network, save_network
 from ullage.units import GIB
 
-# Widths of the classes in GiB, the one that an estimate takes first; the paper has 1 and 2 for MLPs, 8 for the others.
-WIDTHS = {"mlp": (1, 2), "cnn": (8, 1), "transformer": (8, 1)}
+# Family and estimator: the widths in GiB of the classes that there are networks for, the one that estimates use first.
+# The paper has 1 and 2 for MLPs and 8 for the others.
+WIDTHS = {
+    ("mlp", "mlp"): (1, 2),
+    ("mlp", "transformer"): (1,),
+    ("cnn", "mlp"): (8, 1),
+    ("cnn", "transformer"): (8,),
+    ("transformer", "mlp"): (8, 1),
+    ("transformer", "transformer"): (8,),
+}
 
 
 def build(card: ModelCard) -> GPUMemNet:
@@ -33,7 +41,8 @@ def shipped(family: str, estimator: str, width: int | None = None) -> Path:
     >>> shipped("cnn", "mlp").name
     'gpumemnet_cnn_mlp_8gib.safetensors'
     """
-    return SHIPPED / f"gpumemnet_{family}_{estimator}_{(width or WIDTHS[family][0] * GIB) // GIB}gib.safetensors"
+    gib = WIDTHS[family, estimator][0] if width is None else width // GIB
+    return SHIPPED / f"gpumemnet_{family}_{estimator}_{gib}gib.safetensors"
 
 
 def save(network: GPUMemNet, card: ModelCard, path: Path) -> None:
