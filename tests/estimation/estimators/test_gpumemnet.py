@@ -1,6 +1,7 @@
 """gpumemnet is the published method: its features are counted by hand here, and nothing of ours is used."""
 
 import ast
+import dataclasses
 import math
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from ullage.workloads import Configuration
 GIB = 1 << 30
 HOME = Path(features.__file__).parent
 DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
-MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, opt="adam")
+MLP = Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, optimizer="adam")
 
 
 def small_cnn() -> nn.Module:
@@ -75,7 +76,7 @@ def test_the_features_of_an_mlp_are_those_counted_by_hand() -> None:
 
 
 def test_the_features_of_a_cnn_are_those_counted_by_hand() -> None:
-    summary = summary_of(job("small_cnn", input=[3, 8, 8], classes=5))
+    summary = summary_of(job("small_cnn", input_shape=[3, 8, 8], num_classes=5))
     first, second = 4 * 8 * 8, 6 * 6 * 6  # activations after the convolutions
     weights = (3 * 9 + 1) * 4, 2 * 4, (4 * 9 + 1) * 6, (6 + 1) * 5
     activations = 3 * first + 3 * second + 6 + 6 + 5
@@ -88,7 +89,7 @@ def test_the_features_of_a_cnn_are_those_counted_by_hand() -> None:
 
 
 def test_the_features_of_a_transformer_are_those_counted_by_hand() -> None:
-    summary = summary_of(job("SmallTransformer", seq=7, classes=3))
+    summary = summary_of(job("SmallTransformer", sequence_length=7, num_classes=3))
     weights = 50 * 8, 2 * 8, 9 * 24, 9 * 3
     activations = 7 * (8 + 8 + 24 + 8) + 3  # attention that is no layer of its own is in no summary
     assert family_of(summary) == "transformer"
@@ -158,13 +159,13 @@ def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: 
     assert before == after
 
 
-CNN = job("small_cnn", input=[3, 8, 8], classes=5)
+CNN = job("small_cnn", input_shape=[3, 8, 8], num_classes=5)
 
 
 @pytest.mark.parametrize("name", ["gpumemnet", "gpumemnet+transformer"])
 def test_optimizer_and_precision_change_nothing(name: str) -> None:
     """They are not among the published features."""
-    jobs = [MLP, Configuration(model="mlp:x", widths=[2048, 4096, 4096, 1000], batch_size=256, opt="sgd", precision="bf16")]
+    jobs = [MLP, dataclasses.replace(MLP, optimizer="sgd", precision="bf16")]
     first, second = (find(name).estimate(Workload(configuration=one), gpu("H200")) for one in jobs)
     assert first.figure == second.figure and first.notes == second.notes
 
@@ -244,7 +245,7 @@ def test_another_gpu_is_said_to_be_another_one() -> None:
 def test_both_answer_for_real_models_by_name() -> None:
     pytest.importorskip("torchvision")
     for name in ("gpumemnet", "gpumemnet+transformer"):
-        e = ullage.estimation("torchvision:resnet18", batch_size=16, estimator=name)
+        e = ullage.estimate("torchvision:resnet18", batch_size=16, estimator=name)
         assert e.estimator == name and e.figure % (8 * GIB) == 0
 
 

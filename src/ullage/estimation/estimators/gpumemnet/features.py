@@ -204,7 +204,7 @@ def _summarized(configuration: Configuration, run: Configuration, device: str) -
         found = _first_tensor(output)
         own = 0 if id(part) in counted else sum(tensor.numel() for tensor in part.parameters())
         counted.add(id(part))
-        layers.append((kind_of(part), found.numel() // run.batch if found is not None else 0, own))
+        layers.append((kind_of(part), found.numel() // run.batch_size if found is not None else 0, own))
 
     with torch.device(device):
         model, task = prepare(run)
@@ -212,7 +212,7 @@ def _summarized(configuration: Configuration, run: Configuration, device: str) -
             if _is_layer(part):
                 part.register_forward_hook(note)
         model.train()
-        inputs, targets = task.batch(run.batch)
+        inputs, targets = task.batch(run.batch_size)
         with torch.no_grad(), _Ones():
             task.forward(model, _moved(inputs, device), _moved(targets, device))
     functions = Counter(

@@ -68,7 +68,7 @@ _IS_FUNCTION = {*FUNCTIONS, "hardswish", "relu6", "hardsigmoid", "quickgelu", "c
 def kind_of_layer_name(layer: str) -> str:
     """The kind of a layer, whoever wrote its name.
 
-    >>> kind_of("BatchNorm2d"), kind_of("LeakyReLU"), kind_of("Fold")
+    >>> kind_of_layer_name("BatchNorm2d"), kind_of_layer_name("LeakyReLU"), kind_of_layer_name("Fold")
     ('batch_norm', 'activation', 'other')
     """
     name = spelled(layer)
