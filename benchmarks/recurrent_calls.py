@@ -26,7 +26,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from tests.virtual.recurrent import Call, draw, run  # noqa: E402
+from tests.virtual.recurrent import Call, draw, peak_of, run  # noqa: E402
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def compare(file: Path) -> None:
 
     import ullage
 
-    exact, shapes, off = 0, 0, []
+    exact, same_order, off = 0, 0, []
     with gzip.open(file, "rt") as lines:
         rows = [json.loads(line) for line in lines]
     for values, real in rows:
@@ -76,16 +76,11 @@ def compare(file: Path) -> None:
             gpu.libraries.need = lambda library: None
             found = run(Call(*values), functools.partial(recorded_events, gpu))
         exact += found == real
-        if found != real and [size < 0 for size in found] == [size < 0 for size in real]:
-            pairs = [(got, true) for got, true in zip(found, real, strict=True) if got != true]
-            off.append(max(abs(got - true) / max(true, 1) for got, true in pairs))
-        elif found != real:
-            shapes += 1
-            print("other requests:", values)
-    print(f"{exact} of {len(rows)} calls exact, {shapes} with other requests")
-    if off:
-        off.sort()
-        print(f"the other {len(off)}: a size is off by {off[len(off) // 2]:.2%} (median), {off[-1]:.2%} (most)")
+        same_order += [size < 0 for size in found] == [size < 0 for size in real]
+        off.append(peak_of(found) / peak_of(real) - 1)
+    print(f"of {len(rows)} calls: exact in every size {exact}, in the order of requests and frees {same_order}")
+    within = ", ".join(f"within {limit:.0%} {sum(abs(share) <= limit for share in off)}" for limit in (0.01, 0.05, 0.1))
+    print(f"peak of the step: exact {off.count(0)}, {within}; between {min(off):+.1%} and {max(off):+.1%}")
 
 
 def main() -> None:

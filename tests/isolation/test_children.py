@@ -8,7 +8,8 @@ import time
 import pytest
 
 import ullage
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, MissingPackage
+from ullage.isolation import limits, process_identity
 from ullage.isolation.environment import environment
 from ullage.isolation.forking import start_from_server
 from ullage.isolation.limits import Limits
@@ -193,3 +194,16 @@ def test_an_installed_ullage_does_not_go_before_the_places_of_the_user(monkeypat
 def test_importing_the_harness_does_not_import_torch():
     code = "import sys, ullage.isolation.forking; assert not {'torch', 'psutil', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_proc_and_psutil_a_process_is_still_told_from_none(monkeypatch):
+    """As on macOS without the extra that brings psutil: an estimate must not need it."""
+    monkeypatch.setattr(process_identity.os.path, "exists", lambda path: False)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert process_identity._start_without_proc(process.pid) == 0
+    process.communicate()
+    assert process_identity._start_without_proc(process.pid) is None
+    monkeypatch.setattr(limits.Path, "read_text", lambda path: "")
+    with pytest.raises(MissingPackage, match="limits of memory need the package psutil"):
+        limits.machine_memory()

@@ -108,3 +108,14 @@ def run(call, record):
     with record() as events:
         step()
     return events
+
+
+def peak_of(events):
+    """The most bytes that a step's requests take at once, rounded as the allocator does."""
+    sizes = [-(-size // 512) * 512 for size in events if size >= 0]
+    taken = most = number = 0
+    for event in events:
+        taken += sizes[number] if event >= 0 else -sizes[-1 - event]
+        number += event >= 0
+        most = max(most, taken)
+    return most

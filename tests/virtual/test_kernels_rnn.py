@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.virtual.recording import recorded_events
-from tests.virtual.recurrent import CLASSES, Call, run
+from tests.virtual.recurrent import CLASSES, Call, peak_of, run
 from torch import nn
 
 import ullage
@@ -42,17 +42,6 @@ def test_calls_that_were_exact_stay_exact(kind):
     assert len(rows) == {"LSTM": 65, "GRU": 58, "RNN": 57}[kind]
     for call, real in rows:
         assert events_of(call) == real, call
-
-
-def peak_of(events):
-    """The most bytes that a step's requests take at once, rounded as the allocator does."""
-    sizes = [-(-size // 512) * 512 for size in events if size >= 0]
-    taken = most = number = 0
-    for event in events:
-        taken += sizes[number] if event >= 0 else -sizes[-1 - event]
-        number += event >= 0
-        most = max(most, taken)
-    return most
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])

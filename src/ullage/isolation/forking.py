@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.isolation.child import answer, end_with, function_named
-from ullage.isolation.parent import Child, Outcome, how_it_ended
+from ullage.isolation.parent import Child, Outcome, outcome_of
 from ullage.isolation.process_identity import Process, this_process
 from ullage.isolation.protocol import Channel, Messages
 
@@ -41,6 +41,8 @@ def start_from_server(entry: str, request: dict[str, Any], *, preload: Sequence[
 
 
 class _FromServer:
+    """A process of the standard library's fork server, as `Child` wants it."""
+
     def __init__(self, process: Any) -> None:
         self._process, self.pid = process, int(process.pid)
 
@@ -141,11 +143,7 @@ class ForkedHere:
         for descriptor in (self._answers, self._leave):
             os.close(descriptor)
             _open.discard(descriptor)
-        if self._messages.answer is not None:
-            return Outcome(answer=self._messages.answer)
-        if self._messages.error is not None:
-            return Outcome(failure=self._messages.error, reason="error")
-        return Outcome(failure=how_it_ended(self._code), reason="died")
+        return outcome_of(self._messages, self._code)
 
 
 def _forked_here(

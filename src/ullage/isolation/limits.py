@@ -8,8 +8,9 @@ import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from ullage.errors import MissingPackage
 from ullage.units import GIB, format_bytes, format_duration
 
 _EVERY = 0.1  # seconds between two looks at the memory
@@ -96,8 +97,7 @@ def resident(pid: int) -> int:
 
 
 def _resident_without_proc(pid: int) -> int:
-    import psutil
-
+    psutil = _psutil()
     total = 0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -119,10 +119,17 @@ def machine_memory() -> tuple[int, int]:
         sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
         return sizes["MemAvailable"], sizes["MemTotal"]
     except (OSError, KeyError):
-        import psutil
-
-        memory = psutil.virtual_memory()
+        memory = _psutil().virtual_memory()
         return int(memory.available), int(memory.total)
+
+
+def _psutil() -> Any:
+    """Needed where there is no /proc."""
+    try:
+        import psutil
+    except ImportError:
+        raise MissingPackage("psutil", "limits of memory") from None
+    return psutil
 
 
 def is_memory_short(share: float) -> bool:

@@ -93,16 +93,8 @@ def start(
     """
     answers, child_answers = os.pipe()
     output, child_output = os.pipe()
-    parent = this_process()
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ullage.isolation",
-        entry,
-        str(child_answers),
-        f"{parent.pid}:{parent.start}",
-    ]
+    parent = f"{this_process().pid}:{this_process().start}"
+    command = [sys.executable, "-P", "-m", "ullage.isolation", entry, str(child_answers), parent]
     try:
         with tempfile.TemporaryFile() as file:  # a pipe would block on a long request
             file.write(encode(request))
@@ -166,7 +158,7 @@ class Child:
         finally:
             os.close(self._answers)
             os.close(self._output)
-        return self._outcome(exceeded)
+        return outcome_of(self._messages, self._process.poll(), exceeded, self._printed.decode(errors="replace"))
 
     def _end(self) -> None:
         """End the process and its group, if they have not ended by themselves."""
@@ -204,15 +196,16 @@ class Child:
             if not self._read(descriptor, show):
                 return
 
-    def _outcome(self, exceeded: Exceeded | None) -> Outcome:
-        messages, output = self._messages, bytes(self._printed).decode(errors="replace")
-        if messages.answer is not None:
-            return Outcome(answer=messages.answer, output=output)
-        if messages.error is not None:
-            return Outcome(failure=messages.error, reason="error", output=output)
-        if exceeded is not None:
-            return Outcome(failure=exceeded.message, reason=exceeded.kind, output=output)
-        return Outcome(failure=how_it_ended(self._process.poll(), output), reason="died", output=output)
+
+def outcome_of(messages: Messages, code: int | None, exceeded: Exceeded | None = None, output: str = "") -> Outcome:
+    """What came of a child that has ended: an answer that was given counts, however the process ended then."""
+    if messages.answer is not None:
+        return Outcome(answer=messages.answer, output=output)
+    if messages.error is not None:
+        return Outcome(failure=messages.error, reason="error", output=output)
+    if exceeded is not None:
+        return Outcome(failure=exceeded.message, reason=exceeded.kind, output=output)
+    return Outcome(failure=how_it_ended(code, output), reason="died", output=output)
 
 
 def how_it_ended(code: int | None, output: str = "") -> str:

@@ -49,20 +49,27 @@ def start_of(pid: int) -> int | None:
 
 def _hidden(pid: int) -> bool:
     """/proc can be told to hide the processes of other users."""
+    return _may_signal(pid) is False
+
+
+def _may_signal(pid: int) -> bool | None:
+    """Whether this process may send signals to that one; `None` if there is none."""
     try:
         os.kill(pid, 0)
     except PermissionError:
-        return True
-    except (OSError, OverflowError):
         return False
-    return False
+    except (OSError, OverflowError):
+        return None
+    return True
 
 
 def _start_without_proc(pid: int) -> int | None:
     if os.path.exists("/proc/self/stat"):
         return 0
-    import psutil
-
+    try:
+        import psutil
+    except ImportError:
+        return None if _may_signal(pid) is None else 0
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 100)
