@@ -54,9 +54,9 @@ def print_each(answers: list[dict[str, Any]], as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def memory(need: int | None) -> str:
-    """A need in a table."""
-    return "unknown" if need is None else format_bytes(need)
+def memory(size: int | None) -> str:
+    """A size in a table."""
+    return "unknown" if size is None else format_bytes(size)
 
 
 def label(job: dict[str, Any]) -> str:
@@ -98,8 +98,10 @@ def _job_table(jobs: list[dict[str, Any]], index: dict[str, int]) -> Any:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for name in ("job", "user", "name", "state", "GPU", "needs", "time", "why it waits, or where"):
-        table.add_column(name, justify="right" if name in ("GPU", "needs", "time") else "left", no_wrap=name != "name")
+    for name in ("job", "user", "name", "state", "GPUs", "promise", "time", "why it waits, or where"):
+        table.add_column(
+            name, justify="right" if name in ("GPUs", "promise", "time") else "left", no_wrap=name != "name"
+        )
     table.columns[-1].no_wrap = False
     for job in jobs:
         places = ", ".join(f"GPU {index.get(place, place)}" for place in job["gpus_used"])
@@ -108,7 +110,7 @@ def _job_table(jobs: list[dict[str, Any]], index: dict[str, int]) -> Any:
         again = "again, " if job["recovery"] and waits else ""
         seconds = job["waited"] if waits else job["ran"]
         table.add_row(
-            label(job), job["user"], Text(job["name"]), job["state"], str(job["gpus"]), memory(job["need"]),
+            label(job), job["user"], Text(job["name"]), job["state"], str(job["gpus"]), memory(job["promise"]),
             format_duration(round(seconds or 0.0)), Text(f"{again}{words or ''}"),
         )  # fmt: skip
     return table
@@ -173,7 +175,8 @@ def _lines(job: dict[str, Any]) -> list[str]:
     if job.get("command"):
         lines += [f"  command    {shlex.join(job['command'])}", f"  folder     {job['cwd']}"]
     lines.append(f"  user       {job['user']}, priority {job['priority']}")
-    lines.append(f"  needs      {job['gpus']} GPU, {memory(job['need'])}" + (", alone" if job["exclusive"] else ""))
+    alone = ", alone" if job["exclusive"] else ""
+    lines.append(f"  promise    {memory(job['promise'])} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}")
     lines.append(f"  estimate   {job['estimate'] or 'under way'}")
     if job["reason"]:
         lines.append(f"  waits      {job['reason']}")
@@ -188,9 +191,9 @@ def _lines(job: dict[str, Any]) -> list[str]:
 
 def _attempt(attempt: dict[str, Any]) -> str:
     alone = ", alone" if attempt["exclusive"] else ""
-    words = f"on {', '.join(attempt['slots'])}, promised {memory(attempt['promised'])}{alone}"
-    if attempt["gpu_memory"] is not None:
-        words += f", took {memory(attempt['gpu_memory'])}"
+    words = f"on {', '.join(attempt['slots'])}, promised {memory(attempt['promise'])}{alone}"
+    if attempt["used"] is not None:
+        words += f", used {memory(attempt['used'])}"
     if attempt["cause"] is None:
         return f"{attempt['state']} {words}"
     ran = "" if attempt["elapsed"] is None else f" after {format_duration(attempt['elapsed'])}"

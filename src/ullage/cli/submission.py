@@ -152,7 +152,7 @@ def _sentence(answer: dict[str, Any]) -> str:
     who = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {jobs[0]} to {jobs[-1]} (array {answer['array']})"
     if answer["estimate"] is None:
         return f"{who}: {answer['state']}, its memory is being estimated"
-    return f"{who}: {answer['state']}, needs {memory(answer['need'])} ({answer['estimate']})"
+    return f"{who}: {answer['state']}, promise {memory(answer['promise'])} ({answer['estimate']})"
 
 
 def _environment(base: dict[str, str], of_file: dict[str, str], given: list[str]) -> dict[str, str]:

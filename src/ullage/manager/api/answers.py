@@ -44,8 +44,8 @@ class Submitted(_Answer):
     jobs: list[int]
     array: int | None
     state: State
-    estimate: str | None = Field(description="who says how much it needs; null while that is found out")
-    need: int | None = Field(description="bytes on each GPU")
+    estimate: str | None = Field(description="where the promise comes from; null while it is being estimated")
+    promise: int | None = Field(description="bytes on each GPU; null if unknown")
 
 
 class Job(_Answer):
@@ -57,9 +57,8 @@ class Job(_Answer):
     state: State
     priority: int
     gpus: int
-    need: int | None
-    promised: int | None
-    gpu_memory: int | None
+    promise: int | None = Field(description="bytes on each GPU, promised now or at the start; null if unknown")
+    used: int | None = Field(description="bytes that it uses now, the most on one GPU")
     submitted: float
     started: float | None
     ended: float | None
@@ -77,10 +76,10 @@ class Attempt(_Answer):
     number: int
     state: str
     slots: list[str]
-    promised: int | None
+    promise: int | None
     cause: str | None
     exit_code: int | None
-    gpu_memory: int | None
+    used: int | None = Field(description="the most bytes that it used on one GPU")
 
 
 class WholeJob(Job):
@@ -125,7 +124,7 @@ class GPUNow(_Answer):
     name: str
     total: int
     used: int | None
-    promised: int
+    promised: int = Field(description="the sum of the promises of its jobs")
     free: int
     jobs: list[int]
     activity: Activity

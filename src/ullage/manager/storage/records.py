@@ -133,7 +133,7 @@ class JobRecord:
     spec: dict[str, Any] = field(default_factory=dict, repr=False)
     estimate_key: str | None = None
     estimate_note: str | None = None
-    need: int | None = None
+    promise: int | None = None
     exclusive: bool = False
     recovery: bool = False
     memory_failures: int = 0
@@ -164,7 +164,7 @@ class AttemptRecord:
     token: str
     state: str
     slots: tuple[str, ...]
-    promised: int | None
+    promise: int | None
     exclusive: bool
     placed: float
     started: float | None = None
@@ -174,7 +174,7 @@ class AttemptRecord:
     detail: str | None = None
     exit_code: int | None = None
     signal: int | None = None
-    gpu_memory: int | None = None
+    used: int | None = None
     host_memory: int | None = None
 
 
