@@ -1,4 +1,5 @@
-"""Follows attempts that may be alive: sees them begin and end, and decides what becomes of their jobs."""
+"""Follows attempts that may be alive: sees them begin and end, decides what becomes of their jobs, and watches that
+they keep to their promises and time slots."""
 
 from __future__ import annotations
 
@@ -189,11 +190,8 @@ class AttemptTracker:
             context.launcher.stop(folder, reason, context.settings.running.grace, lead)
 
 
-# Watches running jobs against their promises and their time slots.
-
-
 class RunningJobGuard:
-    """Looks at running jobs; what they may not do is reported and, by the site's choice, ended."""
+    """Watches running jobs: one that uses more than its promise is reported, and stopped if the settings say so."""
 
     def __init__(self, context: ManagerContext, attempts: AttemptTracker) -> None:
         self._context, self._attempts = context, attempts

@@ -24,8 +24,6 @@ from ullage.isolation.parent import Outcome, run
 from ullage.manager.settings import EstimateSettings
 from ullage.workloads.job_files import JobSpec
 
-# What an estimator can be asked about a job: its script or its model; and the key by which the answer is kept.
-
 _MOST_FILES, _MOST_FOLDERS, _LARGEST_FILE = 200, 64, 4 << 20
 _NOT_CODE = ("__pycache__", "venv", "node_modules", "data", "datasets", "runs", "wandb")
 _PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")

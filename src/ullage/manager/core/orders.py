@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer
 
 
-# Jobs, attempts and GPUs as answers show them: plain values, ready for JSON.
-
-# Said for a state in which placement was not asked.
+# Why a job waits, for states in which placement was not asked.
 _REASONS = {
     State.ESTIMATING: "is being estimated",
     State.HELD: "is held; 'ullage release' lets it go",

@@ -12,8 +12,7 @@ from ullage.manager.settings import RecoverySettings
 from ullage.manager.storage.records import INFRASTRUCTURE, AttemptRecord, Cause, JobRecord
 from ullage.units import format_bytes, parse_bytes
 
-# What the end of a job's output says about why it ended: the words of PyTorch, TensorFlow, JAX, CUDA and Python.
-
+# What PyTorch, TensorFlow, JAX, CUDA and Python print when memory or a GPU is gone.
 _GPU_MEMORY = re.compile(
     r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation"
     r"|CUDA_ERROR_OUT_OF_MEMORY|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"
@@ -36,7 +35,7 @@ _GPU_LOST = re.compile(
     r"|is/are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
     r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_NOT_READY|Unable to determine the device handle"
 )
-# How a Python program that was not caught says goodbye: the name of an exception at the beginning of a line.
+# The last line of a traceback: the name of an exception at the beginning of a line.
 _LAST_WORDS = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Exhausted))\b.*$", re.MULTILINE
 )

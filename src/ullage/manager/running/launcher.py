@@ -31,8 +31,6 @@ from ullage.isolation.process_identity import Process, is_alive, start_of
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running import supervisor
 
-# Processes of an attempt: found by the mark in their environment or the lock that they hold, and signalled surely.
-
 
 def processes_of(token: str) -> list[Process]:
     """The living processes that were started with an attempt's token in their environment."""

@@ -25,11 +25,9 @@ from ullage.manager.storage.records import (
     stored,
 )
 
-# What the database tells of jobs and events that lie behind: questions that change nothing.
-
 
 class JobHistory:
-    """Asks the database.
+    """Questions to the database about jobs, attempts and events of the past. They change nothing.
 
     store.history.over(limit=50, user=None)
     """
@@ -335,13 +333,13 @@ class JobStore:
         ]
 
 
-# Submissions that come at the same time share one transaction: a disk that syncs slowly is waited for once.
-
 _Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class GroupCommit:
-    """Collects what arrives in one turn of the event loop and does it in the next.
+    """One transaction for submissions that come at the same time, so that a slow disk is waited for once.
+
+    Collects what arrives in one turn of the event loop and does it in the next.
 
     Each is answered when the transaction is on disk. One that is refused (`UllageError`) must have written nothing by
     then; the others go on. Where the transaction fails, nobody's work was done: all are told of a full or damaged disk,

@@ -1,4 +1,13 @@
-"""A job and an attempt as they stand in the database, as values that do not change."""
+"""A job and an attempt as they stand in the database, the states of a job, and why attempts end.
+
+    submit ─► estimating ─► queued ─► starting ─► running ─► done
+                │  ▲         │ ▲        │           │ ├───► failed
+              hold release   │ └─retry──┴───────────┤ └───► cancelled
+                ▼  │         │                      ▼
+               held ◄────────┘                   stopping ─► cancelled, failed, or queued again
+
+A transition has a name and is in the table `TRANSITIONS`, or it does not happen. Records are values that do not change.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +19,6 @@ from enum import StrEnum
 from typing import Any
 
 from ullage.errors import InvalidValue
-
-# What a job can be, how it gets from one state to the next, and why an attempt ended.
-#
-# submit ─► estimating ─► queued ─► starting ─► running ─► done
-# │  ▲         │ ▲        │           │ ├───► failed
-# hold release   │ └─retry──┴───────────┤ └───► cancelled
-# ▼  │         │                      ▼
-# held ◄───────┘                   stopping ─► cancelled, failed, or queued again
-#
-# A transition has a name and is in the table below, or it does not happen.
 
 
 class State(StrEnum):
