@@ -32,15 +32,15 @@ def queue(count: int, draw: random.Random) -> list[Job]:
     """Jobs of eight users, each with a need of its own."""
     jobs = []
     for number in range(count):
-        need = draw.randint(1 * GIB // MIB, 60 * GIB // MIB) * MIB + number
+        promise = draw.randint(1 * GIB // MIB, 60 * GIB // MIB) * MIB + number
         jobs.append(
             Job(
                 number,
                 user=f"user{draw.randrange(8)}",
                 submitted=NOW - draw.uniform(0, 3600),
                 gpus=draw.choice((1, 1, 1, 1, 1, 1, 2, 4)),
-                need=need if draw.random() < 0.9 else None,
-                true=need,
+                promise=promise if draw.random() < 0.9 else None,
+                true=promise,
                 exclusive=draw.random() < 0.02,
                 priority=draw.choice((0, 0, 0, 1)),
                 time_limit=draw.choice((None, 600.0, 7200.0)),
@@ -59,8 +59,8 @@ def cluster(count: int, full: bool, draw: random.Random) -> tuple[list[Slot], Le
     ledger, running = Ledger(), []
     for slot in slots if full else []:
         for number in range(3):
-            job = Job(1_000_000 + slot.index * 10 + number, "user0", 0.0, need=draw.randint(20, 25) * GIB)
-            ledger.adopt(job.id, {slot.id: job.need or 0})
+            job = Job(1_000_000 + slot.index * 10 + number, "user0", 0.0, promise=draw.randint(20, 25) * GIB)
+            ledger.adopt(job.id, {slot.id: job.promise or 0})
             ledger.observe(job.id, slot.id, 20 * GIB)
             running.append(Running(job, (slot.id,), 1000.0))
     return slots, ledger, running

@@ -100,7 +100,7 @@ def test_a_job_from_submission_to_its_end(api, way):
     client = api.client if way == "api" else ullage.Client(api.home.folder)
     [job] = client.submit(["sh", "-c", "echo out; echo err >&2"], memory="1GiB", name=f"by {way}", cwd=api.home.work)
     ended = client.wait(job, timeout=60)
-    assert (ended["state"], ended["cause"], ended["need"]) == ("done", "finished", 1 << 30)
+    assert (ended["state"], ended["cause"], ended["promise"]) == ("done", "finished", 1 << 30)
     assert client.logs(job) == "out\n" and client.logs(job, "stderr") == "err\n"
     assert "".join(client.follow(job)) == "out\n"
     assert [each["id"] for each in client.history(limit=1)] == [job]
@@ -130,7 +130,7 @@ def test_the_same_key_makes_no_second_job(api):
 def test_a_job_file_is_submitted(api, tmp_path):
     (tmp_path / "job.toml").write_text("command = 'sh -c \"pwd; echo $WORD\"'\nmemory = '2GiB'\nenv.WORD = 'said'\n")
     [job] = api.client.submit(tmp_path / "job.toml", cwd=str(tmp_path), env={"PATH": os.environ["PATH"]})
-    assert api.client.wait(job, timeout=60)["need"] == 2 << 30
+    assert api.client.wait(job, timeout=60)["promise"] == 2 << 30
     assert api.client.logs(job) == f"{tmp_path}\nsaid\n"
     with pytest.raises(InvalidValue, match="there is no 'gpuss'; did you mean 'gpus'"):
         api.client.submit(["true"], gpuss=2)

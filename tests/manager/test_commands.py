@@ -36,7 +36,7 @@ def test_a_wrong_name_lists_the_right_ones(home):
 
 def test_submit_and_wait_give_the_output_and_the_exit_code(common):
     said = common.cli("submit", "--memory", "2GiB", "--name", "greeting", "--wait", "--", "sh", "-c", "echo hello")
-    number = re.match(r"job (\d+): queued, needs 2.00 GiB \(as its submitter says\)\n", said)[1]
+    number = re.match(r"job (\d+): queued, promise 2.00 GiB \(as its submitter says\)\n", said)[1]
     assert said.endswith(f"job {number} is done\n")
     assert common.cli("logs", number) == "hello\n"
     assert common.cli("logs", "-f", "greeting") == "hello\n"
@@ -133,7 +133,7 @@ def test_a_job_file_is_submitted(common):
         'command = ["sh", "-c", "echo $WORD in $PWD"]\nmemory = "3GiB"\nname = "filed"\n[env]\nWORD = "hello"\n'
     )
     said = common.cli("submit", "job.toml", "--wait")
-    assert "needs 3.00 GiB" in said and common.cli("logs", "filed") == f"hello in {common.work}\n"
+    assert "promise 3.00 GiB" in said and common.cli("logs", "filed") == f"hello in {common.work}\n"
     (common.work / "job.rad").write_text(
         "# the listing\npython -c 'print(1)'\nbatch_size: 32\npolicy: exclusive\ngpus: 1\n"
     )

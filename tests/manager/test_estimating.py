@@ -10,8 +10,8 @@ import pytest
 
 from ullage.isolation import parent
 from ullage.isolation.process_identity import start_of
-from ullage.manager.core.estimates import Estimates, Question, Wanted, key_of, questions_of, script_of
-from ullage.manager.settings import Estimating
+from ullage.manager.core.estimates import EstimateQuestion, EstimateRequest, Estimates, key_of, questions_of, script_of
+from ullage.manager.settings import EstimateSettings
 from ullage.workloads.job_files import JobSpec
 
 TRAIN = """
@@ -31,13 +31,13 @@ def test_a_script_is_estimated_once_and_then_kept(home):
     (home.work / "train.py").write_text(TRAIN)
     job = {"command": [sys.executable, "train.py", "512"], "memory": None, "hold": True, "env": home.environment()}
     first, again = home.submit(**job), home.submit(**job)
-    assert home.job(first)["need"] is None and home.job(first)["estimate"] is None
+    assert home.job(first)["promise"] is None and home.job(first)["estimate"] is None
     home.until(lambda: home.job(first)["estimate"] and home.job(again)["estimate"], "the estimate")
     found = home.job(first)
     assert found["estimate"] == "estimated by ullage for A100-40GB"
-    assert 400 << 20 < found["need"] < 2 << 30
+    assert 400 << 20 < found["promise"] < 2 << 30
     third = home.submit(**job)
-    assert home.job(third)["need"] == found["need"] and home.job(third)["estimate"].endswith("(kept from before)")
+    assert home.job(third)["promise"] == found["promise"] and home.job(third)["estimate"].endswith("(kept from before)")
     (home.work / "train.py").write_text(TRAIN + "# changed\n")
     assert home.job(home.submit(**job))["estimate"] is None, "other content is estimated anew"
 
@@ -48,7 +48,7 @@ def test_a_failed_estimate_is_said_and_the_job_is_placed_by_the_rule_for_unknown
     home.start()
     (home.work / "train.py").write_text("")
     job = home.wait(home.submit([sys.executable, "train.py"], memory=None))
-    assert job["state"] == "done" and job["need"] is None
+    assert job["state"] == "done" and job["promise"] is None
     assert job["estimate"] == "not estimated: it took longer than 50 ms"
     assert job["attempts"][0]["exclusive"], "the default rule for unknowns is a GPU for itself"
 
@@ -65,7 +65,7 @@ def make(wanted, **rules):
     answers = []
 
     async def run():
-        estimates = Estimates(Estimating(**rules), answers.append)
+        estimates = Estimates(EstimateSettings(**rules), answers.append)
         estimates.want(wanted)
         while not answers:
             await asyncio.sleep(0.01)
@@ -76,8 +76,8 @@ def make(wanted, **rules):
 
 def wanted(tmp_path, text, estimator="ullage"):
     (tmp_path / "train.py").write_text(text)
-    question = Question(str(tmp_path / "train.py"))
-    return Wanted("key", estimator, [question], ["T4"], dict(os.environ), str(tmp_path), {})
+    question = EstimateQuestion(str(tmp_path / "train.py"))
+    return EstimateRequest("key", estimator, [question], ["T4"], dict(os.environ), str(tmp_path), {})
 
 
 def test_limits_and_failures_of_the_process_are_told(tmp_path):
@@ -99,7 +99,7 @@ def test_an_estimate_that_is_given_up_ends(tmp_path, monkeypatch):
         return begun[0]
 
     async def run():
-        work = Estimates(Estimating(), lambda answer: begun.append(answer))
+        work = Estimates(EstimateSettings(), lambda answer: begun.append(answer))
         work.want(wanted(tmp_path, "import time; time.sleep(1000)"))
         while not begun:
             await asyncio.sleep(0.01)

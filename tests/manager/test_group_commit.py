@@ -37,7 +37,7 @@ def row(name):
     return {
         "user": "ada", "uid": 1, "gid": 1, "name": name, "state": State.QUEUED, "submitted": 0.0, "priority": 0,
         "spec": {}, "submission": f"key of {name}", "part": 0, "exclusive": False, "array_index": None,
-        "estimate_key": None, "estimate_note": None, "need": None,
+        "estimate_key": None, "estimate_note": None, "promise": None,
     }  # fmt: skip
 
 

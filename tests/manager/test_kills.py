@@ -11,7 +11,9 @@ from collections import Counter
 import pytest
 
 from ullage.errors import NoDaemon
+from ullage.manager.client import Client
 from ullage.manager.fault_injection import POINTS, SUPERVISOR_POINTS
+from ullage.workloads.job_files import JobSpec
 
 # Fails as PyTorch does when its GPU is full, the first time; needs no PyTorch.
 OUT_OF_MEMORY = """
@@ -149,13 +151,11 @@ def endure(home, jobs, submitters, kills, between):
 
     def submit_some(count):
         try:
-            from ullage.manager.client import SocketClient
-
-            client = SocketClient(home.folder)
+            client = Client(home.folder)
             for _ in range(count):
                 script = 'echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> attempts.log'
-                job = {"command": ["/bin/sh", "-c", script], "cwd": str(home.work), "memory": 1 << 30}
-                numbers.extend(client.submit(job, patience=60.0)["jobs"])
+                spec = JobSpec(command=["/bin/sh", "-c", script], cwd=str(home.work), memory=1 << 30)
+                numbers.extend(client.submit_spec(spec, patience=60.0)["jobs"])
         except BaseException as error:
             failures.append(error)
 

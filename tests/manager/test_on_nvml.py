@@ -49,14 +49,14 @@ def test_memory_is_put_down_to_the_job_whose_process_has_it(on):
     number = here.submit(WAIT, memory=10 * GIB)
     pid = pid_of(here, number)
     gpu.compute, gpu.used = {pid: 12 * GIB, 1: 3 * GIB}, 15 * GIB  # 1 has no token of ours
-    here.until(lambda: here.job(number)["gpu_memory"] == 12 * GIB, "what it takes to be seen")
+    here.until(lambda: here.job(number)["used"] == 12 * GIB, "what it takes to be seen")
     here.until(lambda: [e for e in here.call("events")["events"] if e["kind"] == "over promise"], "the report")
     shown = here.call("gpus")[0]
     assert (shown["used"], shown["promised"]) == (15 * GIB, 10 * GIB)
     assert here.daemon.context.ledger.free("GPU-a") == (80 - 12 - 3) * GIB, "what it took counts, and what others took"
     gpu.compute, gpu.used = {}, 0
     (here.folder / "work/proceed").touch()
-    assert here.until_over(number)["attempts"][0]["gpu_memory"] == 12 * GIB
+    assert here.until_over(number)["attempts"][0]["used"] == 12 * GIB
 
 
 def test_a_gpu_that_falls_off_its_bus_gets_no_job_and_its_job_is_tried_elsewhere(on):

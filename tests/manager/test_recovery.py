@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from ullage.manager.core.recovery import Ended, after_failure, classify, read_output
-from ullage.manager.settings import Recovering
+from ullage.manager.core.recovery import AttemptEnd, after_failure, classify, read_output
+from ullage.manager.settings import RecoverySettings
 from ullage.manager.storage.records import AttemptRecord, Cause, JobRecord, State
 
 GIB = 1 << 30
@@ -103,26 +103,26 @@ def job(**more):
     return JobRecord(**base | more)
 
 
-def attempt(promised=None, exclusive=False):
+def attempt(promise=None, exclusive=False):
     return AttemptRecord(
-        job=1, number=1, token="t", state="running", slots=("g",), promised=promised, exclusive=exclusive, placed=0.0
+        job=1, number=1, token="t", state="running", slots=("g",), promise=promise, exclusive=exclusive, placed=0.0
     )
 
 
 def test_the_promise_grows_by_steps_to_exclusive_at_last():
-    rules, failure = Recovering(), Ended(Cause.GPU_MEMORY, "oom")
-    need, alone, steps = 8 * GIB, False, []
+    rules, failure = RecoverySettings(), AttemptEnd(Cause.GPU_MEMORY, "oom")
+    promise, alone, steps = 8 * GIB, False, []
     for failures in range(rules.attempts):
         following = after_failure(
-            job(need=need, memory_failures=failures, exclusive=alone),
-            attempt(need, alone),
+            job(promise=promise, memory_failures=failures, exclusive=alone),
+            attempt(promise, alone),
             failure,
             None,
             40 * GIB,
             rules,
         )
-        steps.append((following.again, following.need, following.exclusive))
-        need, alone = following.need, following.exclusive
+        steps.append((following.again, following.promise, following.exclusive))
+        promise, alone = following.promise, following.exclusive
         if not following.again:
             break
     assert steps == [
@@ -134,21 +134,21 @@ def test_the_promise_grows_by_steps_to_exclusive_at_last():
 
 
 def test_what_was_learned_counts_more_than_the_promise():
-    rules = Recovering()
-    told = Ended(Cause.GPU_MEMORY, "oom", needed=22 * GIB)
-    assert after_failure(job(need=GIB), attempt(GIB), told, None, 40 * GIB, rules).need == 27 * GIB
-    seen = Ended(Cause.GPU_MEMORY, "oom")
-    assert after_failure(job(need=GIB), attempt(GIB), seen, 11 * GIB, 40 * GIB, rules).need == 16 * GIB
-    assert after_failure(job(need=GIB), attempt(GIB), told, None, 24 * GIB, rules).exclusive
+    rules = RecoverySettings()
+    told = AttemptEnd(Cause.GPU_MEMORY, "oom", needed=22 * GIB)
+    assert after_failure(job(promise=GIB), attempt(GIB), told, None, 40 * GIB, rules).promise == 27 * GIB
+    seen = AttemptEnd(Cause.GPU_MEMORY, "oom")
+    assert after_failure(job(promise=GIB), attempt(GIB), seen, 11 * GIB, 40 * GIB, rules).promise == 16 * GIB
+    assert after_failure(job(promise=GIB), attempt(GIB), told, None, 24 * GIB, rules).exclusive
 
 
 @pytest.mark.parametrize("cause", [Cause.OWN_FAILURE, Cause.TIME_LIMIT])
 def test_a_bug_and_a_time_limit_are_not_tried_again(cause):
-    assert not after_failure(job(), attempt(), Ended(cause, ""), None, 40 * GIB, Recovering()).again
+    assert not after_failure(job(), attempt(), AttemptEnd(cause, ""), None, 40 * GIB, RecoverySettings()).again
 
 
 def test_failures_of_the_system_are_tried_again_a_few_times():
-    rules, lost = Recovering(others=2), Ended(Cause.GPU_LOST, "gone")
+    rules, lost = RecoverySettings(others=2), AttemptEnd(Cause.GPU_LOST, "gone")
     assert after_failure(job(other_failures=1), attempt(), lost, None, 40 * GIB, rules).again
     assert not after_failure(job(other_failures=2), attempt(), lost, None, 40 * GIB, rules).again
 
@@ -181,14 +181,14 @@ def test_an_overbooked_virtual_gpu_ends_in_a_real_error_and_a_real_recovery(home
     job = home.job(second)
     assert job["attempts"][0]["cause"] == "out of GPU memory", job
     assert "Tried to allocate 20.00 GiB" in job["attempts"][0]["detail"]
-    assert job["need"] > 25 * GIB and job["recovery"]
+    assert job["promise"] > 25 * GIB and job["recovery"]
     small = home.wait(home.script("true"))
     assert small["state"] == "done", "a waiting recovery job does not block others that fit"
     reported = [event for event in home.client.call("events", since=0)["events"] if event["kind"] == "over promise"]
     assert [event["job"] for event in reported] == [large], "who takes more than promised is reported"
     home.go()
     assert home.wait(second)["state"] == "done" and len(home.job(second)["attempts"]) == 2
-    assert home.wait(large)["attempts"][0]["gpu_memory"] == 25 * GIB
+    assert home.wait(large)["attempts"][0]["used"] == 25 * GIB
 
 
 def test_a_job_that_endangers_others_is_stopped_where_the_site_wants_that(home):
@@ -200,4 +200,4 @@ def test_a_job_that_endangers_others_is_stopped_where_the_site_wants_that(home):
     greedy = home.submit([sys.executable, "-c", TAKE, "25", "never"], env=home.environment(), memory=2 * GIB)
     home.until(lambda: home.job(greedy)["attempts"][0]["cause"] if home.job(greedy)["attempts"] else None, "its end")
     assert home.job(greedy)["attempts"][0]["cause"] == "took more than promised"
-    assert home.job(greedy)["need"] >= 25 * GIB and home.job(honest)["state"] == "running"
+    assert home.job(greedy)["promise"] >= 25 * GIB and home.job(honest)["state"] == "running"

@@ -14,7 +14,7 @@ def test_a_job_runs_once_on_a_gpu_that_it_was_promised(common):
     job = common.wait(number)
     attempt = job["attempts"][0]
     assert job["state"] == "done" and job["cause"] == "finished" and len(job["attempts"]) == 1
-    assert attempt["promised"] == 1 << 30 and attempt["exit_code"] == 0
+    assert attempt["promise"] == 1 << 30 and attempt["exit_code"] == 0
     assert common.client.call("logs", job=number)["text"] == f"to {attempt['slots'][0]}\n"
     assert common.client.call("logs", job=number, stream="stderr")["text"] == "oops\n"
 

@@ -1,15 +1,19 @@
 """The database: durable, checked, restorable; a full disk refuses and does not break."""
 
+import contextlib
 import os
 import shutil
 import sqlite3
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from ullage.errors import StoreDamaged, StoreFull
-from ullage.manager.storage import database as store_module
+from ullage.manager.storage import database as database_module
 from ullage.manager.storage.database import Database
+from ullage.manager.storage.records import job_from_row
+from ullage.workloads.job_files import JobSpec
 
 
 def test_a_transaction_is_all_or_nothing(tmp_path):
@@ -97,16 +101,17 @@ def test_few_backups_are_kept_and_they_are_whole(tmp_path):
     for _ in range(6):
         newest = database.back_up()
     kept = sorted((tmp_path / "backups").iterdir())
-    assert len(kept) == store_module.KEPT_BACKUPS and newest in kept
+    assert len(kept) == database_module.KEPT_BACKUPS and newest in kept
     assert sqlite3.connect(newest).execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_an_older_database_is_migrated_and_a_newer_one_refused(tmp_path, monkeypatch):
     Database(tmp_path).close()
-    monkeypatch.setattr(store_module, "MIGRATIONS", (*store_module.MIGRATIONS, "CREATE TABLE new (x);"))
+    newer = (*database_module.MIGRATIONS, "CREATE TABLE new (x);")
+    monkeypatch.setattr(database_module, "MIGRATIONS", newer)
     database = Database(tmp_path)
-    assert database.rows("PRAGMA user_version")[0][0] == 2 and database.rows("SELECT * FROM new") == []
-    assert (tmp_path / "backups/state-before-version-2.db").exists()
+    assert database.rows("PRAGMA user_version")[0][0] == len(newer) and database.rows("SELECT * FROM new") == []
+    assert (tmp_path / f"backups/state-before-version-{len(newer)}.db").exists()
     database.close()
     monkeypatch.undo()
     with pytest.raises(StoreDamaged, match="newer Ullage"):
@@ -115,11 +120,34 @@ def test_an_older_database_is_migrated_and_a_newer_one_refused(tmp_path, monkeyp
 
 def test_a_migration_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     Database(tmp_path).close()
-    monkeypatch.setattr(store_module, "MIGRATIONS", (*store_module.MIGRATIONS, "CREATE TABLE a (x); BROKEN;"))
+    monkeypatch.setattr(database_module, "MIGRATIONS", (*database_module.MIGRATIONS, "CREATE TABLE a (x); BROKEN;"))
     with pytest.raises(sqlite3.OperationalError):
         Database(tmp_path)
     monkeypatch.undo()
-    assert Database(tmp_path).rows("PRAGMA user_version")[0][0] == 1
+    assert Database(tmp_path).rows("PRAGMA user_version")[0][0] == len(database_module.MIGRATIONS)
+
+
+def test_a_database_of_version_1_is_taken_over_with_all_its_jobs(home):
+    """The file is what a daemon of version 0.1.0 left behind; its held jobs run under this one."""
+    folder = home.folder / "manager"
+    folder.mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(folder / "state.db")) as old:
+        old.executescript((Path(__file__).parent / "state_version_1.sql").read_text())
+        old.execute("PRAGMA user_version = 1")
+    home.start()
+    finished, failed, unknown = (home.job(number) for number in (1, 2, 3))
+    assert (finished["state"], finished["promise"], finished["attempts"][0]["promise"]) == ("done", 3 << 30, 3 << 30)
+    assert (failed["state"], failed["promise"], failed["exit_code"]) == ("failed", 2 << 30, 1)
+    assert unknown["promise"] is None and unknown["attempts"][0]["exclusive"]
+    assert [job["promise"] for job in home.client.queue()] == [5 << 30, 5 << 30, 1 << 30]
+    home.client.release("4_all", 6)
+    assert [home.wait(number)["state"] for number in (4, 5, 6)] == ["done"] * 3
+    assert home.client.logs("4_2") == "2\n" and home.client.logs(6) == "hello\n"
+    assert (folder / "backups/state-before-version-2.db").exists()
+    home.stop()
+    with contextlib.closing(Database(folder)) as database:
+        [row] = database.rows("SELECT * FROM jobs WHERE id = 6")
+    assert JobSpec.model_validate(job_from_row(row).spec["asked"]).estimate == {"optimizer": "sgd"}
 
 
 def test_no_room_is_one_message_and_nothing_happened(tmp_path):

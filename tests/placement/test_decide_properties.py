@@ -46,7 +46,7 @@ def jobs(first: int, most: int) -> st.SearchStrategy[list[Job]]:
             "user": st.sampled_from("ab"),
             "submitted": st.floats(0, 1000),
             "gpus": st.sampled_from([1, 1, 1, 2, 3]),
-            "need": st.none() | st.integers(0, 110),
+            "promise": st.none() | st.integers(0, 110),
             "true": st.none() | st.integers(0, 110),
             "exclusive": st.sampled_from([False, False, True]),
             "priority": st.integers(0, 1),
@@ -119,11 +119,11 @@ def test_jobs_get_what_they_asked_for(scene) -> None:
     outcome = decided(scene)
     for decision in outcome.placed:
         job = by_id[decision.job]
-        need = job.true if chosen in ORACLES else job.need
+        promise = job.true if chosen in ORACLES else job.promise
         assert len(decision.slots) == len(set(decision.slots)) == job.gpus
-        assert decision.bytes >= (need or 0)
+        assert decision.promise >= (promise or 0)
         assert decision.exclusive or not (job.exclusive or chosen == "exclusive")
-        assert need is not None or decision.exclusive or site.unknown == "floor"
+        assert promise is not None or decision.exclusive or site.unknown == "floor"
         for slot in (by_slot[name] for name in decision.slots):
             assert not slot.drained and not slot.lost
             assert not (slot.used is None and site.unmeasured == "never")

@@ -21,9 +21,9 @@ def gpus(measured: list[tuple[int | None, float | None]], total: int = 40, **mor
     ]  # fmt: skip
 
 
-def job(number: int, need: int | None = None, **more: object) -> Job:
-    known = None if need is None else need * GIB
-    return Job(number, "ada", float(number), need=known, true=known, **more)  # type: ignore[arg-type]
+def job(number: int, promise: int | None = None, **more: object) -> Job:
+    known = None if promise is None else promise * GIB
+    return Job(number, "ada", float(number), promise=known, true=known, **more)  # type: ignore[arg-type]
 
 
 def chosen(policy: str, slots: list[Slot], jobs: list[Job], rules: Rules | None = None) -> list[tuple[str, ...]]:
@@ -47,7 +47,7 @@ def chosen(policy: str, slots: list[Slot], jobs: list[Job], rules: Rules | None 
     ],
 )
 def test_where_a_small_job_goes(name: str, expected: str) -> None:
-    assert chosen(name, gpus(FOUR), [job(1, need=4)]) == [(expected,)]
+    assert chosen(name, gpus(FOUR), [job(1, promise=4)]) == [(expected,)]
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_where_a_small_job_goes(name: str, expected: str) -> None:
 )  # fmt: skip
 def test_where_a_job_goes_that_does_not_fit_on_the_first(name: str, expected: str) -> None:
     """15 GiB and a margin of 2 do not fit into the 10 GiB of GPU 0; GPU 3 is out of the game."""
-    assert chosen(name, gpus(FOUR[:3]), [job(1, need=15)]) == [(expected,)]
+    assert chosen(name, gpus(FOUR[:3]), [job(1, promise=15)]) == [(expected,)]
 
 
 def test_ullage_takes_the_tightest_room_among_gpus_that_are_equally_busy() -> None:
     large, small = gpus([(0, 0.0)], total=80)[0], Slot("small", 1, "A100-40GB", 40 * GIB, 0, Activity(smact=0.0))
-    assert chosen("ullage", [large, small], [job(1, need=10)]) == [("small",)]
+    assert chosen("ullage", [large, small], [job(1, promise=10)]) == [("small",)]
 
 
 def test_round_robin_goes_round_from_the_slot_that_was_promised_last() -> None:
@@ -70,48 +70,48 @@ def test_round_robin_goes_round_from_the_slot_that_was_promised_last() -> None:
     rules = Rules(fresh_busy=0.0)
     where = []
     for number in range(5):
-        (decision,) = decide("round-robin", [job(number, need=1)], [], slots, ledger, rules, now=10.0).placed
+        (decision,) = decide("round-robin", [job(number, promise=1)], [], slots, ledger, rules, now=10.0).placed
         ledger.see(slots)
         ledger.accept(decision)
         where += decision.slots
     assert where == ["GPU-0", "GPU-1", "GPU-2", "GPU-0", "GPU-1"]
-    assert chosen("round-robin", slots, [job(number, need=1) for number in range(4)]) == [
+    assert chosen("round-robin", slots, [job(number, promise=1) for number in range(4)]) == [
         ("GPU-0",), ("GPU-1",), ("GPU-2",), ("GPU-0",)]  # fmt: skip
 
 
 def test_exclusive_gives_each_job_a_gpu_and_the_next_one_waits() -> None:
-    jobs = [job(1, need=4), job(2, need=4), job(3, need=4)]
+    jobs = [job(1, promise=4), job(2, promise=4), job(3, promise=4)]
     outcome = decide("exclusive", jobs, [], gpus([(0, 0.0), (0, 0.0)]), Ledger(), Rules(), now=10.0)
     assert [(each.slots, each.exclusive) for each in outcome.placed] == [(("GPU-0",), True), (("GPU-1",), True)]
-    assert outcome.placed[0].bytes == 40 * GIB, "the whole GPU is its"
+    assert outcome.placed[0].promise == 40 * GIB, "the whole GPU is its"
     assert [each.job for each in outcome.waiting] == [3]
 
 
 def test_the_activity_limit_closes_a_gpu_and_can_be_moved_or_switched_off() -> None:
     busy = gpus([(10, 0.81)])
-    assert chosen("magm", busy, [job(1, need=4)]) == []
-    assert chosen("magm", busy, [job(1, need=4)], Rules(smact_limit=0.85)) == [("GPU-0",)]
-    assert chosen("magm", busy, [job(1, need=4)], Rules(smact_limit=None)) == [("GPU-0",)]
-    assert chosen("magm", gpus([(10, 0.80)]), [job(1, need=4)]) == [("GPU-0",)]
+    assert chosen("magm", busy, [job(1, promise=4)]) == []
+    assert chosen("magm", busy, [job(1, promise=4)], Rules(smact_limit=0.85)) == [("GPU-0",)]
+    assert chosen("magm", busy, [job(1, promise=4)], Rules(smact_limit=None)) == [("GPU-0",)]
+    assert chosen("magm", gpus([(10, 0.80)]), [job(1, promise=4)]) == [("GPU-0",)]
 
 
 def test_the_margin_stays_free_beside_others_but_a_job_alone_may_have_all() -> None:
-    assert chosen("magm", gpus([(20, 0.1)]), [job(1, need=19)], Rules(margin=2 * GIB)) == []
-    assert chosen("magm", gpus([(20, 0.1)]), [job(1, need=18)], Rules(margin=2 * GIB)) == [("GPU-0",)]
-    assert chosen("magm", gpus([(0, 0.0)]), [job(1, need=40)], Rules(margin=2 * GIB)) == [("GPU-0",)]
+    assert chosen("magm", gpus([(20, 0.1)]), [job(1, promise=19)], Rules(margin=2 * GIB)) == []
+    assert chosen("magm", gpus([(20, 0.1)]), [job(1, promise=18)], Rules(margin=2 * GIB)) == [("GPU-0",)]
+    assert chosen("magm", gpus([(0, 0.0)]), [job(1, promise=40)], Rules(margin=2 * GIB)) == [("GPU-0",)]
 
 
 def test_jobs_per_gpu_can_be_limited() -> None:
-    jobs = [job(number, need=1) for number in range(4)]
+    jobs = [job(number, promise=1) for number in range(4)]
     assert len(chosen("magm", gpus([(0, 0.0)]), jobs, Rules(max_jobs_per_gpu=2))) == 2
 
 
 def test_jobs_that_the_window_has_not_seen_count_as_busy() -> None:
-    jobs = [job(number, need=1) for number in range(6)]
+    jobs = [job(number, promise=1) for number in range(6)]
     assert len(chosen("magm", gpus([(0, 0.0)]), jobs, Rules(fresh_busy=0.3))) == 3, "0.0, 0.3, 0.6, then 0.9"
-    predicted = [job(number, need=1, busy=0.5) for number in range(6)]
+    predicted = [job(number, promise=1, busy=0.5) for number in range(6)]
     assert len(chosen("magm", gpus([(0, 0.0)]), predicted, Rules(fresh_busy=0.3))) == 2, "0.0, 0.5, then 1.0"
-    seen = [Running(job(9, need=1), ("GPU-0",), since=0.0)]
+    seen = [Running(job(9, promise=1), ("GPU-0",), since=0.0)]
     ledger = Ledger()
     ledger.adopt(9, {"GPU-0": GIB})
     slots = gpus([(0, 0.5)])
@@ -123,29 +123,29 @@ def test_jobs_that_the_window_has_not_seen_count_as_busy() -> None:
 def test_an_idle_gpu_is_not_kept_empty_by_a_job_that_has_just_ended() -> None:
     """The window's mean still shows it, but nobody is there."""
     slot = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, 0, Activity(smact=0.95, age=1.0))
-    assert chosen("ullage", [slot], [job(1, need=4)]) == [("GPU-0",)]
-    assert chosen("exclusive", [slot], [job(1, need=4)]) == [("GPU-0",)]
+    assert chosen("ullage", [slot], [job(1, promise=4)]) == [("GPU-0",)]
+    assert chosen("exclusive", [slot], [job(1, promise=4)]) == [("GPU-0",)]
 
 
 def test_predicted_slowdowns_refuse_and_choose() -> None:
     slots = gpus([(0, 0.0), (0, 0.0)])
     rules = Rules(smact_limit=None, slowdown=lambda new, others, slot: 1.1 if slot.index == 1 else 1.4)
-    running = [Running(job(8, need=1), ("GPU-0",), 0.0), Running(job(9, need=30), ("GPU-1",), 0.0)]
-    assert [each.slots for each in decide("ullage", [job(1, need=2)], running, slots, Ledger(), rules, 5.0).placed] == [
-        ("GPU-1",)
-    ]
+    running = [Running(job(8, promise=1), ("GPU-0",), 0.0), Running(job(9, promise=30), ("GPU-1",), 0.0)]
+    assert [
+        each.slots for each in decide("ullage", [job(1, promise=2)], running, slots, Ledger(), rules, 5.0).placed
+    ] == [("GPU-1",)]
     strict = Rules(smact_limit=None, slowdown=lambda new, others, slot: 1.6)
-    outcome = decide("ullage", [job(1, need=2)], running, slots, Ledger(), strict, 5.0)
+    outcome = decide("ullage", [job(1, promise=2)], running, slots, Ledger(), strict, 5.0)
     assert not outcome.placed and "slow each other down" in outcome.waiting[0].reason
     unknown = Rules(smact_limit=None, slowdown=lambda new, others, slot: None if slot.index == 0 else 1.4)
     assert [
-        each.slots for each in decide("ullage", [job(1, need=2)], running, slots, Ledger(), unknown, 5.0).placed
+        each.slots for each in decide("ullage", [job(1, promise=2)], running, slots, Ledger(), unknown, 5.0).placed
     ] == [("GPU-1",)], "an unknown slowdown counts as the worst that is allowed"
-    assert decide("lug", [job(1, need=2)], running, slots, Ledger(), strict, 5.0).placed, "only ullage heeds it"
+    assert decide("lug", [job(1, promise=2)], running, slots, Ledger(), strict, 5.0).placed, "only ullage heeds it"
 
 
 def test_oracles_go_by_true_memory_and_the_others_by_the_promise_asked_for() -> None:
-    lying = Job(1, "ada", 0.0, need=39 * GIB, true=5 * GIB)
+    lying = Job(1, "ada", 0.0, promise=39 * GIB, true=5 * GIB)
     assert chosen("worst-fit", gpus([(20, 0.1)]), [lying]) == [("GPU-0",)]
     assert chosen("magm", gpus([(20, 0.1)]), [lying]) == []
 

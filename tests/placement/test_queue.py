@@ -17,9 +17,9 @@ def slots(count: int, total: int = 40) -> list[Slot]:
     return [Slot(f"GPU-{i}", i, "A100-40GB", total * GIB, 0, Activity(smact=0.0)) for i in range(count)]
 
 
-def job(number: int, need: int = 10, submitted: float | None = None, **more: object) -> Job:
+def job(number: int, promise: int = 10, submitted: float | None = None, **more: object) -> Job:
     at = float(number) if submitted is None else submitted
-    return Job(number, str(more.pop("user", "ada")), at, need=need * GIB, true=need * GIB, **more)  # type: ignore[arg-type]
+    return Job(number, str(more.pop("user", "ada")), at, promise=promise * GIB, true=promise * GIB, **more)  # type: ignore[arg-type]
 
 
 def running(*jobs: tuple[Job, str], since: float = 0.0) -> list[Running]:
@@ -65,7 +65,7 @@ def test_usage_fades() -> None:
 
 @pytest.mark.parametrize("policy", IN_ORDER)
 def test_the_policies_of_the_dissertation_keep_the_order_unless_told(policy: str) -> None:
-    jobs = [job(1, need=35), job(2, need=35), job(3, need=1)]
+    jobs = [job(1, promise=35), job(2, promise=35), job(3, promise=1)]
     strict = decide(policy, jobs, [], slots(1), Ledger(), QUIET, now=10.0)
     assert [each.job for each in strict.placed] == [1]
     assert "job 2 is before it" in strict.waiting[1].reason
@@ -77,18 +77,18 @@ def test_the_policies_of_the_dissertation_keep_the_order_unless_told(policy: str
 
 @pytest.mark.parametrize("policy", [*IN_ORDER, "ullage"])
 def test_a_waiting_recovery_job_goes_first_but_holds_up_nobody(policy: str) -> None:
-    there = running((job(100, need=10), "GPU-0"))
-    jobs = [job(1, need=5), job(2, need=40, recovery=True, queued=9.0)]
+    there = running((job(100, promise=10), "GPU-0"))
+    jobs = [job(1, promise=5), job(2, promise=40, recovery=True, queued=9.0)]
     outcome = decide(policy, jobs, there, slots(2), Ledger(), QUIET, now=10.0)
     assert [each.job for each in outcome.placed][0] == 2
-    jobs = [job(1, need=5), job(2, need=40, gpus=2, recovery=True, queued=9.0)]
+    jobs = [job(1, promise=5), job(2, promise=40, gpus=2, recovery=True, queued=9.0)]
     outcome = decide(policy, jobs, there, slots(2), Ledger(), QUIET, now=10.0)
     assert [each.job for each in outcome.placed] == [1]
 
 
 @pytest.mark.parametrize("policy", [*IN_ORDER, "ullage"])
 def test_a_job_that_can_never_be_placed_holds_up_nobody(policy: str) -> None:
-    jobs = [job(1, need=50, submitted=-1000.0), job(2, gpus=9, submitted=-1000.0), job(3, need=5)]
+    jobs = [job(1, promise=50, submitted=-1000.0), job(2, gpus=9, submitted=-1000.0), job(3, promise=5)]
     outcome = decide(policy, jobs, [], slots(2), Ledger(), QUIET, now=10.0)
     assert [each.job for each in outcome.placed] == [3]
     assert [each.never for each in outcome.waiting] == [True, True]
@@ -96,7 +96,7 @@ def test_a_job_that_can_never_be_placed_holds_up_nobody(policy: str) -> None:
 
 def test_a_job_whose_gpus_are_drained_waits_without_holding_up_the_others() -> None:
     large = Slot("large", 0, "H200", 140 * GIB, 0, Activity(smact=0.0), drained=True)
-    jobs = [job(1, need=100, submitted=-1000.0), job(2, need=5)]
+    jobs = [job(1, promise=100, submitted=-1000.0), job(2, promise=5)]
     outcome = decide("magm", jobs, [], [large, *slots(2)[1:]], Ledger(), QUIET, now=10.0)
     assert [each.job for each in outcome.placed] == [2]
     (waiting,) = outcome.waiting
@@ -105,14 +105,14 @@ def test_a_job_whose_gpus_are_drained_waits_without_holding_up_the_others() -> N
 
 def test_waiting_for_jobs_on_a_drained_gpu_does_not_help() -> None:
     large = Slot("large", 0, "H200", 140 * GIB, 0, Activity(smact=0.0), drained=True)
-    there = running((job(100, need=100), "large"))
-    jobs = [job(1, need=100, submitted=-1000.0), job(2, need=5)]
+    there = running((job(100, promise=100), "large"))
+    jobs = [job(1, promise=100, submitted=-1000.0), job(2, promise=5)]
     outcome = decide("magm", jobs, there, [large, *slots(2)[1:]], Ledger(), QUIET, now=10.0)
     assert [each.job for each in outcome.placed] == [2]
 
 
 def test_a_job_that_finds_too_few_gpus_to_keep_is_not_overtaken_by_one_that_keeps_fewer() -> None:
-    there = running(*[(job(100 + i, need=30), f"GPU-{i}") for i in range(3)])
+    there = running(*[(job(100 + i, promise=30), f"GPU-{i}") for i in range(3)])
     rules = Rules(smact_limit=None, margin=0, patience=100.0, reservations=3)
     jobs = [job(1, 35, gpus=2), job(2, 35, gpus=2), job(3, 35), job(4, 5, submitted=999.0)]
     outcome = decide("ullage", jobs, there, slots(3), Ledger(), rules, now=1000.0)
@@ -120,10 +120,10 @@ def test_a_job_that_finds_too_few_gpus_to_keep_is_not_overtaken_by_one_that_keep
 
 
 def test_a_job_that_has_waited_long_reserves_and_others_no_longer_pass_it_there() -> None:
-    there = running((job(100, need=30), "GPU-0"), (job(101, need=20), "GPU-1"))
-    small = [job(2, need=5, submitted=900.0), job(3, need=5, submitted=900.0), job(4, need=5, submitted=900.0)]
+    there = running((job(100, promise=30), "GPU-0"), (job(101, promise=20), "GPU-1"))
+    small = [job(2, promise=5, submitted=900.0), job(3, promise=5, submitted=900.0), job(4, promise=5, submitted=900.0)]
     for submitted, expected in ((950.0, {"GPU-0", "GPU-1"}), (800.0, {"GPU-0"})):
-        jobs = [job(1, need=35, submitted=submitted), *small]
+        jobs = [job(1, promise=35, submitted=submitted), *small]
         outcome = decide("ullage", jobs, there, slots(2), Ledger(), QUIET, now=1000.0)
         assert {each.slots[0] for each in outcome.placed} == expected
     assert (
@@ -133,29 +133,31 @@ def test_a_job_that_has_waited_long_reserves_and_others_no_longer_pass_it_there(
 
 
 def test_a_kept_gpu_is_lent_to_jobs_that_end_before_it_is_needed() -> None:
-    there = running((job(100, need=30, time_limit=1060.0), "GPU-0"))
-    blocked = job(1, need=35, submitted=0.0)
+    there = running((job(100, promise=30, time_limit=1060.0), "GPU-0"))
+    blocked = job(1, promise=35, submitted=0.0)
     for limit, expected in ((None, []), (61.0, []), (60.0, [2])):
-        jobs = [blocked, job(2, need=5, submitted=999.0, time_limit=limit)]
+        jobs = [blocked, job(2, promise=5, submitted=999.0, time_limit=limit)]
         outcome = decide("ullage", jobs, there, slots(1), Ledger(), QUIET, now=1000.0)
         assert [each.job for each in outcome.placed] == expected
 
 
 def test_a_short_job_is_lent_a_kept_gpu_also_after_a_smaller_and_longer_one_was_refused() -> None:
-    there = running((job(100, need=30, time_limit=1060.0), "GPU-0"), (job(101, need=20, time_limit=1060.0), "GPU-1"))
+    there = running(
+        (job(100, promise=30, time_limit=1060.0), "GPU-0"), (job(101, promise=20, time_limit=1060.0), "GPU-1")
+    )
     jobs = [
-        job(1, need=35, gpus=2, submitted=0.0),
-        job(2, need=1, submitted=900.0),
-        job(3, need=1, submitted=901.0, time_limit=60.0),
-        job(4, need=18, submitted=902.0, time_limit=60.0),
+        job(1, promise=35, gpus=2, submitted=0.0),
+        job(2, promise=1, submitted=900.0),
+        job(3, promise=1, submitted=901.0, time_limit=60.0),
+        job(4, promise=18, submitted=902.0, time_limit=60.0),
     ]
     outcome = decide("ullage", jobs, there, slots(2), Ledger(), QUIET, now=1000.0)
     assert {each.job: each.slots for each in outcome.placed} == {3: ("GPU-0",), 4: ("GPU-1",)}
 
 
 def test_a_job_over_its_time_limit_lends_nothing() -> None:
-    there = running((job(100, need=30, time_limit=10.0), "GPU-0"))
-    jobs = [job(1, need=35, submitted=0.0), job(2, need=5, submitted=999.0, time_limit=1.0)]
+    there = running((job(100, promise=30, time_limit=10.0), "GPU-0"))
+    jobs = [job(1, promise=35, submitted=0.0), job(2, promise=5, submitted=999.0, time_limit=1.0)]
     assert decide("ullage", jobs, there, slots(1), Ledger(), QUIET, now=1000.0).placed == ()
 
 
@@ -171,7 +173,7 @@ def test_a_job_that_still_holds_memory_is_not_started_again() -> None:
 def test_several_gpus_are_given_whole_and_distinct() -> None:
     outcome = decide("ullage", [job(1, gpus=3), job(2, gpus=2)], [], slots(4), Ledger(), QUIET, now=10.0)
     assert [len(set(each.slots)) for each in outcome.placed] == [3, 2]
-    there = running((job(100, need=35), "GPU-0 GPU-1 GPU-2"))
+    there = running((job(100, promise=35), "GPU-0 GPU-1 GPU-2"))
     outcome = decide("ullage", [job(1, gpus=2)], there, slots(4), Ledger(), QUIET, now=10.0)
     assert outcome.placed == ()
     assert outcome.waiting[0].reason == (
@@ -182,28 +184,31 @@ def test_several_gpus_are_given_whole_and_distinct() -> None:
 def test_nobody_joins_an_exclusive_job_also_where_it_leaves_memory() -> None:
     """On GPUs of different sizes it is promised the smaller size on both."""
     mixed = [slots(1)[0], Slot("large", 1, "H200", 140 * GIB, 0, Activity(smact=0.0))]
-    outcome = decide("ullage", [job(1, gpus=2, exclusive=True), job(2, need=1)], [], mixed, Ledger(), QUIET, now=10.0)
-    assert [(each.job, each.bytes) for each in outcome.placed] == [(1, 40 * GIB)]
+    outcome = decide(
+        "ullage", [job(1, gpus=2, exclusive=True), job(2, promise=1)], [], mixed, Ledger(), QUIET, now=10.0
+    )
+    assert [(each.job, each.promise) for each in outcome.placed] == [(1, 40 * GIB)]
     assert outcome.waiting[0].reason.endswith("GPU 1 has 100 GiB free but belongs to one job alone")
 
 
 @pytest.mark.parametrize(
     ("waiting", "reason"),
     [
-        (job(1, need=30), "needs 30.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB"),
-        (job(1, need=19), "needs 19.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB, and 2.00 GiB are to stay free"),
+        (job(1, promise=30), "needs 30.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB"),
+        (job(1, promise=19),
+         "needs 19.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB, and 2.00 GiB are to stay free"),
         (job(1, exclusive=True),
          "needs an idle GPU to itself with 10.0 GiB; none is idle: GPU 0 has the most free, 20.0 GiB"),
         (Job(1, "ada", 0.0),
-         "needs an idle GPU to itself (its need is unknown); none is idle: GPU 0 has the most free, 20.0 GiB"),
-        (job(1, need=50),
+         "needs an idle GPU to itself (its memory is unknown); none is idle: GPU 0 has the most free, 20.0 GiB"),
+        (job(1, promise=50),
          "needs 50.0 GiB on a GPU; that can never be: no GPU has as much, and the largest has 40.0 GiB"),
         (job(1, gpus=3), "needs 10.0 GiB on each of 3 GPUs; that can never be: there are 2 GPUs"),
-        (job(1, need=39), "needs 39.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB"),
+        (job(1, promise=39), "needs 39.0 GiB on a GPU; GPU 0 has the most free, 20.0 GiB"),
     ],
 )  # fmt: skip
 def test_reasons_say_what_was_needed_and_what_the_best_gpu_had(waiting: Job, reason: str) -> None:
-    there = running((job(100, need=20), "GPU-0"), (job(101, need=30), "GPU-1"))
+    there = running((job(100, promise=20), "GPU-0"), (job(101, promise=30), "GPU-1"))
     rules = Rules(margin=2 * GIB, smact_limit=None)
     (found,) = decide("ullage", [waiting], there, slots(2), Ledger(), rules, now=10.0).waiting
     assert found.reason == reason
@@ -216,10 +221,10 @@ def test_the_reason_names_the_activity_that_stands_in_the_way() -> None:
 
 
 LARGE = [
-    job(0, need=38),
-    job(0, need=20, gpus=4),
-    job(0, need=1, exclusive=True),
-    job(0, need=1, gpus=3, exclusive=True),
+    job(0, promise=38),
+    job(0, promise=20, gpus=4),
+    job(0, promise=1, exclusive=True),
+    job(0, promise=1, gpus=3, exclusive=True),
 ]
 
 
@@ -229,8 +234,8 @@ def first_run_of_a_large_job(large: Job, rules: Rules, limits: bool, ticks: int 
     ledger.see(cluster)
     waiting, there, numbers = [large], [], itertools.count(1)
     for number in range(16):
-        first = job(1000 + number, need=8, submitted=-5.0)
-        ledger.promise(first.id, {f"GPU-{number % 4}": first.need or 0})
+        first = job(1000 + number, promise=8, submitted=-5.0)
+        ledger.promise(first.id, {f"GPU-{number % 4}": first.promise or 0})
         there.append((float(number % 7 + 2), Running(first, (f"GPU-{number % 4}",), 0.0)))
     for tick in range(1, ticks):
         now = float(tick)
@@ -252,14 +257,14 @@ def first_run_of_a_large_job(large: Job, rules: Rules, limits: bool, ticks: int 
 
 
 @pytest.mark.parametrize("limits", [False, True])
-@pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.need or 0) // GIB}GiB")
+@pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
 def test_a_large_job_gets_its_turn_while_small_ones_keep_coming(large: Job, limits: bool) -> None:
     rules = Rules(smact_limit=None, margin=0, patience=50.0)
     started = first_run_of_a_large_job(large, rules, limits)
     assert started is not None and 50 <= started < 100
 
 
-@pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.need or 0) // GIB}GiB")
+@pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
 def test_without_reservations_it_would_starve(large: Job) -> None:
     """So the test above can fail."""
     rules = Rules(smact_limit=None, margin=0, patience=50.0, reservations=0)

@@ -1,4 +1,4 @@
-"""`ullage serve`: run jobs on this machine's GPUs, or on virtual ones."""
+"""Commands of those who run the manager: `ullage serve`, `drain` and `resume`."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from ullage.cli.options import Json
 
 def serve(
     virtual: Annotated[
-        str | None, typer.Option(help="Virtual GPUs instead of real ones, such as 4xA100-40GB.", metavar="GPUS")
+        str | None, typer.Option(help="Serve virtual GPUs instead of this machine's, such as 4xA100-40GB.",
+                                 metavar="GPUS")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Where jobs go: ullage, exclusive, round-robin, magm, lug, mug.", metavar="NAME",
+        str | None, typer.Option(help="How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug or mug.",
+                                 show_default="ullage", metavar="NAME",
                                  autocompletion=completion.policies)
     ] = None,
     sharing: Annotated[
-        str | None, typer.Option(help="How jobs share a GPU: time-slicing, or mps.", metavar="time-slicing|mps")
+        str | None, typer.Option(help="How jobs share a GPU: by time slicing, or through NVIDIA's MPS.",
+                                 show_default="time-slicing", metavar="time-slicing|mps")
     ] = None,
     estimator: Annotated[
-        str | None, typer.Option("--estimator", "-e", help="Who estimates on the way in: ullage, another of 'ullage "
-                                 "compare', or none.", metavar="NAME", autocompletion=completion.estimators)
+        str | None, typer.Option("--estimator", "-e", help="Which estimator to use for submitted jobs: ullage, "
+                                 "another one from 'ullage compare', or none.", show_default="ullage", metavar="NAME",
+                                 autocompletion=completion.estimators)
     ] = None,
     api: Annotated[
-        str | None, typer.Option(help="Answer HTTP requests on this port of 127.0.0.1, or on HOST:PORT.",
+        str | None, typer.Option(help="Serve the REST API on this port of 127.0.0.1, or on HOST:PORT.",
                                  metavar="[HOST:]PORT")
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="The site's settings (docs/manager.md).", metavar="FILE.toml")
+        Path | None, typer.Option(help="Read the settings from this file.", metavar="FILE.toml")
     ] = None,
 ) -> None:  # fmt: skip
-    """Run a daemon that takes jobs and runs them on shared GPUs without overbooking them.
+    """Run the manager: a daemon that runs submitted jobs on shared GPUs without overbooking their memory.
 
-    It stays in the foreground; Ctrl-C ends it and leaves running jobs alone. The next one adopts them.
+    It stays in the foreground. Ctrl-C ends it; running jobs go on, and the next daemon takes them over.
 
     Examples:
 
       ullage serve
-
       ullage serve --virtual 4xA100-40GB
-
       ullage serve --policy magm --sharing mps --estimator horus
-
       ullage serve --api 8600
-
       ullage serve --config /etc/ullage.toml
     """
     import asyncio
@@ -83,15 +83,14 @@ def _say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-# `ullage drain`: give a GPU no new jobs; those that are there go on.
-
-
 def drain(
-    gpu: Annotated[str, typer.Argument(help="The GPU, by its index or its UUID.", show_default=False)],
-    reason: Annotated[str, typer.Option(help="Why, for those who read it.")] = "",
+    gpu: Annotated[str, typer.Argument(help="The GPU: its index or its UUID.", show_default=False, metavar="GPU")],
+    reason: Annotated[str, typer.Option(help="A reason to show in 'ullage queue --gpus'.", metavar="TEXT")] = "",
     as_json: Json = False,
 ) -> None:
-    """Give a GPU no new jobs; those that are there go on.
+    """Stop giving new jobs to a GPU. Jobs that run there go on.
+
+    The GPU stays drained, even if the daemon is restarted, until 'ullage resume'.
 
     Example:
 
@@ -104,14 +103,13 @@ def drain(
         print(f"GPU {answer['index']} ({answer['gpu']}) gets no new jobs")
 
 
-# `ullage resume`: give a drained GPU new jobs again.
-
-
 def resume(
-    gpu: Annotated[str, typer.Argument(help="The GPU, by its index or its UUID.", show_default=False)],
+    gpu: Annotated[str, typer.Argument(help="The GPU: its index or its UUID.", show_default=False, metavar="GPU")],
     as_json: Json = False,
 ) -> None:
-    """Give a drained GPU new jobs again.
+    """Give new jobs to a drained GPU again.
+
+    Undoes 'ullage drain'.
 
     Example:
 
@@ -121,4 +119,4 @@ def resume(
     if as_json:
         print_json(answer)
     else:
-        print(f"GPU {answer['index']} ({answer['gpu']}) gets jobs again")
+        print(f"GPU {answer['index']} ({answer['gpu']}) gets new jobs again")

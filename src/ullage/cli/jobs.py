@@ -1,4 +1,4 @@
-"""What commands that speak to the daemon share: the client, jobs as arguments, and answers in lines."""
+"""Commands about jobs: `ullage queue`, `status`, `logs`, `cancel`, `hold`, `release`, `wait` and `history`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 JobNumber = Annotated[
-    str, typer.Argument(help="A job: 17, 12_3 (of an array), or its name.", autocompletion=completion.jobs,
-                        show_default=False, metavar="JOB")
+    str, typer.Argument(help="The job: its number (17), its place in an array (12_3), or its name.",
+                        autocompletion=completion.jobs, show_default=False, metavar="JOB")
 ]  # fmt: skip
 JobNumbers = Annotated[
-    list[str], typer.Argument(help="Jobs: 17, 12_3, 12_all (an array), or names.", autocompletion=completion.jobs,
-                              show_default=False, metavar="JOB...")
+    list[str], typer.Argument(help="The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or names.",
+                              autocompletion=completion.jobs, show_default=False, metavar="JOB")
 ]  # fmt: skip
 
 
@@ -37,12 +37,12 @@ def client() -> Client:
 
 
 def print_json(answer: Any) -> None:
-    """An answer of the daemon as it is."""
+    """Print an answer of the daemon as it is."""
     print(json.dumps(answer))
 
 
 def print_each(answers: list[dict[str, Any]], as_json: bool) -> None:
-    """A line a job; exit code 1 if something could not be done for one of them."""
+    """Print one line for each job. Exits with 1 if something could not be done for one of them."""
     if as_json:
         print_json(answers)
     else:
@@ -54,9 +54,9 @@ def print_each(answers: list[dict[str, Any]], as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def memory(need: int | None) -> str:
-    """A need in a table."""
-    return "unknown" if need is None else format_bytes(need)
+def memory(size: int | None) -> str:
+    """A size in a table."""
+    return "unknown" if size is None else format_bytes(size)
 
 
 def label(job: dict[str, Any]) -> str:
@@ -64,20 +64,22 @@ def label(job: dict[str, Any]) -> str:
     return str(job["id"]) if job["array_id"] is None else f"{job['id']} ({job['array_id']}_{job['array_index']})"
 
 
-# `ullage queue`: jobs that are not over, where they run and why they wait.
-
-
 def queue(
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Only this user's jobs.")] = None,
-    gpus: Annotated[bool, typer.Option("--gpus", help="The GPUs too: what is used, promised and left.")] = False,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
+    ] = None,
+    gpus: Annotated[
+        bool, typer.Option("--gpus", help="Show the GPUs too: the memory that is used, promised and free.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show jobs that wait or run.
+    """Show the jobs that wait or run.
+
+    A waiting job shows why it waits, a running one on which GPUs it runs.
 
     Examples:
 
       ullage queue
-
       ullage queue --user ada --gpus
     """
     manager = client()
@@ -88,7 +90,9 @@ def queue(
     from rich.console import Console
 
     console = Console()
-    console.print(_job_table(jobs, {card["id"]: card["index"] for card in cards}) if jobs else "no jobs wait or run")
+    console.print(
+        _job_table(jobs, {card["id"]: card["index"] for card in cards}) if jobs else "no jobs are waiting or running"
+    )
     if gpus:
         console.print(_gpu_table(cards))
 
@@ -98,8 +102,10 @@ def _job_table(jobs: list[dict[str, Any]], index: dict[str, int]) -> Any:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for name in ("job", "user", "name", "state", "GPU", "needs", "time", "why it waits, or where"):
-        table.add_column(name, justify="right" if name in ("GPU", "needs", "time") else "left", no_wrap=name != "name")
+    for name in ("job", "user", "name", "state", "GPUs", "promise", "time", "why it waits, or where it runs"):
+        table.add_column(
+            name, justify="right" if name in ("GPUs", "promise", "time") else "left", no_wrap=name != "name"
+        )
     table.columns[-1].no_wrap = False
     for job in jobs:
         places = ", ".join(f"GPU {index.get(place, place)}" for place in job["gpus_used"])
@@ -108,7 +114,7 @@ def _job_table(jobs: list[dict[str, Any]], index: dict[str, int]) -> Any:
         again = "again, " if job["recovery"] and waits else ""
         seconds = job["waited"] if waits else job["ran"]
         table.add_row(
-            label(job), job["user"], Text(job["name"]), job["state"], str(job["gpus"]), memory(job["need"]),
+            label(job), job["user"], Text(job["name"]), job["state"], str(job["gpus"]), memory(job["promise"]),
             format_duration(round(seconds or 0.0)), Text(f"{again}{words or ''}"),
         )  # fmt: skip
     return table
@@ -118,8 +124,8 @@ def _gpu_table(cards: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for name in ("GPU", "name", "memory", "used", "promised", "left", "jobs", ""):
-        table.add_column(name, justify="right" if name in ("GPU", "memory", "used", "promised", "left") else "left")
+    for name in ("GPU", "name", "memory", "used", "promised", "free", "jobs", ""):
+        table.add_column(name, justify="right" if name in ("GPU", "memory", "used", "promised", "free") else "left")
     for card in cards:
         state = "lost" if card["lost"] else "drained" if card["drained"] else ""
         table.add_row(
@@ -129,22 +135,21 @@ def _gpu_table(cards: list[dict[str, Any]]) -> Any:
     return table
 
 
-# `ullage status`: all that is known of a job, or of the daemon.
-
-
 def status(
     job: Annotated[
-        str | None, typer.Argument(help="A job: 17, 12_3 (of an array), 12_all, or its name.",
-                                   autocompletion=completion.jobs, show_default=False)
+        str | None, typer.Argument(help="The job: its number (17), its place in an array (12_3), its name, or a whole "
+                                   "array (12_all).", autocompletion=completion.jobs, show_default=False, metavar="JOB")
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Show a job's estimate, promise and attempts with their causes; without a job, the daemon.
+    """Show everything about a job, or about the daemon.
+
+    With JOB: its command, its promise and where that comes from, and each attempt with how it ended. Without JOB: the
+    daemon's version, policy and number of jobs.
 
     Examples:
 
       ullage status 17
-
       ullage status
     """
     if job is None:
@@ -173,7 +178,8 @@ def _lines(job: dict[str, Any]) -> list[str]:
     if job.get("command"):
         lines += [f"  command    {shlex.join(job['command'])}", f"  folder     {job['cwd']}"]
     lines.append(f"  user       {job['user']}, priority {job['priority']}")
-    lines.append(f"  needs      {job['gpus']} GPU, {memory(job['need'])}" + (", alone" if job["exclusive"] else ""))
+    alone = ", alone" if job["exclusive"] else ""
+    lines.append(f"  promise    {memory(job['promise'])} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}")
     lines.append(f"  estimate   {job['estimate'] or 'under way'}")
     if job["reason"]:
         lines.append(f"  waits      {job['reason']}")
@@ -188,9 +194,9 @@ def _lines(job: dict[str, Any]) -> list[str]:
 
 def _attempt(attempt: dict[str, Any]) -> str:
     alone = ", alone" if attempt["exclusive"] else ""
-    words = f"on {', '.join(attempt['slots'])}, promised {memory(attempt['promised'])}{alone}"
-    if attempt["gpu_memory"] is not None:
-        words += f", took {memory(attempt['gpu_memory'])}"
+    words = f"on {', '.join(attempt['slots'])}, promised {memory(attempt['promise'])}{alone}"
+    if attempt["used"] is not None:
+        words += f", used {memory(attempt['used'])}"
     if attempt["cause"] is None:
         return f"{attempt['state']} {words}"
     ran = "" if attempt["elapsed"] is None else f" after {format_duration(attempt['elapsed'])}"
@@ -202,24 +208,27 @@ def _time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
-# `ullage logs`: what a job prints.
-
-
 def logs(
     job: JobNumber,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
-    errors: Annotated[bool, typer.Option("--stderr", "-e", help="Standard error instead of output.")] = False,
-    attempt: Annotated[int | None, typer.Option(help="Of this attempt; the newest by default.", min=1)] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing until the job is over, including later attempts.")
+    ] = False,
+    errors: Annotated[
+        bool, typer.Option("--stderr", "-e", help="Print standard error instead of standard output.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option(help="Print the output of this attempt.", show_default="the newest", min=1)
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the output of a job, from its beginning; -f goes on as it grows, over attempts too.
+    """Print what a job has written so far.
+
+    Prints the newest attempt, from its beginning.
 
     Examples:
 
       ullage logs 17
-
       ullage logs -f 17
-
       ullage logs 17 --stderr --attempt 1
     """
     manager, stream = client(), "stderr" if errors else "stdout"
@@ -231,52 +240,44 @@ def logs(
         sys.stdout.flush()
 
 
-# `ullage cancel`: take jobs out of the queue, or stop those that run (SIGTERM, then SIGKILL).
-
-
 def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
-    """Take jobs out of the queue, or stop those that run (SIGTERM, then SIGKILL).
+    """Cancel jobs: take them out of the queue, or stop them if they run.
+
+    A running job gets SIGTERM, and SIGKILL if it has not ended after a grace period.
 
     Examples:
 
       ullage cancel 17 18
-
       ullage cancel 12_all
     """
     print_each(client().cancel(*jobs), as_json)
 
 
-# `ullage hold`: keep waiting jobs from starting.
-
-
 def hold(jobs: JobNumbers, as_json: Json = False) -> None:
-    """Keep waiting jobs from starting.
+    """Hold waiting jobs: they keep their place in the queue but do not start.
+
+    'ullage release' lets them start.
 
     Examples:
 
       ullage hold 17
-
       ullage hold 12_all
     """
     print_each(client().hold(*jobs), as_json)
 
 
-# `ullage release`: let held jobs go on.
-
-
 def release(jobs: JobNumbers, as_json: Json = False) -> None:
-    """Let held jobs go on.
+    """Release held jobs, so that they can start.
+
+    Jobs are held by 'ullage hold' and 'ullage submit --hold'.
 
     Examples:
 
       ullage release 17
-
       ullage release 12_all
     """
     print_each(client().release(*jobs), as_json)
 
-
-# Waits for jobs to be over; `ullage wait` and `ullage submit --wait`.
 
 DONE, FAILED = 0, 1
 
@@ -290,14 +291,14 @@ def wait_for(manager: Client, jobs: list[str], timeout: float | None = None) -> 
 
 
 def exit_code(jobs: list[dict[str, Any]]) -> int:
-    """0 if all are done; a single job's own code; else 1."""
+    """0 if all jobs are done, else the exit code of a single job, or 1 for several."""
     if all(job["state"] == "done" for job in jobs):
         return DONE
     return int(jobs[0]["exit_code"] or FAILED) if len(jobs) == 1 else FAILED
 
 
 def tell(jobs: list[dict[str, Any]], as_json: bool) -> None:
-    """Say how jobs ended."""
+    """Print how jobs ended."""
     if as_json:
         print_json(jobs)
         return
@@ -305,22 +306,20 @@ def tell(jobs: list[dict[str, Any]], as_json: bool) -> None:
         print(f"job {label(job)} is {job['state']}" + (f": {job['detail']}" if job["state"] != "done" else ""))
 
 
-# `ullage wait`: until jobs are over.
-
-
 def wait(
     jobs: JobNumbers,
     timeout: Annotated[
-        str | None, typer.Option(help="Give up after so long, such as 90s or 2h.", metavar="TIME")
+        str | None, typer.Option(help="Give up after this long, such as 90s or 2h.", metavar="TIME")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Wait until jobs are over. Exits 0 if all are done, else with the job's own exit code, or 1.
+    """Wait until jobs are over.
+
+    Exits with 0 if all of them are done, with the job's own exit code if a single job failed, and with 1 otherwise.
 
     Examples:
 
       ullage wait 17
-
       ullage wait 12_all --timeout 2h
     """
     found = wait_for(client(), jobs, None if timeout is None else parse_duration(timeout))
@@ -328,20 +327,20 @@ def wait(
     raise typer.Exit(exit_code(found))
 
 
-# `ullage history`: jobs that are over, with the time they waited, ran and took in all.
-
-
 def history(
-    limit: Annotated[int, typer.Option("--limit", "-n", help="How many.", min=1)] = 20,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Only this user's jobs.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many jobs.", min=1)] = 20,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show jobs that are over, the last one first.
+    """Show the jobs that are over, the latest first.
+
+    Shows how long each waited, ran and took in all, and why it ended.
 
     Examples:
 
       ullage history
-
       ullage history -n 1000 --json
     """
     jobs = client().history(limit, user)
@@ -350,7 +349,7 @@ def history(
         return
     from rich.console import Console
 
-    Console().print(_table(jobs) if jobs else "no job is over yet")
+    Console().print(_table(jobs) if jobs else "no jobs have ended yet")
 
 
 def _table(jobs: list[dict[str, Any]]) -> Any:

@@ -1,4 +1,4 @@
-"""`ullage top`: what the GPUs and the processes on them do now, live, once, as JSON, or recorded."""
+"""`ullage top`: what GPUs and the processes on them do now: a live table, one reading, JSON, or a recording."""
 
 from __future__ import annotations
 
@@ -29,35 +29,42 @@ if TYPE_CHECKING:
 
 _PIPED_WIDTH = 140  # a pipe has no width of its own
 _DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
-_HELP = """Show what GPUs do: memory, activity, power, temperature, clocks, PCIe, and the processes on them.
-
-What is not known is shown as '-' (null in JSON). GRACT, SMACT, SMOCC, DRAMA and TENSOR are means since the last look.
-
-Examples:
-
-  ullage top
-
-  ullage top --once --json
-
-  ullage top --interval 5s --record readings.jsonl
-
-  ullage top --virtual ~/.local/state/ullage/cards/serve
-"""
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Print one reading and stop.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
     as_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="With --json: a line a reading, until Ctrl-C.")] = False,
-    interval: Annotated[str, typer.Option(help="Time between two readings, such as 1s or 500ms.")] = "1s",
-    count: Annotated[int | None, typer.Option(help="Stop after so many readings.", min=1)] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="With --json: print one line for each reading, until Ctrl-C.")
+    ] = False,
+    interval: Annotated[
+        str, typer.Option(help="Time between two readings, such as 1s or 500ms.", metavar="TIME")
+    ] = "1s",
+    count: Annotated[int | None, typer.Option(help="Exit after this many readings.", metavar="N", min=1)] = None,
     virtual: Annotated[
         Path | None,
-        typer.Option(help="Watch the virtual cards of this folder; without a GPU, those of 'ullage serve' are found."),
+        typer.Option(
+            help="Show the virtual GPUs in this folder. On a machine without a GPU, those of 'ullage serve' are "
+            "found without it.",
+            metavar="FOLDER",
+        ),
     ] = None,
-    record: Annotated[Path | None, typer.Option(help="Append every reading to this file, a line of JSON each.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Append each reading to this file, as a line of JSON.", metavar="FILE")
+    ] = None,
 ) -> None:
-    """Show what GPUs and the processes on them do now."""
+    """Show what the GPUs do now: memory, activity, power, temperature, clocks, PCIe, and the processes on them.
+
+    A value that is not known is shown as '-' (null in JSON). GRACT, SMACT, SMOCC, DRAMA and TENSOR are means since the
+    last reading.
+
+    Examples:
+
+      ullage top
+      ullage top --once --json
+      ullage top --interval 5s --record readings.jsonl
+      ullage top --virtual ~/.local/state/ullage/cards/serve
+    """
     from ullage.monitor import Monitor
 
     seconds = parse_duration(interval)
@@ -76,9 +83,6 @@ def top(
                 _go_on(monitor, seconds, limit, show, file)
         finally:
             monitor.source.close()
-
-
-top.__doc__ = _HELP
 
 
 def _go_on(
@@ -160,7 +164,7 @@ def _terminated_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# How `ullage top` looks: a row a GPU, then a row a process; narrow terminals get fewer columns.
+# The table: a row for each GPU, then a row for each process. Narrow terminals get fewer columns.
 
 Gpu = dict[str, Any]
 UNKNOWN = "-"

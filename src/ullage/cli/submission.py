@@ -1,4 +1,4 @@
-"""`ullage submit`: queue a command, a script or a job file."""
+"""`ullage submit`: submit a command, a script or a job file."""
 
 from __future__ import annotations
 
@@ -17,93 +17,109 @@ if TYPE_CHECKING:
     from ullage.workloads.job_files import JobSpec
 
 _JOB_FILES = (".toml", ".rad")
-WHAT, WHEN, HOW = "What it needs", "When it runs", "How it runs"
+RESOURCES, SCHEDULE, RUN = "Resources", "When it runs", "How it runs"
 Words = Annotated[
-    list[str], typer.Argument(help="After --: the command. Or a job file (.toml, .rad), or a script (.py).",
-                              show_default=False, metavar="JOB.toml | -- COMMAND...")
+    list[str], typer.Argument(help="A command after --, a job file (.toml or .rad), or a Python script.",
+                              show_default=False, metavar="JOB.toml | SCRIPT.py | -- COMMAND...")
 ]  # fmt: skip
 
 
 def submit(
     command: Words,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="A name for it.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="How many GPUs.", rich_help_panel=WHAT)] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Name the job.", metavar="NAME")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the job is over and exit with its exit code.")
+    ] = False,
+    as_json: Json = False,
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of GPUs.", metavar="N", show_default="1", rich_help_panel=RESOURCES)
+    ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="GPU memory on each, instead of an estimate: 6GiB.", metavar="SIZE",
-                                 rich_help_panel=WHAT)
+        str | None, typer.Option(help="GPU memory to promise the job on each GPU, such as 6GiB.", metavar="SIZE",
+                                 show_default="estimated", rich_help_panel=RESOURCES)
     ] = None,
     host_memory: Annotated[
-        str | None, typer.Option(help="A limit of host memory: 32GiB.", metavar="SIZE", rich_help_panel=WHAT)
+        str | None, typer.Option(help="Limit the job's host memory, such as 32GiB.", metavar="SIZE",
+                                 rich_help_panel=RESOURCES)
     ] = None,
     exclusive: Annotated[
-        bool | None, typer.Option("--exclusive/--shared", help="GPUs for itself, or shared.", rich_help_panel=WHAT)
+        bool | None, typer.Option("--exclusive/--shared", help="Give the job GPUs of its own, or let it share them.",
+                                  show_default="shared", rich_help_panel=RESOURCES)
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Estimate this model instead of the command.", rich_help_panel=WHAT,
+        str | None, typer.Option(help="Estimate this model instead of the command's script, such as "
+                                 "torchvision:resnet50.", metavar="SOURCE", rich_help_panel=RESOURCES,
                                  autocompletion=completion.sources)
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "-b", help="With --model.", rich_help_panel=WHAT)
+        int | None, typer.Option("--batch-size", "-b", help="With --model: samples in a batch.", metavar="N",
+                                 rich_help_panel=RESOURCES)
     ] = None,
     estimator: Annotated[
-        str | None, typer.Option("--estimator", "-e", help="Who estimates, or none.", rich_help_panel=WHAT,
+        str | None, typer.Option("--estimator", "-e", help="Which estimator to use, or none.", metavar="NAME",
+                                 show_default="the daemon's", rich_help_panel=RESOURCES,
                                  autocompletion=completion.estimators)
     ] = None,
     array: Annotated[
-        str | None, typer.Option(help="Several at once: 1-20, 0-10:2 or 1,5,7; {index} in the command.",
-                                 rich_help_panel=WHEN)
+        str | None, typer.Option(help="Submit one job for each index: 1-20, 0-10:2 or 1,5,7. {index} in the command "
+                                 "becomes the index.", metavar="INDICES", rich_help_panel=SCHEDULE)
     ] = None,
     after: Annotated[
-        list[str] | None, typer.Option(help="When this job is done (17), or over (any:17).", rich_help_panel=WHEN,
+        list[str] | None, typer.Option(help="Start after job 17 is done (17), or after it is over in any way (any:17). "
+                                       "Can be given more than once.", metavar="JOB", rich_help_panel=SCHEDULE,
                                        autocompletion=completion.jobs)
     ] = None,
-    priority: Annotated[int | None, typer.Option(help="Higher goes first; 0 otherwise.", rich_help_panel=WHEN)] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Wait for 'ullage release'.", rich_help_panel=WHEN)] = False,
-    time_limit: Annotated[
-        str | None, typer.Option("--time-limit", "-t", help="Stop it after so long: 90m, 12h.", metavar="TIME",
-                                 rich_help_panel=WHEN)
+    priority: Annotated[
+        int | None, typer.Option(help="Jobs with a higher priority start first.", metavar="N", show_default="0",
+                                 rich_help_panel=SCHEDULE)
     ] = None,
-    cwd: Annotated[str | None, typer.Option("--cwd", "-C", help="Run it in this folder.", rich_help_panel=HOW)] = None,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Do not start before 'ullage release'.", rich_help_panel=SCHEDULE)
+    ] = False,
+    time_limit: Annotated[
+        str | None, typer.Option("--time-limit", "-t", help="Stop the job after this long, such as 90m or 12h.",
+                                 metavar="TIME", rich_help_panel=SCHEDULE)
+    ] = None,
+    cwd: Annotated[
+        str | None, typer.Option("--cwd", "-C", help="Run in this folder.", metavar="FOLDER",
+                                 show_default="this folder, or the job file's", rich_help_panel=RUN)
+    ] = None,
     venv: Annotated[
-        str | None, typer.Option(help="Run it in this venv.", metavar="FOLDER", rich_help_panel=HOW)
+        str | None, typer.Option(help="Run in this virtual environment.", metavar="FOLDER", rich_help_panel=RUN)
     ] = None,
     conda: Annotated[
-        str | None, typer.Option(help="Run it in this conda environment.", metavar="NAME", rich_help_panel=HOW)
+        str | None, typer.Option(help="Run in this conda environment.", metavar="NAME", rich_help_panel=RUN)
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", help="A variable more: NAME=VALUE.", metavar="NAME=VALUE",
-                                       rich_help_panel=HOW)
+        list[str] | None, typer.Option("--env", help="Set an environment variable. Can be given more than once.",
+                                       metavar="NAME=VALUE", rich_help_panel=RUN)
     ] = None,
     clean_env: Annotated[
-        bool, typer.Option("--clean-env", help="Without this shell's variables.", rich_help_panel=HOW)
+        bool, typer.Option("--clean-env", help="Do not pass on the variables of this shell.", rich_help_panel=RUN)
     ] = False,
     resumable: Annotated[
-        bool | None, typer.Option("--resumable", help="It saves itself at SIGUSR1 and can go on later.",
-                                  rich_help_panel=HOW)
+        bool | None, typer.Option("--resumable", help="The job saves a checkpoint on SIGUSR1 and can be resumed.",
+                                  rich_help_panel=RUN)
     ] = None,
     mps_threads: Annotated[
-        int | None, typer.Option(help="With --sharing mps: percent of the GPU's threads.", rich_help_panel=HOW)
+        int | None, typer.Option(help="With 'ullage serve --sharing mps': the job's percentage of the GPU's threads.",
+                                 metavar="PERCENT", rich_help_panel=RUN)
     ] = None,
     mps_memory: Annotated[
-        str | None, typer.Option(help="With --sharing mps: a limit of GPU memory.", metavar="SIZE", rich_help_panel=HOW)
+        str | None, typer.Option(help="With 'ullage serve --sharing mps': limit the job's GPU memory.", metavar="SIZE",
+                                 rich_help_panel=RUN)
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is over; exit as it does.")] = False,
-    as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Queue a job: a command after --, a job file, or a script.
+    """Submit a job: a command after --, a job file, or a script.
 
-    Its GPU memory is estimated on the way in, and it starts when a GPU has that much to promise.
+    Its GPU memory is estimated first. It starts when that much can be promised to it on a GPU.
 
     Examples:
 
       ullage submit -- python train.py --lr 1e-4
-
       ullage submit job.toml
-
       ullage submit --memory 6GiB --time-limit 2h -- ./run.sh
-
       ullage submit --array 1-20 -- python train.py --seed {index}
-
       ullage submit --after 17 --wait -- python evaluate.py
     """
     given: dict[str, Any] = {
@@ -151,8 +167,8 @@ def _sentence(answer: dict[str, Any]) -> str:
     jobs = answer["jobs"]
     who = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {jobs[0]} to {jobs[-1]} (array {answer['array']})"
     if answer["estimate"] is None:
-        return f"{who}: {answer['state']}, its memory is being estimated"
-    return f"{who}: {answer['state']}, needs {memory(answer['need'])} ({answer['estimate']})"
+        return f"{who}: {answer['state']}, the promise is being estimated"
+    return f"{who}: {answer['state']}, promise {memory(answer['promise'])} ({answer['estimate']})"
 
 
 def _environment(base: dict[str, str], of_file: dict[str, str], given: list[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Who speaks to the daemon, what they may do, and with whose rights their jobs run."""
+"""Who calls the daemon, what they may do, with whose rights their jobs run, and the tokens of the API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ullage.errors import NotAllowed
 
-# What a job takes over from whoever submitted it; the others are no business of a job.
+# The limits that a job takes over from whoever submitted it.
 _LIMITS = {
     "open files": "RLIMIT_NOFILE", "locked memory": "RLIMIT_MEMLOCK", "processes": "RLIMIT_NPROC",
     "stack size": "RLIMIT_STACK", "core file size": "RLIMIT_CORE", "file size": "RLIMIT_FSIZE",
@@ -122,17 +122,15 @@ def group_number(name: str) -> int:
         raise NotAllowed(f"needed a group of this system for the socket; found no {name!r}") from None
 
 
-# Tokens for the API: each says who holds it, and only the daemon can make one.
-#
-# A token is a user's number and a signature of it by a secret that the daemon keeps (mode 600). The daemon writes the
-# one of its own user to `run/api-token` (mode 600); others get theirs through the Unix socket, where the kernel says
-# who they are. To make all tokens worthless, remove the secret and start the daemon again.
-
 SECRET, TOKEN_FILE = "api-secret", "api-token"
 
 
 class Tokens:
-    """Makes and checks tokens.
+    """Makes and checks the tokens of the API. A token says who holds it, and only the daemon can make one.
+
+    A token is a user's number and a signature of it with a secret that the daemon keeps (mode 600). The daemon writes
+    the token of its own user to `run/api-token` (mode 600). Others get theirs through the Unix socket, where the kernel
+    says who they are. To make all tokens worthless, remove the secret and start the daemon again.
 
     >>> import tempfile
     >>> tokens = Tokens(Path(tempfile.mkdtemp()), [])

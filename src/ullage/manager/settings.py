@@ -19,7 +19,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Placing(_Part):
+class PlacementSettings(_Part):
     """Conditions of a placement (`ullage.placement.Rules`); `smact_limit = "off"` lets jobs share however busy."""
 
     smact_limit: Annotated[float, Field(ge=0, le=1)] | Literal["off"] = 0.80
@@ -33,14 +33,14 @@ class Placing(_Part):
     patience: Seconds = Field(default=300.0, ge=0)
 
 
-class Monitoring(_Part):
+class MonitorSettings(_Part):
     """How often the GPUs are read, and over how long the activity that placements heed is a mean."""
 
     interval: Seconds = Field(default=1.0, ge=0.05, le=3600)
     window: Seconds = Field(default=90.0, gt=0, le=86400)
 
 
-class Estimating(_Part):
+class EstimateSettings(_Part):
     """Who estimates on the way in, and within what limits."""
 
     estimator: str = "ullage"
@@ -50,7 +50,7 @@ class Estimating(_Part):
     retry_failed_after: Seconds = Field(default=3600.0, ge=0)
 
 
-class Recovering(_Part):
+class RecoverySettings(_Part):
     """When a job is tried again: `attempts` in all after failures of memory, `others` more after the system's."""
 
     attempts: int = Field(default=5, ge=1)
@@ -59,7 +59,7 @@ class Recovering(_Part):
     exclusive_after: int = Field(default=3, ge=1)
 
 
-class Running(_Part):
+class RunSettings(_Part):
     """How jobs run: the grace between SIGTERM and SIGKILL, and what happens to one that takes more than promised."""
 
     grace: Seconds = Field(default=30.0, ge=0)
@@ -69,7 +69,7 @@ class Running(_Part):
     keep_days: float | None = Field(default=None, gt=0)
 
 
-class Fairness(_Part):
+class FairnessSettings(_Part):
     """Shares of users (1 each by default), time slots for jobs that can resume, and the checkpoint signal's lead."""
 
     shares: dict[str, Annotated[float, Field(gt=0)]] = {}
@@ -78,7 +78,7 @@ class Fairness(_Part):
     usage_window: Seconds = Field(default=86400.0, gt=0)
 
 
-class Access(_Part):
+class AccessSettings(_Part):
     """Who may speak to the daemon: a group beside its own user, and operators, who may stop anybody's jobs."""
 
     group: str | None = None
@@ -86,7 +86,7 @@ class Access(_Part):
     queue_limit: int = Field(default=100_000, ge=1)
 
 
-class Api(_Part):
+class ApiSettings(_Part):
     """The REST API: where it listens (`8600`, or `HOST:PORT`; 0 takes any free port). Without that it is off."""
 
     listen: str | None = Field(default=None, max_length=200)
@@ -102,14 +102,14 @@ class Settings(_Part):
     policy: str = "ullage"
     sharing: Literal["time-slicing", "mps"] = "time-slicing"
     virtual: str | None = None
-    placing: Placing = Placing()
-    monitoring: Monitoring = Monitoring()
-    estimating: Estimating = Estimating()
-    recovering: Recovering = Recovering()
-    running: Running = Running()
-    fairness: Fairness = Fairness()
-    access: Access = Access()
-    api: Api = Api()
+    placing: PlacementSettings = PlacementSettings()
+    monitoring: MonitorSettings = MonitorSettings()
+    estimating: EstimateSettings = EstimateSettings()
+    recovering: RecoverySettings = RecoverySettings()
+    running: RunSettings = RunSettings()
+    fairness: FairnessSettings = FairnessSettings()
+    access: AccessSettings = AccessSettings()
+    api: ApiSettings = ApiSettings()
 
 
 def read_settings(file: Path | None, **given: Any) -> Settings:

@@ -7,12 +7,12 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 
+from ullage.placement.candidates import Candidate, candidates
 from ullage.placement.fairness import fair_order, waited
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Decision, Outcome, View, Waiting
-from ullage.placement.places import Place, places
+from ullage.placement.outcome import Decision, Outcome, PassSummary, Waiting
 from ullage.placement.policies import Policy, find_policy
-from ullage.placement.rules import Ask, Asking, Rules
+from ullage.placement.rules import RequestMaker, Rules, SlotRequest
 from ullage.placement.snapshot import Job, Running, Slot
 
 
@@ -29,14 +29,14 @@ def decide(
     """Who goes where now. Changes nothing: write each `Decision` down with `ledger.accept(decision)`.
 
     `usage` is what each user used of late, in GPU-seconds, for the fair order. `slots` is the newest snapshot, which
-    also counts for the ledger. A running job that the ledger does not know is counted with its need.
+    also counts for the ledger. A running job that the ledger does not know is counted with its promise.
 
     >>> from ullage.placement import Activity
     >>> slot = Slot("GPU-1", 0, "A100-40GB", total=40 << 30, used=0, activity=Activity(smact=0.1))
-    >>> jobs = [Job(1, "ada", 0.0, need=30 << 30), Job(2, "ada", 1.0, need=30 << 30)]
+    >>> jobs = [Job(1, "ada", 0.0, promise=30 << 30), Job(2, "ada", 1.0, promise=30 << 30)]
     >>> outcome = decide("ullage", jobs, [], [slot], Ledger(), Rules(), now=2.0)
     >>> outcome.placed
-    (Decision(job=1, slots=('GPU-1',), bytes=32212254720, exclusive=False),)
+    (Decision(job=1, slots=('GPU-1',), promise=32212254720, exclusive=False),)
     >>> outcome.waiting
     (Waiting(job=2, reason='needs 30.0 GiB on a GPU; GPU 0 has the most free, 10.0 GiB'),)
     """
@@ -46,30 +46,30 @@ def decide(
     known = book.jobs()
     for each in running:
         if each.job.id not in known:
-            book.adopt(each.job.id, dict.fromkeys(each.slots, each.job.need or 0), each.job.exclusive)
-    seen = places(slots, book, running, rules, now)
-    last = next((place.position for place in seen if place.slot.id == ledger.last), -1)
+            book.adopt(each.job.id, dict.fromkeys(each.slots, each.job.promise or 0), each.job.exclusive)
+    seen = candidates(slots, book, running, rules, now)
+    last = next((candidate.position for candidate in seen if candidate.slot.id == ledger.last), -1)
     return _Pass(chosen, rules, seen, last, now).over(fair_order(waiting, rules, now, usage), book.jobs())
 
 
 class _Pass:
     """The state of one pass. Places only get fuller in it, so what failed once fails again."""
 
-    def __init__(self, policy: Policy, rules: Rules, seen: list[Place], last: int, now: float) -> None:
+    def __init__(self, policy: Policy, rules: Rules, seen: list[Candidate], last: int, now: float) -> None:
         self.policy, self.rules, self.seen, self.last, self.now = policy, rules, seen, last, now
         self.backfills = policy.backfills if rules.backfill is None else rules.backfill
-        self.open = sorted((place for place in seen if place.obstacle is None), key=self.rank)
-        self.short_only: list[Place] = []  # kept for a job, but until a known time: open to jobs that end before it
+        self.open = sorted((candidate for candidate in seen if candidate.obstacle is None), key=self.rank)
+        self.short_only: list[Candidate] = []  # kept for a job, but until a known time: open to jobs that end before it
         self.lent_free, self.lent_until = -1, -math.inf  # the most that a job can find there, and for how long
-        self.asking = Asking(rules, policy.oracle, policy.alone)
-        self.failed: dict[tuple[int, bool, bool], int] = {}  # the smallest ask of this kind that found no place
+        self.requests = RequestMaker(rules, policy.oracle, policy.alone)
+        self.failed: dict[tuple[int, bool, bool], int] = {}  # the smallest request of this kind that found no slot
         self.impossible: dict[tuple[int, bool, bool], int] = {}  # the smallest that no waiting would help
         self.reservations = rules.reservations
         self.predict = rules.slowdown if policy.predicts else None
         self.offers: dict[tuple[int, bool], list[int]] = {}
 
-    def rank(self, place: Place) -> tuple[object, ...]:
-        return self.policy.rank(place, self.last)
+    def rank(self, candidate: Candidate) -> tuple[object, ...]:
+        return self.policy.rank(candidate, self.last)
 
     def over(self, queue: Sequence[Job], holders: set[int]) -> Outcome:
         """Give each job its turn, until no further one can be placed; none that still holds a promise."""
@@ -81,150 +81,168 @@ class _Pass:
             if self._hopeless(job) or job.id in holders:
                 left.append(job)
                 continue
-            ask = self.asking.of(job)
-            decision = self.place(job, ask)
+            request = self.requests.of(job)
+            decision = self.place(job, request)
             if decision is not None:
                 placed.append(decision)
                 holders.add(job.id)
                 continue
             left.append(job)
-            if not self.backfills and not job.recovery and self._could_ever(ask):
+            if not self.backfills and not job.recovery and self._could_ever(request):
                 behind = job.id
                 break
-            if self._may_reserve(job) and self._could_ever(ask):
-                self.reserve(job, ask)
+            if self._may_reserve(job) and self._could_ever(request):
+                self.reserve(job, request)
             if not self.open and not self.short_only:
                 break
-        view = View(self.asking, tuple([place.sight(self.rules) for place in self.seen]))
+        at_the_end = PassSummary(self.requests, tuple([candidate.summary(self.rules) for candidate in self.seen]))
         waits_for = [job.id if job.id in holders else None for job in left]
         left += turns
-        fields = zip([job.id for job in left], left, repeat(view), chain(waits_for, repeat(behind)), strict=False)
+        fields = zip([job.id for job in left], left, repeat(at_the_end), chain(waits_for, repeat(behind)), strict=False)
         # What Waiting(*each) does, without a call into Python for each of thousands.
         return Outcome(tuple(placed), tuple(map(tuple.__new__, repeat(Waiting), fields)))
 
-    def place(self, job: Job, ask: Ask) -> Decision | None:
+    def place(self, job: Job, request: SlotRequest) -> Decision | None:
         """Put the job on the best places that suit it, on as many as it asks for, or nowhere."""
-        kind = (ask.gpus, ask.alone, ask.known)
-        suited: list[Place] = []
-        if ask.bytes < self.failed.get(kind, math.inf):
-            suited = self._suited(job, ask, self.open)
-            if len(suited) < ask.gpus and self.predict is None:
-                self.failed[kind] = ask.bytes
-        if len(suited) < ask.gpus:
-            suited = self._suited_with_lent(job, ask) if self.short_only else []
+        kind = (request.gpus, request.alone, request.known)
+        suited: list[Candidate] = []
+        if request.promise < self.failed.get(kind, math.inf):
+            suited = self._suited(job, request, self.open)
+            if len(suited) < request.gpus and self.predict is None:
+                self.failed[kind] = request.promise
+        if len(suited) < request.gpus:
+            suited = self._suited_with_lent(job, request) if self.short_only else []
         if not suited:
             return None
-        chosen = suited[: ask.gpus]
-        promise = min(place.free for place in chosen) if ask.alone else ask.bytes
-        for place in chosen:
-            self._take(place, job, promise, ask.alone)
-        return Decision(job.id, tuple(place.slot.id for place in chosen), promise, ask.alone)
+        chosen = suited[: request.gpus]
+        promise = min(candidate.free for candidate in chosen) if request.alone else request.promise
+        for candidate in chosen:
+            self._take(candidate, job, promise, request.alone)
+        return Decision(job.id, tuple(candidate.slot.id for candidate in chosen), promise, request.alone)
 
-    def reserve(self, job: Job, ask: Ask) -> None:
+    def reserve(self, job: Job, request: SlotRequest) -> None:
         """Keep places for a job that has waited too long: nobody joins there, so they come free as jobs end.
 
-        Those are kept that are ready soonest by time limits, then those with the least missing. A place that is kept
+        Those are kept that are ready soonest by time limits, then those with the least missing. A slot that is kept
         only gets freer, so the choice cannot wander for ever. Where the time is known, jobs that end before it may
         still go there.
         """
-        able = [place for place in self.seen if place.kept is None and place.offer(ask, self.rules) >= ask.bytes]
-        if len(able) < ask.gpus:
+        able = [
+            candidate
+            for candidate in self.seen
+            if candidate.kept is None and candidate.offer(request, self.rules) >= request.promise
+        ]
+        if len(able) < request.gpus:
             self.reservations = 0  # those before it hold the places; later jobs must not overtake it by reserving
             return
-        times = {place.slot.id: place.ready_at(ask, self.rules, self.now) for place in able}
-        held = {place.slot.id: place.capacity - place.free if ask.alone else -place.free for place in able}
-        able.sort(key=lambda place: (times[place.slot.id], held[place.slot.id], place.count, place.position))
-        kept = able[: ask.gpus]
-        until = max(times[place.slot.id] for place in kept)
-        for place in kept:
-            place.kept, place.kept_until = job.id, until
-            if place in self.open:
-                self.open.remove(place)
+        times = {candidate.slot.id: candidate.ready_at(request, self.rules, self.now) for candidate in able}
+        held = {
+            candidate.slot.id: candidate.capacity - candidate.free if request.alone else -candidate.free
+            for candidate in able
+        }
+        able.sort(
+            key=lambda candidate: (
+                times[candidate.slot.id],
+                held[candidate.slot.id],
+                candidate.count,
+                candidate.position,
+            )
+        )
+        kept = able[: request.gpus]
+        until = max(times[candidate.slot.id] for candidate in kept)
+        for candidate in kept:
+            candidate.kept, candidate.kept_until = job.id, until
+            if candidate in self.open:
+                self.open.remove(candidate)
                 if until < math.inf:
-                    self.short_only.append(place)
-                    self.lent_free, self.lent_until = max(self.lent_free, place.free), max(self.lent_until, until)
+                    self.short_only.append(candidate)
+                    self.lent_free, self.lent_until = max(self.lent_free, candidate.free), max(self.lent_until, until)
         self.reservations -= 1
 
     def _hopeless(self, job: Job) -> bool:
         """A quick no, for the long tail of a queue: one that asked for less has found nothing, and nothing is lent."""
-        need = job.true if self.policy.oracle else job.need
-        known, alone = need is not None, self.policy.alone or job.exclusive
-        if need is None:
+        promise = job.true if self.policy.oracle else job.promise
+        known, alone = promise is not None, self.policy.alone or job.exclusive
+        if promise is None:
             alone = alone or self.rules.unknown == "exclusive"
-            need = 0 if alone else self.rules.free_floor or 0
+            promise = 0 if alone else self.rules.free_floor or 0
         kind = (job.gpus, alone, known)
-        if need < self.failed.get(kind, math.inf):
+        if promise < self.failed.get(kind, math.inf):
             return False
         limit = job.time_limit
-        if limit is not None and need <= self.lent_free and self.now + limit <= self.lent_until:
+        if limit is not None and promise <= self.lent_free and self.now + limit <= self.lent_until:
             return False
-        if need >= self.impossible.get(kind, math.inf):
+        if promise >= self.impossible.get(kind, math.inf):
             return True
         return (self.backfills or job.recovery) and not self._may_reserve(job)
 
     def _may_reserve(self, job: Job) -> bool:
         return self.reservations != 0 and waited(job, self.now) >= self.rules.patience
 
-    def _suited(self, job: Job, ask: Ask, pool: list[Place]) -> list[Place]:
+    def _suited(self, job: Job, request: SlotRequest, pool: list[Candidate]) -> list[Candidate]:
         """Places of the pool that suit the job, best first; no more than needed where the order is the pool's."""
-        suited: list[Place] = []
+        suited: list[Candidate] = []
         slow: dict[int, float] = {}  # by position
-        for place in pool:
-            if not place.fits(ask, self.rules):
+        for candidate in pool:
+            if not candidate.fits(request, self.rules):
                 continue
             if self.predict is None:
-                suited.append(place)
-                if len(suited) == ask.gpus:
+                suited.append(candidate)
+                if len(suited) == request.gpus:
                     break
-            elif (slowdown := self._slowdown(job, place)) <= self.rules.slowdown_limit:
-                suited.append(place)
-                slow[place.position] = slowdown
+            elif (slowdown := self._slowdown(job, candidate)) <= self.rules.slowdown_limit:
+                suited.append(candidate)
+                slow[candidate.position] = slowdown
         if self.predict is not None:
-            suited.sort(key=lambda place: slow[place.position])
+            suited.sort(key=lambda candidate: slow[candidate.position])
         return suited
 
-    def _slowdown(self, job: Job, place: Place) -> float:
+    def _slowdown(self, job: Job, candidate: Candidate) -> float:
         """The predicted slowdown; an unknown one is taken for the worst that is allowed, never for none."""
-        if place.count == 0 or self.predict is None:
+        if candidate.count == 0 or self.predict is None:
             return 1.0
-        everyone_known = len(place.jobs) == place.count
-        found = self.predict(job, tuple(place.jobs), place.slot) if everyone_known else None
+        everyone_known = len(candidate.jobs) == candidate.count
+        found = self.predict(job, tuple(candidate.jobs), candidate.slot) if everyone_known else None
         return self.rules.slowdown_limit if found is None else found
 
-    def _take(self, place: Place, job: Job, promise: int, alone: bool) -> None:
-        pool = self.open if place.kept is None else self.short_only
-        pool.remove(place)
-        place.take(job, promise, alone, self.rules, self.now)
-        self.last = place.position
-        if place.obstacle is None:
-            if place.kept is None:
-                insort(pool, place, key=self.rank)
+    def _take(self, candidate: Candidate, job: Job, promise: int, alone: bool) -> None:
+        pool = self.open if candidate.kept is None else self.short_only
+        pool.remove(candidate)
+        candidate.take(job, promise, alone, self.rules, self.now)
+        self.last = candidate.position
+        if candidate.obstacle is None:
+            if candidate.kept is None:
+                insort(pool, candidate, key=self.rank)
             else:
-                pool.append(place)
-        if place.kept is not None:
+                pool.append(candidate)
+        if candidate.kept is not None:
             self.lent_free = max((lent.free for lent in self.short_only), default=-1)
         if self.policy.cyclic:
             self.open.sort(key=self.rank)
 
-    def _suited_with_lent(self, job: Job, ask: Ask) -> list[Place]:
+    def _suited_with_lent(self, job: Job, request: SlotRequest) -> list[Candidate]:
         """Enough places for the job, kept ones among them that it may use because it ends before they are needed."""
         if job.time_limit is None:
             return []
         end = self.now + job.time_limit
-        lent = [place for place in self.short_only if end <= place.kept_until and place.fits(ask, self.rules)]
+        lent = [
+            candidate
+            for candidate in self.short_only
+            if end <= candidate.kept_until and candidate.fits(request, self.rules)
+        ]
         if not lent:
             return []
-        suited = self._suited(job, ask, sorted(lent if ask.gpus == 1 else self.open + lent, key=self.rank))
-        return suited if len(suited) >= ask.gpus else []
+        suited = self._suited(job, request, sorted(lent if request.gpus == 1 else self.open + lent, key=self.rank))
+        return suited if len(suited) >= request.gpus else []
 
-    def _could_ever(self, ask: Ask) -> bool:
+    def _could_ever(self, request: SlotRequest) -> bool:
         """Whether waiting for our own jobs helps; a job that nothing here can hold must not hold up the others."""
-        offers = self.offers.get((ask.margin, ask.alone))
+        offers = self.offers.get((request.margin, request.alone))
         if offers is None:
-            offers = sorted((place.offer(ask, self.rules) for place in self.seen), reverse=True)
-            self.offers[ask.margin, ask.alone] = offers
-        if len(offers) >= ask.gpus and offers[ask.gpus - 1] >= ask.bytes:
+            offers = sorted((candidate.offer(request, self.rules) for candidate in self.seen), reverse=True)
+            self.offers[request.margin, request.alone] = offers
+        if len(offers) >= request.gpus and offers[request.gpus - 1] >= request.promise:
             return True
-        kind = (ask.gpus, ask.alone, ask.known)
-        self.impossible[kind] = min(ask.bytes, self.impossible.get(kind, ask.bytes))
+        kind = (request.gpus, request.alone, request.known)
+        self.impossible[kind] = min(request.promise, self.impossible.get(kind, request.promise))
         return False

@@ -28,16 +28,16 @@ class _Held:
     `before` is what others used when it came: that much of the used memory cannot be its.
     """
 
-    promised: int
+    promise: int
     exclusive: bool
     before: int = 0
-    taken: int | None = None
+    used: int | None = None
     most: int = 0
 
     @property
     def counted(self) -> int:
         # The most, not the latest: what a job used once it is likely to use again.
-        return max(self.promised, self.most)
+        return max(self.promise, self.most)
 
 
 class Ledger:
@@ -77,8 +77,8 @@ class Ledger:
 
     def promise(self, job: int, memory: Mapping[str, int], exclusive: bool = False) -> None:
         """Promise a job memory on slots: on all of them, or `Overbooked` and on none."""
-        for slot, needed in memory.items():
-            self._check(job, slot, needed, exclusive)
+        for slot, promise in memory.items():
+            self._check(job, slot, promise, exclusive)
         before = {slot: self.others(slot) for slot in memory}
         self.adopt(job, memory, exclusive)
         for slot in memory:
@@ -86,32 +86,32 @@ class Ledger:
 
     def accept(self, decision: Decision) -> None:
         """Make the promise that a decision asks for."""
-        self.promise(decision.job, dict.fromkeys(decision.slots, decision.bytes), decision.exclusive)
+        self.promise(decision.job, dict.fromkeys(decision.slots, decision.promise), decision.exclusive)
 
     def adopt(self, job: int, memory: Mapping[str, int], exclusive: bool = False) -> None:
         """Write down a job that already runs, whether there is room or not: it is there. (After a restart.)"""
-        for slot, needed in memory.items():
-            self._held.setdefault(slot, {})[job] = _Held(needed, exclusive)
+        for slot, promise in memory.items():
+            self._held.setdefault(slot, {})[job] = _Held(promise, exclusive)
             self.last = slot
 
     def release(self, job: int) -> bool:
         """The job is gone from all its slots; whether it held any. Twice is no error."""
         return any([holders.pop(job, None) is not None for holders in self._held.values()])
 
-    def observe(self, job: int, slot: str, taken: int | None) -> None:
+    def observe(self, job: int, slot: str, used: int | None) -> None:
         """What the job was seen to use on a slot (None: it could not be seen). Of a job that is not there: nothing."""
         held = self._held.get(slot, {}).get(job)
         if held is not None:
-            held.taken, held.most = taken, max(held.most, taken or 0)
+            held.used, held.most = used, max(held.most, used or 0)
 
     def seen(self, job: int, slot: str) -> bool:
         """Whether it is known what the job uses on the slot."""
         held = self._held.get(slot, {}).get(job)
-        return held is not None and held.taken is not None
+        return held is not None and held.used is not None
 
     def slots(self, job: int) -> dict[str, int]:
         """What a job was promised, by slot."""
-        return {slot: holders[job].promised for slot, holders in self._held.items() if job in holders}
+        return {slot: holders[job].promise for slot, holders in self._held.items() if job in holders}
 
     def jobs(self) -> set[int]:
         """All jobs that hold a promise."""
@@ -127,7 +127,7 @@ class Ledger:
 
     def promised(self, slot: str) -> int:
         """The sum of the promises on a slot."""
-        return sum(held.promised for held in self._held.get(slot, {}).values())
+        return sum(held.promise for held in self._held.get(slot, {}).values())
 
     def counted(self, slot: str) -> dict[int, int]:
         """For each job on a slot what counts as its: the larger of its promise and the most it was seen to use."""
@@ -145,10 +145,10 @@ class Ledger:
         if known.used is None:
             return known.foreign
         held = self._held.get(slot, {}).values()
-        left = known.used - sum(each.taken or 0 for each in held)
-        unseen = [each for each in held if each.taken is None]
+        left = known.used - sum(each.used or 0 for each in held)
+        unseen = [each for each in held if each.used is None]
         before = max((each.before for each in unseen), default=0)
-        return max(known.foreign, left - sum(each.promised for each in unseen), min(before, left))
+        return max(known.foreign, left - sum(each.promise for each in unseen), min(before, left))
 
     def committed(self, slot: str) -> int:
         """All that counts as taken on a slot; more than its total where jobs took more than they were promised."""
@@ -159,7 +159,7 @@ class Ledger:
         known = self._slots.get(slot)
         return 0 if known is None else max(known.total - self.committed(slot), 0)
 
-    def _check(self, job: int, slot: str, needed: int, exclusive: bool) -> None:
+    def _check(self, job: int, slot: str, promise: int, exclusive: bool) -> None:
         known = self._slots.get(slot)
         holders = [other for other in self.holders(slot) if other != job]
         if known is None or known.lost or known.drained:
@@ -167,14 +167,14 @@ class Ledger:
             raise Overbooked(f"job {job} cannot be promised memory on {slot}: it is {state}")
         if job in self._held.get(slot, {}):
             raise Overbooked(f"job {job} already holds a promise on {slot}; release it first")
-        if needed < 0:
-            raise Overbooked(f"job {job} cannot be promised {needed} bytes on {slot}")
+        if promise < 0:
+            raise Overbooked(f"job {job} cannot be promised {promise} bytes on {slot}")
         alone = self.exclusive(slot)
         if alone is not None:
             raise Overbooked(f"job {job} cannot join on {slot}: job {alone} has it to itself")
         if holders and (exclusive or known.mig):
             what = "a MIG instance takes one job" if known.mig else "it asks to be alone"
             raise Overbooked(f"job {job} cannot join job {holders[0]} on {slot}: {what}")
-        if needed > self.free(slot):
+        if promise > self.free(slot):
             left = f"{format_bytes(self.free(slot))} of {format_bytes(known.total)} are left"
-            raise Overbooked(f"job {job} needs {format_bytes(needed)} on {slot}; {left}")
+            raise Overbooked(f"job {job} needs {format_bytes(promise)} on {slot}; {left}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ullage.placement.rules import Ask, Asking
+from ullage.placement.rules import RequestMaker, SlotRequest
 from ullage.placement.snapshot import Job
 from ullage.units import format_bytes
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Put the job on these slots and promise it `bytes` on each; `exclusive`: nobody else may join it there.
+    """Put the job on these slots and promise it `promise` bytes on each; `exclusive`: nobody else may join it there.
 
     >>> Decision(7, ("GPU-1",), 12 << 30, exclusive=False).slots
     ('GPU-1',)
@@ -20,11 +20,11 @@ class Decision:
 
     job: int
     slots: tuple[str, ...]
-    bytes: int
+    promise: int
     exclusive: bool
 
 
-class Sight(NamedTuple):
+class SlotSummary(NamedTuple):
     """What a slot had at the end of a pass; `obstacle` says why it takes no job at all, `kept` for which job it is."""
 
     gpu: int
@@ -34,19 +34,19 @@ class Sight(NamedTuple):
     obstacle: str | None
     kept: int | None
 
-    def fits(self, ask: Ask) -> bool:
+    def fits(self, request: SlotRequest) -> bool:
         """Whether its memory would do."""
-        if ask.alone:
-            return self.idle and self.free >= ask.bytes
-        return self.free >= ask.bytes + (0 if self.idle else ask.margin)
+        if request.alone:
+            return self.idle and self.free >= request.promise
+        return self.free >= request.promise + (0 if self.idle else request.margin)
 
 
 @dataclass(frozen=True)
-class View:
+class PassSummary:
     """What those who wait are told from: how asks are made, and all slots at the end of the pass."""
 
-    asking: Asking
-    sights: tuple[Sight, ...]
+    requests: RequestMaker
+    slots: tuple[SlotSummary, ...]
 
 
 class Waiting(NamedTuple):
@@ -58,30 +58,30 @@ class Waiting(NamedTuple):
 
     job: int
     asked: Job
-    view: View
+    at_the_end: PassSummary
     behind: int | None = None
 
     @property
-    def ask(self) -> Ask:
+    def request(self) -> SlotRequest:
         """What the job asks for."""
-        return self.view.asking.of(self.asked)
+        return self.at_the_end.requests.of(self.asked)
 
     @property
     def never(self) -> bool:
         """Whether no GPU here could hold the job even if everything else went away."""
-        ask = self.ask
-        return sum(sight.total >= ask.bytes for sight in self.view.sights) < ask.gpus
+        request = self.request
+        return sum(summary.total >= request.promise for summary in self.at_the_end.slots) < request.gpus
 
     @property
     def reason(self) -> str:
         """One sentence for a person."""
         if self.never:
-            return f"needs {self.ask.text}; that can never be: {_largest(self.ask, self.view.sights)}"
+            return f"needs {self.request.text}; that can never be: {_largest(self.request, self.at_the_end.slots)}"
         if self.behind == self.job:
-            return f"needs {self.ask.text}; its last run still holds memory"
+            return f"needs {self.request.text}; its last run still holds memory"
         if self.behind is not None:
-            return f"needs {self.ask.text}; job {self.behind} is before it in the queue and must wait"
-        return f"needs {self.ask.text}; {_best(self.ask, self.view.sights)}"
+            return f"needs {self.request.text}; job {self.behind} is before it in the queue and must wait"
+        return f"needs {self.request.text}; {_best(self.request, self.at_the_end.slots)}"
 
     def __repr__(self) -> str:
         return f"Waiting(job={self.job}, reason={self.reason!r})"
@@ -99,31 +99,32 @@ class Outcome:
     waiting: tuple[Waiting, ...]
 
 
-def _largest(ask: Ask, sights: tuple[Sight, ...]) -> str:
-    if len(sights) < ask.gpus:
-        return f"there are {len(sights)} GPUs"
-    enough = sum(sight.total >= ask.bytes for sight in sights)
-    return f"{enough or 'no'} GPU has as much, and the largest has {format_bytes(max(sight.total for sight in sights))}"
+def _largest(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:
+    if len(summaries) < request.gpus:
+        return f"there are {len(summaries)} GPUs"
+    enough = sum(summary.total >= request.promise for summary in summaries)
+    largest = max(summary.total for summary in summaries)
+    return f"{enough or 'no'} GPU has as much, and the largest has {format_bytes(largest)}"
 
 
-def _best(ask: Ask, sights: tuple[Sight, ...]) -> str:
+def _best(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:
     """What the slot had that came nearest."""
-    suited = [sight for sight in sights if sight.fits(ask)]
-    ready = [sight for sight in suited if sight.obstacle is None and sight.kept is None]
-    if len(ready) >= ask.gpus:
+    suited = [summary for summary in summaries if summary.fits(request)]
+    ready = [summary for summary in suited if summary.obstacle is None and summary.kept is None]
+    if len(ready) >= request.gpus:
         return f"GPU {ready[0].gpu} has room, but the jobs would slow each other down too much"
-    found = f"{len(ready)} of the {ask.gpus} GPUs are ready; " if ask.gpus > 1 else ""
-    hindered = [sight for sight in suited if sight not in ready]
+    found = f"{len(ready)} of the {request.gpus} GPUs are ready; " if request.gpus > 1 else ""
+    hindered = [summary for summary in suited if summary not in ready]
     if hindered:
-        best = max(hindered, key=lambda sight: (sight.obstacle is None, sight.free))
+        best = max(hindered, key=lambda summary: (summary.obstacle is None, summary.free))
         why = best.obstacle or f"is kept for job {best.kept}, which has waited longer"
         return f"{found}GPU {best.gpu} has {format_bytes(best.free)} free but {why}"
-    rest = [sight for sight in sights if sight not in ready]
-    best = max(rest, key=lambda sight: (sight.obstacle is None, sight.free))
+    rest = [summary for summary in summaries if summary not in ready]
+    best = max(rest, key=lambda summary: (summary.obstacle is None, summary.free))
     most = f"GPU {best.gpu} has the most free, {format_bytes(best.free)}"
-    if ask.alone and not best.idle:
+    if request.alone and not best.idle:
         return f"{found}none is idle: {most}"
     if best.obstacle is not None:
         return f"{found}{most}, and {best.obstacle}"
-    beside = f", and {format_bytes(ask.margin)} are to stay free" if best.free >= ask.bytes else ""
+    beside = f", and {format_bytes(request.margin)} are to stay free" if best.free >= request.promise else ""
     return f"{found}{most}{beside}"

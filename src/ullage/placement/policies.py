@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ullage.errors import UnknownName
-from ullage.placement.places import Place
+from ullage.placement.candidates import Candidate
 
-Rank = Callable[[Place, int], tuple[Any, ...]]
-"""From a place and the position of the slot that got the last job (-1: none did)."""
+Rank = Callable[[Candidate, int], tuple[Any, ...]]
+"""From a candidate and the position of the slot that got the last job (-1: none did)."""
 
 
 @dataclass(frozen=True)
@@ -70,45 +70,45 @@ def find_policy(name: str) -> Policy:
 @policy(
     "ullage", "the GPU that will be least busy, of those the one with the tightest room", backfills=True, predicts=True
 )
-def least_expected_load(place: Place, last: int) -> tuple[Any, ...]:
+def least_expected_load(candidate: Candidate, last: int) -> tuple[Any, ...]:
     """Memory is safe by the ledger, so what is left to avoid is interference; tight room keeps large gaps whole."""
-    return (place.load is None, place.load or 0.0, place.count, place.free, place.position)
+    return (candidate.load is None, candidate.load or 0.0, candidate.count, candidate.free, candidate.position)
 
 
 @policy("exclusive", "an idle GPU for each job", alone=True)
 @policy("first-fit", "the first GPU that fits, by true memory", oracle=True)
-def by_index(place: Place, last: int) -> tuple[Any, ...]:
+def by_index(candidate: Candidate, last: int) -> tuple[Any, ...]:
     """In the order of the indices."""
-    return (place.position,)
+    return (candidate.position,)
 
 
 @policy("round-robin", "the next GPU in turn", cyclic=True)
-def next_in_turn(place: Place, last: int) -> tuple[Any, ...]:
+def next_in_turn(candidate: Candidate, last: int) -> tuple[Any, ...]:
     """Those after the last one first, then from the beginning."""
-    return (place.position <= last, place.position)
+    return (candidate.position <= last, candidate.position)
 
 
 @policy("magm", "the GPU with the most memory free")
 @policy("worst-fit", "the GPU with the most memory free, by true memory", oracle=True)
-def most_memory(place: Place, last: int) -> tuple[Any, ...]:
+def most_memory(candidate: Candidate, last: int) -> tuple[Any, ...]:
     """Most available GPU memory first."""
-    return (-place.free, place.position)
+    return (-candidate.free, candidate.position)
 
 
 @policy("best-fit", "the GPU with the least memory free that fits, by true memory", oracle=True)
-def least_memory(place: Place, last: int) -> tuple[Any, ...]:
+def least_memory(candidate: Candidate, last: int) -> tuple[Any, ...]:
     """Least available GPU memory first."""
-    return (place.free, place.position)
+    return (candidate.free, candidate.position)
 
 
 @policy("lug", "the least utilised GPU")
 @policy("least-utilized", "the least utilised GPU, by true memory", oracle=True)
-def least_utilized(place: Place, last: int) -> tuple[Any, ...]:
+def least_utilized(candidate: Candidate, last: int) -> tuple[Any, ...]:
     """Lowest SM activity first; unknown is not low, so it comes last."""
-    return (place.load is None, place.load or 0.0, place.position)
+    return (candidate.load is None, candidate.load or 0.0, candidate.position)
 
 
 @policy("mug", "the most utilised GPU that still takes jobs")
-def most_utilized(place: Place, last: int) -> tuple[Any, ...]:
+def most_utilized(candidate: Candidate, last: int) -> tuple[Any, ...]:
     """Highest SM activity first; unknown is not high either."""
-    return (place.load is None, -(place.load or 0.0), place.position)
+    return (candidate.load is None, -(candidate.load or 0.0), candidate.position)

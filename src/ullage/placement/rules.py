@@ -18,8 +18,8 @@ Slowdown = Callable[[Job, Sequence[Job], Slot], float | None]
 class Rules:
     """Every setting of a decision. None switches a condition off.
 
-    Memory: a job of known need goes where `need + margin` is free (`margin` is for neighbours: a job alone needs
-    none). A job of unknown need is placed by `unknown`: "exclusive" gives it an idle slot to itself, "floor" a slot
+    Memory: a job goes where its `promise + margin` is free (`margin` is for neighbours: a job alone needs none). A
+    job whose promise is unknown is placed by `unknown`: "exclusive" gives it an idle slot to itself, "floor" a slot
     with `free_floor` bytes free, which is then its promise. `idle_memory` is how much others may use on a slot that
     still counts as idle. `unmeasured` is for slots whose used memory is not known: "alone" gives them one job at a
     time, "never" none.
@@ -77,51 +77,48 @@ class Rules:
                 raise InvalidValue(f"needed {name} above 0; found {getattr(self, name)}")
 
 
-# What a job asks of a slot: its need, or what the site's rule puts in the place of an unknown one.
-
-
-class Ask(NamedTuple):
-    """What a job asks of each of its slots: `bytes` to be promised, `margin` left free beside neighbours, or all of
-    it `alone`. `known` is False where the job's need is not known and the site's rule stands in for it."""
+class SlotRequest(NamedTuple):
+    """What a job asks of each of its slots: the `promise` in bytes, a `margin` left free beside neighbours, or all of
+    it `alone`. `known` is False where the job's own promise is unknown and the site's rule takes its place."""
 
     gpus: int
-    bytes: int
+    promise: int
     margin: int
     alone: bool
     known: bool
 
     @property
     def text(self) -> str:
-        """The ask in words.
+        """The request in words.
 
-        >>> Ask(2, 12 << 30, 2 << 30, alone=False, known=True).text
+        >>> SlotRequest(2, 12 << 30, 2 << 30, alone=False, known=True).text
         '12.0 GiB on each of 2 GPUs'
         """
-        unknown = "" if self.known else " (its need is unknown)"
+        unknown = "" if self.known else " (its memory is unknown)"
         if self.alone:
             idle = "an idle GPU" if self.gpus == 1 else f"{self.gpus} idle GPUs"
-            return f"{idle} to itself" + (f" with {format_bytes(self.bytes)}" if self.known else unknown)
+            return f"{idle} to itself" + (f" with {format_bytes(self.promise)}" if self.known else unknown)
         where = "a GPU" if self.gpus == 1 else f"each of {self.gpus} GPUs"
-        return f"{format_bytes(self.bytes)} on {where}{unknown}"
+        return f"{format_bytes(self.promise)} on {where}{unknown}"
 
 
 @dataclass(frozen=True)
-class Asking:
+class RequestMaker:
     """How asks are made under a policy: an `oracle` knows true memory, `alone` gives every job slots of its own.
 
-    >>> Asking(Rules(unknown="floor"), oracle=False, alone=False).of(Job(1, "ada", 0.0)).text
-    '5.00 GiB on a GPU (its need is unknown)'
+    >>> RequestMaker(Rules(unknown="floor"), oracle=False, alone=False).of(Job(1, "ada", 0.0)).text
+    '5.00 GiB on a GPU (its memory is unknown)'
     """
 
     rules: Rules
     oracle: bool
     alone: bool
 
-    def of(self, job: Job) -> Ask:
+    def of(self, job: Job) -> SlotRequest:
         """What the job asks for. The floor is a condition and a promise in one, so no margin is added to it."""
-        need, rules = job.true if self.oracle else job.need, self.rules
-        if self.alone or job.exclusive or (need is None and rules.unknown == "exclusive"):
-            return Ask(job.gpus, need or 0, 0, True, need is not None)
-        if need is None:
-            return Ask(job.gpus, rules.free_floor or 0, 0, False, False)
-        return Ask(job.gpus, need, rules.margin, False, True)
+        promise, rules = job.true if self.oracle else job.promise, self.rules
+        if self.alone or job.exclusive or (promise is None and rules.unknown == "exclusive"):
+            return SlotRequest(job.gpus, promise or 0, 0, True, promise is not None)
+        if promise is None:
+            return SlotRequest(job.gpus, rules.free_floor or 0, 0, False, False)
+        return SlotRequest(job.gpus, promise, rules.margin, False, True)

@@ -52,13 +52,13 @@ class Slot:
 class Job:
     """A job that waits or runs.
 
-    `need` is the promise that it asks for on each of its `gpus` (an estimate's upper bound, or the user's own figure,
-    grown by recovery); None is unknown. `true` is the true figure, which only the oracles look at. `busy` is the SM
-    activity predicted for it alone. `queued` is when it last came into the queue (None: when it was submitted), so a
-    job that comes back after a crash does not look as if it had waited all the time that it ran. `share` is the
-    weight of its user.
+    `promise` is the memory that it is to be promised on each of its `gpus` (an estimate's upper bound, or the user's
+    own figure, grown by recovery); None is unknown. `true` is the true figure, which only the oracles look at. `busy`
+    is the SM activity predicted for it alone. `queued` is when it last came into the queue (None: when it was
+    submitted), so a job that comes back after a crash does not look as if it had waited all the time that it ran.
+    `share` is the weight of its user.
 
-    >>> Job(7, "ada", submitted=0.0, need=12 << 30).gpus
+    >>> Job(7, "ada", submitted=0.0, promise=12 << 30).gpus
     1
     """
 
@@ -66,7 +66,7 @@ class Job:
     user: str
     submitted: float
     gpus: int = 1
-    need: int | None = None
+    promise: int | None = None
     true: int | None = None
     exclusive: bool = False
     priority: int = 0
@@ -79,8 +79,8 @@ class Job:
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise InvalidValue(f"a job needs at least one GPU; job {self.id} asks for {self.gpus}")
-        if (self.need or 0) < 0 or (self.true or 0) < 0:
-            raise InvalidValue(f"memory cannot be negative; job {self.id} needs {self.need} (true: {self.true})")
+        if (self.promise or 0) < 0 or (self.true or 0) < 0:
+            raise InvalidValue(f"memory cannot be negative; job {self.id} asks for {self.promise} (true: {self.true})")
         if not self.share > 0:
             raise InvalidValue(f"a share must be above 0; job {self.id} of {self.user} has {self.share}")
 

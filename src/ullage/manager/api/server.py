@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 
 from ullage.errors import InvalidValue, NoDaemon
-from ullage.manager.api.app import make_app
+from ullage.manager.api.rest import make_app
 from ullage.manager.identity import TOKEN_FILE, Caller, Tokens, write_token
 
 DEFAULT_HOST = "127.0.0.1"

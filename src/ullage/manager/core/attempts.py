@@ -1,4 +1,5 @@
-"""Follows attempts that may be alive: sees them begin and end, and decides what becomes of their jobs."""
+"""Follows attempts that may be alive: sees them begin and end, decides what becomes of their jobs, and watches that
+they keep to their promises and time slots."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ import time
 from typing import Any
 
 from ullage.manager.core.context import ManagerContext
-from ullage.manager.core.recovery import Ended, Next, after_failure, classify
+from ullage.manager.core.recovery import AttemptEnd, RetryDecision, after_failure, classify
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running.cgroups import Cgroups
-from ullage.manager.running.launcher import STDERR, STDOUT, Look, read_record, tail
+from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record, tail
 from ullage.manager.running.supervisor import STARTED, boot_now
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, STARTING, AttemptRecord, Cause, JobRecord, State
 from ullage.units import format_bytes
@@ -32,7 +33,7 @@ class AttemptTracker:
         context = self._context
         context.queued_at |= context.store.history.last_ends()
         for number, attempt in context.store.attempts.items():
-            memory = dict.fromkeys(attempt.slots, attempt.promised or 0)
+            memory = dict.fromkeys(attempt.slots, attempt.promise or 0)
             context.ledger.adopt(number, memory, attempt.exclusive)
             started = read_record(context.attempt_folder(attempt) / STARTED)
             if started is not None:
@@ -70,7 +71,7 @@ class AttemptTracker:
         context.launcher.reap()
         return bool(looks)
 
-    def _look(self, attempt: AttemptRecord) -> Look | None:
+    def _look(self, attempt: AttemptRecord) -> AttemptStatus | None:
         """What has changed for an attempt, or `None`."""
         launcher, folder = self._context.launcher, self._context.attempt_folder(attempt)
         look = launcher.look(folder, attempt.token)
@@ -83,7 +84,7 @@ class AttemptTracker:
         news = look.state in ("absent", "lost", "ended") or look.state == "alive" and attempt.state == STARTING
         return look if news else None
 
-    def _see(self, attempt: AttemptRecord, look: Look) -> bool:
+    def _see(self, attempt: AttemptRecord, look: AttemptStatus) -> bool:
         """Write down what was seen; true if the attempt is over."""
         context = self._context
         if look.state == "alive":
@@ -94,29 +95,29 @@ class AttemptTracker:
         job, record = context.store.job(attempt.job), look.record or {}
         ended = self._how(attempt, look)
         if job.stop_reason == "cancelled" and ended.cause is not Cause.FINISHED:
-            ended = Ended(Cause.CANCELLED, "cancelled")
-        taken, started = context.peaks.get(attempt.token), look.started or {}
+            ended = AttemptEnd(Cause.CANCELLED, "cancelled")
+        used, started = context.peaks.get(attempt.token), look.started or {}
         context.store.end_attempt(
             attempt, ended.cause, ended.detail, exit_code=record.get("code"), signal=record.get("signal"),
             started=attempt.started or started.get("time"), ended=record.get("time", context.clock()),
-            elapsed=record.get("elapsed"), gpu_memory=taken, host_memory=record.get("max_rss"),
+            elapsed=record.get("elapsed"), used=used, host_memory=record.get("max_rss"),
         )  # fmt: skip
-        self._move_on(job, attempt, ended, record, started, taken)
+        self._move_on(job, attempt, ended, record, started, used)
         return True
 
-    def _how(self, attempt: AttemptRecord, look: Look) -> Ended:
+    def _how(self, attempt: AttemptRecord, look: AttemptStatus) -> AttemptEnd:
         context, folder = self._context, self._context.attempt_folder(attempt)
         if look.state == "absent":
             refusal = context.launcher.refusal(folder)
             if refusal is not None:
-                return Ended(Cause.OWN_FAILURE, refusal)
+                return AttemptEnd(Cause.OWN_FAILURE, refusal)
             if self.adopting:
-                return Ended(Cause.NOT_STARTED, "the daemon ended before it was started")
-            return Ended(Cause.NOT_STARTED, f"it could not be started: {context.launcher.failure(folder)}")
+                return AttemptEnd(Cause.NOT_STARTED, "the daemon ended before it was started")
+            return AttemptEnd(Cause.NOT_STARTED, f"it could not be started: {context.launcher.failure(folder)}")
         if look.state == "lost":
             if (look.started or {}).get("boot") != boot_now():
-                return Ended(Cause.HOST_RESTARTED, "this machine was restarted")
-            return Ended(Cause.SUPERVISOR_LOST, "the process that watched it was killed")
+                return AttemptEnd(Cause.HOST_RESTARTED, "this machine was restarted")
+            return AttemptEnd(Cause.SUPERVISOR_LOST, "the process that watched it was killed")
         output = tail(folder / STDOUT, _TAIL) + "\n" + tail(folder / STDERR, _TAIL)
         lost = {slot.id for slot in context.slots if slot.lost}
         since = context.sharing.lost_at
@@ -124,8 +125,8 @@ class AttemptTracker:
         return classify(look.record or {}, output, bool(lost.intersection(attempt.slots)), mps_lost)
 
     def _move_on(
-        self, job: JobRecord, attempt: AttemptRecord, ended: Ended, record: dict[str, Any], started: dict[str, Any],
-        taken: int | None,
+        self, job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, record: dict[str, Any],
+        started: dict[str, Any], used: int | None,
     ) -> None:  # fmt: skip
         context = self._context
         ran = job.ran + float(record.get("elapsed") or 0.0)
@@ -141,19 +142,19 @@ class AttemptTracker:
         if ended.cause is Cause.NOT_STARTED and self.adopting:
             context.store.move(job, "retry", State.QUEUED, ended.detail, recovery=True, **common)
             return
-        following = after_failure(job, attempt, ended, taken, context.largest, context.settings.recovering)
+        following = after_failure(job, attempt, ended, used, context.largest, context.settings.recovering)
         if not following.again:
             text = f"{ended.cause}: {following.text}"
             context.store.move(job, "end", State.FAILED, text, detail=following.text, **over, **common)
             return
         self._again(job, ended, following, common)
 
-    def _again(self, job: JobRecord, ended: Ended, following: Next, common: dict[str, Any]) -> None:
+    def _again(self, job: JobRecord, ended: AttemptEnd, following: RetryDecision, common: dict[str, Any]) -> None:
         memory = job.memory_failures + (ended.cause in MEMORY - {Cause.HOST_MEMORY})
         others = job.other_failures + (ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY)
         crash_point("retry-before-commit")
         self._context.store.move(
-            job, "retry", State.QUEUED, following.text, detail=following.text, need=following.need,
+            job, "retry", State.QUEUED, following.text, detail=following.text, promise=following.promise,
             exclusive=following.exclusive, recovery=True, memory_failures=memory, other_failures=others, **common,
         )  # fmt: skip
         if others > job.other_failures:
@@ -189,11 +190,8 @@ class AttemptTracker:
             context.launcher.stop(folder, reason, context.settings.running.grace, lead)
 
 
-# Watches running jobs against their promises and their time slots.
-
-
 class RunningJobGuard:
-    """Looks at running jobs; what they may not do is reported and, by the site's choice, ended."""
+    """Watches running jobs: one that uses more than its promise is reported, and stopped if the settings say so."""
 
     def __init__(self, context: ManagerContext, attempts: AttemptTracker) -> None:
         self._context, self._attempts = context, attempts
@@ -209,12 +207,12 @@ class RunningJobGuard:
     def _memory(self, job: JobRecord, attempt: AttemptRecord) -> None:
         context = self._context
         held = context.used.get(attempt.token, {})
-        promised, rules = attempt.promised, context.settings.running
-        too_much = {slot: taken for slot, taken in held.items() if taken > (promised or 0) + rules.tolerance}
-        if promised is None or attempt.exclusive or not too_much:
+        promise, rules = attempt.promise, context.settings.running
+        too_much = {slot: used for slot, used in held.items() if used > (promise or 0) + rules.tolerance}
+        if promise is None or attempt.exclusive or not too_much:
             return
-        slot, taken = max(too_much.items(), key=lambda item: item[1])
-        text = f"took {format_bytes(taken)} on {slot}; {format_bytes(promised)} were promised"
+        slot, used = max(too_much.items(), key=lambda item: item[1])
+        text = f"took {format_bytes(used)} on {slot}; {format_bytes(promise)} were promised"
         if attempt.token not in context.warned:
             context.warned.add(attempt.token)
             context.store.event("over promise", job, text, attempt.number)
@@ -231,7 +229,7 @@ class RunningJobGuard:
         missing = 0
         for other in context.store.attempts.values():
             if slot in other.slots and other.token != attempt.token:
-                missing += max(0, (other.promised or 0) - context.used.get(other.token, {}).get(slot, 0))
+                missing += max(0, (other.promise or 0) - context.used.get(other.token, {}).get(slot, 0))
         return missing > found.total - found.used
 
     def _slot(self, job: JobRecord, attempt: AttemptRecord) -> None:

@@ -47,15 +47,15 @@ class SlotReader:
         lost = self.monitor.lost(device.id) is not None
         latest, window = self.monitor.latest(device.id), self.monitor.window(device.id)
         foreign = 0
-        for pid, taken in (self.monitor.processes(device.id) or {}).items():
+        for pid, used in (self.monitor.processes(device.id) or {}).items():
             owner = self._owner(pid)
             if owner is None:
                 continue  # a process that cannot be seen from here (another container's) may be anybody's
             if not owner:
-                foreign += taken or 0
-            elif taken is not None:
+                foreign += used or 0
+            elif used is not None:
                 of_job = held.setdefault(owner, {})
-                of_job[device.id] = of_job.get(device.id, 0) + taken
+                of_job[device.id] = of_job.get(device.id, 0) + used
         return Slot(
             id=device.id, index=device.index, name=device.name, total=device.total or 0,
             used=latest.memory_used if latest else None, mig=device.mig, drained=drained, lost=lost, foreign=foreign,

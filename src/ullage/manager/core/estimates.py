@@ -21,10 +21,8 @@ import ullage
 from ullage.isolation.environment import environment
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, run
-from ullage.manager.settings import Estimating
+from ullage.manager.settings import EstimateSettings
 from ullage.workloads.job_files import JobSpec
-
-# What an estimator can be asked about a job: its script or its model; and the key by which the answer is kept.
 
 _MOST_FILES, _MOST_FOLDERS, _LARGEST_FILE = 200, 64, 4 << 20
 _NOT_CODE = ("__pycache__", "venv", "node_modules", "data", "datasets", "runs", "wandb")
@@ -35,7 +33,7 @@ _MEMORY_VARIABLES = re.compile(r"(PYTORCH|TORCH|CUDA|CUBLAS|CUDNN|NVIDIA_TF32)_?
 
 
 @dataclass(frozen=True)
-class Question:
+class EstimateQuestion:
     """One thing to estimate: a script with its arguments, a module, or a model's name with options."""
 
     source: str
@@ -44,7 +42,7 @@ class Question:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def questions_of(spec: JobSpec) -> list[Question]:
+def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
     """What can be asked about a job, the most telling first; empty where there is nothing to run or to name.
 
     >>> questions_of(JobSpec(command=["python", "-u", "train.py", "--lr", "1"], cwd="/work"))[0].source
@@ -56,11 +54,11 @@ def questions_of(spec: JobSpec) -> list[Question]:
     if spec.model is not None:
         options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
         path = os.path.join(spec.folder, spec.model)
-        found.append(Question(path if os.path.exists(path) else spec.model, options=options))
+        found.append(EstimateQuestion(path if os.path.exists(path) else spec.model, options=options))
     script = script_of(spec.command)
     if script is not None:
         source, args, module = script
-        found.append(Question(source if module else os.path.join(spec.folder, source), tuple(args), module))
+        found.append(EstimateQuestion(source if module else os.path.join(spec.folder, source), tuple(args), module))
     return found
 
 
@@ -109,7 +107,9 @@ def _torchrun(words: list[str]) -> tuple[str, list[str], bool] | None:
     return None
 
 
-def key_of(questions: Sequence[Question], estimator: str, gpus: Sequence[str], env: Mapping[str, str], cwd: str) -> str:
+def key_of(
+    questions: Sequence[EstimateQuestion], estimator: str, gpus: Sequence[str], env: Mapping[str, str], cwd: str
+) -> str:
     """A key that is the same for the same content: code, arguments, GPUs, versions and what changes memory."""
     try:
         torch = importlib.metadata.version("torch")
@@ -124,7 +124,7 @@ def key_of(questions: Sequence[Question], estimator: str, gpus: Sequence[str], e
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _content(question: Question, cwd: str) -> str | None:
+def _content(question: EstimateQuestion, cwd: str) -> str | None:
     """What the source is made of: the file and the Python files beside it, since a script imports its neighbours."""
     if question.module:
         files = _python_files(cwd)
@@ -166,12 +166,12 @@ _LONGEST_ANSWER, _LONGEST_NOTE = 1 << 20, 400  # bytes, characters
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EstimateRequest:
     """An estimate that somebody waits for, by its key; `env`, `cwd` and whose rights are the job's."""
 
     key: str
     estimator: str
-    questions: Sequence[Question]
+    questions: Sequence[EstimateQuestion]
     gpus: Sequence[str]
     env: Mapping[str, str]
     cwd: str
@@ -179,7 +179,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EstimateAnswer:
     """What came of it: the bound, or `None` and why not."""
 
     key: str
@@ -191,14 +191,14 @@ class Answer:
 class Estimates:
     """Makes the estimates that are asked for, a few at once; `done` is told of each, in the event loop's thread."""
 
-    def __init__(self, rules: Estimating, done: Callable[[Answer], None]) -> None:
+    def __init__(self, rules: EstimateSettings, done: Callable[[EstimateAnswer], None]) -> None:
         self._rules, self._done = rules, done
-        self._waiting: dict[str, Wanted] = {}
+        self._waiting: dict[str, EstimateRequest] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(rules.at_once, "estimate")  # one waits for each child
         self._closing = threading.Event()
 
-    def want(self, wanted: Wanted) -> None:
+    def want(self, wanted: EstimateRequest) -> None:
         """Ask for an estimate; one that is on its way already is not made twice."""
         if wanted.key not in self._running:
             self._waiting.setdefault(wanted.key, wanted)
@@ -215,7 +215,7 @@ class Estimates:
             wanted = self._waiting.pop(key)
             self._running[key] = asyncio.get_running_loop().create_task(self._make(wanted))
 
-    async def _make(self, wanted: Wanted) -> None:
+    async def _make(self, wanted: EstimateRequest) -> None:
         began = time.monotonic()
         try:
             upper, note = _read(await self._ask(wanted), wanted.estimator)
@@ -223,10 +223,10 @@ class Estimates:
             upper, note = None, f"not estimated: {error.strerror or error}"
         finally:
             self._running.pop(wanted.key, None)
-        self._done(Answer(wanted.key, upper, note, time.monotonic() - began))
+        self._done(EstimateAnswer(wanted.key, upper, note, time.monotonic() - began))
         self._begin()
 
-    async def _ask(self, wanted: Wanted) -> Outcome:
+    async def _ask(self, wanted: EstimateRequest) -> Outcome:
         request = {
             "estimator": wanted.estimator,
             "gpus": sorted(set(wanted.gpus)),

@@ -1,14 +1,14 @@
-"""Takes jobs in: what was asked for becomes rows, with a need that is known, kept from before, or to be estimated."""
+"""Takes jobs in: submissions become rows, with a promise that was asked for, kept from before, or to be estimated."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
 from ullage.manager.core.context import ManagerContext
-from ullage.manager.core.estimates import Answer, Estimates, Wanted, key_of, questions_of
+from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import base_environment
@@ -20,12 +20,20 @@ from ullage.workloads.job_files import JobSpec
 NOBODY = "none"
 
 
+class InitialPromise(NamedTuple):
+    """What a new job is to be promised on each GPU, in bytes, before any attempt."""
+
+    promise: int | None  # None: unknown, or not estimated yet
+    note: str | None  # where it comes from; None while it is being estimated
+    estimate_key: str | None = None  # by which the estimate is kept
+
+
 class Intake:
     """New jobs, and the estimates that they wait for."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
-        self._late: list[Answer] = []
+        self._late: list[EstimateAnswer] = []
         self.estimates = Estimates(context.settings.estimating, self.answered)
 
     @property
@@ -42,17 +50,13 @@ class Intake:
         self._check(spec)
         indices: list[int | None] = [None] if spec.array is None else list(spec.array)
         parts = [_of_index(spec, index) for index in indices]
-        needs: dict[tuple[str, ...], tuple[int | None, str | None, str | None]] = {}
-        for each in parts:  # parts of an array that run the same command need the same
-            if tuple(each.command) not in needs:
-                needs[tuple(each.command)] = self._need(caller.uid, each)
+        promises: dict[tuple[str, ...], InitialPromise] = {}
+        for each in parts:  # parts of an array that run the same command get the same promise
+            if tuple(each.command) not in promises:
+                promises[tuple(each.command)] = self._initial_promise(each)
         rows = [
-            {
-                **self._row(caller, each, needs[tuple(each.command)]),
-                "submission": key,
-                "part": part,
-                "array_index": index,
-            }
+            self._row(caller, each, promises[tuple(each.command)])
+            | {"submission": key, "part": part, "array_index": index}
             for part, (each, index) in enumerate(zip(parts, indices, strict=True))
         ]
         made = self._store.submit(rows, {each.job: each.kind for each in spec.after})
@@ -81,34 +85,35 @@ class Intake:
             asked = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
             raise InvalidValue(f"{asked}; the largest GPU has {format_bytes(largest)}")
 
-    def _row(self, caller: Caller, spec: JobSpec, known: tuple[int | None, str | None, str | None]) -> dict[str, Any]:
-        need, note, estimate_key = known
-        state = State.HELD if spec.hold else State.ESTIMATING if note is None else State.QUEUED
+    def _row(self, caller: Caller, spec: JobSpec, initial: InitialPromise) -> dict[str, Any]:
+        state = State.HELD if spec.hold else State.ESTIMATING if initial.note is None else State.QUEUED
         asked = spec.model_dump(exclude={"array", "after", "hold"})
         return {
             "user": caller.user, "uid": caller.uid, "gid": caller.gid, "name": spec.title,
             "state": state, "submitted": self._context.clock(), "priority": spec.priority,
             "spec": {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "limits": caller.limits},
-            "estimate_key": estimate_key, "estimate_note": note, "need": need, "exclusive": spec.exclusive,
+            "estimate_key": initial.estimate_key, "estimate_note": initial.note, "promise": initial.promise,
+            "exclusive": spec.exclusive,
         }  # fmt: skip
 
-    def _need(self, uid: int, spec: JobSpec) -> tuple[int | None, str | None, str | None]:
-        """How much, who says so (`None`: nobody yet), and by which key the estimate is kept."""
+    def _initial_promise(self, spec: JobSpec) -> InitialPromise:
         if spec.memory is not None:
-            return spec.memory, "as its submitter says", None
+            return InitialPromise(spec.memory, "as its submitter says")
         estimator = self._estimator(spec)
         if estimator == NOBODY:
-            return None, f"not estimated: {'its submitter' if spec.estimator else 'this site'} wants none", None
+            return InitialPromise(
+                None, f"not estimated: {'its submitter' if spec.estimator else 'this site'} wants none"
+            )
         questions = questions_of(spec)
         if not questions:
-            return None, "not estimated: no Python script or model in it (--memory tells how much)", None
+            return InitialPromise(None, "not estimated: no Python script or model in it (--memory tells how much)")
         key = key_of(questions, estimator, self._gpus(), spec.env, spec.folder)
         known = self._store.known_estimate(key)
         if known is not None:
             fresh = known["made"] + self._context.settings.estimating.retry_failed_after > self._context.clock()
             if known["upper"] is not None or fresh:
-                return known["upper"], f"{known['note']} (kept from before)", key
-        return None, None, key
+                return InitialPromise(known["upper"], f"{known['note']} (kept from before)", key)
+        return InitialPromise(None, None, key)
 
     def _gpus(self) -> list[str]:
         return sorted({device.name for device in self._context.slot_reader.devices()})
@@ -125,10 +130,10 @@ class Intake:
         try:
             env = base_environment(spec, job.uid)
         except InvalidValue as error:
-            self.answered(Answer(job.estimate_key, None, f"not estimated: {error}", 0.0))
+            self.answered(EstimateAnswer(job.estimate_key, None, f"not estimated: {error}", 0.0))
             return
         self.estimates.want(
-            Wanted(
+            EstimateRequest(
                 job.estimate_key, self._estimator(spec), questions_of(spec), self._gpus(), env, spec.folder,
                 rights(job.uid, job.gid),
             )
@@ -137,7 +142,7 @@ class Intake:
     def _estimator(self, spec: JobSpec) -> str:
         return spec.estimator or self._context.settings.estimating.estimator
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: EstimateAnswer) -> None:
         """An estimate is there: keep it, and let all jobs with that content go on."""
         self._late.append(answer)
         self.write_answers()
@@ -151,13 +156,13 @@ class Intake:
         except StoreFull as error:
             self._context.say(str(error))
 
-    def _write(self, answer: Answer) -> None:
+    def _write(self, answer: EstimateAnswer) -> None:
         with self._store.transaction():
             self._store.keep_estimate(answer.key, answer.upper, answer.note, answer.seconds)
             for job in list(self._store.jobs.values()):
                 if job.estimate_key != answer.key or job.estimate_note is not None:
                     continue
-                job = self._store.update(job, need=answer.upper, estimate_note=answer.note)
+                job = self._store.update(job, promise=answer.upper, estimate_note=answer.note)
                 if job.state is State.ESTIMATING:
                     self._store.move(job, "estimated", State.QUEUED, answer.note)
             crash_point("estimated-before-commit")

@@ -13,7 +13,6 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer
 
 
-# Jobs, attempts and GPUs as answers show them: plain values, ready for JSON.
-
-# Said for a state in which placement was not asked.
+# Why a job waits, for states in which placement was not asked.
 _REASONS = {
     State.ESTIMATING: "is being estimated",
     State.HELD: "is held; 'ullage release' lets it go",
@@ -51,7 +48,7 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool) -> di
     shown: dict[str, Any] = {
         "id": job.id, "name": job.name, "user": job.user, "state": job.state.value, "priority": job.priority,
         "array_id": job.array_id, "array_index": job.array_index, "gpus": asked["gpus"],
-        "need": job.need, "estimate": job.estimate_note, "exclusive": job.exclusive, "recovery": job.recovery,
+        "estimate": job.estimate_note, "exclusive": job.exclusive, "recovery": job.recovery,
         "submitted": job.submitted, "started": job.started, "ended": job.ended,
         "waited": _span(job.submitted, job.started or job.ended or now),
         "ran": job.ran if not job.state.is_live else job.ran + (_span(job.started, now) or 0.0),
@@ -135,7 +132,7 @@ class Orders:
         if job.get("host_memory") is not None and not self._cgroups.available:
             notes.append(f"its limit of host memory cannot be kept here: {self._cgroups.why}")
         return {"jobs": [one.id for one in made], "array": made[0].array_id, "state": made[0].state.value,
-                "estimate": made[0].estimate_note, "need": made[0].need, "notes": notes}  # fmt: skip
+                "estimate": made[0].estimate_note, "promise": made[0].promise, "notes": notes}  # fmt: skip
 
     def queue(self, caller: Caller, user: str | None = None) -> list[dict[str, Any]]:
         """All jobs that are not over, in the order of their numbers, with why they wait."""
@@ -312,13 +309,12 @@ class Orders:
             job, self._context.reason(job.id), self._context.clock(), whole and caller.may_change(job.uid)
         )
         attempt = self._store.attempts.get(job.id)
-        live = asdict(attempt) if attempt else {}
         held = self._context.used.get(attempt.token) if attempt else None
         pid = self._context.pids.get(job.id) if attempt else None
         host = None if pid is None else self._context.slot_reader.monitor.host(pid)
         return shown | {
-            "gpus_used": list(live.get("slots", ())), "promised": live.get("promised"),
-            "alone": live.get("exclusive"), "gpu_memory": max(held.values()) if held else None,
+            "gpus_used": list(attempt.slots) if attempt else [], "alone": attempt.exclusive if attempt else None,
+            "promise": attempt.promise if attempt else job.promise, "used": max(held.values()) if held else None,
             "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
         }  # fmt: skip
 

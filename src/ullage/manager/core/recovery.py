@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ullage.manager.running.supervisor import CHECKPOINT_EXIT
-from ullage.manager.settings import Recovering
+from ullage.manager.settings import RecoverySettings
 from ullage.manager.storage.records import INFRASTRUCTURE, AttemptRecord, Cause, JobRecord
 from ullage.units import format_bytes, parse_bytes
 
-# What the end of a job's output says about why it ended: the words of PyTorch, TensorFlow, JAX, CUDA and Python.
-
+# What PyTorch, TensorFlow, JAX, CUDA and Python print when memory or a GPU is gone.
 _GPU_MEMORY = re.compile(
     r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation"
     r"|CUDA_ERROR_OUT_OF_MEMORY|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"
@@ -36,7 +35,7 @@ _GPU_LOST = re.compile(
     r"|is/are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
     r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_NOT_READY|Unable to determine the device handle"
 )
-# How a Python program that was not caught says goodbye: the name of an exception at the beginning of a line.
+# The last line of a traceback: the name of an exception at the beginning of a line.
 _LAST_WORDS = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Exhausted))\b.*$", re.MULTILINE
 )
@@ -54,7 +53,7 @@ _KINDS = (
 
 
 @dataclass(frozen=True)
-class Words:
+class OutputEvidence:
     """The cause that the output names, the line that does, and the GPU memory that the job would have needed."""
 
     cause: Cause
@@ -62,7 +61,7 @@ class Words:
     needed: int | None = None
 
 
-def read_output(text: str) -> Words | None:
+def read_output(text: str) -> OutputEvidence | None:
     """The last thing in the output that explains an end, or `None`; an error that was overcome does not count.
 
     >>> read_output("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 ... "
@@ -78,7 +77,7 @@ def read_output(text: str) -> Words | None:
     if _something_else_came_later(text, place):
         return None
     line = _line_at(text, place)
-    return Words(cause, line, needed_memory(text) if cause is Cause.GPU_MEMORY else None)
+    return OutputEvidence(cause, line, needed_memory(text) if cause is Cause.GPU_MEMORY else None)
 
 
 def needed_memory(text: str) -> int | None:
@@ -118,7 +117,7 @@ _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Ended:
+class AttemptEnd:
     """How an attempt ended: the cause, what shows it, and the GPU memory that it is known to need."""
 
     cause: Cause
@@ -126,7 +125,7 @@ class Ended:
     needed: int | None = None
 
 
-def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lost: bool = False) -> Ended:
+def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lost: bool = False) -> AttemptEnd:
     """The cause of an end from its exit record, the end of its output, and what was seen of the GPU at that time.
 
     A program that ended well is finished whatever it printed; one that we stopped was stopped; only of the others the
@@ -141,33 +140,35 @@ def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lo
     """
     code, number, reason = record.get("code"), record.get("signal"), record.get("reason")
     if reason in _STOPPED:
-        return Ended(*_STOPPED[reason])
+        return AttemptEnd(*_STOPPED[reason])
     if code == 0:
-        return Ended(Cause.FINISHED, "exit code 0")
+        return AttemptEnd(Cause.FINISHED, "exit code 0")
     if reason == "slot-end":
-        return Ended(Cause.SLOT_ENDED, "its time slot was over")
+        return AttemptEnd(Cause.SLOT_ENDED, "its time slot was over")
     if code == CHECKPOINT_EXIT and record.get("checkpoint_asked"):
-        return Ended(Cause.TIME_LIMIT, "it saved itself before its time limit")
+        return AttemptEnd(Cause.TIME_LIMIT, "it saved itself before its time limit")
     if record.get("could_not_run"):
-        return Ended(Cause.OWN_FAILURE, record["could_not_run"])
+        return AttemptEnd(Cause.OWN_FAILURE, record["could_not_run"])
     words = read_output(output)
     memory = _host_memory(record)
     if memory is not None and (words is None or words.cause is not Cause.GPU_MEMORY):
-        return Ended(Cause.HOST_MEMORY, memory)
+        return AttemptEnd(Cause.HOST_MEMORY, memory)
     return _by_words(words, code, number, gpu_lost, mps_lost)
 
 
-def _by_words(words: Words | None, code: int | None, number: int | None, gpu_lost: bool, mps_lost: bool) -> Ended:
+def _by_words(
+    words: OutputEvidence | None, code: int | None, number: int | None, gpu_lost: bool, mps_lost: bool
+) -> AttemptEnd:
     how = f"exit code {code}" if number is None else f"ended by {_signal_name(number)}"
     if words is not None:
-        return Ended(words.cause, f"{how}: {words.line}", words.needed)
+        return AttemptEnd(words.cause, f"{how}: {words.line}", words.needed)
     if gpu_lost:
-        return Ended(Cause.GPU_LOST, f"{how} while its GPU did not answer")
+        return AttemptEnd(Cause.GPU_LOST, f"{how} while its GPU did not answer")
     if mps_lost:
-        return Ended(Cause.MPS_LOST, f"{how} as the MPS server was lost")
+        return AttemptEnd(Cause.MPS_LOST, f"{how} as the MPS server was lost")
     if number in _OUTSIDE or code in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
-        return Ended(Cause.KILLED, f"{how}, sent by somebody else")
-    return Ended(Cause.OWN_FAILURE, how)
+        return AttemptEnd(Cause.KILLED, f"{how}, sent by somebody else")
+    return AttemptEnd(Cause.OWN_FAILURE, how)
 
 
 def _host_memory(record: dict[str, Any]) -> str | None:
@@ -181,46 +182,52 @@ def _host_memory(record: dict[str, Any]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Next:
+class RetryDecision:
     """What becomes of a job: again (with what need, alone or not) or not, and the words for it."""
 
     again: bool
-    need: int | None
+    promise: int | None
     exclusive: bool
     text: str
 
 
 def after_failure(
-    job: JobRecord, attempt: AttemptRecord, ended: Ended, taken: int | None, largest: int, rules: Recovering
-) -> Next:
+    job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, used: int | None, largest: int, rules: RecoverySettings
+) -> RetryDecision:
     """Whether a job gets another attempt. `taken` is the most that was seen in use, `largest` the largest GPU's memory.
 
     More room by steps: the promise, what was seen and what the error message says are what is known to be too little;
     a step more is asked for, at last a GPU for itself.
     """
-    stay = Next(False, job.need, job.exclusive, ended.detail)
+    stay = RetryDecision(False, job.promise, job.exclusive, ended.detail)
     if ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY:
         made = job.other_failures + 1
         if made > rules.others:
-            return Next(False, job.need, job.exclusive, f"{ended.detail}; {made} such failures are the limit")
-        return Next(True, job.need, job.exclusive, f"{ended.cause}: {ended.detail}; tried again")
+            return RetryDecision(
+                False, job.promise, job.exclusive, f"{ended.detail}; {made} such failures are the limit"
+            )
+        return RetryDecision(True, job.promise, job.exclusive, f"{ended.cause}: {ended.detail}; tried again")
     if ended.cause not in (Cause.GPU_MEMORY, Cause.OVER_PROMISE):
         return stay
     if job.memory_failures + 1 >= rules.attempts:
-        return Next(False, job.need, job.exclusive, f"{ended.detail}; {rules.attempts} attempts are the limit")
+        return RetryDecision(
+            False, job.promise, job.exclusive, f"{ended.detail}; {rules.attempts} attempts are the limit"
+        )
     if attempt.exclusive and ended.cause is Cause.GPU_MEMORY:
-        return Next(False, job.need, True, f"{ended.detail}; it had a GPU for itself, so no more room can be given")
-    return _grown(job, attempt, ended, taken, largest, rules)
+        return RetryDecision(
+            False, job.promise, True, f"{ended.detail}; it had a GPU for itself, so no more room can be given"
+        )
+    return _grown(job, attempt, ended, used, largest, rules)
 
 
 def _grown(
-    job: JobRecord, attempt: AttemptRecord, ended: Ended, taken: int | None, largest: int, rules: Recovering
-) -> Next:
-    known = max(attempt.promised or 0, job.need or 0, taken or 0, ended.needed or 0)
-    need = known + rules.step
-    if job.memory_failures + 1 >= rules.exclusive_after or need >= largest or not known:
-        return Next(True, min(known, largest) or None, True, f"{ended.cause}; next with a GPU for itself")
-    return Next(True, need, job.exclusive, f"{ended.cause}; next with {format_bytes(need)}")
+    job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, used: int | None, largest: int, rules: RecoverySettings
+) -> RetryDecision:
+    known = max(attempt.promise or 0, job.promise or 0, used or 0, ended.needed or 0)
+    promise = known + rules.step
+    if job.memory_failures + 1 >= rules.exclusive_after or promise >= largest or not known:
+        return RetryDecision(True, min(known, largest) or None, True, f"{ended.cause}; next with a GPU for itself")
+    return RetryDecision(True, promise, job.exclusive, f"{ended.cause}; next with {format_bytes(promise)}")
 
 
 def _signal_name(number: int) -> str:

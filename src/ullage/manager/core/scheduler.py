@@ -66,7 +66,7 @@ class Scheduler:
             for kept in (self._seen, context.reasons, context.not_before, context.queued_at):
                 kept.pop(number, None)
         elif job.state is State.QUEUED:
-            others = context.store.needs.get(number)
+            others = context.store.dependencies.get(number)
             pause = context.not_before.get(number, 0.0) - now
             if others:
                 context.reasons[number] = "waits for " + ", ".join(f"job {other}" for other in sorted(others))
@@ -80,10 +80,10 @@ class Scheduler:
     def _settle_dependencies(self) -> None:
         """Jobs that are waited for and are over: met, or never to be met."""
         store = self._context.store
-        if not store.needs:
+        if not store.dependencies:
             return
-        for number, needs in list(store.needs.items()):
-            over = {other: kind for other, kind in needs.items() if other not in store.jobs}
+        for number, dependencies in list(store.dependencies.items()):
+            over = {other: kind for other, kind in dependencies.items() if other not in store.jobs}
             if not over:
                 continue
             failed = [other for other, kind in over.items() if kind == "ok" and store.job(other).state != State.DONE]
@@ -91,7 +91,9 @@ class Scheduler:
                 text = f"job {failed[0]}, which it needs, did not end well"
                 store.move(store.job(number), "withdraw", State.CANCELLED, text, detail=text)
             else:
-                store.needs[number] = {other: kind for other, kind in needs.items() if other in store.jobs}
+                store.dependencies[number] = {
+                    other: kind for other, kind in dependencies.items() if other in store.jobs
+                }
 
     def _as_placement(self, job: JobRecord) -> Job:
         """The job as placement sees it; made anew when the record has changed, since queues are long."""
@@ -106,7 +108,7 @@ class Scheduler:
         back = queued if job.cause is Cause.SLOT_ENDED else None  # who had a slot stands behind those who had none
         return Job(
             id=job.id, user=job.user, submitted=job.submitted if back is None else back, gpus=spec["gpus"],
-            need=job.need, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
+            promise=job.promise, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
             time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
         )  # fmt: skip
 
@@ -150,10 +152,10 @@ class Scheduler:
         job = context.store.job(decision.job)
         attempt = AttemptRecord(
             job=job.id, number=context.store.next_attempt(job.id), token=secrets.token_hex(16), state=STARTING,
-            slots=decision.slots, promised=decision.bytes, exclusive=decision.exclusive, placed=context.clock(),
+            slots=decision.slots, promise=decision.promise, exclusive=decision.exclusive, placed=context.clock(),
         )  # fmt: skip
         alone = ", alone" if decision.exclusive else ""
-        context.store.place(job, attempt, f"on {', '.join(decision.slots)}: {format_bytes(decision.bytes)}{alone}")
+        context.store.place(job, attempt, f"on {', '.join(decision.slots)}: {format_bytes(decision.promise)}{alone}")
         context.reasons.pop(job.id, None)
         return job, attempt
 

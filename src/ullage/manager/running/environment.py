@@ -28,8 +28,8 @@ def job_environment(job: JobRecord, spec: JobSpec, attempt: AttemptRecord, gpus:
         "ULLAGE_CHECKPOINT_EXIT": str(CHECKPOINT_EXIT),
         TOKEN: attempt.token,
     }
-    if attempt.promised is not None:
-        env["ULLAGE_PROMISED_BYTES"] = str(attempt.promised)
+    if attempt.promise is not None:
+        env["ULLAGE_PROMISED_BYTES"] = str(attempt.promise)
     if job.array_id is not None:
         env |= {"ULLAGE_ARRAY_ID": str(job.array_id), "ULLAGE_ARRAY_INDEX": str(job.array_index)}
     return env | dict(gpus)

@@ -31,8 +31,6 @@ from ullage.isolation.process_identity import Process, is_alive, start_of
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running import supervisor
 
-# Processes of an attempt: found by the mark in their environment or the lock that they hold, and signalled surely.
-
 
 def processes_of(token: str) -> list[Process]:
     """The living processes that were started with an attempt's token in their environment."""
@@ -85,7 +83,7 @@ _LARGEST_RECORD = 1 << 16
 
 
 @dataclass(frozen=True)
-class Look:
+class AttemptStatus:
     """What was found in a folder.
 
     "starting": its supervisor is on its way. "absent": nobody is there and it was never begun. "alive": it has begun
@@ -149,18 +147,18 @@ class Launcher:
         self._children[order["token"]] = child
         crash_point("supervisor-started")
 
-    def look(self, folder: Path, token: str) -> Look:
+    def look(self, folder: Path, token: str) -> AttemptStatus:
         """What has become of an attempt. Of one that this process started itself, its child tells at no cost."""
         started = read_record(folder / supervisor.STARTED)
         record, state = read_record(folder / supervisor.EXIT), "ended"
         if record is None:
             child = self._children.get(token)
             if child is not None and child.poll() is None:
-                return Look("alive" if started else "starting", started)
+                return AttemptStatus("alive" if started else "starting", started)
             record, state = self._by_lock(folder)
             if state == "alive" and started is not None and not is_alive(_supervisor_of(started)):
                 state = "orphaned"
-        return Look(state, started, record)
+        return AttemptStatus(state, started, record)
 
     def reap(self) -> None:
         """Supervisors of ours that have ended leave nothing behind."""

@@ -78,7 +78,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     _poke(order)
     os.write(go, b"g")
     os.close(go)
-    watch = Watch(order, child, began)
+    watch = JobWatch(order, child, began)
     status, usage = watch.wait()
     _crash_point("supervisor-waited")
     _end_all(child)
@@ -99,7 +99,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     }
 
 
-class Watch:
+class JobWatch:
     """Waits for the job and sends it what its limits or a stop order ask for."""
 
     def __init__(self, order: dict[str, Any], child: int, began: float) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 
 from ullage.errors import StoreDamaged, StoreFull
 
-# The tables of the manager's database, and how an older one becomes the present one.
-
+# The tables of version 1. Later versions are made from them, step by step.
 VERSION_1 = """
 CREATE TABLE jobs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -72,8 +71,15 @@ CREATE TABLE events (
 );
 """
 
-# Step n makes a database of version n out of one of version n - 1; a step that was released is never changed.
-MIGRATIONS = (VERSION_1,)
+# One word for one thing: what a job is promised, and what it used at most.
+VERSION_2 = """
+ALTER TABLE jobs RENAME COLUMN need TO promise;
+ALTER TABLE attempts RENAME COLUMN promised TO promise;
+ALTER TABLE attempts RENAME COLUMN gpu_memory TO used;
+"""
+
+# Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
+MIGRATIONS = (VERSION_1, VERSION_2)
 
 
 FILE, BACKUPS = "state.db", "backups"

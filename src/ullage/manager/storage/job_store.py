@@ -25,11 +25,9 @@ from ullage.manager.storage.records import (
     stored,
 )
 
-# What the database tells of jobs and events that lie behind: questions that change nothing.
-
 
 class JobHistory:
-    """Asks the database.
+    """Questions to the database about jobs, attempts and events of the past. They change nothing.
 
     store.history.over(limit=50, user=None)
     """
@@ -101,12 +99,12 @@ class JobStore:
         self.jobs: dict[int, JobRecord] = {row["id"]: job_from_row(row) for row in rows}
         live = database.rows("SELECT * FROM attempts WHERE state != 'over'")
         self.attempts: dict[int, AttemptRecord] = {row["job"]: attempt_from_row(row) for row in live}
-        self.needs: dict[int, dict[int, str]] = {}
+        self.dependencies: dict[int, dict[int, str]] = {}
         for row in database.rows("SELECT d.* FROM dependencies d JOIN jobs j ON j.id = d.job WHERE j.ended IS NULL"):
-            self.needs.setdefault(row["job"], {})[row["needs"]] = row["kind"]
+            self.dependencies.setdefault(row["job"], {})[row["needs"]] = row["kind"]
         self._new_jobs: dict[int, JobRecord] = {}
         self._new_attempts: dict[int, AttemptRecord] = {}
-        self._new_needs: dict[int, dict[int, str]] = {}
+        self._new_dependencies: dict[int, dict[int, str]] = {}
         self._afterwards: list[Callable[[], None]] = []
         self._changed: set[int] = set(self.jobs)
         self.last_event: int = database.rows("SELECT coalesce(max(id), 0) AS last FROM events")[0]["last"]
@@ -123,13 +121,13 @@ class JobStore:
                 yield
             self.jobs |= self._new_jobs
             self.attempts |= self._new_attempts
-            self.needs |= self._new_needs
+            self.dependencies |= self._new_dependencies
             changed = bool(self._new_jobs)
             self._changed.update(self._new_jobs)
             self._forget()
             afterwards = self._afterwards
         finally:
-            self._new_jobs, self._new_attempts, self._new_needs, self._afterwards = {}, {}, {}, []
+            self._new_jobs, self._new_attempts, self._new_dependencies, self._afterwards = {}, {}, {}, []
         for do in afterwards:
             do()
         last = self._database.rows("SELECT coalesce(max(id), 0) AS last FROM events")[0]["last"]
@@ -141,7 +139,7 @@ class JobStore:
         for job in self._new_jobs.values():
             if job.state.is_over:
                 self.jobs.pop(job.id, None)
-                self.needs.pop(job.id, None)
+                self.dependencies.pop(job.id, None)
         for attempt in self._new_attempts.values():
             if attempt.state == ENDED:
                 self.attempts.pop(attempt.job, None)
@@ -177,7 +175,7 @@ class JobStore:
         """The attempt that may have a live process."""
         return self._new_attempts.get(number) or self.attempts[number]
 
-    def submit(self, jobs: Sequence[dict[str, Any]], needs: dict[int, str]) -> list[JobRecord]:
+    def submit(self, jobs: Sequence[dict[str, Any]], dependencies: dict[int, str]) -> list[JobRecord]:
         """New jobs, all or none; `needs` are the jobs that they wait for. The same submission again gives its jobs."""
         known = self.of_submission(jobs[0]["submission"])
         if known:
@@ -197,16 +195,16 @@ class JobStore:
                 if job.array_index is not None and job.array_id is None:
                     made[-1] = self.update(job, array_id=job.id)
                 self._new_jobs[job.id] = made[-1]
-                self._note_needs(job.id, needs)
+                self._note_dependencies(job.id, dependencies)
                 self.event("submitted", made[-1], f"by {job.user}")
             crash_point("submit-before-commit")
         return made
 
-    def _note_needs(self, job: int, needs: dict[int, str]) -> None:
-        for other, kind in needs.items():
+    def _note_dependencies(self, job: int, dependencies: dict[int, str]) -> None:
+        for other, kind in dependencies.items():
             self._database.execute("INSERT INTO dependencies VALUES (?, ?, ?)", (job, other, kind))
-        if needs:
-            self._new_needs[job] = dict(needs)
+        if dependencies:
+            self._new_dependencies[job] = dict(dependencies)
 
     def update(self, job: JobRecord, **changes: Any) -> JobRecord:
         """Change fields of a job other than its state; within a transaction."""
@@ -335,13 +333,13 @@ class JobStore:
         ]
 
 
-# Submissions that come at the same time share one transaction: a disk that syncs slowly is waited for once.
-
 _Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class GroupCommit:
-    """Collects what arrives in one turn of the event loop and does it in the next.
+    """One transaction for submissions that come at the same time, so that a slow disk is waited for once.
+
+    Collects what arrives in one turn of the event loop and does it in the next.
 
     Each is answered when the transaction is on disk. One that is refused (`UllageError`) must have written nothing by
     then; the others go on. Where the transaction fails, nobody's work was done: all are told of a full or damaged disk,

@@ -1,4 +1,13 @@
-"""A job and an attempt as they stand in the database, as values that do not change."""
+"""A job and an attempt as they stand in the database, the states of a job, and why attempts end.
+
+    submit ─► estimating ─► queued ─► starting ─► running ─► done
+                │  ▲         │ ▲        │           │ ├───► failed
+              hold release   │ └─retry──┴───────────┤ └───► cancelled
+                ▼  │         │                      ▼
+               held ◄────────┘                   stopping ─► cancelled, failed, or queued again
+
+A transition has a name and is in the table `TRANSITIONS`, or it does not happen. Records are values that do not change.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +19,6 @@ from enum import StrEnum
 from typing import Any
 
 from ullage.errors import InvalidValue
-
-# What a job can be, how it gets from one state to the next, and why an attempt ended.
-#
-# submit ─► estimating ─► queued ─► starting ─► running ─► done
-# │  ▲         │ ▲        │           │ ├───► failed
-# hold release   │ └─retry──┴───────────┤ └───► cancelled
-# ▼  │         │                      ▼
-# held ◄───────┘                   stopping ─► cancelled, failed, or queued again
-#
-# A transition has a name and is in the table below, or it does not happen.
 
 
 class State(StrEnum):
@@ -133,7 +132,7 @@ class JobRecord:
     spec: dict[str, Any] = field(default_factory=dict, repr=False)
     estimate_key: str | None = None
     estimate_note: str | None = None
-    need: int | None = None
+    promise: int | None = None
     exclusive: bool = False
     recovery: bool = False
     memory_failures: int = 0
@@ -164,7 +163,7 @@ class AttemptRecord:
     token: str
     state: str
     slots: tuple[str, ...]
-    promised: int | None
+    promise: int | None
     exclusive: bool
     placed: float
     started: float | None = None
@@ -174,7 +173,7 @@ class AttemptRecord:
     detail: str | None = None
     exit_code: int | None = None
     signal: int | None = None
-    gpu_memory: int | None = None
+    used: int | None = None
     host_memory: int | None = None
 
 

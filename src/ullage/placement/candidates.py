@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Sight
-from ullage.placement.rules import Ask, Rules
+from ullage.placement.outcome import SlotSummary
+from ullage.placement.rules import Rules, SlotRequest
 from ullage.placement.snapshot import Activity, Job, Running, Slot
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class Candidate:
     """A slot and what a pass knows of it. `load` is the SM activity to expect now, None where it is unknown.
 
     `position` counts slots by index. `jobs` are those there whose description is known, `count` all of them;
@@ -38,13 +38,13 @@ class Place:
         """No job of ours, and others use so little that it does not count."""
         return self.count == 0 and self.others <= rules.idle_memory
 
-    def fits(self, ask: Ask, rules: Rules) -> bool:
+    def fits(self, request: SlotRequest, rules: Rules) -> bool:
         """Whether the memory is there, and the solitude where it is asked for."""
-        if ask.alone:
-            return self.idle(rules) and ask.bytes <= self.free
-        return ask.bytes + (0 if self.idle(rules) else ask.margin) <= self.free
+        if request.alone:
+            return self.idle(rules) and request.promise <= self.free
+        return request.promise + (0 if self.idle(rules) else request.margin) <= self.free
 
-    def offer(self, ask: Ask, rules: Rules) -> int:
+    def offer(self, request: SlotRequest, rules: Rules) -> int:
         """The most that such a job could get here once our own jobs have ended (-1: nothing, ever).
 
         What others do is not in our hands: a slot that they keep too full or too busy offers nothing.
@@ -53,75 +53,77 @@ class Place:
             return -1
         if self.others <= rules.idle_memory:
             return self.capacity
-        return -1 if ask.alone else self.capacity - ask.margin
+        return -1 if request.alone else self.capacity - request.margin
 
     @property
     def capacity(self) -> int:
         """What is free once our own jobs have ended."""
         return self.slot.total - self.others
 
-    def take(self, job: Job, promised: int, exclusive: bool, rules: Rules, now: float) -> None:
+    def take(self, job: Job, promise: int, exclusive: bool, rules: Rules, now: float) -> None:
         """Put a job here."""
-        self.free -= promised
+        self.free -= promise
         self.load = _with_newcomer(self.load, job, self.count, rules)
         self.jobs.append(job)
         self.count += 1
         self.exclusive = self.exclusive or exclusive
-        self.leaving.append((_end(now, job, now), promised))
+        self.leaving.append((_end(now, job, now), promise))
         self.obstacle = obstacle(self, rules)
 
-    def ready_at(self, ask: Ask, rules: Rules, now: float) -> float:
+    def ready_at(self, request: SlotRequest, rules: Rules, now: float) -> float:
         """When the job fits here at the latest, by the time limits of those who are here."""
-        sociable = not (ask.alone or self.exclusive or self.slot.mig or self.slot.used is None)
+        sociable = not (request.alone or self.exclusive or self.slot.mig or self.slot.used is None)
         free, when, staying = self.free, now, self.count
         for end, given_back in sorted(self.leaving):
-            if sociable and ask.bytes + ask.margin <= free:
+            if sociable and request.promise + request.margin <= free:
                 return when
             free, when, staying = free + given_back, max(end, now), staying - 1
         return when if staying == 0 else math.inf
 
-    def sight(self, rules: Rules) -> Sight:
+    def summary(self, rules: Rules) -> SlotSummary:
         """What to tell those who wait."""
-        return Sight(self.slot.index, self.slot.total, self.free, self.idle(rules), self.obstacle, self.kept)
+        return SlotSummary(self.slot.index, self.slot.total, self.free, self.idle(rules), self.obstacle, self.kept)
 
 
-def places(slots: Sequence[Slot], ledger: Ledger, running: Iterable[Running], rules: Rules, now: float) -> list[Place]:
+def candidates(
+    slots: Sequence[Slot], ledger: Ledger, running: Iterable[Running], rules: Rules, now: float
+) -> list[Candidate]:
     """All slots as a pass finds them."""
     on_slot: dict[str, dict[int, Running]] = {slot.id: {} for slot in slots}
     for each in running:
         for slot_id in each.slots:
             on_slot.setdefault(slot_id, {})[each.job.id] = each
     ordered = sorted(slots, key=lambda slot: (slot.index, slot.id))
-    return [_place(slot, number, ledger, on_slot[slot.id], rules, now) for number, slot in enumerate(ordered)]
+    return [_candidate(slot, number, ledger, on_slot[slot.id], rules, now) for number, slot in enumerate(ordered)]
 
 
-def obstacle(place: Place, rules: Rules) -> str | None:
-    """Why a place takes no further job, whatever it needs; None where it takes some."""
-    slot = place.slot
+def obstacle(candidate: Candidate, rules: Rules) -> str | None:
+    """Why a slot takes no further job, whatever it needs; None where it takes some."""
+    slot = candidate.slot
     if slot.lost:
         return "is lost: it does not answer"
     if slot.drained:
         return "is drained"
-    if place.exclusive:
+    if candidate.exclusive:
         return "belongs to one job alone"
-    if slot.mig and place.count:
+    if slot.mig and candidate.count:
         return "is a MIG instance with a job"
-    if slot.used is None and (place.count or rules.unmeasured == "never"):
+    if slot.used is None and (candidate.count or rules.unmeasured == "never"):
         return "cannot be shared: its used memory is not measured"
-    if rules.max_jobs_per_gpu is not None and place.count >= rules.max_jobs_per_gpu:
-        return f"has {place.count} jobs, the most that are allowed"
-    return _too_busy(place, rules)
+    if rules.max_jobs_per_gpu is not None and candidate.count >= rules.max_jobs_per_gpu:
+        return f"has {candidate.count} jobs, the most that are allowed"
+    return _too_busy(candidate, rules)
 
 
-def _too_busy(place: Place, rules: Rules) -> str | None:
-    if rules.smact_limit is None or (place.count == 0 and is_quiet(place.slot, rules)):
+def _too_busy(candidate: Candidate, rules: Rules) -> str | None:
+    if rules.smact_limit is None or (candidate.count == 0 and is_quiet(candidate.slot, rules)):
         return None
-    if place.load is None:
+    if candidate.load is None:
         # Unknown activity is no reason to leave a slot empty where hardly any memory is in use (or where none is
         # measured: `unmeasured` has decided about that), but it is one not to add a second job.
-        return None if place.idle(rules) else "has an SM activity that is not known"
-    if place.load > rules.smact_limit:
-        return f"has an SM activity of {place.load:.0%}, over the limit of {rules.smact_limit:.0%}"
+        return None if candidate.idle(rules) else "has an SM activity that is not known"
+    if candidate.load > rules.smact_limit:
+        return f"has an SM activity of {candidate.load:.0%}, over the limit of {rules.smact_limit:.0%}"
     return None
 
 
@@ -140,10 +142,12 @@ def measured_activity(activity: Activity, rules: Rules) -> float | None:
     return activity.smact if activity.smact is not None else activity.gract
 
 
-def _place(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running], rules: Rules, now: float) -> Place:
+def _candidate(
+    slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running], rules: Rules, now: float
+) -> Candidate:
     counted = ledger.counted(slot.id)
     holders = [here.get(job) for job in counted]
-    place = Place(
+    candidate = Candidate(
         slot=slot,
         position=position,
         free=ledger.free(slot.id),
@@ -157,8 +161,8 @@ def _place(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running
             for each, given_back in zip(holders, counted.values(), strict=True)
         ],
     )
-    place.obstacle = obstacle(place, rules)
-    return place
+    candidate.obstacle = obstacle(candidate, rules)
+    return candidate
 
 
 def _end(since: float, job: Job, now: float) -> float:

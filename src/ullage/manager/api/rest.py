@@ -1,6 +1,8 @@
-"""The REST API: what the command line can ask, over HTTP with a token; `GET /openapi.json` describes it.
+"""The REST API: what the command line can ask, over HTTP with a token. `GET /openapi.json` describes it.
 
-The app knows nothing of the daemon but a function that does an order (`ullage.manager.core.orders`) for somebody.
+First the answers as the description shows them: unknown is null, and an answer may have more keys. Then the limits and
+error messages that hold for all requests, and the routes. The app knows nothing of the daemon but a function that does
+an order (`ullage.manager.core.orders`) for somebody.
 """
 
 from __future__ import annotations
@@ -14,17 +16,190 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ullage
 from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
-from ullage.manager.api import answers as answers
 from ullage.manager.api.metrics import CONTENT_TYPE, metrics
 from ullage.manager.identity import Caller
+from ullage.manager.storage.records import State
+from ullage.workloads.job_files import JobSpec
 from ullage.workloads.validation import first_problem
 
-# Around the API: nothing too long is read, and whatever goes wrong becomes one message.
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class ProblemAnswer(_Answer):
+    """Something that could not be done, in one message."""
+
+    error: str = Field(description="the kind, such as NoSuchJob")
+    message: str
+
+
+class SubmissionRequest(BaseModel):
+    """A job, and a key that is used once: the same key again gives the same jobs and makes no new ones."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: JobSpec
+    key: str | None = Field(None, min_length=8, max_length=200)
+
+
+class DrainReason(BaseModel):
+    """Why a GPU is drained."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field("", max_length=200)
+
+
+class SubmissionAnswer(_Answer):
+    """What became of a submission: on disk by now."""
+
+    jobs: list[int]
+    array: int | None
+    state: State
+    estimate: str | None = Field(description="where the promise comes from; null while it is being estimated")
+    promise: int | None = Field(description="bytes on each GPU; null if unknown")
+
+
+class JobAnswer(_Answer):
+    """A job. Memory in bytes, times in seconds since 1970, spans in seconds."""
+
+    id: int
+    name: str
+    user: str
+    state: State
+    priority: int
+    gpus: int
+    promise: int | None = Field(description="bytes on each GPU, promised now or at the start; null if unknown")
+    used: int | None = Field(description="bytes that it uses now, the most on one GPU")
+    submitted: float
+    started: float | None
+    ended: float | None
+    waited: float | None
+    ran: float | None
+    completion: float | None
+    cause: str | None
+    exit_code: int | None
+    reason: str | None = Field(description="why it waits")
+
+
+class AttemptAnswer(_Answer):
+    """One time that a job was placed."""
+
+    number: int
+    state: str
+    slots: list[str]
+    promise: int | None
+    cause: str | None
+    exit_code: int | None
+    used: int | None = Field(description="the most bytes that it used on one GPU")
+
+
+class FullJobAnswer(JobAnswer):
+    """A job with its attempts; with its command, folder and the names of its variables for those whose job it is."""
+
+    attempts: list[AttemptAnswer]
+
+
+class LogAnswer(_Answer):
+    """A piece of an attempt's output; ask again with `offset` until `over`."""
+
+    job: int
+    attempt: int | None
+    offset: int
+    text: str
+    over: bool
+
+
+class ChangeAnswer(_Answer):
+    """What was done to one of the jobs that were named."""
+
+    job: int
+    done: bool
+    text: str
+
+
+class ActivityAnswer(_Answer):
+    """Means over the window, 0 to 1."""
+
+    gract: float | None
+    smact: float | None
+    smocc: float | None
+    drama: float | None
+    age: float | None
+
+
+class GPUAnswer(_Answer):
+    """A GPU as it is now; `free` is what can still be promised."""
+
+    id: str
+    index: int
+    name: str
+    total: int
+    used: int | None
+    promised: int = Field(description="the sum of the promises of its jobs")
+    free: int
+    jobs: list[int]
+    activity: ActivityAnswer
+    drained: bool
+    lost: bool
+
+
+class DrainAnswer(_Answer):
+    """Whether a GPU gets new jobs."""
+
+    gpu: str
+    index: int
+    drained: bool
+
+
+class EventAnswer(_Answer):
+    """Something that happened."""
+
+    id: int
+    time: float
+    kind: str
+    job: int | None
+    attempt: int | None
+    text: str
+
+
+class EventsAnswer(_Answer):
+    """Events, oldest first; `last` is the number to ask with next."""
+
+    events: list[EventAnswer]
+    last: int
+
+
+class DaemonAnswer(_Answer):
+    """What the daemon is."""
+
+    version: str
+    policy: str
+    gpus: int
+    jobs: dict[str, int]
+    last_event: int
+    you: str
+    operator: bool
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ProblemAnswer, "description": "what was asked for cannot be done"},
+    401: {"model": ProblemAnswer, "description": "no token, or none of this daemon"},
+    403: {"model": ProblemAnswer, "description": "somebody else's job, or an order for operators"},
+    404: {"model": ProblemAnswer, "description": "no such job"},
+    413: {"model": ProblemAnswer, "description": "more than the API reads"},
+    422: {"model": ProblemAnswer, "description": "the request cannot be read"},
+    503: {"model": ProblemAnswer, "description": "the daemon is ending"},
+    507: {"model": ProblemAnswer, "description": "the disk is full: nothing was changed"},
+}
+
 
 LARGEST_BODY = 4 << 20
 _STATUS: tuple[tuple[type[UllageError], int], ...] = (
@@ -89,7 +264,7 @@ def _said(error: RequestValidationError) -> str:
     found = error.errors()
     if any(each["type"] == "json_invalid" for each in found):
         return "needed a body of JSON; found something else"
-    return first_problem(found, answers.Submission, skip=1)
+    return first_problem(found, SubmissionRequest, skip=1)
 
 
 Ask = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
@@ -148,7 +323,7 @@ def make_app(
     say_problems(app, say)
     app.add_middleware(BodyLimit)
     app.state.whose = whose
-    router = APIRouter(responses=answers.PROBLEMS, dependencies=[Depends(authorised), Depends(known_names)])
+    router = APIRouter(responses=PROBLEMS, dependencies=[Depends(authorised), Depends(known_names)])
     _job_routes(router, ask)
     _other_routes(router, ask, ending)
     app.include_router(router)
@@ -156,24 +331,24 @@ def make_app(
 
 
 def _job_routes(router: APIRouter, ask: Ask) -> None:
-    @router.post("/v1/jobs", status_code=201, response_model=answers.Submitted, tags=["jobs"])
-    async def submit(caller: Asker, submission: answers.Submission) -> Response:
+    @router.post("/v1/jobs", status_code=201, response_model=SubmissionAnswer, tags=["jobs"])
+    async def submit(caller: Asker, submission: SubmissionRequest) -> Response:
         """Submit a job. It is on disk when the answer comes."""
         job = submission.job.said()
         key = submission.key or secrets.token_hex(16)
         return JSONResponse(await ask(caller, "submit", {"job": job, "key": key}, 0.0), 201)
 
-    @router.get("/v1/jobs", response_model=list[answers.Job], tags=["jobs"])
+    @router.get("/v1/jobs", response_model=list[JobAnswer], tags=["jobs"])
     async def queue(caller: Asker, user: User = None) -> Response:
         """Jobs that are not over."""
         return JSONResponse(await ask(caller, "queue", {"user": user}, 0.0))
 
-    @router.get("/v1/jobs/{job}", response_model=list[answers.WholeJob], tags=["jobs"])
+    @router.get("/v1/jobs/{job}", response_model=list[FullJobAnswer], tags=["jobs"])
     async def status(caller: Asker, job: JobName) -> Response:
         """All about a job, or the jobs of an array."""
         return JSONResponse(await ask(caller, "status", {"job": job}, 0.0))
 
-    @router.get("/v1/jobs/{job}/logs", response_model=answers.Log, tags=["jobs"])
+    @router.get("/v1/jobs/{job}/logs", response_model=LogAnswer, tags=["jobs"])
     async def logs(
         caller: Asker,
         job: JobName,
@@ -190,13 +365,13 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
             return JSONResponse(await ask(caller, verb, {"jobs": [job]}, 0.0))
 
         change.__doc__ = text
-        router.post(f"/v1/jobs/{{job}}/{verb}", response_model=list[answers.Done], tags=["jobs"], name=verb)(change)
+        router.post(f"/v1/jobs/{{job}}/{verb}", response_model=list[ChangeAnswer], tags=["jobs"], name=verb)(change)
 
     changes("cancel", "Take a job out of the queue, or stop it if it runs.")
     changes("hold", "Keep a waiting job from starting.")
     changes("release", "Let a held job go on.")
 
-    @router.get("/v1/history", response_model=list[answers.Job], tags=["jobs"])
+    @router.get("/v1/history", response_model=list[JobAnswer], tags=["jobs"])
     async def history(
         caller: Asker, limit: Annotated[int, Query(ge=1, le=100_000)] = 50, user: User = None
     ) -> Response:
@@ -205,27 +380,27 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
 
 
 def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> None:
-    @router.get("/v1/ping", response_model=answers.About, tags=["daemon"])
+    @router.get("/v1/ping", response_model=DaemonAnswer, tags=["daemon"])
     async def ping(caller: Asker) -> Response:
         """What the daemon is, and who you are to it."""
         return JSONResponse(await ask(caller, "ping", {}, 0.0))
 
-    @router.get("/v1/gpus", response_model=list[answers.GPUNow], tags=["gpus"])
+    @router.get("/v1/gpus", response_model=list[GPUAnswer], tags=["gpus"])
     async def gpus(caller: Asker) -> Response:
         """The GPUs now."""
         return JSONResponse(await ask(caller, "gpus", {}, 0.0))
 
-    @router.post("/v1/gpus/{gpu}/drain", response_model=answers.Drained, tags=["gpus"])
-    async def drain(caller: Asker, gpu: GPUName, why: answers.Reason | None = None) -> Response:
+    @router.post("/v1/gpus/{gpu}/drain", response_model=DrainAnswer, tags=["gpus"])
+    async def drain(caller: Asker, gpu: GPUName, why: DrainReason | None = None) -> Response:
         """No new jobs for a GPU; those that are there go on. For operators."""
         return JSONResponse(await ask(caller, "drain", {"gpu": gpu, "reason": why.reason if why else ""}, 0.0))
 
-    @router.post("/v1/gpus/{gpu}/resume", response_model=answers.Drained, tags=["gpus"])
+    @router.post("/v1/gpus/{gpu}/resume", response_model=DrainAnswer, tags=["gpus"])
     async def resume(caller: Asker, gpu: GPUName) -> Response:
         """New jobs for a GPU again. For operators."""
         return JSONResponse(await ask(caller, "resume", {"gpu": gpu}, 0.0))
 
-    @router.get("/v1/events", response_model=answers.Events, tags=["events"])
+    @router.get("/v1/events", response_model=EventsAnswer, tags=["events"])
     async def events(
         caller: Asker,
         since: EventNumber = 0,
