@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner, Result
 
+from ullage.cli.main import app
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.dnnperf import estimator
 from ullage.estimation.estimators.dnnperf.graph import KINDS, Graph, Node, graph_of
@@ -116,22 +118,25 @@ def test_training_learns_and_is_repeatable(tmp_path: Path) -> None:
     assert all(torch.equal(left, right) for left, right in zip(one.parameters(), again.parameters(), strict=True))
 
 
-def test_the_train_command_writes_what_the_estimator_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, out = write_runs(tmp_path / "runs.jsonl.gz", ["mlp:x", "mlp:y", "mlp:z"]), tmp_path / "out" / "weights"
-    assert training.main([str(data), "--out", str(out), "--epochs", "1", "--folds", "3"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+def train(data: Path, out: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["train", "dnnperf", "--data", str(data), "--out", str(out), *options])
+
+
+def test_the_train_command_writes_what_the_estimator_reads(tmp_path: Path) -> None:
+    data, out = write_runs(tmp_path / "runs.jsonl.gz", ["mlp:x", "mlp:y", "mlp:z"]), tmp_path / "weights"
+    printed = json.loads(train(data, out, "--epochs", "1", "--folds", "3").stdout)
     assert (printed["held_out"]["runs"], printed["held_out"]["families"]) == (3, 3)
     network, card = estimator.network(out)
     assert card == printed and isinstance(network, Network)
 
 
-def test_the_train_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_train_command_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    assert training.main([str(tmp_path / "empty.jsonl"), "--out", str(tmp_path / "w")]) == 1
-    assert "peak_reserved" in capsys.readouterr().err
+    failed = train(tmp_path / "empty.jsonl", tmp_path / "w").exception
+    assert isinstance(failed, InvalidValue) and "peak_reserved" in str(failed)
     one_family = write_runs(tmp_path / "one.jsonl.gz", ["mlp:x"])
-    assert training.main([str(one_family), "--out", str(tmp_path / "w")]) == 1
-    assert "two model families" in capsys.readouterr().err
+    failed = train(one_family, tmp_path / "w").exception
+    assert isinstance(failed, InvalidValue) and "two model families" in str(failed)
 
 
 def test_the_shipped_weights_answer_with_what_they_know() -> None:

@@ -1,4 +1,4 @@
-"""Training of DNNPerf's network on measured runs: `python -m ullage.research.training.dnnperf DATA --out FILE`.
+"""Training of DNNPerf's network on measured runs: `ullage train dnnperf --data DATA --out FILE`.
 
 DATA is a file of measured runs, a line of JSON each (also .gz): a configuration with `peak_reserved` and `step_s`. The
 folds of the cross-validation are made of whole model families, so that a figure says how well an unseen family is met.
@@ -6,7 +6,6 @@ folds of the cross-validation are made of whole model families, so that a figure
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import re
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ullage.errors import InvalidValue, UllageError
+from ullage.errors import InvalidValue
 from ullage.estimation.estimators.dnnperf.graph import graph_of
 from ullage.estimation.estimators.dnnperf.network import Network, Tensors, folded, joined, tensors_of
 from ullage.estimation.estimators.weights import write_weights
@@ -150,27 +149,9 @@ def save(network: Network, path: Path, card: dict[str, Any]) -> None:
     write_weights(path, packed(network.state_dict(), metadata={"card": json.dumps(card)}))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Cross-validate, train on all runs, write the weights and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m ullage.research.training.dnnperf", description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--folds", type=int, default=FOLDS)
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # sums in one order: the same file comes out again
-    try:
-        network, card = trained(samples(options.data), options.data.name, options.folds, options.epochs)
-    except (UllageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    save(network, options.out, card)
-    print(json.dumps(card, indent=2))
-    return 0
-
-
 def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[Network, dict[str, Any]]:
     """The network trained on all samples, and its card with the errors on held-out families."""
+    torch.set_num_threads(1)  # sums in one order: the same file comes out again
     held_out = cross_validate(found, folds, epochs)
     network = fit(found, epochs)
     card = {
@@ -188,7 +169,3 @@ def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[Ne
 def _say(text: str) -> None:
     if sys.stderr.isatty():
         print(text, end="", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

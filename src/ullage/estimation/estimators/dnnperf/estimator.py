@@ -3,7 +3,7 @@
 After Gao, Gu, Zhang, Lin and Yang, "Runtime Performance Prediction for Deep Learning Models with Graph Neural Network",
 ICSE-SEIP 2023: nodes are operators with hyper-parameters, sizes and FLOPs, edges are tensors with their sizes, and an
 attention-based node-edge encoder reads both. The authors published no weights; these were trained on runs that this
-project measured (`data/dnnperf.md`), by `dnnperf_training`.
+project measured (`data/dnnperf.md`), by `ullage train dnnperf`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _graph(configuration: Configuration) -> Graph:
     "dnnperf",
     title="a graph network with an attention-based node-edge encoder on the computation graph",
     source="Gao et al.: Runtime Performance Prediction for Deep Learning Models with Graph Neural Network, "
-    "ICSE-SEIP 2023; trained here (src/ullage/estimators/data/dnnperf.md)",
+    "ICSE-SEIP 2023; trained here (src/ullage/estimation/estimators/data/dnnperf.md)",
     needs="the model by name; no GPU",
     supports=supports,
 )

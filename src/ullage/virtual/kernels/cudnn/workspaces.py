@@ -169,7 +169,7 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
 
 # cuDNN's choice of a plan: a table of measured calls for a kind of GPU, and trees for everything else.
 #
-# Tables and trees are written by `ullage.research.cudnn_tables.table` from calls that this project measured; they are
+# Tables and trees are written by `ullage convolutions fit` from calls that this project measured; they are
 # read at the first convolution. A table that is put beside them (`convolution_table*.npz`) serves the GPUs its header
 # names.
 
