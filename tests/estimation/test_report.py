@@ -124,9 +124,9 @@ def test_what_is_no_estimate_is_said(values, said):
 
 
 def test_every_json_key_is_documented():
-    text = (DOCS / "json.md").read_text()
+    text = (DOCS / "reference" / "json.md").read_text()
     for name in [*example().to_dict(), *BREAKDOWN_WORDS]:
-        assert f"`{name}`" in text, f"docs/json.md does not explain {name}"
+        assert f"`{name}`" in text, f"docs/reference/json.md does not explain {name}"
 
 
 class Balanced(HTMLParser):

@@ -11,7 +11,9 @@ from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration
 
 PROCESS = "process_memory"
-SCHEMA_VERSION = 1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/json.md)
+SCHEMA_VERSION = (
+    1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/reference/json.md)
+)
 
 BREAKDOWN_WORDS = {
     "parameters": "weights and buffers moved with them",
@@ -34,7 +36,7 @@ class Estimate:
 
     `peak_operator`, `peak_module`, `peak_pass` and `peak_step` say when the most was allocated, `reserved_...` when
     the allocator last took more from the card. `doubtful` is by how much the least certain kernel's temporary could
-    be larger, `measured` whether this very GPU was measured. docs/json.md explains every key.
+    be larger, `measured` whether this very GPU was measured. docs/reference/json.md explains every key.
 
     `estimator` names who made the estimate. Others than Ullage know less: what they do not know is `None`. `figure` is
     the one figure that the estimator stands for; `figure_kind` says what it is to be compared with: "allocated",

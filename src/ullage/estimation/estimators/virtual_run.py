@@ -31,7 +31,7 @@ def _supports(workload: Workload) -> str | None:
 @estimator(
     "ullage",
     title="the unmodified code on a virtual GPU",
-    source="this project, docs/design.md",
+    source="this project, docs/explanation/design.md",
     needs="the code; no GPU",
     supports=_supports,
 )

@@ -16,7 +16,7 @@ from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory
 from ullage.virtual.state import GPUState
 
 GUESSED, AUTOCAST = "a convolution's workspace was guessed", "autocast lets casts go in the order of their addresses"
-SPREAD_SHARE = 40  # a fortieth of the reserved memory, by which runs move for either reason (docs/accuracy.md)
+SPREAD_SHARE = 40  # a fortieth of the reserved memory, by which runs move for either reason
 SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least sure one
 
 
