@@ -105,7 +105,7 @@ def test_pytorchs_requests_and_their_order_where_the_table_has_the_workspaces(ca
     """Whether the choice of a workspace is right is not shown here: each is looked up."""
     with ullage.virtual_gpu("H200") as gpu:
         assert backward(gpu, **call)[0] == expected
-    assert gpu.surprise == 0
+    assert gpu.uncertainty.surprise == 0
 
 
 @pytest.mark.parametrize(("call", "expected", "exact"), [(*row, row is MEASURED[0]) for row in MEASURED])
@@ -115,7 +115,7 @@ def test_the_bound_covers_what_the_trees_alone_get_wrong(without_table, call, ex
         sizes, outputs = backward(gpu, **call)
     assert (sizes == expected) is exact
     assert {output.nbytes for output in outputs if output is not None} <= set(sizes)
-    assert gpu.surprise > 0 and gpu.upper - gpu.process_memory >= sum(expected) - sum(sizes)
+    assert gpu.uncertainty.surprise > 0 and gpu.upper - gpu.process_memory >= sum(expected) - sum(sizes)
 
 
 def outside_the_table(lines, look_ups):
@@ -246,6 +246,6 @@ def test_the_bound_leaves_room_for_a_guess_that_is_not_sure(channels, known):
         layer = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False).cuda()
         layer(torch.zeros(32, channels, 56, 56, device="cuda", requires_grad=True)).sum().backward()
     room = gpu.upper - gpu.process_memory
-    assert (gpu.surprise == 0) is known
-    assert room >= 2 * gpu.surprise
+    assert (gpu.uncertainty.surprise == 0) is known
+    assert room >= 2 * gpu.uncertainty.surprise
     assert (room <= 28 * 2**20) is known  # a segment, and what contexts differ by

@@ -11,7 +11,9 @@ from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration
 
 PROCESS = "process_memory"
-SCHEMA_VERSION = 1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/json.md)
+SCHEMA_VERSION = (
+    1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/reference/json.md)
+)
 
 BREAKDOWN_WORDS = {
     "parameters": "weights and buffers moved with them",
@@ -33,8 +35,14 @@ class Estimate:
     uses. `breakdown` sums up to `process_memory`. `out_of_memory` is PyTorch's message if the job does not fit.
 
     `peak_operator`, `peak_module`, `peak_pass` and `peak_step` say when the most was allocated, `reserved_...` when
-    the allocator last took more from the card. `doubtful` is by how much the least certain kernel's temporary could
-    be larger, `measured` whether this very GPU was measured. docs/json.md explains every key.
+    the allocator last took more from the card.
+
+    How sure the figures are: `measured` says whether this very GPU was measured. `guessed` counts cuDNN's workspaces
+    for convolutions: `workspaces` were guessed `of` so many, `bytes` of `of_bytes`; the others were looked up among
+    measured ones. `doubtful` is by how many bytes one guess could be larger. `assumed` lists what was assumed about
+    the code or its data, and `left_out` what the code does and the run did not follow. Each entry says `what`, how
+    often (`count`), and whether `upper` holds all the same (`covered`). `upper_covers` says so for everything; it is
+    `None` on a GPU that was not measured, for which `upper` only adds 5 %.
 
     `estimator` names who made the estimate. Others than Ullage know less: what they do not know is `None`. `figure` is
     the one figure that the estimator stands for; `figure_kind` says what it is to be compared with: "allocated",
@@ -68,6 +76,9 @@ class Estimate:
     reserved_step: int | None = None
     phases: dict[str, int] = field(default_factory=dict)
     doubtful: int | None = None
+    guessed: dict[str, int] | None = None
+    assumed: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
     measured: bool | None = None
     computed_on: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -100,7 +111,7 @@ class Estimate:
     def to_dict(self, timeline: bool = True) -> dict[str, Any]:
         """The attributes as plain values."""
         names = [name for name in self.__dataclass_fields__ if timeline or name != "timeline"]
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"upper_covers": self.upper_covers}
 
     def to_json(self, timeline: bool = True, indent: int | None = None) -> str:
         """The attributes as JSON; the keys are the attributes' names."""
@@ -154,18 +165,55 @@ class Estimate:
         return self.fits and self.bound > self.gpu_memory
 
     @property
+    def upper_covers(self) -> bool | None:
+        """Whether `upper` covers all that was guessed, assumed and left out; `None` where nobody measured that."""
+        if not all(entry["covered"] for entry in self.assumed + self.left_out):
+            return False
+        return True if self.measured and self.upper is not None else None
+
+    @property
     def certainty(self) -> str:
-        """How sure the figure is, and why, in a sentence."""
+        """How sure the figure is, in one line: what was guessed, assumed or left out, and whether `upper` covers it."""
         if self.upper is None:
             return f"the estimator {self.estimator} gives no bound"
         most = f"at most {format_bytes(self.upper)}" + (", more than the GPU has" if self.tight else "")
         if self.measured is None:
             return most
+        parts = [] if self.measured else [f"not measured on {self.gpu}: rules for other GPUs"]
+        parts += [self._guessed_words] if self._guessed_words else []
+        parts += [f"{name}: {_listed(entries)}" for name, entries in self._assumptions if entries]
+        if not parts:
+            return f"{most}: the memory of every kernel is known, measured on {self.gpu}"
+        return f"{most}: {'; '.join([*parts, *self._coverage])}"
+
+    @property
+    def _assumptions(self) -> list[tuple[str, list[dict[str, Any]]]]:
+        return [("assumed", self.assumed), ("left out", self.left_out)]
+
+    @property
+    def _guessed_words(self) -> str | None:
+        if not self.guessed or not self.guessed["workspaces"]:
+            return f"the choice of some kernels is doubtful, {self._doubt}" if self.doubtful else None
+        share = self.guessed["bytes"] / max(1, self.guessed["of_bytes"])
+        size = f"{share:.0%} of their bytes" if self.guessed["bytes"] else "to be empty"
+        words = f"{self.guessed['workspaces']} of {self.guessed['of']} convolution workspaces were guessed"
+        return f"{words} ({size}{', ' + self._doubt if self.doubtful else ''})"
+
+    @property
+    def _doubt(self) -> str:
+        return f"one may be {format_bytes(self.doubtful or 0)} larger"
+
+    @property
+    def _coverage(self) -> list[str]:
+        """Whether the bound covers what was guessed, assumed and left out."""
+        missing = [entry for entry in self.assumed + self.left_out if not entry["covered"]]
+        covered = [entry for entry in self.assumed + self.left_out if entry["covered"]]
+        if missing:
+            all_of_it = self.measured and not covered and not self._guessed_words
+            return ["the bound does not cover " + ("this" if all_of_it else _listed(missing, counted=False))]
         if not self.measured:
-            return f"{most}: {self.gpu} was not measured, its kernels follow the rules of its generation"
-        if self.doubtful:
-            return f"{most}: the choice of some kernels is doubtful, one by up to {format_bytes(self.doubtful)}"
-        return f"{most}: the memory of every kernel is known, measured on {self.gpu}"
+            return ["the bound adds 5% for this"]
+        return ["the bound covers this"]
 
     @property
     def effort(self) -> str:
@@ -202,6 +250,22 @@ class Estimate:
         """The report as a notebook shows it."""
 
         return card(self)
+
+
+_COUNTABLE = ("data-dependent shapes", "values", "sparse gradients")
+
+
+def _listed(entries: list[dict[str, Any]], counted: bool = True) -> str:
+    """Assumptions in words.
+
+    >>> _listed([{"what": "data-dependent shapes", "count": 3}, {"what": "memory of NCCL", "count": 1}])
+    '3 data-dependent shapes, memory of NCCL'
+    """
+    words = []
+    for entry in entries:
+        with_count = counted and entry["count"] > 1 and entry["what"].startswith(_COUNTABLE)
+        words.append(f"{entry['count']} {entry['what']}" if with_count else entry["what"])
+    return ", ".join(words)
 
 
 def moment(operator: str | None, module: str | None, part: str | None, step: int | None) -> str | None:

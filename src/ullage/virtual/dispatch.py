@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.errors import UnsupportedOperation
 from ullage.virtual.kernels.plan import (
-    DOUBT,
     FREE,
+    MAY_BE_LARGER,
     OUTPUT,
     RULES,
     Alias,
@@ -38,7 +38,6 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their handl
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
-from ullage.virtual.tracking.uncertainty import GUESSED
 
 # What an operator returns: sizes, strides, types and aliases, asked of PyTorch's own shape inference.
 #
@@ -233,10 +232,10 @@ def _quick(plan: Plan) -> New | None:
 def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do to the allocator what the kernel would, and return its outputs."""
     memory = gpu.memory
-    if plan.guessed:
-        gpu.unsure.add(GUESSED)
-        gpu.uncertain = max(gpu.uncertain, plan.uncertain)
-        gpu.surprise = max(gpu.surprise, plan.surprise)
+    if plan.workspaces:
+        gpu.uncertainty.add_convolutions(plan.workspaces)
+    if plan.note:
+        gpu.note(*plan.note)
     if plan.steps is None:
         results = [_result(memory, output, args, kwargs) for output in plan.outputs]
     else:
@@ -264,8 +263,8 @@ def _carry_out_steps(memory: Any, plan: Plan, args: tuple[Any, ...], kwargs: dic
             elif step == FREE:
                 taken, temporaries[value] = temporaries[value], None
                 memory.give_back(taken)
-            elif step == DOUBT:
-                memory.doubts.append((len(memory.requests), value))
+            elif step == MAY_BE_LARGER:
+                memory.possible_sizes.append((len(memory.requests), value))
             else:
                 temporaries.append(memory.take(value) if value else None)
     finally:

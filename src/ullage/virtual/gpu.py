@@ -27,7 +27,7 @@ from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.install import install_torch_api
 from ullage.virtual.tracking.places import Place, Places
 from ullage.virtual.tracking.progress import Progress
-from ullage.virtual.tracking.uncertainty import SPREAD_SHARE, SURPRISES, largest_reserved, watch_autocast
+from ullage.virtual.tracking.uncertainty import largest_reserved, watch_autocast
 
 LARGE_SEGMENT = 20 * MIB
 UNMEASURED_SHARE = 20  # a twentieth: libraries choose other kernels on other generations
@@ -69,15 +69,15 @@ class VirtualGPU(GPUState):
     def upper(self) -> int:
         """The bound for `process_memory` that placement may use.
 
-        It has the largest context seen on such a card, and one segment more (two runs of the same job differ by as
-        much) above what the run reserves if every kernel whose choice is doubtful takes the largest workspace that
-        is not unlikely. Where a kernel's choice was guessed at all, or autocast was used, a fortieth more, or what the
-        least sure guess may fail by; on GPUs whose kernels were not measured a twentieth too.
+        It is the largest context seen on such a GPU, plus what the run reserves if every uncertain workspace has the
+        largest size that is not unlikely, plus one segment, because two runs of the same job differ by that much.
+        Where a workspace was guessed, or autocast was used, a fortieth is added, or what the least sure guess may fail
+        by if that is more. On GPUs whose kernels were not measured a twentieth is added.
         """
         context = max(self.context, (self.spec.context_upper or 0) - self.libraries.not_loaded)
         largest = max(self.peak_reserved, largest_reserved(self.memory, self.config))
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
-        spread = max(self.peak_reserved // SPREAD_SHARE, SURPRISES * self.surprise) if self.unsure else 0
+        spread = self.uncertainty.spread(self.peak_reserved)
         return context + largest + unmeasured + spread + LARGE_SEGMENT
 
     @property
@@ -118,7 +118,7 @@ class VirtualGPU(GPUState):
             self._restore.add(install_torch_api(self))
             self._restore.add(decompositions.install(self))
             self._restore.add(autocast.install())
-            self._restore.add(watch_autocast(self))
+            self._restore.add(watch_autocast(self.uncertainty))
             if self.memory.keeps_history:
                 self._restore.add(self.progress.install())
                 self._restore.add(self.places.install())

@@ -70,7 +70,7 @@ class DeviceMemory:
         kept: Callable[[], list[Any]] = list if keeps_history else _Forgetful
         self.spans: list[Span | _Watch] = kept()
         self.requests: list[int] = kept()  # bytes asked for; for a free, minus how many requests ago it was asked for
-        self.doubts: list[tuple[int, int]] = kept()  # places in `requests`, and bytes that could be asked for there
+        self.possible_sizes: list[tuple[int, int]] = kept()  # places in `requests`, and bytes that may be asked for
         self.clock = 0
         self.peak_clock = 0
         self.closed = False

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ullage.hardware import GPU
+from ullage.virtual.kernels.cudnn.workspaces import Problem, Workspace
 
-OUTPUT, TEMPORARY, FREE, DOUBT = range(4)
+OUTPUT, TEMPORARY, FREE, MAY_BE_LARGER = range(4)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
 
 
@@ -111,9 +112,9 @@ class Plan:
     """What one call does: its outputs, and steps in the order of the real kernel.
 
     A step is `(OUTPUT, place among the outputs)`, `(TEMPORARY, bytes)` or `(FREE, place among the temporaries)`;
-    `(DOUBT, bytes)` says that the next temporary could as well have so many bytes, or if none follows, be taken.
-    Temporaries that are not freed in a step are freed at the end, the last one first. Without steps the outputs are
-    taken in their order.
+    `(MAY_BE_LARGER, bytes)` says that the next temporary may have that many bytes; if none follows, that one of so
+    many bytes may be taken. Temporaries that no step frees are freed at the end, the last one first. Without steps the
+    outputs are taken in their order.
     """
 
     outputs: list[Output]
@@ -124,9 +125,8 @@ class Plan:
     host_outputs: dict[int, torch.dtype] | None = None  # outputs that are single numbers in CPU tensors
     quick: New | None = None  # the only output of a plan without steps; filled in by the mode
     library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use
-    guessed: bool = False  # whether a library's choice of a kernel was guessed, not measured
-    uncertain: int = 0  # bytes by which a temporary could be larger, where the choice of the kernel is not sure
-    surprise: int = 0  # bytes by which the guess of a workspace may fail beyond that (`cudnn_workspaces.Workspace`)
+    workspaces: dict[Problem, Workspace] | None = None  # of cuDNN, measured or guessed
+    note: tuple[str, str] | None = None  # for `GPUState.note`, at each call
 
 
 class Steps:
@@ -153,9 +153,9 @@ class Steps:
             self._sizes.append(size)
         return self
 
-    def doubt(self, size: int) -> Steps:
-        """What comes next, a temporary or nothing, could as well be a temporary of so many bytes."""
-        self.steps.append((DOUBT, size))
+    def or_larger(self, size: int) -> Steps:
+        """What comes next, a temporary or nothing, may be a temporary of so many bytes."""
+        self.steps.append((MAY_BE_LARGER, size))
         return self
 
     def take(self, size: int) -> int:

@@ -141,7 +141,7 @@ def lengths_of(gpu: GPUState, lengths: torch.Tensor, longest: int) -> list[int]:
     known = gpu.values.known(lengths)
     if known is not None:
         return [int(length) for length in known.tolist()]
-    gpu.note("values", f"{lengths.numel()} sequence lengths on the GPU taken as {longest} each")
+    gpu.note("shapes", f"{lengths.numel()} sequence lengths on the GPU taken as {longest} each")
     return [longest] * lengths.numel()
 
 

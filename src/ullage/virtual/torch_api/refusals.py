@@ -40,6 +40,17 @@ def _run_eagerly(gpu: GPUState, replacements: Replacements, module: ModuleType) 
     stance = getattr(module, "DynamoStance", None)
     if stance is not None:
         replacements.put(module, "_stance", stance(stance="force_eager"))
+    choose: Any = getattr(module, "_callback_from_stance", None)
+    if choose is not None:  # asked at each call of a compiled function
+        noted: list[bool] = []
+
+        def choose_and_note(callback: Any) -> Any:
+            if callback and not noted:
+                noted.append(True)
+                gpu.note("compile", _COMPILED)
+            return choose(callback)
+
+        replacements.put(module, "_callback_from_stance", choose_and_note)
 
 
 def _refuse_graphs(gpu: GPUState, replacements: Replacements) -> None:
@@ -104,9 +115,12 @@ def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: Module
 
 def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
     """Put the stand-in in place."""
+
+    def script(obj: Any = None, *args: Any, **options: Any) -> Any:
+        """`torch.jit.script`: returns what it is given."""
+        if obj is None:
+            return script
+        gpu.note("scripting", "torch.jit.script was left out: the Python code was followed")
+        return obj
+
     replacements.put(torch.jit, "script", script)
-
-
-def script(obj: Any = None, *args: Any, **options: Any) -> Any:
-    """`torch.jit.script`: returns what it is given."""
-    return script if obj is None else obj

@@ -61,7 +61,7 @@ class Settling:
             if self._unlike > MOST_UNLIKE:
                 return True
         if done >= self._most_steps:
-            self._gpu.note("settling", f"the requests did not repeat within {done} optimizer steps; stopped there")
+            self._gpu.note("repetition", f"the requests did not repeat within {done} optimizer steps; stopped there")
             return True
         return False
 

@@ -258,7 +258,7 @@ class _Run:
 
     def __init__(self, ask: Ask) -> None:
         self.steps, self.ask = Steps(), ask
-        self.workspaces: list[Workspace] = []
+        self.workspaces: dict[Problem, Workspace] = {}
 
     def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
         """`tensor.contiguous(format)`, and the number of its temporary for `drop`."""
@@ -275,9 +275,9 @@ class _Run:
     def workspace(self, problem: Problem) -> None:
         """cuDNN's workspace lives as long as the kernel."""
         found = self.ask(problem)
-        self.workspaces.append(found)
+        self.workspaces[problem] = found
         if found.larger > found.size:
-            self.steps.doubt(found.larger)
+            self.steps.or_larger(found.larger)
         if found.size:
             self.steps.temporary(found.size).free(-1)
 
@@ -288,9 +288,7 @@ class _Run:
             self.steps.steps,
             single=single,
             library=CONVOLUTION if self.workspaces else "",
-            guessed=any(found.guessed for found in self.workspaces),
-            uncertain=max((found.larger - found.size for found in self.workspaces), default=0),
-            surprise=max((found.surprise for found in self.workspaces), default=0),
+            workspaces=self.workspaces or None,
         )
 
     def convolve(self, place: int, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:
