@@ -24,7 +24,6 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu_list
-from ullage.home import home
 from ullage.isolation.process_identity import Process, is_alive, this_process
 
 VARIABLE = "ULLAGE_CARDS"  # names the folder to a job
@@ -167,15 +166,6 @@ class Cards:
                 break
             seen.append(found)
         return seen
-
-
-def default_folder(name: str = "default") -> Path:
-    """Where cards of that name are kept unless a folder is given.
-
-    >>> default_folder("demo").parts[-2:]
-    ('cards', 'demo')
-    """
-    return home() / "cards" / name
 
 
 def environment(

@@ -149,11 +149,6 @@ class Phases:
         self._evaluating = module is not None
         self._switches.append((self._memory.clock, module))
 
-    @property
-    def evaluating(self) -> bool:
-        """Whether a model is being evaluated now."""
-        return self._evaluating
-
     def stretches(self) -> list[tuple[int, int]]:
         """Begin and end of each validation, in allocator calls."""
         found: list[tuple[int, int]] = []

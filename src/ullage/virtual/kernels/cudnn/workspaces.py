@@ -180,9 +180,10 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
 DATA_FOLDER = Path(__file__).with_name("data")
 TABLE, TREES = "convolution_table.npz", "convolution_trees.npz"
 _MULTIPROCESSORS = 132  # of the GPU that was measured
-HASH_BITS = 44  # a problem that was never measured is taken for one that was in 1 of 60 million cases
+HASH_BITS = 44  # of 17.7 million problems that were never measured, one is taken for one of the table's 996,558
 
-use_table = True  # set to False to see what the trees alone would say
+
+use_table = True  # False: the trees alone answer, as a benchmark on models that were never measured needs it
 
 
 class Table(NamedTuple):
@@ -253,8 +254,72 @@ def measured(problem: Problem, capability: tuple[int, int] | None, multiprocesso
     return int(found.sizes[place])
 
 
-def features(problem: Problem) -> list[int]:
-    """Whole numbers that cuDNN's choice may turn on: sizes, alignment, and the matrix product that it amounts to."""
+class ProblemFeatures(NamedTuple):
+    """Whole numbers that cuDNN's choice may turn on: sizes, alignment, and the matrix product that a call amounts to.
+
+    Trees name a feature by its place, so names may change and places may not.
+    """
+
+    type: int  # 0 for f32, 1 for f16, 2 for bf16
+    channels_last: int
+    batch: int
+    group_inputs: int  # channels of a group
+    group_outputs: int
+    groups: int
+    source_height: int
+    source_width: int
+    source_pixels: int
+    out_pixels: int
+    filter_height: int
+    filter_width: int
+    filter_taps: int  # elements of the filter in one channel
+    stride: int
+    padding: int
+    dilation: int
+    dimensions: int
+    group_inputs_mod_8: int
+    group_outputs_mod_8: int
+    out_pixels_alignment: int
+    group_inputs_alignment: int
+    group_outputs_alignment: int
+    out_rows: int  # rows of the output as a matrix
+    source_rows: int
+    depth: int  # of the matrix product that the forward pass amounts to
+    data_depth: int  # and the data gradient
+    forward_tiles_128: int  # tiles of 128 by 128 that cover the result
+    filter_tiles_128: int
+    data_tiles_128: int
+    source_bytes: int
+    out_bytes: int
+    weight_bytes: int
+    products_in_4096s: int  # multiplications
+    inputs_per_1000_outputs: int
+    rows_per_100_outputs: int
+    most_channels: int
+    fewest_channels: int
+    forward_tiles_256_by_128: int
+    forward_tiles_64: int
+    data_tiles_64: int
+    filter_tiles_64: int
+    source_pixels_alignment: int  # the largest power of two that divides it, up to 16 (channels: 256)
+    channels_alignment: int  # what both numbers of channels are multiples of, up to 16
+    all_lengths_alignment: int  # and all lengths of the matrices too
+    padded_inputs_per_1000: int  # what padding to 16 bytes costs
+    padded_outputs_per_1000: int
+    padded_weight_per_1000: int
+    tiles_filled_per_1000: int  # how well tiles fill an H200
+    products_per_byte: int
+    products_per_source_byte: int
+    products_per_out_byte: int
+    is_matrix_product: int  # a filter of one tap, without stride and padding
+    group_inputs_times_outputs: int
+    group_inputs_plus_outputs: int
+    batch_times_height: int
+    out_width: int
+
+
+def features(problem: Problem) -> ProblemFeatures:
+    """The features of a problem."""
     source, out, weight, groups = problem.source, problem.out, problem.weight, problem.groups
     inner, outer = source[1] // groups, out[1] // groups
     pixels, out_pixels, taps = product(source[2:]), product(out[2:]), product(weight[2:])
@@ -269,66 +334,64 @@ def features(problem: Problem) -> list[int]:
     unit = 16 // item
     inner_padded, outer_padded = round_up(inner, unit), round_up(outer, unit)
     plain = taps == 1 and problem.stride[-1] == 1 and problem.padding[-1] == 0  # a matrix product
-    return [
-        {"f32": 0, "f16": 1, "bf16": 2}[problem.kind],
-        int(problem.channels_last),
-        batch,
-        inner,
-        outer,
-        groups,
-        source[-2],
-        source[-1],
-        pixels,
-        out_pixels,
-        weight[-2],
-        weight[-1],
-        taps,
-        problem.stride[-1],
-        problem.padding[-1],
-        problem.dilation[-1],
-        len(source),
-        inner % 8,
-        outer % 8,
-        min(out_pixels & -out_pixels, 16),
-        min(inner & -inner, 256),
-        min(outer & -outer, 256),
-        rows,
-        batch * pixels,
-        depth,
-        outer * taps,
-        tiles,
-        filter_tiles,
-        data_tiles,
-        source_bytes,
-        out_bytes,
-        weight_bytes,
-        min(products >> 12, 2**31 - 1),
-        1000 * inner // outer,
-        100 * rows // (outer * groups),
-        max(outer * groups, source[1]),
-        min(outer * groups, source[1]),
-        -(-rows // 256) * -(-outer // 128) * groups,
-        -(-rows // 64) * -(-outer // 64) * groups,
-        -(-batch * pixels // 64) * -(-inner // 64) * groups,
-        -(-outer // 64) * -(-depth // 64) * groups,
-        min(pixels & -pixels, 16),
-        # What all channels, and all lengths of the matrices, are multiples of; what padding them to 16 bytes costs.
-        _multiple(inner | outer),
-        _multiple(inner | outer | pixels | out_pixels),
-        1000 * inner_padded // inner,
-        1000 * outer_padded // outer,
-        1000 * inner_padded * outer_padded // (inner * outer),
-        # How well tiles fill an H200, and products for each byte that is read or written.
-        1000 * tiles // round_up(tiles, _MULTIPROCESSORS),
-        products // (source_bytes + out_bytes + weight_bytes),
-        products // source_bytes,
-        products // out_bytes,
-        int(plain),
-        inner * outer,
-        inner + outer,
-        batch * source[-2],
-        out[-1],
-    ]
+    return ProblemFeatures(
+        type={"f32": 0, "f16": 1, "bf16": 2}[problem.kind],
+        channels_last=int(problem.channels_last),
+        batch=batch,
+        group_inputs=inner,
+        group_outputs=outer,
+        groups=groups,
+        source_height=source[-2],
+        source_width=source[-1],
+        source_pixels=pixels,
+        out_pixels=out_pixels,
+        filter_height=weight[-2],
+        filter_width=weight[-1],
+        filter_taps=taps,
+        stride=problem.stride[-1],
+        padding=problem.padding[-1],
+        dilation=problem.dilation[-1],
+        dimensions=len(source),
+        group_inputs_mod_8=inner % 8,
+        group_outputs_mod_8=outer % 8,
+        out_pixels_alignment=min(out_pixels & -out_pixels, 16),
+        group_inputs_alignment=min(inner & -inner, 256),
+        group_outputs_alignment=min(outer & -outer, 256),
+        out_rows=rows,
+        source_rows=batch * pixels,
+        depth=depth,
+        data_depth=outer * taps,
+        forward_tiles_128=tiles,
+        filter_tiles_128=filter_tiles,
+        data_tiles_128=data_tiles,
+        source_bytes=source_bytes,
+        out_bytes=out_bytes,
+        weight_bytes=weight_bytes,
+        products_in_4096s=min(products >> 12, 2**31 - 1),
+        inputs_per_1000_outputs=1000 * inner // outer,
+        rows_per_100_outputs=100 * rows // (outer * groups),
+        most_channels=max(outer * groups, source[1]),
+        fewest_channels=min(outer * groups, source[1]),
+        forward_tiles_256_by_128=-(-rows // 256) * -(-outer // 128) * groups,
+        forward_tiles_64=-(-rows // 64) * -(-outer // 64) * groups,
+        data_tiles_64=-(-batch * pixels // 64) * -(-inner // 64) * groups,
+        filter_tiles_64=-(-outer // 64) * -(-depth // 64) * groups,
+        source_pixels_alignment=min(pixels & -pixels, 16),
+        channels_alignment=_multiple(inner | outer),
+        all_lengths_alignment=_multiple(inner | outer | pixels | out_pixels),
+        padded_inputs_per_1000=1000 * inner_padded // inner,
+        padded_outputs_per_1000=1000 * outer_padded // outer,
+        padded_weight_per_1000=1000 * inner_padded * outer_padded // (inner * outer),
+        tiles_filled_per_1000=1000 * tiles // round_up(tiles, _MULTIPROCESSORS),
+        products_per_byte=products // (source_bytes + out_bytes + weight_bytes),
+        products_per_source_byte=products // source_bytes,
+        products_per_out_byte=products // out_bytes,
+        is_matrix_product=int(plain),
+        group_inputs_times_outputs=inner * outer,
+        group_inputs_plus_outputs=inner + outer,
+        batch_times_height=batch * source[-2],
+        out_width=out[-1],
+    )
 
 
 def _multiple(number: int) -> int:
