@@ -1,10 +1,10 @@
-"""An exact model of PyTorch's CUDACachingAllocator: what is asked of it, what it takes from the driver.
+"""`CachingAllocator`: PyTorch's CUDACachingAllocator, modelled exactly.
 
-``malloc`` and ``free`` are the whole of the common case and are written out in full, because a training run
-calls them hundreds of thousands of times. What happens seldom is apart: new segments and failures in
-the methods below them, expandable segments in expandable.py, reports in statistics.py.
+`malloc` and `free` are written out in full, because a training run calls them hundreds of thousands of times. Rare
+cases are separate: new segments and failed requests in the methods below them, expandable segments in
+`expandable.py`, reports in `statistics.py`.
 
-Not modelled: record_stream (a freed block is free at once), CUDA graphs and private pools.
+Not modelled: `record_stream` (a freed block is free at once), CUDA graphs and private pools.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The settings of the allocator: PYTORCH_ALLOC_CONF, parsed and checked as PyTorch does."""
+"""The allocator's settings: `PYTORCH_ALLOC_CONF`, parsed and checked the way PyTorch does it."""
 
 from __future__ import annotations
 

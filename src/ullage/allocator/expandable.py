@@ -1,7 +1,7 @@
-"""Expandable segments: one range of addresses for a stream and pool, memory mapped page by page.
+"""Expandable segments: one range of addresses for each stream and pool, with memory mapped page by page.
 
-A page is 2 MiB in the small pool and 20 MiB (large_segment_size) in the large one. Unlike in PyTorch's
-code, a merge keeps the block with the lower address, see `Block`.
+A page has 2 MiB in the small pool and 20 MiB (`large_segment_size`) in the large one. Unlike in PyTorch's code, a merge
+keeps the block with the lower address; see `blocks.py`.
 """
 
 from __future__ import annotations

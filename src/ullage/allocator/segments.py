@@ -1,4 +1,4 @@
-"""Segments: what the allocator holds of a card's memory, and the driver that it comes from."""
+"""Segments: the memory that the allocator holds, and the driver that it comes from."""
 
 from __future__ import annotations
 

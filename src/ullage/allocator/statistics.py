@@ -1,4 +1,4 @@
-"""What torch.cuda.memory_stats() and torch.cuda.memory_snapshot() say, from the allocator's counters."""
+"""`torch.cuda.memory_stats()` and `torch.cuda.memory_snapshot()`, computed from the allocator's counters."""
 
 from __future__ import annotations
 

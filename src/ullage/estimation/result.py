@@ -1,4 +1,4 @@
-"""The answer: one object whose `str` is the report and whose attributes are the JSON keys."""
+"""`Estimate`: what an estimate returns. Its attributes are the JSON keys, and `print` shows it as text."""
 
 from __future__ import annotations
 

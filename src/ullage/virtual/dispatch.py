@@ -1,7 +1,7 @@
-"""Every operator call passes here: calls that touch the virtual GPU are counted, all others run as they are.
+"""Every operator call passes through `VirtualMode`: it counts calls on the virtual GPU and runs all others as they are.
 
-A call's plan depends only on the shapes, types and layouts of its arguments (and a few switches), so it is worked
-out once and remembered; the second iteration and every repeated block cost microseconds an operator.
+What a call asks of the allocator depends only on the shapes, types and layouts of its arguments and on a few switches.
+This plan is worked out once and remembered, so a repeated call costs microseconds.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
 
-# What an operator returns: sizes, strides, types and aliases, asked of PyTorch's own shape inference.
-#
-# The call is repeated on "meta" tensors, which have shapes and no data, and the outputs are laid beside the inputs:
-# one that shares an input's storage is a view of it, one that is an input is that input.
+# Shapes, strides, types and aliases of outputs come from PyTorch's own shape inference. The call is repeated on "meta"
+# tensors, which have no data. An output that shares an input's storage is a view of it.
 
 _META = torch.device("meta")
 

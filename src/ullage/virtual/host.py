@@ -1,11 +1,11 @@
-"""CPU tensors under a virtual GPU: they keep their data, but large ones are filled only when somebody looks.
+"""CPU tensors while a virtual GPU is in use: they keep their data, but large ones are filled only when read.
 
-`torch.empty` on the CPU costs address space, not memory, until it is written to. So a large new CPU tensor is made
-empty, and what would fill it (zeros, random numbers, the initialisation of a layer, a change of type) is kept as a
-list of steps. The first operator that needs the values runs the steps; moving the tensor to the virtual GPU does not
-need them. A model of billions of parameters is built in milliseconds and next to no memory.
+A large new CPU tensor is made by `torch.empty`, which costs address space and no memory. What would fill it (zeros,
+random numbers, the initialisation of a layer, a cast) is kept as a list of steps, which run when an operator first
+needs the values. Moving the tensor to the virtual GPU does not need them. So a model of billions of parameters is
+built in milliseconds, in next to no memory.
 
-What differs from PyTorch: random numbers are drawn when they are needed, so seeds give other (equally random) values.
+One difference from PyTorch remains: random numbers are drawn when they are needed, so a seed gives other values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The virtual GPU's memory: tensors whose storages are blocks of the allocator, and what happened to each.
+"""Memory of the virtual GPU: tensors whose storages are blocks of the allocator, and a history of every allocation.
 
-A block lives as long as the storage behind its tensor. PyTorch keeps the Python side of a storage alive as long as
-the storage itself, so a weak reference to it tells the moment of the free, in whichever thread it happens.
+A block lives as long as the storage of its tensor. PyTorch keeps the Python object of a storage alive as long as the
+storage itself, so a weak reference to that object tells when the memory is freed, in whichever thread it happens.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _storage_of: Any = torch._C.TensorBase.untyped_storage
 class Span:
     """One allocation: its block, when it began and ended (in allocator calls), its rounded size, what it was for."""
 
-    __slots__ = ("begin", "block", "end", "index", "kind", "place", "size")
+    __slots__ = ("begin", "block", "end", "index", "kind", "origin", "size")
 
-    def __init__(self, begin: int, index: int, block: Block, kind: int, place: int) -> None:
-        self.begin, self.end, self.index, self.kind, self.place = begin, -1, index, kind, place
+    def __init__(self, begin: int, index: int, block: Block, kind: int, origin: int) -> None:
+        self.begin, self.end, self.index, self.kind, self.origin = begin, -1, index, kind, origin
         self.block: Block | None = block
         self.size = block.size
 
@@ -39,13 +39,13 @@ class Span:
 class _Watch(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage that is also the span of its memory: one object less for every tensor."""
 
-    __slots__ = ("begin", "block", "end", "index", "kind", "place", "size", "writes")
+    __slots__ = ("begin", "block", "end", "index", "kind", "origin", "size", "writes")
     begin: int
     block: Block | None
     end: int
     index: int
     kind: int
-    place: int
+    origin: int
     size: int
     writes: int
 
@@ -75,7 +75,7 @@ class DeviceMemory:
         self.peak_clock = 0
         self.closed = False
         self.repeating = False  # inside `repeat`, where the allocator's events belong to no request of the run
-        self.place: Callable[[], int] = lambda: 0  # the number of who asks now
+        self.origin: Callable[[], int] = lambda: 0  # the number of who asks now
         self.before_request: Callable[[], None] | None = None
         self.peak_reserved_clock = 0
         self._reserved = 0
@@ -99,7 +99,7 @@ class DeviceMemory:
             block = self._block(nbytes)
             watch = _Watch(storage, self._storage_died)
             watch.block, watch.size, watch.kind = block, block.size, self.kind
-            watch.begin, watch.end, watch.writes, watch.place = self.clock, -1, 0, self.place()
+            watch.begin, watch.end, watch.writes, watch.origin = self.clock, -1, 0, self.origin()
             spans = self.spans
             watch.index = len(spans)
             spans.append(watch)
@@ -109,7 +109,7 @@ class DeviceMemory:
         """A bare block, to be given back with `give_back`: a temporary or a library's workspace."""
         with self._lock:
             block = self._block(nbytes)
-            span = Span(self.clock, len(self.spans), block, self.kind if kind is None else kind, self.place())
+            span = Span(self.clock, len(self.spans), block, self.kind if kind is None else kind, self.origin())
             self.spans.append(span)
             return span
 
@@ -243,11 +243,11 @@ class DeviceMemory:
                 return done + 1
         return times
 
-    def place_at(self, clock: int) -> int | None:
+    def origin_at(self, clock: int) -> int | None:
         """The number of who asked for memory at a moment; `None` if nobody did."""
         index = bisect_left(self.spans, clock, key=lambda span: span.begin)
         found = index < len(self.spans) and self.spans[index].begin == clock
-        return self.spans[index].place if found else None
+        return self.spans[index].origin if found else None
 
     def _move_to_blocks_of_last_repetition(self, shift: int, blocks: list[Any]) -> None:
         """A tensor whose block was given back in a repetition has the place of its counterpart in the last one."""

@@ -1,4 +1,4 @@
-"""Putting things in the place of others for a while: attributes, and modules that are imported later."""
+"""Temporary replacements: attributes that are put back later, also in modules that are imported later."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ullage.virtual.libraries import CODE, Libraries
 from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.tracking.uncertainty import ASSUMED, LEFT_OUT, Uncertainty, meanings_of
-from ullage.virtual.values import Values
+from ullage.virtual.values import KnownValues
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
 
@@ -45,7 +45,7 @@ class GPUState:
             shared.take_context(self.context)
         self.memory = DeviceMemory(self._allocator(), self.context, spec.usable, keeps_history=shared is None)
         self.host = Host()
-        self.values = Values(self.memory, self.host, self.note)
+        self.values = KnownValues(self.memory, self.host, self.note)
         self.environment = dict(os.environ)
         self.libraries = Libraries(spec, self.memory, self.environment, self.take_outside, self.note)
         self.operator = ""  # the one that runs now

@@ -1,6 +1,7 @@
-"""Advanced indexing, and adding into it: `tensor[indices]` and its gradient.
+"""Advanced indexing, embeddings, and their gradients.
 
-aten/src/ATen/native/TensorAdvancedIndexing.cpp, aten/src/ATen/native/cuda/Indexing.cu
+aten/src/ATen/native/TensorAdvancedIndexing.cpp, aten/src/ATen/native/cuda/Indexing.cu, Embedding.cu,
+EmbeddingBackwardKernel.cu, aten/src/ATen/native/Embedding.cpp
 """
 
 from __future__ import annotations
@@ -129,9 +130,7 @@ def _are_apart(expanded: list[Any]) -> bool:
     return used[-1] - used[0] + 1 != len(used)
 
 
-# Embeddings and their gradients: indices are sorted, equal ones are summed in parts.
-#
-# aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu; aten/src/ATen/native/Embedding.cpp
+# Gradients of embeddings: indices are sorted, and equal ones are summed in parts.
 
 _FEW_INDICES = 3072  # Embedding.cu, embedding_dense_backward_cuda: up to so many, one kernel without sorting
 # EmbeddingBackwardKernel.cu: rows that one thread sums, threads of a block, blocks a multiprocessor below which the

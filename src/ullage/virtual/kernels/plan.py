@@ -1,4 +1,12 @@
-"""A plan: which tensors one operator call returns and what it asks of the allocator, in order."""
+"""Plans and kernel rules.
+
+A plan says which tensors one operator call returns and what it asks of the allocator, in order. A rule makes the plan
+of a call. It says what PyTorch's shape inference cannot know about the CUDA kernel: other outputs, temporaries, and the
+order of the requests. An operator without a rule allocates its outputs in order and nothing else.
+
+    @kernel("aten.sum.dim_IntList")
+    def sum_over_dimensions(call: Call) -> Plan: ...
+"""
 
 from __future__ import annotations
 
@@ -9,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ullage.hardware import GPU
-from ullage.virtual.kernels.cudnn.workspaces import Problem, Workspace
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
 
 OUTPUT, TEMPORARY, FREE, MAY_BE_LARGER = range(4)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
@@ -125,7 +133,7 @@ class Plan:
     host_outputs: dict[int, torch.dtype] | None = None  # outputs that are single numbers in CPU tensors
     quick: New | None = None  # the only output of a plan without steps; filled in by the mode
     library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use
-    workspaces: dict[Problem, Workspace] | None = None  # of cuDNN, measured or guessed
+    workspaces: dict[ConvolutionProblem, Workspace] | None = None  # of cuDNN, measured or guessed
     note: tuple[str, str] | None = None  # for `GPUState.note`, at each call
 
 
@@ -172,15 +180,9 @@ class Steps:
         return self
 
 
-# Where a kernel's rule is found: a dictionary from the operator's name to a function, and a decorator that fills it.
-#
-# A rule says what the CUDA kernel does that PyTorch's shape inference cannot know: other outputs, temporaries, and the
-# order of the requests. An operator without a rule takes its outputs in order and nothing else.
-
-
 @dataclass(slots=True)
 class Call:
-    """One operator call on the virtual GPU: its arguments (metadata only) and what the GPU is set to."""
+    """One operator call on the virtual GPU, as a rule sees it: arguments have shapes and no data."""
 
     func: Any
     args: tuple[Any, ...]
@@ -239,7 +241,7 @@ def kernel(*names: str) -> Callable[[Rule], Rule]:
     return register(RULES, names)
 
 
-# Questions that many CUDA kernels ask of a tensor's layout before they choose what to do.
+# Questions about layouts that many CUDA kernels ask.
 
 _INT_MAX = 2**31 - 1
 

@@ -1,4 +1,4 @@
-"""Operators whose output shape depends on data: the known values decide, else the largest shape, with a note."""
+"""Operators whose output shape depends on data. Known values decide; otherwise a shape is assumed and noted."""
 
 from __future__ import annotations
 

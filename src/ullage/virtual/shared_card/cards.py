@@ -1,12 +1,11 @@
-"""Virtual cards that several processes share: one small file a card, locked while it is read or changed.
+"""Virtual cards that several processes share. Each card is a small file, locked while it is read or changed.
 
-A card's file is text in lines of a fixed length: 256 bytes that say what the card is, then 64 bytes a process (pid,
-start time, bytes taken). A process changes its own line with one write inside one page, so a process that is killed at
-any moment leaves a file that can be read. Memory belongs to a process as long as it lives: the line of a dead one is
-cleared by whoever looks next, and its start time is kept beside the pid, so that another process which got the same
-pid later does not inherit it.
+The file has 256 bytes that describe the card, then one line of 64 bytes for each process: pid, start time, bytes taken.
+A process changes its line with a single write, so a process that is killed at any moment leaves a readable file. Memory
+belongs to a process as long as it lives. The line of a dead process is cleared by whoever looks next; the start time
+tells it from a later process with the same pid.
 
-PyTorch is not imported here: a daemon or a monitor can watch cards cheaply.
+PyTorch is not imported here, so a daemon or a monitor can watch cards cheaply.
 """
 
 from __future__ import annotations

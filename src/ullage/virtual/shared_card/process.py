@@ -1,8 +1,7 @@
-"""A virtual card under one process of a job: what its allocator and its CUDA context take comes from the card's file.
+"""One process's share of a virtual card: what its allocator and its CUDA context take is entered in the card's file.
 
-As on a real card, the context is taken at the first allocation, and not by processes that only import PyTorch. A
-forked process does not own what its parent took: a worker of a DataLoader takes nothing, and cannot use CUDA if its
-parent did; if the parent did not, it begins anew.
+As on a real card, the context is taken at the first allocation; a process that only imports PyTorch takes nothing. A
+forked child does not own what its parent took. It cannot use CUDA if its parent did; otherwise it starts afresh.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch.backends.cuda and torch.backends.cudnn: their switches work, and both are there."""
+"""torch.backends.cuda and torch.backends.cudnn: both are available, and their switches work."""
 
 from __future__ import annotations
 

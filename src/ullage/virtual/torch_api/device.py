@@ -1,4 +1,4 @@
-"""torch.cuda's device: that it is there, its properties, NVML's answers, the CUDA runtime and NVTX."""
+"""The device of torch.cuda: its properties, NVML, the CUDA runtime, NVTX, torch.accelerator and DataParallel."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ _DTYPES = frozenset(
 
 
 def install_accelerator(gpu: GPUState, replacements: Replacements) -> None:
-    """Make "cuda" the accelerator. Its streams are in surface_streams.py, its memory in surface_memory.py."""
+    """Make "cuda" the accelerator. Its streams are in `streams.py`, its memory in `memory.py`."""
     functions: dict[str, Any] = {
         "_accelerator_getAccelerator": lambda: _CUDA,
         "_get_accelerator": lambda check=None: _CUDA,

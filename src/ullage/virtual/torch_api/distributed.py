@@ -1,6 +1,6 @@
-"""torch.distributed with one process: collectives have nobody to talk to, but DistributedDataParallel keeps buckets.
+"""torch.distributed with a single process. DistributedDataParallel keeps its buckets; collectives have nothing to send.
 
-Any backend becomes PyTorch's own stand-in that does nothing. More than one process is refused.
+Any backend becomes PyTorch's own fake backend. More than one process is refused.
 """
 
 from __future__ import annotations

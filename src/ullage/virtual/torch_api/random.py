@@ -1,7 +1,7 @@
 """Random state: `torch.cuda.default_generators` and `torch.Generator(device="cuda")`.
 
-No number is drawn on the virtual GPU, so a generator there is a seed and an offset, as CUDA's is. Operators
-want a generator of PyTorch's own kind: it is a CPU generator that says "cuda".
+No numbers are drawn on the virtual GPU. A generator there is a seed and an offset, as CUDA's is. Operators want a
+generator of PyTorch's own type, so it is a CPU generator that says "cuda".
 """
 
 from __future__ import annotations

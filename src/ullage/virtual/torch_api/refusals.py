@@ -1,4 +1,4 @@
-"""What the virtual GPU cannot follow is refused in one sentence each; torch.compile runs the eager code."""
+"""Refusals: what the virtual GPU cannot follow. torch.compile and torch.jit.script run the eager code."""
 
 from __future__ import annotations
 
@@ -107,14 +107,12 @@ def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: Module
         replacements.put(module, name, load)
 
 
-# `torch.jit.script`: what is scripted while a virtual GPU is in use runs as the Python code it was written as.
-#
-# The compiler reads the source of every function that is called, and the stand-ins for PyTorch's functions are written
-# in a Python that it does not know. Functions scripted before the `with` statement run as they are.
-
-
 def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the stand-in in place."""
+    """Let `torch.jit.script` return the Python function or module that it is given.
+
+    Its compiler reads the source of every function that is called, and cannot compile the replacements for PyTorch's
+    functions. What was scripted before the `with` statement runs as it is.
+    """
 
     def script(obj: Any = None, *args: Any, **options: Any) -> Any:
         """`torch.jit.script`: returns what it is given."""

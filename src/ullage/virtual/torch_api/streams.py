@@ -1,7 +1,8 @@
-"""Streams. The allocator keeps free blocks by stream and is told the current one.
+"""Streams, events, and threads.
 
-In CUDA the current stream belongs to a thread. As long as one thread chooses streams, the memory's `stream`
-is a plain attribute; when a second one does, it becomes a property that knows the thread.
+The allocator keeps free blocks by stream and is told the current one. In CUDA the current stream belongs to a thread:
+as long as only one thread chooses streams, the memory's `stream` is a plain attribute; when a second one does, it
+becomes a property that depends on the thread.
 """
 
 from __future__ import annotations
@@ -316,11 +317,9 @@ def record_stream(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     gpu.note("streams", "record_stream was followed without its delay")
 
 
-# Threads that are started while a virtual GPU is in use see it too.
-#
-# Dispatch modes belong to a thread. A DataLoader's thread that pins memory, or a user's thread that copies
-# ahead, would have none and ask the real CUDA. Here each gets a mode of its own that passes on to the virtual
-# GPU's. Not covered: threads that were started before the `with` statement.
+# Dispatch modes belong to a thread, so a thread that pins memory for a DataLoader, or copies ahead, would have none and
+# ask the real CUDA. Each thread that is started in the `with` statement gets a mode that passes calls on to the virtual
+# GPU's.
 
 
 class _ModeOfThread(TorchDispatchMode):

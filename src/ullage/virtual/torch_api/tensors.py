@@ -1,8 +1,8 @@
-"""Tensors outside of operators: their addresses, how they print and are copied, and data that leaves PyTorch.
+"""Tensors outside of operators: construction, addresses, printing, copies, old type names, and access to data.
 
-A CPU tensor may still have to be filled (see host.py). Every way in which its data leaves without an
-operator, to NumPy, to another process or as a pointer, fills it first. What was there before is called last,
-so that inside two nested `with` statements both fill what they know of.
+A CPU tensor may not have been filled yet (see `host.py`). Whenever its data leaves without an operator, to NumPy, to
+another process or as a pointer, it is filled first. Each replacement ends by calling what it replaced, so that inside
+two nested `with` statements both fill what they know of.
 """
 
 from __future__ import annotations
@@ -215,11 +215,9 @@ def _leave_default_device(before: Any) -> None:
         torch.set_default_device(None if before is None else before.device)
 
 
-# Tensors made of Python data, as in `torch.tensor([loss, 2.0], device="cuda")`.
-#
-# PyTorch's C++ part reads such data behind the back of dispatch modes (and copies it to the GPU by an operator,
-# see `VirtualGPU.__enter__`). What it cannot read, numbers that lie on the virtual GPU, is asked for here, and
-# pinned memory, which it would ask CUDA for, is pinned afterwards.
+# Tensors made of Python data, as in `torch.tensor([loss, 2.0], device="cuda")`. PyTorch's C++ part reads such data
+# where dispatch modes do not see it. Numbers that lie on the virtual GPU are looked up here, and memory is pinned
+# afterwards, because the C++ part would ask CUDA for it.
 
 _Tensor = torch.Tensor
 _tensor, _as_tensor = torch.tensor, torch.as_tensor

@@ -1,9 +1,8 @@
-"""Makes `import torchvision` work beside a PyTorch for which its compiled operators were not built.
+"""Make `import torchvision` work where its compiled operators do not load.
 
-The wheel of torchvision for a CUDA build does not load beside a CPU build of PyTorch, and then already its
-import fails ("operator torchvision::nms does not exist"). Its operators are declared here instead, without
-code: on the virtual GPU shapes are all that is needed, and torchvision's own shape functions and derivatives
-are registered for them.
+The wheel for a CUDA build does not load beside a CPU build of PyTorch, and its import then fails ("operator
+torchvision::nms does not exist"). Its operators are declared here without code. The virtual GPU needs only shapes, and
+torchvision registers its own shape functions and derivatives for them.
 """
 
 from __future__ import annotations

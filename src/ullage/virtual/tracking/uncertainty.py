@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
-from ullage.virtual.kernels.cudnn.workspaces import Problem, Workspace
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
 from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory
 
 SPREAD_SHARE = 40  # a fortieth of the reserved memory: so much do runs differ with guessed kernels or autocast
@@ -55,10 +55,10 @@ class Uncertainty:
 
     def __init__(self) -> None:
         self.autocast_used = False  # its casts are freed in the order of their addresses: two runs differ
-        self.convolutions: dict[Problem, Workspace] = {}  # cuDNN's, measured or guessed
+        self.convolutions: dict[ConvolutionProblem, Workspace] = {}  # cuDNN's, measured or guessed
         self._seen: set[int] = set()
 
-    def add_convolutions(self, workspaces: dict[Problem, Workspace]) -> None:
+    def add_convolutions(self, workspaces: dict[ConvolutionProblem, Workspace]) -> None:
         """A call with these workspaces ran; plans are kept for the whole process, so each counts once."""
         if id(workspaces) not in self._seen:
             self._seen.add(id(workspaces))

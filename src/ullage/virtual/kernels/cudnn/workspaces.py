@@ -1,13 +1,14 @@
-"""cuDNN's part of a convolution: how many bytes of workspace the plan that it chooses takes.
+"""The workspace that cuDNN takes for a convolution, looked up or guessed.
 
-cuDNN is closed. What is written here was found by laying formulas beside measured calls (`ullage.research`): almost
-every workspace is a sum of copies in another layout (NHWC for NCHW tensors, channels padded to what a tensor core
-reads at once), partial results of a split sum, and a constant. Which sum it is, is cuDNN's choice of an engine: a table
-of measured calls knows it for one kind of GPU, trees that were grown on the same measurements guess it for the rest
-(`cudnn_choice.py`).
+cuDNN is closed source. Formulas were fitted to measured calls (`ullage.research.cudnn_tables`): almost every
+workspace is a sum of copies in another layout (NHWC for NCHW tensors, channels padded for tensor cores), partial
+results of a split sum, and a constant. Which formula applies depends on the engine that cuDNN chooses. A table of
+measured calls has the answer for one kind of GPU; decision trees, grown on the same measurements, guess it for all
+other calls.
 
-Everything was measured on Hopper. Other generations have other engines: the copies are the same kind of sum there, the
-constants and the choice need not be, until their owner measures them and builds a table (`ullage.research`).
+Everything was measured on an H200. On other generations the copies are of the same kind, but constants and choices
+may differ until somebody measures them. A table for another GPU (`convolution_table*.npz`) put into `data/` serves
+the GPUs that its header names.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _RUNNER_UP = 0.02  # share of the votes from which another size counts as possib
 _LEAST_DOUBT = 0.02
 
 
-class Problem(NamedTuple):
+class ConvolutionProblem(NamedTuple):
     """A convolution as cuDNN sees it: a transposed one is the data gradient of the one it transposes."""
 
     direction: str
@@ -49,10 +50,10 @@ class Problem(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Bytes of the likeliest plan, and of the largest one that is not unlikely; guessed, or measured?
+    """Bytes of a workspace: its likeliest `size`, and the `larger` one that is not unlikely.
 
-    `surprise` tells how much trust a guess deserves: bytes of copies of all its tensors, times the share of the votes
-    against it. cuDNN sometimes takes what no measured call of the kind has taken.
+    `guessed` is false for a size that was measured. `surprise` says how far a guess may fail beyond that: bytes of
+    copies of all its tensors, times the share of the votes against it.
     """
 
     size: int
@@ -105,10 +106,11 @@ def product(lengths: tuple[int, ...]) -> int:
     return count
 
 
-def terms(problem: Problem) -> Terms:
+def terms(problem: ConvolutionProblem) -> Terms:
     """What a workspace for this problem can be made of.
 
-    >>> layer = Problem("f", (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f16", False)
+    >>> sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
+    >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
     >>> terms(layer).source
     (0, 384, 1024)
     """
@@ -171,22 +173,19 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     return Workspace(size, largest, guessed=True, surprise=int(copies * against))
 
 
-# cuDNN's choice of a plan: a table of measured calls for a kind of GPU, and trees for everything else.
-#
-# Tables and trees are written by `ullage.research.cudnn_tables.table` from calls that this project measured; they are
-# read at the first convolution. A table that is put beside them (`convolution_table*.npz`) serves the GPUs its header
-# names.
+# The table and the trees. `ullage.research.cudnn_tables.table` writes them; they are read at the first convolution.
 
 DATA_FOLDER = Path(__file__).with_name("data")
 TABLE, TREES = "convolution_table.npz", "convolution_trees.npz"
 _MULTIPROCESSORS = 132  # of the GPU that was measured
-HASH_BITS = 44  # of 17.7 million problems that were never measured, one is taken for one of the table's 996,558
+# 1 in 17.7 million problems that were never measured is taken for one of the 996,558 in the table.
+HASH_BITS = 44
 
 
 use_table = True  # False: the trees alone answer, as a benchmark on models that were never measured needs it
 
 
-class Table(NamedTuple):
+class WorkspaceTable(NamedTuple):
     """Sorted hashes of problems and their workspaces; the header names the GPU, driver and libraries."""
 
     header: dict[str, Any]
@@ -194,7 +193,7 @@ class Table(NamedTuple):
     sizes: Any
 
 
-class Trees(NamedTuple):
+class WorkspaceTrees(NamedTuple):
     """The trees of one direction, joined end to end in depth-first order; a leaf has feature -1."""
 
     roots: list[int]
@@ -207,10 +206,11 @@ class Trees(NamedTuple):
     formulas: list[Formula]
 
 
-def hash_of(problem: Problem) -> int:
+def hash_of(problem: ConvolutionProblem) -> int:
     """A hash that stays the same from run to run.
 
-    >>> layer = Problem("f", (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f16", False)
+    >>> sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
+    >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
     >>> 0 <= hash_of(layer) < 2**HASH_BITS
     True
     """
@@ -230,17 +230,19 @@ def tables(folder: Path) -> dict[tuple[tuple[int, ...], int], Path]:
 
 
 @cache
-def table(path: Path) -> Table:
+def table(path: Path) -> WorkspaceTable:
     """Read a table of measured calls."""
     with np.load(path) as file:
         header = json.loads(bytes(file["header"]).decode())
         hashes = np.cumsum(file["steps"], dtype=np.uint64)
         sizes = np.zeros(len(hashes), dtype=np.uint64)
         sizes[file["nonzero"].view(bool)] = file["sizes"]
-    return Table(header, hashes, sizes)
+    return WorkspaceTable(header, hashes, sizes)
 
 
-def measured(problem: Problem, capability: tuple[int, int] | None, multiprocessors: int | None) -> int | None:
+def measured(
+    problem: ConvolutionProblem, capability: tuple[int, int] | None, multiprocessors: int | None
+) -> int | None:
     """The measured workspace of this very problem on this kind of GPU."""
     if not use_table or capability is None or multiprocessors is None:
         return None
@@ -257,7 +259,7 @@ def measured(problem: Problem, capability: tuple[int, int] | None, multiprocesso
 class ProblemFeatures(NamedTuple):
     """Whole numbers that cuDNN's choice may turn on: sizes, alignment, and the matrix product that a call amounts to.
 
-    Trees name a feature by its place, so names may change and places may not.
+    WorkspaceTrees name a feature by its place, so names may change and places may not.
     """
 
     type: int  # 0 for f32, 1 for f16, 2 for bf16
@@ -318,7 +320,7 @@ class ProblemFeatures(NamedTuple):
     out_width: int
 
 
-def features(problem: Problem) -> ProblemFeatures:
+def features(problem: ConvolutionProblem) -> ProblemFeatures:
     """The features of a problem."""
     source, out, weight, groups = problem.source, problem.out, problem.weight, problem.groups
     inner, outer = source[1] // groups, out[1] // groups
@@ -400,7 +402,7 @@ def _multiple(number: int) -> int:
 
 
 @cache
-def trees(path: Path) -> dict[str, Trees]:
+def trees(path: Path) -> dict[str, WorkspaceTrees]:
     """Read the trees of all directions."""
     if not path.exists():
         return {}
@@ -417,11 +419,11 @@ def trees(path: Path) -> dict[str, Trees]:
             columns: dict[str, Any] = {"threshold": threshold, "right": right, "ends": ends}
             columns |= {name: part[name] for name in ("feature", "labels", "shares")}
             views: dict[str, Any] = {name: memoryview(column) for name, column in columns.items()}  # quick to index
-            found[direction] = Trees(roots=part["roots"].tolist(), formulas=formulas, **views)
+            found[direction] = WorkspaceTrees(roots=part["roots"].tolist(), formulas=formulas, **views)
     return found
 
 
-def votes(problem: Problem) -> list[tuple[Formula, float]]:
+def votes(problem: ConvolutionProblem) -> list[tuple[Formula, float]]:
     """What the trees say of a problem: formulas, each with its shares of the measured calls in the leaves."""
     grown = trees(DATA_FOLDER / TREES).get(problem.direction)
     if grown is None:
@@ -439,13 +441,16 @@ def votes(problem: Problem) -> list[tuple[Formula, float]]:
 
 
 @lru_cache(maxsize=65536)
-def workspace(problem: Problem, capability: tuple[int, int] | None, multiprocessors: int | None) -> Workspace:
+def workspace(
+    problem: ConvolutionProblem, capability: tuple[int, int] | None, multiprocessors: int | None
+) -> Workspace:
     """The workspace of a problem: measured for this kind of GPU, or else what the trees say.
 
     Not covered: `torch.backends.cudnn.benchmark`, which tries plans and takes the fastest; double precision, which
     runs without tensor cores and is taken to need none.
 
-    >>> layer = Problem("f", (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f16", False)
+    >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
+    >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
     >>> found = workspace(layer, (8, 0), 108)
     >>> 0 <= found.size <= found.larger
     True
