@@ -149,7 +149,7 @@ class FreeList:
         del self.blocks[index]
 
     def first_at_least(self, size: int) -> int:
-        """The index of the best fit, or the length of the list where nothing fits."""
+        """The index of the best fit; the length of the list if nothing fits."""
         return bisect_left(self.keys, size << ADDRESS_BITS)
 
     def add_unmapped(self, block: Block) -> None:

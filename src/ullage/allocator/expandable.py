@@ -49,7 +49,7 @@ def _size_with_growth(block: Block) -> int:
 
 
 def allocate(allocator: Segments, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block | None:
-    """Map pages until a block of ``size`` bytes is there; None where the driver has no more.
+    """Map pages until there is a block of ``size`` bytes; None if the driver has no more memory.
 
     >>> from ullage.allocator import AllocatorConfig, CachingAllocator
     >>> gpu = CachingAllocator(2**30, AllocatorConfig(expandable_segments=True))

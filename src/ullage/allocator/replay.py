@@ -113,7 +113,7 @@ class History:
 
 @dataclass(frozen=True)
 class ReplayDifference:
-    """The first event that a replay has otherwise; None where one of the two has ended.
+    """The first event that differs between a history and its replay; None stands for the end of one of them.
 
     >>> print(ReplayDifference(7, AllocatorEvent(0, 512, 100), None))
     event 7: alloc of 100 at 512 expected, nothing got
@@ -147,7 +147,7 @@ class ReplayResult:
 
 
 def replay(history: History, *, true_segments: bool = True) -> ReplayResult:
-    """Make the requests of a history anew and compare, on a card without limit.
+    """Repeat the requests of a history on a GPU without limit, and compare.
 
     With ``true_segments`` new segments get the recorded addresses, so that every address can be compared;
     without, they get addresses of the allocator's own, and only actions and sizes are compared. Blocks

@@ -28,7 +28,7 @@ BREAKDOWN_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a job will take on one GPU; all sizes are bytes.
+    """How much memory a job takes on one GPU. All sizes are bytes.
 
     `peak_allocated` and `peak_reserved` are what `torch.cuda.max_memory_allocated()` and `..._reserved()` would say,
     `process_memory` is what nvidia-smi shows for the process, `upper` the bound for `process_memory` that placement
@@ -44,9 +44,9 @@ class Estimate:
     often (`count`), and whether `upper` holds all the same (`covered`). `upper_covers` says so for everything; it is
     `None` on a GPU that was not measured, for which `upper` only adds 5 %.
 
-    `estimator` names who made the estimate. Others than Ullage know less: what they do not know is `None`. `figure` is
-    the one figure that the estimator stands for; `figure_kind` says what it is to be compared with: "allocated",
-    "reserved" or "process" memory.
+    `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
+    `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
+    or "process" memory.
 
     >>> import ullage
     >>> ullage.estimate(train, gpu="H200").peak_reserved      # doctest: +SKIP
@@ -89,17 +89,17 @@ class Estimate:
 
     @property
     def figure(self) -> int:
-        """The memory that the estimator stands for: its allocated, reserved or process memory, by `figure_kind`."""
+        """The estimator's main figure: allocated, reserved or process memory, as `figure_kind` says."""
         return self._known({"allocated": "peak_allocated", "reserved": "peak_reserved"}.get(self.figure_kind, PROCESS))
 
     @property
     def bound(self) -> int:
-        """The most to expect: `upper`, or the figure itself where the estimator gives no bound."""
+        """The most to expect: `upper`, or `figure` if the estimator gives no bound."""
         return self.figure if self.upper is None else self.upper
 
     @property
     def peaks(self) -> tuple[int, int]:
-        """Allocated and reserved memory, for who needs both; refused where the estimator does not know one of them."""
+        """Peak allocated and peak reserved memory; `InvalidValue` if the estimator does not know both."""
         return self._known("peak_allocated"), self._known("peak_reserved")
 
     def _known(self, name: str) -> int:
@@ -109,7 +109,7 @@ class Estimate:
         return value
 
     def to_dict(self, timeline: bool = True) -> dict[str, Any]:
-        """The attributes as plain values."""
+        """The attributes as a dictionary of plain values."""
         names = [name for name in self.__dataclass_fields__ if timeline or name != "timeline"]
         return {name: getattr(self, name) for name in names} | {"upper_covers": self.upper_covers}
 
@@ -119,7 +119,7 @@ class Estimate:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Estimate:
-        """An estimate from what `to_dict` or `to_json` gave; keys of later versions that are not known are left out.
+        """Read an estimate from the dictionary of `to_dict`; keys of later versions are ignored.
 
         >>> e = Estimate.from_dict(json.loads(text))      # doctest: +SKIP
         """
@@ -217,7 +217,7 @@ class Estimate:
 
     @property
     def effort(self) -> str:
-        """What was done for the estimate, and how long it took."""
+        """What was run for the estimate, and how long it took."""
         took = f"in {format_duration(self.seconds)}, without a GPU"
         if self.estimator == "ullage":
             return f"{self.steps} optimizer steps followed {took}"
@@ -249,7 +249,7 @@ class Estimate:
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""
 
-        return card(self)
+        return notebook_html(self)
 
 
 _COUNTABLE = ("data-dependent shapes", "values", "sparse gradients")
@@ -310,11 +310,8 @@ BREAKDOWN_COLOURS = {
 }
 
 
-# An estimate as a notebook shows it: one card of HTML that brings its own style and needs nothing else.
-
-
-def card(estimate: Estimate) -> str:
-    """The card. Colours of the text are the notebook's own, so that it fits light and dark ones."""
+def notebook_html(estimate: Estimate) -> str:
+    """An estimate as HTML for a notebook, with a style of its own; text has the notebook's colours, light or dark."""
     good = estimate.fits
     colour, word = ("#1a7f4b", "✓") if good else ("#c9372c", "✗")
     parts = [

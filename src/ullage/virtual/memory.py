@@ -75,7 +75,7 @@ class DeviceMemory:
         self.peak_clock = 0
         self.closed = False
         self.repeating = False  # inside `repeat`, where the allocator's events belong to no request of the run
-        self.origin: Callable[[], int] = lambda: 0  # the number of who asks now
+        self.origin: Callable[[], int] = lambda: 0  # the number of the present origin
         self.before_request: Callable[[], None] | None = None
         self.peak_reserved_clock = 0
         self._reserved = 0
@@ -86,14 +86,14 @@ class DeviceMemory:
         self._peak = -1
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
-        """A new tensor; `torch.OutOfMemoryError` where the card is full."""
+        """Make a tensor; raises `torch.OutOfMemoryError` if the GPU is full."""
         tensor = tensor_without_data(size, stride, dtype)
         if nbytes:
             self.attach(tensor, nbytes)
         return tensor
 
     def attach(self, tensor: torch.Tensor, nbytes: int) -> None:
-        """Take memory for a tensor that was made without."""
+        """Allocate memory for a tensor that was made without any."""
         storage = _storage_of(tensor)
         with self._lock:
             block = self._block(nbytes)
@@ -106,7 +106,7 @@ class DeviceMemory:
             storage.ullage = watch  # this keeps the weak reference alive, too
 
     def take(self, nbytes: int, kind: int | None = None) -> Span:
-        """A bare block, to be given back with `give_back`: a temporary or a library's workspace."""
+        """Allocate a block without a tensor, for a temporary or a workspace; `give_back` frees it."""
         with self._lock:
             block = self._block(nbytes)
             span = Span(self.clock, len(self.spans), block, self.kind if kind is None else kind, self.origin())
@@ -132,7 +132,7 @@ class DeviceMemory:
         return block
 
     def note_reserved(self) -> None:
-        """The reserved memory has changed."""
+        """Record that the reserved memory has changed."""
         self._reserved = self.allocator.reserved
         self.reserved_at.append((self.clock, self._reserved))
         if self._reserved > self._peak_reserved:
@@ -156,12 +156,12 @@ class DeviceMemory:
         return points
 
     def give_back(self, taken: Span) -> None:
-        """Free a bare block."""
+        """Free a block that `take` returned."""
         with self._lock:
             self._free(taken)
 
     def span_of(self, tensor: torch.Tensor) -> Span | _Watch | None:
-        """What is known of the memory behind a tensor; `None` for one that is not on this GPU."""
+        """The allocation behind a tensor; `None` for a tensor that is not on this GPU."""
         return getattr(_storage_of(tensor), "ullage", None)
 
     def address_of(self, tensor: torch.Tensor) -> int:
@@ -171,13 +171,13 @@ class DeviceMemory:
         return block.address if block is not None else 0
 
     def written(self, tensor: torch.Tensor) -> None:
-        """Something wrote to a tensor's memory."""
+        """Count a write to a tensor's memory."""
         watch = getattr(_storage_of(tensor), "ullage", None)
         if watch is not None:
             watch.writes += 1
 
     def writes(self, tensor: torch.Tensor) -> int:
-        """How often something wrote to a tensor's memory."""
+        """How often a tensor's memory was written."""
         watch = getattr(_storage_of(tensor), "ullage", None)
         return watch.writes if watch is not None else 0
 
@@ -188,7 +188,7 @@ class DeviceMemory:
             span.kind = kind
 
     def can_repeat(self, requests: list[int]) -> bool:
-        """Whether an iteration's requests, done again, would give back only what is there to be given back."""
+        """Whether an iteration's requests can be repeated: all that they free must be there."""
         live = {span.index for span in self.spans if span.block is not None}
         before, end = set(live), len(self.spans)
         for _ in range(2):
@@ -204,7 +204,7 @@ class DeviceMemory:
         return all(index in live or index + shift in live for index in before)
 
     def repeat(self, requests: list[int], times: int, quiet: int, go_on: bool = False) -> int:
-        """Do again what the run asked for in one iteration, on the allocator alone, and say how often it was done.
+        """Repeat the requests of one iteration on the allocator alone; returns how often that was done.
 
         At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
         tensors no longer give anything back, or, with `go_on`, those that a repetition has replaced hold the blocks
@@ -244,7 +244,7 @@ class DeviceMemory:
         return times
 
     def origin_at(self, clock: int) -> int | None:
-        """The number of who asked for memory at a moment; `None` if nobody did."""
+        """The number of the origin of the request at a moment; `None` if there was none."""
         index = bisect_left(self.spans, clock, key=lambda span: span.begin)
         found = index < len(self.spans) and self.spans[index].begin == clock
         return self.spans[index].origin if found else None

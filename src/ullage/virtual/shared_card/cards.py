@@ -78,7 +78,7 @@ class Card:
         return max(0, self.total - self.used())
 
     def take(self, size: int, process: Process | None = None) -> bool:
-        """Take bytes for this process; false, and nothing taken, if the card has fewer left."""
+        """Take bytes for this process; false if the card does not have so many, and then nothing is taken."""
         if size < 0:
             raise InvalidValue(f"needed a size of 0 bytes or more; found {size}")
         with _locked(self.path) as file:
@@ -89,7 +89,7 @@ class Card:
             return True
 
     def give(self, size: int, process: Process | None = None) -> None:
-        """Give bytes of this process back; more than it has taken is refused."""
+        """Give bytes of this process back; `InvalidValue` for more than it has taken."""
         owner = process or this_process()
         with _locked(self.path) as file:
             table = _without_dead(file, _read_table(file, self.path))
@@ -152,7 +152,7 @@ class Cards:
         raise InvalidValue(f"needed a card of {self.folder}; none has the UUID {uuid!r}")
 
     def visible(self, text: str | None) -> list[Card]:
-        """Those that `CUDA_VISIBLE_DEVICES` lets a process see, in its order, read as CUDA reads it.
+        """The cards that `CUDA_VISIBLE_DEVICES` makes visible, in its order, read the way CUDA reads it.
 
         Indices and UUIDs (or their beginnings) are both taken; what comes after the first that is no card is not seen.
         """
@@ -170,7 +170,7 @@ class Cards:
 def environment(
     folder: str | os.PathLike[str], uuids: Sequence[str], base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables that let a Python process train on these cards; `base` is the environment they are added to.
+    """Environment variables with which a Python process trains on these cards; `base` is the environment to extend.
 
     >>> environment("/cards", ["GPU-1", "GPU-2"], base={})["CUDA_VISIBLE_DEVICES"]
     'GPU-1,GPU-2'

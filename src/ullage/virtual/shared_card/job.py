@@ -22,7 +22,7 @@ from ullage.virtual.torch_api.saving import install_safetensors
 
 
 def install() -> VirtualGPU | None:
-    """Put the virtual card in the place of "cuda"; `None` where the process is to see no card.
+    """Make the virtual card this process's "cuda"; returns `None` if the process sees no card.
 
     A card that cannot be used ends the process with one message and exit code 1: a job must not train without it.
 

@@ -17,7 +17,7 @@ _FLATTEN = "aten._cudnn_rnn_flatten_weight.default"
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the backends in place."""
+    """Make both backends available."""
     limit = [10]  # aten/src/ATen/Context.h, benchmark_limit_cudnn
 
     def get_limit() -> int:

@@ -45,7 +45,7 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
 
 
 def install_torch_api(gpu: GPUState) -> Callable[[], None]:
-    """Put the virtual GPU's answers in place; returns what takes them away again."""
+    """Install all replacements; returns a function that undoes them."""
     torchvision.make_torchvision_importable()
     replacements = Replacements()
     try:

@@ -55,7 +55,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         return self
 
     def seed(self) -> int:
-        """Set a seed that nobody can foresee; returns it."""
+        """Set a random seed; returns it."""
         self._seed, self._offset = int(super().seed()), 0
         return self._seed
 
@@ -109,7 +109,7 @@ def _rebuild(state: torch.Tensor) -> CudaGenerator:
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Give the virtual GPU a default generator and let `torch.Generator` make others."""
+    """Install the default generator, and let `torch.Generator` make others."""
     replacements.put(torch.cuda, "default_generators", (CudaGenerator(),))
     replacements.put(torch, "Generator", AnyGenerator)
 

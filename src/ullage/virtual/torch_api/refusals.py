@@ -14,7 +14,7 @@ _COMPILED = "torch.compile was left out: the eager code was followed, whose memo
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the refusals in place."""
+    """Install the refusals."""
     replacements.put(torch, "compile", _compile(gpu))
     replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
     _refuse_graphs(gpu, replacements)

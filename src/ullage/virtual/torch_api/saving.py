@@ -27,7 +27,7 @@ _reduce_original: Any = torch.Tensor._reduce_ex_internal
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the two directions in place."""
+    """Replace how tensors are pickled and rebuilt."""
     _in_use.append(gpu)
     replacements.on_undo(lambda: _in_use.remove(gpu))
     entry = (0, _tag, _restore)
@@ -139,7 +139,7 @@ rebuild_tensor.__module__ = "torch._utils"
 
 
 def install_safetensors(replacements: Replacements) -> None:
-    """Put the functions of `safetensors` in place as soon as it is imported."""
+    """Replace the functions of `safetensors` as soon as it is imported."""
     replacements.when_imported("safetensors.torch", lambda module: _functions(module, replacements))
     replacements.when_imported("safetensors", lambda module: _opening(module, replacements))
 

@@ -25,7 +25,7 @@ _storage_of = _Base.untyped_storage
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the methods of `torch.Tensor` and `torch.UntypedStorage` in place."""
+    """Replace methods of `torch.Tensor` and `torch.UntypedStorage`."""
     replacements.put(_tensor_str, "_str", _printer(_tensor_str._str))
     replacements.put_all(torch.Tensor, _addresses(gpu) | _leaving(gpu) | _copying(gpu))
     replacements.put(torch.Tensor, "__format__", _formatter(torch.Tensor.__format__))
@@ -225,7 +225,7 @@ _new_tensor: Any = torch._C.TensorBase.new_tensor
 
 
 def install_construction(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the constructors in place."""
+    """Replace `torch.tensor`, `torch.as_tensor` and `Tensor.new_tensor`."""
     torch_device._device_constructors()  # PyTorch remembers the originals: let it, before they are replaced
     replacements.put_all(torch, {"tensor": tensor, "as_tensor": as_tensor})
     replacements.put(torch.Tensor, "new_tensor", new_tensor)
@@ -303,7 +303,7 @@ _KINDS = {name: _make(name, dtype) for name, dtype in _DTYPES.items()}
 
 
 def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the old names in place."""
+    """Install the old names of tensor types."""
     original = torch.set_default_tensor_type
 
     def set_default_tensor_type(t: Any, /) -> None:

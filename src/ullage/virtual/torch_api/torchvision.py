@@ -94,7 +94,7 @@ def _say_that_they_are_there(extension: ModuleType) -> None:
 
 @handler("torchvision.nms.default")
 def nms(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Non-maximum suppression: how many boxes stay depends on data; at most all. Its mask is one bit a pair.
+    """Non-maximum suppression. How many boxes are kept depends on data; all of them are assumed.
 
     torchvision/csrc/ops/cuda/nms_kernel.cu: the sorted boxes, the order and a bit mask are temporaries.
     """
