@@ -83,7 +83,7 @@ def test_a_job_that_does_not_fit_says_what_would_help():
     ("changes", "words"),
     [
         ({}, "every kernel is known"),
-        ({"doubtful": GIB}, "doubtful, one may be 1.00 GiB larger; the bound covers this"),
+        ({"doubtful": GIB}, "doubtful, one may be 1.00 GiB larger; the bound allows for this"),
         ({"guessed": GUESSED, "doubtful": GIB}, "1 of 4 convolution workspaces were guessed (25% of their"),
         (
             {"guessed": GUESSED, "assumed": [MADE_UP]},

@@ -54,7 +54,7 @@ def test_a_workspace_that_was_guessed_without_a_runner_up_is_said():
     assert KNOWN not in e.certainty
     assert (
         "2 of 2 convolution workspaces were guessed (to be empty)" in e.certainty
-        and "the bound covers this" in e.certainty
+        and "the bound allows for this" in e.certainty
     )
 
 
@@ -105,7 +105,10 @@ def test_sparse_gradients_that_are_counted_as_dense_are_said():
 def test_shapes_at_their_maximum_are_counted_and_covered():
     e = ullage.estimate(training(Masked, images(8, 32)), gpu="H200")
     assert KNOWN not in e.certainty
-    assert "assumed: 3 data-dependent shapes at their maximum" in e.certainty and "the bound covers this" in e.certainty
+    assert (
+        "assumed: 3 data-dependent shapes at their maximum" in e.certainty
+        and "the bound allows for this" in e.certainty
+    )
     assert e.assumed == [{"what": "data-dependent shapes at their maximum", "count": 3, "covered": True}]
 
 
@@ -113,6 +116,16 @@ def test_values_that_were_made_up_are_said():
     e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32), read=lambda loss: loss.item()), gpu="H200")
     assert KNOWN not in e.certainty and "values that the code read" in e.certainty
     assert e.assumed[0]["covered"] is False and "the bound does not cover this" in e.certainty
+
+
+def test_fitted_formulas_of_recurrent_networks_are_said():
+    class Last(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x)[0]
+
+    e = ullage.estimate(training(lambda: Last(32, 64), images(20, 8, 32)), gpu="H200")
+    assert KNOWN not in e.certainty and "cuDNN's recurrent networks by fitted formulas" in e.certainty
+    assert e.upper_covers is False
 
 
 def test_what_the_bound_covers_and_what_not_are_told_apart():

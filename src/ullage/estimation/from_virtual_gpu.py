@@ -6,7 +6,7 @@ from typing import Any
 
 from ullage.estimation.result import Estimate
 from ullage.virtual import VirtualGPU
-from ullage.virtual.tracking.places import Place
+from ullage.virtual.tracking.origins import RequestOrigin
 
 LONGEST_TIMELINE = 2000  # points kept; the peaks are always among them
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
@@ -45,7 +45,7 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
     )
 
 
-def _moment(name: str, place: Place | None, step: int | None) -> dict[str, Any]:
+def _moment(name: str, place: RequestOrigin | None, step: int | None) -> dict[str, Any]:
     if place is None:
         return {}
     words = {"operator": place.operator, "module": place.module, "pass": place.part, "step": step}

@@ -213,7 +213,7 @@ class Estimate:
             return ["the bound does not cover " + ("this" if all_of_it else _listed(missing, counted=False))]
         if not self.measured:
             return ["the bound adds 5% for this"]
-        return ["the bound covers this"]
+        return ["the bound allows for this"]
 
     @property
     def effort(self) -> str:

@@ -208,6 +208,9 @@ def time_first_copy(source: torch.Tensor, batch_first: bool, packed: bool) -> in
     return copy_size(twin(source).transpose(0, 1) if batch_first and not packed else source)
 
 
+_FITTED = ("recurrent", "what cuDNN takes for recurrent networks follows fitted formulas, which are not always exact")
+
+
 @kernel("aten._cudnn_rnn.default")
 def cudnn_rnn(call: Call) -> Plan:
     """RNN.cpp, _cudnn_rnn."""
@@ -235,7 +238,7 @@ def cudnn_rnn(call: Call) -> Plan:
         buffer = Alias(3, tuple(flat.shape), flat.stride(), 0)
     workspace = steps.take(network.workspace())
     steps.output(3).free(workspace)
-    return Plan([out, hidden, cells, reserve, buffer], steps.steps, library=CUDNN)
+    return Plan([out, hidden, cells, reserve, buffer], steps.steps, library=CUDNN, note=_FITTED)
 
 
 def _input_copies(source: torch.Tensor, hx: Any, cx: Any, batch_first: bool, packed: bool) -> list[int]:

@@ -35,6 +35,7 @@ NOTE_MEANINGS = {
     "unbounded shapes": NoteMeaning(ASSUMED, "data-dependent shapes without a known maximum", False),
     "nested": NoteMeaning(ASSUMED, "padding in full", True),
     "values": NoteMeaning(ASSUMED, "values that the code read", False),
+    "recurrent": NoteMeaning(ASSUMED, "memory of cuDNN's recurrent networks by fitted formulas", False),
     "streams": NoteMeaning(ASSUMED, "the timing of side streams", False),
     "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False),
     "compile": NoteMeaning(LEFT_OUT, "torch.compile (the eager code ran)", False),
