@@ -32,8 +32,8 @@ from ullage.virtual.kernels.cudnn.workspaces import (
     TABLE,
     TREES,
     WIDE,
+    ConvolutionProblem,
     Formula,
-    Problem,
     Terms,
     by_votes,
     evaluate,
@@ -62,21 +62,21 @@ _EVERY = 7  # layer is held out
 class Measured(NamedTuple):
     """The measured problems of one direction, and what their workspaces can be made of, in columns."""
 
-    problems: list[Problem]
+    problems: list[ConvolutionProblem]
     sizes: Any
     parts: list[Terms]
 
 
-def measured_problems(path: Path) -> dict[Problem, int]:
+def measured_problems(path: Path) -> dict[ConvolutionProblem, int]:
     """Every problem of a measured file; calls that PyTorch's part does not explain are left out."""
-    found: dict[Problem, int] = {}
+    found: dict[ConvolutionProblem, int] = {}
     for row in read_calls(path):
         for problem, size in workspaces_of(row) or ():
             found[problem] = size
     return found
 
 
-def write_table(path: Path, found: dict[Problem, int], header: dict[str, Any]) -> None:
+def write_table(path: Path, found: dict[ConvolutionProblem, int], header: dict[str, Any]) -> None:
     """Sorted hashes as steps, which fit 32 bits, and the sizes that are not zero."""
     rows = sorted((hash_of(problem), size) for problem, size in found.items())
     hashes = np.array([number for number, _ in rows], dtype=np.uint64)
@@ -259,18 +259,18 @@ def export(grown: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def layer_of(problem: Problem) -> int:
+def layer_of(problem: ConvolutionProblem) -> int:
     """A number for the layer of a problem, whatever its batch size, type, layout and direction."""
     layer = (problem.source[1:], problem.weight, problem.stride, problem.groups)
     return zlib.crc32(repr(layer).encode())
 
 
-def has_odd_channels(problem: Problem) -> bool:
+def has_odd_channels(problem: ConvolutionProblem) -> bool:
     """Whether the channels of a group, of the input or of the output, are no multiple of 8."""
     return any(channels // problem.groups % 8 > 0 for channels in (problem.source[1], problem.out[1]))
 
 
-def _part(rows: Sequence[tuple[Problem, int]]) -> Measured:
+def _part(rows: Sequence[tuple[ConvolutionProblem, int]]) -> Measured:
     problems = [problem for problem, _ in rows]
     return Measured(
         problems, np.array([size for _, size in rows], dtype=np.int64), [terms(problem) for problem in problems]
@@ -312,7 +312,7 @@ def main() -> None:
     parser.add_argument("--leaves", type=int, default=12_000, help="of a tree")
     parser.add_argument("--held-out", action="store_true")
     options = parser.parse_args()
-    found: dict[Problem, int] = {}
+    found: dict[ConvolutionProblem, int] = {}
     for path in options.measured:
         found |= measured_problems(path)
     options.out.mkdir(parents=True, exist_ok=True)
