@@ -4,10 +4,10 @@ import io
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.paths import ROOT
 
 import ullage
 from ullage.errors import InvalidValue
@@ -16,7 +16,7 @@ from ullage.estimation.report import print_gpu_table, print_report
 from ullage.estimation.result import BREAKDOWN_WORDS, Estimate
 
 GIB = 2**30
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 GUESSED = {"workspaces": 1, "of": 4, "bytes": 25, "of_bytes": 100}
