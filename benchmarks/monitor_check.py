@@ -24,7 +24,7 @@ from ullage.monitor.activity import ActivityBetween, activity_between
 from ullage.monitor.dcgm import DcgmSource, dcgm_installed
 from ullage.monitor.host import HostWatch
 from ullage.monitor.nvml import NvmlSource
-from ullage.monitor.readings import Device, Reading, Source
+from ullage.monitor.readings import Device, GPUReading, Source
 from ullage.monitor.sampling import Monitor
 
 found: dict[str, Any] = {"checks": {}}
@@ -37,7 +37,7 @@ def check(name: str, value: Any, holds: Callable[[Any], bool], unknown_is_fine: 
     print(f"  {verdict:8} {name}: {value if not isinstance(value, float) else round(value, 4)}")
 
 
-def show(title: str, reading: Reading | ActivityBetween) -> None:
+def show(title: str, reading: GPUReading | ActivityBetween) -> None:
     """A reading in full."""
     values = {key: value for key, value in asdict(reading).items() if value is not None}
     unknown = [key for key, value in asdict(reading).items() if value is None]

@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent / "tests" / "monitor")]
 
 from ullage.monitor.nvml import NvmlSource, pynvml  # noqa: E402
-from ullage.monitor.readings import RATES, Device, Reading, Source  # noqa: E402
+from ullage.monitor.readings import RATES, Device, GPUReading, Source  # noqa: E402
 from ullage.monitor.sampling import Monitor  # noqa: E402
 
 GOAL = 1.0  # percent of one core
@@ -77,7 +77,7 @@ class Several:
                 found.append(Device(place, len(found), device.name, device.total))
         return found
 
-    def read(self, device_id: str) -> Reading:
+    def read(self, device_id: str) -> GPUReading:
         source, id = self._places[device_id]
         return source.read(id)
 

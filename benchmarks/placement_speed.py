@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from ullage.placement import Activity, Job, Ledger, Outcome, Rules, Running, Slot, decide, policies  # noqa: E402
+from ullage.placement import Activity, Job, Ledger, PassOutcome, Rules, Running, Slot, decide, policies  # noqa: E402
 from ullage.units import GIB, MIB  # noqa: E402
 
 ROUNDS = 7
@@ -73,7 +73,7 @@ def main() -> None:
     print(f"{jobs_count:,} waiting jobs over {gpus} GPUs; goal: under {GOAL * 1e3:.0f} ms a decision\n")
     print("| policy | cluster | placed | processor ms | clock ms |")
     print("| --- | --- | --- | --- | --- |")
-    worst, outcome = 0.0, Outcome((), ())
+    worst, outcome = 0.0, PassOutcome((), ())
     for name in policies():
         for title, full, rules in (
             ("empty", False, Rules(unknown="floor")),

@@ -4,10 +4,10 @@ import io
 import json
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.paths import ROOT
 
 import ullage
 from ullage.errors import InvalidValue
@@ -16,7 +16,12 @@ from ullage.estimation.report import print_gpu_table, print_report
 from ullage.estimation.result import BREAKDOWN_WORDS, Estimate
 
 GIB = 2**30
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
+
+
+GUESSED = {"workspaces": 1, "of": 4, "bytes": 25, "of_bytes": 100}
+MADE_UP = {"what": "values that the code read", "count": 2, "covered": False}
+COMPILED = {"what": "torch.compile", "count": 1, "covered": False}
 
 
 def example(**changes) -> Estimate:
@@ -78,13 +83,20 @@ def test_a_job_that_does_not_fit_says_what_would_help():
     ("changes", "words"),
     [
         ({}, "every kernel is known"),
-        ({"doubtful": GIB}, "doubtful, one by up to 1.00 GiB"),
-        ({"measured": False}, "A100-40GB was not measured"),
+        ({"doubtful": GIB}, "doubtful, one may be 1.00 GiB larger; the bound allows for this"),
+        ({"guessed": GUESSED, "doubtful": GIB}, "1 of 4 convolution workspaces were guessed (25% of their"),
+        (
+            {"guessed": GUESSED, "assumed": [MADE_UP]},
+            "2 values that the code read; the bound does not cover val",
+        ),
+        ({"left_out": [COMPILED]}, "at most 15.0 GiB: left out: torch.compile; the bound does not cover this"),
+        ({"measured": False}, "not measured on A100-40GB: rules for other GPUs; the bound adds 5%"),
         ({"measured": None}, "at most 15.0 GiB"),
     ],
 )
 def test_how_sure_it_is(changes, words):
     assert words in example(**changes).certainty
+    assert ("every kernel is known" in example(**changes).certainty) is (not changes)
     assert words in " ".join(printed(print_report, example(**changes)).split())
 
 
@@ -124,9 +136,9 @@ def test_what_is_no_estimate_is_said(values, said):
 
 
 def test_every_json_key_is_documented():
-    text = (DOCS / "json.md").read_text()
+    text = (DOCS / "reference" / "json.md").read_text()
     for name in [*example().to_dict(), *BREAKDOWN_WORDS]:
-        assert f"`{name}`" in text, f"docs/json.md does not explain {name}"
+        assert f"`{name}`" in text, f"docs/reference/json.md does not explain {name}"
 
 
 class Balanced(HTMLParser):
@@ -159,5 +171,5 @@ def test_the_estimate_of_a_real_run_is_shown():
     import torch
 
     e = ullage.estimate(lambda: torch.zeros(1 << 20, device="cuda"), gpu="T4")
-    assert "fits on T4" in printed(print_report, e) and "T4 was not measured" in e.certainty
+    assert "fits on T4" in printed(print_report, e) and "not measured on T4" in e.certainty
     assert Estimate.from_dict(json.loads(e.to_json())) == e

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.nursery import Child, Nursery
+from tests.paths import ROOT
 
 from ullage.errors import NoDaemon
 from ullage.manager.client import Client
@@ -23,7 +24,7 @@ from ullage.manager.settings import read_settings
 from ullage.monitor import Monitor
 from ullage.workloads.job_files import JobSpec
 
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = ROOT / "src"
 PATIENCE = 60.0  # seconds after which something that should have happened is a failure
 
 # The oracle. The lock says whether the same job is alive twice, whatever the daemon believes.

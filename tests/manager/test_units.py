@@ -6,11 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.paths import ROOT
 
-UNITS = sorted((Path(__file__).parents[2] / "examples/systemd").glob("*.service"))
+UNITS = sorted((ROOT / "examples/systemd").glob("*.service"))
 
 
 def read(unit):

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.paths import ROOT
 
 AS_USER = """
 import json, os, pwd, resource, sys
@@ -49,7 +50,7 @@ def shared(request):
 
 
 def as_user(home, verb, **arguments):
-    source = Path(__file__).parents[2] / "src"
+    source = ROOT / "src"
     done = subprocess.run(
         [sys.executable, "-c", AS_USER, str(home.folder), str(source), verb, json.dumps(arguments)],
         capture_output=True, text=True, timeout=60, cwd="/",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from ullage.errors import DeviceLost, InvalidValue, UnknownName
-from ullage.monitor import Device, HostWatch, Monitor, Reading
+from ullage.monitor import Device, GPUReading, HostWatch, Monitor
 
 
 class Clock:
@@ -25,7 +25,7 @@ class Clock:
 class Told:
     """A source whose readings a test tells, one after another; an exception among them is raised."""
 
-    tell: dict[str, Iterator[Reading | Exception]]
+    tell: dict[str, Iterator[GPUReading | Exception]]
     held: dict[str, dict[int, int | None] | None] = field(default_factory=dict)
     name: str = "told"
     hint: str | None = None
@@ -36,7 +36,7 @@ class Told:
     def devices(self) -> list[Device]:
         return [Device(id, number, "a GPU", 1 << 30) for number, id in enumerate(self.tell)]
 
-    def read(self, device_id: str) -> Reading:
+    def read(self, device_id: str) -> GPUReading:
         self.reads += 1
         found = next(self.tell[device_id])
         if isinstance(found, Exception):
@@ -50,8 +50,8 @@ class Told:
         self.closed = True
 
 
-def readings(*shares: float | None) -> list[Reading | Exception]:
-    return [Reading(0.0, smact=share) for share in shares]
+def readings(*shares: float | None) -> list[GPUReading | Exception]:
+    return [GPUReading(0.0, smact=share) for share in shares]
 
 
 def test_the_window_slides_and_leaves_unknown_values_out_of_the_mean() -> None:
@@ -84,8 +84,8 @@ def test_the_newest_known_value_may_be_older_than_the_newest_look() -> None:
 
 def test_a_value_that_looks_repeat_counts_once_and_has_its_own_age() -> None:
     clock = Clock()
-    told = [Reading(0.0, temperature_c=40), Reading(0.0, temperature_c=40, ages={"temperature_c": 1.0})]
-    monitor = Monitor(Told({"a": iter([*told, Reading(0.0, temperature_c=50)])}), clock=clock)
+    told = [GPUReading(0.0, temperature_c=40), GPUReading(0.0, temperature_c=40, ages={"temperature_c": 1.0})]
+    monitor = Monitor(Told({"a": iter([*told, GPUReading(0.0, temperature_c=50)])}), clock=clock)
     for second in range(3):
         clock.now = float(second)
         monitor.look()
@@ -99,7 +99,7 @@ def test_a_value_that_looks_repeat_counts_once_and_has_its_own_age() -> None:
 def test_processes_are_listed_again_soon_after_memory_moved_and_seldom_otherwise() -> None:
     clock = Clock()
     used = [10, 10, 10, 12, 12, 12, 12, 12, 12, 12]
-    source = Told({"a": iter([Reading(0.0, memory_used=bytes) for bytes in used])}, held={"a": {7: 10}})
+    source = Told({"a": iter([GPUReading(0.0, memory_used=bytes) for bytes in used])}, held={"a": {7: 10}})
     source.rates = {"processes": 5.0, "processes moving": 2.0}
     monitor = Monitor(source, clock=clock)
     seen = []
@@ -169,11 +169,11 @@ def test_a_device_that_is_not_listed_any_more_is_lost() -> None:
 def test_the_thread_goes_on_through_failures_and_ends_when_it_is_told() -> None:
     enough = threading.Event()
 
-    def endless() -> Iterator[Reading | Exception]:
+    def endless() -> Iterator[GPUReading | Exception]:
         for number in range(10_000):
             if number == 5:
                 enough.set()
-            yield RuntimeError("every third") if number % 3 == 0 else Reading(0.0, smact=0.5)
+            yield RuntimeError("every third") if number % 3 == 0 else GPUReading(0.0, smact=0.5)
 
     source = Told({"a": endless()})
     with Monitor(source, interval=0.05, window=10) as monitor:
@@ -191,11 +191,11 @@ def test_the_thread_goes_on_through_failures_and_ends_when_it_is_told() -> None:
 def test_a_source_that_hangs_shows_in_the_age_and_does_not_hold_up_the_end() -> None:
     release, hanging = threading.Event(), threading.Event()
 
-    def slow() -> Iterator[Reading | Exception]:
-        yield Reading(0.0, smact=0.5)
+    def slow() -> Iterator[GPUReading | Exception]:
+        yield GPUReading(0.0, smact=0.5)
         hanging.set()
         release.wait(60)
-        yield Reading(0.0, smact=0.5)
+        yield GPUReading(0.0, smact=0.5)
 
     monitor = Monitor(Told({"a": slow()}), interval=0.05, window=10).start()
     assert hanging.wait(20)

@@ -14,7 +14,7 @@ from ullage.placement import (
     Activity,
     Job,
     Ledger,
-    Outcome,
+    PassOutcome,
     Rules,
     Running,
     Slot,
@@ -91,7 +91,7 @@ def scenes(draw: st.DrawFn) -> tuple[str, list[Job], list[Running], list[Slot], 
     return chosen, draw(jobs(1, 10)), running, slots, ledger, site
 
 
-def decided(scene: tuple[str, list[Job], list[Running], list[Slot], Ledger, Rules]) -> Outcome:
+def decided(scene: tuple[str, list[Job], list[Running], list[Slot], Ledger, Rules]) -> PassOutcome:
     return decide(*scene, now=1000.0)
 
 

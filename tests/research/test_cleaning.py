@@ -9,6 +9,7 @@ from typing import Any
 
 import polars
 import pytest
+from tests.paths import ROOT
 from typer.testing import CliRunner
 
 from ullage.cli.main import app
@@ -279,6 +280,6 @@ def test_processes_give_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_columns_are_documented() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "dataset.md").read_text()
+    text = (ROOT / "docs" / "reference" / "dataset.md").read_text()
     assert [column.name for column in COLUMNS if f"`{column.name}`" not in text] == []
     assert [reason for reason in REASONS if f"| {reason} |" not in text] == []

@@ -29,8 +29,8 @@ def test_arbitrary_layers_alone_can_be_listed_without_any_model(tmp_path):
 
 
 def test_layers_of_models_are_listed(tmp_path, monkeypatch):
-    pytest.importorskip("timm")
     make_torchvision_importable()
+    pytest.importorskip("timm")
     torchvision = pytest.importorskip("torchvision")
     monkeypatch.setattr(torchvision.models, "list_models", lambda module: ["squeezenet1_1"])
     for name, value in (("_VIDEO", ()), ("_DENSE", ()), ("_by_family", lambda names: []), ("_PLAIN", re.compile("$x"))):

@@ -6,12 +6,12 @@ import numpy as np
 
 from ullage.research.cudnn_tables import table
 from ullage.research.cudnn_tables.table import find_formulas, has_odd_channels, label
-from ullage.virtual.kernels.cudnn.workspaces import WIDE, Formula, Problem, evaluate, features, terms
+from ullage.virtual.kernels.cudnn.workspaces import WIDE, ConvolutionProblem, Formula, evaluate, features, terms
 
 
 def problem(batch, inner, outer, groups=1, kind="f32", side=8):
     shapes = (batch, inner, side, side), (outer, inner // groups, 1, 1), (batch, outer, side, side)
-    return Problem("w", *shapes, (1, 1), (0, 0), (1, 1), groups, kind, False)
+    return ConvolutionProblem("w", *shapes, (1, 1), (0, 0), (1, 1), groups, kind, False)
 
 
 def part_of(rows):

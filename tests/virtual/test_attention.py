@@ -1,4 +1,4 @@
-"""Attention: the kernel that is chosen, and what each asks for, beside what an H200 was seen to ask for."""
+"""AttentionArguments: the kernel that is chosen, and what each asks for, beside what an H200 was seen to ask for."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ullage
-from ullage.virtual.operators.decompositions import Attention, choose
+from ullage.virtual.operators.decompositions import AttentionArguments, choose_attention_kernel
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "operators_h200.json").read_text())
 HOPPER, AMPERE, CONSUMER, VOLTA = (9, 0), (8, 0), (8, 9), (7, 0)
@@ -18,13 +18,13 @@ HOPPER, AMPERE, CONSUMER, VOLTA = (9, 0), (8, 0), (8, 9), (7, 0)
 def attention(dtype=torch.bfloat16, size=64, length=128, keys=None, mask=None, dropout=0.0, causal=False, heads=8):
     query = torch.empty(2, heads, length, size, dtype=dtype)
     key = torch.empty(2, heads, keys or length, size, dtype=dtype)
-    return Attention(query, key, key, mask, dropout, causal, False)
+    return AttentionArguments(query, key, key, mask, dropout, causal, False)
 
 
 def grouped(dtype):
     """Twice as many heads of the query as of the keys."""
     query, key = torch.empty(2, 8, 128, 64, dtype=dtype), torch.empty(2, 4, 128, 64, dtype=dtype)
-    return Attention(query, key, key, None, 0.0, True, True)
+    return AttentionArguments(query, key, key, None, 0.0, True, True)
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def grouped(dtype):
     ],
 )
 def test_the_kernel_is_chosen_as_pytorch_chooses(given, capability, expected):
-    assert choose(given, capability) == expected
+    assert choose_attention_kernel(given, capability) == expected
 
 
 def test_switches_and_sdpa_kernel_are_obeyed():
     with sdpa_kernel(SDPBackend.MATH):
-        assert choose(attention(), HOPPER) == "math"
+        assert choose_attention_kernel(attention(), HOPPER) == "math"
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-        assert choose(attention(), HOPPER) == "flash"
+        assert choose_attention_kernel(attention(), HOPPER) == "flash"
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
-        assert choose(attention(), HOPPER) == "flash"
+        assert choose_attention_kernel(attention(), HOPPER) == "flash"
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
 

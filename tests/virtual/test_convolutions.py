@@ -13,6 +13,7 @@ from tests.virtual.test_kernels_recorded import play
 import ullage
 from ullage.virtual.kernels.cudnn import workspaces
 from ullage.virtual.kernels.cudnn.workspaces import workspace
+from ullage.virtual.tracking.uncertainty import SURPRISES, Uncertainty
 
 HELD_OUT = Path(__file__).parent / "data" / "held_out_convolutions_h200.jsonl.gz"
 FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
@@ -105,7 +106,7 @@ def test_pytorchs_requests_and_their_order_where_the_table_has_the_workspaces(ca
     """Whether the choice of a workspace is right is not shown here: each is looked up."""
     with ullage.virtual_gpu("H200") as gpu:
         assert backward(gpu, **call)[0] == expected
-    assert gpu.surprise == 0
+    assert gpu.uncertainty.surprise == 0
 
 
 @pytest.mark.parametrize(("call", "expected", "exact"), [(*row, row is MEASURED[0]) for row in MEASURED])
@@ -115,32 +116,42 @@ def test_the_bound_covers_what_the_trees_alone_get_wrong(without_table, call, ex
         sizes, outputs = backward(gpu, **call)
     assert (sizes == expected) is exact
     assert {output.nbytes for output in outputs if output is not None} <= set(sizes)
-    assert gpu.surprise > 0 and gpu.upper - gpu.process_memory >= sum(expected) - sum(sizes)
+    assert gpu.uncertainty.surprise > 0 and gpu.upper - gpu.process_memory >= sum(expected) - sum(sizes)
 
 
 def outside_the_table(lines, look_ups):
-    """Of the calls that the table does not have, by operator: how many, and how many are exact, or off by 1 MiB."""
-    calls, exact, close = Counter(), Counter(), Counter()
+    """Of the calls that the table does not have, by operator: how many, and how many are exact, or off by 1 MiB; last
+    how many take more than a bound allows for."""
+    calls, exact, close, beyond = Counter(), Counter(), Counter(), Counter()
     with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
         gpu.libraries.need = lambda library: None
         for (operator, arguments, keywords), real, _, _ in map(json.loads, lines):
             look_ups.clear()
+            gpu.uncertainty = Uncertainty()
             sizes = [size for size in play(gpu, operator, arguments, keywords)[0] if size >= 0]
             if None in look_ups:
                 calls[operator] += 1
                 exact[operator] += sizes == real
                 close[operator] += abs(sum(sizes) - sum(real)) <= 2**20
-    return {name: (calls[name], exact[name] / calls[name], close[name] / calls[name]) for name in calls}
+                beyond[operator] += sum(real) - sum(sizes) > allowance(gpu.uncertainty)
+    return {name: (calls[name], exact[name] / calls[name], close[name] / calls[name], beyond[name]) for name in calls}
+
+
+def allowance(uncertainty):
+    """What a bound adds for the guesses of one call, with the segment that it always adds."""
+    larger = sum(guess.larger - guess.size for guess in uncertainty.guesses())
+    return larger + SURPRISES * uncertainty.surprise + 20 * 2**20
 
 
 def test_random_layers_that_nothing_was_fitted_on(look_ups):
     """Drawn by benchmarks/held_out_convolutions.py, measured on an H200, and used for nothing else."""
     with gzip.open(HELD_OUT, "rt") as file:
         found = outside_the_table(file, look_ups)
-    count, exact, close = found["aten.convolution.default"]  # 291 and 357 of 396
+    count, exact, close, beyond = found["aten.convolution.default"]  # 291 and 357 of 396
     assert count > 390 and exact >= 0.73 and close >= 0.90
-    count, exact, close = found["aten.convolution_backward.default"]  # 158 and 265 of 396
+    count, exact, close, more = found["aten.convolution_backward.default"]  # 158 and 265 of 396
     assert count > 390 and exact >= 0.39 and close >= 0.66
+    assert beyond + more <= 2  # of 792
 
 
 def test_calls_of_recorded_training_runs_that_are_not_in_the_table(reference, look_ups):
@@ -148,9 +159,9 @@ def test_calls_of_recorded_training_runs_that_are_not_in_the_table(reference, lo
     with gzip.open(reference("groundtruth/kernels_h200.jsonl.gz"), "rt") as file:
         lines = [line for line in file if line.startswith('[["aten.convolution')]
     found = outside_the_table(lines[::10], look_ups)
-    count, exact, close = found["aten.convolution.default"]
+    count, exact, close, _ = found["aten.convolution.default"]
     assert count > 200 and exact >= 0.90 and close >= 0.95
-    count, exact, close = found["aten.convolution_backward.default"]
+    count, exact, close, _ = found["aten.convolution_backward.default"]
     assert count > 200 and exact >= 0.70 and close >= 0.85
 
 
@@ -246,6 +257,6 @@ def test_the_bound_leaves_room_for_a_guess_that_is_not_sure(channels, known):
         layer = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False).cuda()
         layer(torch.zeros(32, channels, 56, 56, device="cuda", requires_grad=True)).sum().backward()
     room = gpu.upper - gpu.process_memory
-    assert (gpu.surprise == 0) is known
-    assert room >= 2 * gpu.surprise
+    assert (gpu.uncertainty.surprise == 0) is known
+    assert room >= 2 * gpu.uncertainty.surprise
     assert (room <= 28 * 2**20) is known  # a segment, and what contexts differ by

@@ -1,4 +1,4 @@
-"""How GPU memory behaves: an exact model of PyTorch's CUDA caching allocator. Standard library only.
+"""An exact model of PyTorch's CUDA caching allocator: what it takes from the GPU, and when. Standard library only.
 
 >>> from ullage.allocator import AllocatorConfig, CachingAllocator
 >>> gpu = CachingAllocator(80 * 2**30, AllocatorConfig.parse("max_split_size_mb:128"))
@@ -11,7 +11,7 @@
 from ullage.allocator.blocks import Block
 from ullage.allocator.caching import CachingAllocator, OutOfMemory, format_size
 from ullage.allocator.config import AllocatorConfig, AllocatorConfigError
-from ullage.allocator.replay import Difference, Event, History, ReplayResult, replay, survives
+from ullage.allocator.replay import AllocatorEvent, History, ReplayDifference, ReplayResult, replay, survives
 from ullage.allocator.statistics import BlockInfo, SegmentInfo
 
 __all__ = [
@@ -20,8 +20,8 @@ __all__ = [
     "Block",
     "BlockInfo",
     "CachingAllocator",
-    "Difference",
-    "Event",
+    "ReplayDifference",
+    "AllocatorEvent",
     "History",
     "OutOfMemory",
     "format_size",

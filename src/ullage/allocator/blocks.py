@@ -1,8 +1,8 @@
-"""Blocks, the sorted lists of free ones, and the two pools that hold them.
+"""Blocks of the allocator, the pools of free blocks, PyTorch's constants, and the addresses of segments.
 
-Two deviations from PyTorch's bookkeeping that change no result: a split hands out the object at the front
-and makes a new one for the rest, and a merge keeps the object with the lower address. So the first block of a
-segment stays one object for the segment's life, and a snapshot needs no set of blocks in use.
+The bookkeeping differs from PyTorch's in two ways that change no result. A split hands out the object at the front and
+makes a new one for the rest; a merge keeps the object with the lower address. The first block of a segment therefore
+stays the same object as long as the segment lives, and a snapshot needs no set of blocks in use.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-# The constants of PyTorch's CUDA caching allocator, each once, with the file that defines it.
-#
-# The names in PyTorch are given beside each; versions 2.6 to 2.13 agree on all of them.
+# Constants of PyTorch's CUDA caching allocator, each with its name there. PyTorch 2.6 to 2.13 agree on all of them.
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -151,7 +149,7 @@ class FreeList:
         del self.blocks[index]
 
     def first_at_least(self, size: int) -> int:
-        """The index of the best fit, or the length of the list where nothing fits."""
+        """The index of the best fit; the length of the list if nothing fits."""
         return bisect_left(self.keys, size << ADDRESS_BITS)
 
     def add_unmapped(self, block: Block) -> None:

@@ -1,10 +1,10 @@
-"""An exact model of PyTorch's CUDACachingAllocator: what is asked of it, what it takes from the driver.
+"""`CachingAllocator`: PyTorch's CUDACachingAllocator, modelled exactly.
 
-``malloc`` and ``free`` are the whole of the common case and are written out in full, because a training run
-calls them hundreds of thousands of times. What happens seldom is apart: new segments and failures in
-the methods below them, expandable segments in expandable.py, reports in statistics.py.
+`malloc` and `free` are written out in full, because a training run calls them hundreds of thousands of times. Rare
+cases are separate: new segments and failed requests in the methods below them, expandable segments in
+`expandable.py`, reports in `statistics.py`.
 
-Not modelled: record_stream (a freed block is free at once), CUDA graphs and private pools.
+Not modelled: `record_stream` (a freed block is free at once), CUDA graphs and private pools.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ullage.allocator.segments import Driver, Segments
 
 
 class OutOfMemory(RuntimeError):
-    """What ``malloc`` raises where PyTorch raises torch.OutOfMemoryError; all numbers are bytes.
+    """Raised by `malloc` where PyTorch raises torch.OutOfMemoryError. All numbers are bytes.
 
     ``requested`` is what was asked for, ``rounded`` the block it needs, ``segment_size`` what was asked of
     the driver, ``allowed`` the limit set by a memory fraction (None without one), ``device_free`` what the
@@ -75,7 +75,7 @@ class OutOfMemory(RuntimeError):
         return self.message()
 
     def message(self, device: int = 0, process: str = "") -> str:
-        """PyTorch's sentence; ``process`` is its part about processes on the card, which needs NVML.
+        """PyTorch's message. ``process`` is the part about processes on the GPU, which needs NVML.
 
         >>> OutOfMemory(512, 512, 2**21, 2**20, 0, 0, 2**30, 2**30).message(device=1)[:60]
         'CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has a '
@@ -310,7 +310,7 @@ class CachingAllocator(Segments):
         self.release_cached_blocks()
 
     def reset_peak_stats(self) -> None:
-        """Let all peaks start anew from the current values, as torch.cuda.reset_peak_memory_stats().
+        """Reset all peaks to the current values, as torch.cuda.reset_peak_memory_stats().
 
         >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(512)); gpu.reset_peak_stats()
         >>> gpu.peak_allocated
@@ -319,7 +319,7 @@ class CachingAllocator(Segments):
         self.reset_peaks()
 
     def reset_accumulated_stats(self) -> None:
-        """Let all totals start anew from zero, as torch.cuda.reset_accumulated_memory_stats().
+        """Reset all totals to zero, as torch.cuda.reset_accumulated_memory_stats().
 
         >>> gpu = CachingAllocator(2**30); block = gpu.malloc(512); gpu.reset_accumulated_stats()
         >>> gpu.memory_stats()["allocation.all.allocated"]
@@ -328,7 +328,7 @@ class CachingAllocator(Segments):
         self.stats_at_reset = statistics.accumulated(self, self.config.max_split_size)
 
     def memory_stats(self) -> dict[str, int]:
-        """What torch.cuda.memory_stats() says, key for key.
+        """What torch.cuda.memory_stats() returns, with the same keys.
 
         >>> gpu = CachingAllocator(2**30); block = gpu.malloc(700)
         >>> gpu.memory_stats()["requested_bytes.all.current"]
@@ -337,7 +337,7 @@ class CachingAllocator(Segments):
         return statistics.memory_stats(self, self.config.max_split_size)
 
     def snapshot(self) -> list[statistics.SegmentInfo]:
-        """What torch.cuda.memory_snapshot() says of segments and blocks, without stack traces.
+        """What torch.cuda.memory_snapshot() returns: segments and blocks, without stack traces.
 
         >>> gpu = CachingAllocator(2**30); block = gpu.malloc(700)
         >>> [(b["size"], b["state"]) for b in gpu.snapshot()[0]["blocks"]]

@@ -1,4 +1,4 @@
-"""The settings of the allocator: PYTORCH_ALLOC_CONF, parsed and checked as PyTorch does."""
+"""The allocator's settings: `PYTORCH_ALLOC_CONF`, parsed and checked the way PyTorch does it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_ROUNDUP = (0,) * ROUNDUP_INTERVALS
 
 
 class AllocatorConfigError(ValueError):
-    """A setting that PyTorch would refuse, or that no model of the native allocator can follow.
+    """Raised for a setting that PyTorch would refuse, or that this model does not cover.
 
     >>> AllocatorConfig.parse("max_split_size_mb:5")
     Traceback (most recent call last):
@@ -44,7 +44,7 @@ class AllocatorConfigError(ValueError):
 
 @dataclass(frozen=True)
 class AllocatorConfig:
-    """What PYTORCH_ALLOC_CONF can say about device memory; sizes in bytes, defaults as PyTorch's.
+    """The settings of PYTORCH_ALLOC_CONF that concern device memory. Sizes are bytes; defaults are PyTorch's.
 
     ``garbage_collection_threshold`` acts only together with a ``memory_fraction`` below 1, as in PyTorch
     (2.9 and later). ``roundup_power2_divisions`` is the table over powers of two from 1 MiB on: entry ``i``

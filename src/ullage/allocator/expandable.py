@@ -1,7 +1,7 @@
-"""Expandable segments: one range of addresses for a stream and pool, memory mapped page by page.
+"""Expandable segments: one range of addresses for each stream and pool, with memory mapped page by page.
 
-A page is 2 MiB in the small pool and 20 MiB (large_segment_size) in the large one. Unlike in PyTorch's
-code, a merge keeps the block with the lower address, see `Block`.
+A page has 2 MiB in the small pool and 20 MiB (`large_segment_size`) in the large one. Unlike in PyTorch's code, a merge
+keeps the block with the lower address; see `blocks.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _size_with_growth(block: Block) -> int:
 
 
 def allocate(allocator: Segments, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block | None:
-    """Map pages until a block of ``size`` bytes is there; None where the driver has no more.
+    """Map pages until there is a block of ``size`` bytes; None if the driver has no more memory.
 
     >>> from ullage.allocator import AllocatorConfig, CachingAllocator
     >>> gpu = CachingAllocator(2**30, AllocatorConfig(expandable_segments=True))

@@ -1,4 +1,4 @@
-"""Replaying a recorded history of an allocator, and saying where the replay differs from it."""
+"""Replay a recorded history of the allocator, and find the first difference between the replay and the recording."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segmen
 UNLIMITED_CAPACITY = 1 << 42  # 4 TiB: more than any card, little enough for expandable address ranges
 
 
-class Event(NamedTuple):
+class AllocatorEvent(NamedTuple):
     """One entry of a history: ``action`` indexes ACTIONS, ``size`` is as requested (segments: as taken).
 
-    >>> Event(0, 4096, 100).name
+    >>> AllocatorEvent(0, 4096, 100).name
     'alloc'
     """
 
@@ -56,13 +56,13 @@ class History:
     def __len__(self) -> int:
         return len(self.action)
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[AllocatorEvent]:
         """The history as a list of events.
 
         >>> History([0], [0], [512]).events()
-        [Event(action=0, addr=0, size=512)]
+        [AllocatorEvent(action=0, addr=0, size=512)]
         """
-        return [Event(*entry) for entry in zip(self.action, self.addr, self.size, strict=True)]
+        return [AllocatorEvent(*entry) for entry in zip(self.action, self.addr, self.size, strict=True)]
 
     def segments(self) -> list[tuple[int, int]]:
         """Address and size of every segment, in the order in which they were taken.
@@ -112,16 +112,16 @@ class History:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first event that a replay has otherwise; None where one of the two has ended.
+class ReplayDifference:
+    """The first event that differs between a history and its replay; None stands for the end of one of them.
 
-    >>> print(Difference(7, Event(0, 512, 100), None))
+    >>> print(ReplayDifference(7, AllocatorEvent(0, 512, 100), None))
     event 7: alloc of 100 at 512 expected, nothing got
     """
 
     index: int
-    expected: Event | None
-    got: Event | None
+    expected: AllocatorEvent | None
+    got: AllocatorEvent | None
 
     def __str__(self) -> str:
         expected, got = (
@@ -143,11 +143,11 @@ class ReplayResult:
     segments: list[tuple[int, int]]
     peak_allocated: int
     peak_reserved: int
-    first_difference: Difference | None
+    first_difference: ReplayDifference | None
 
 
 def replay(history: History, *, true_segments: bool = True) -> ReplayResult:
-    """Make the requests of a history anew and compare, on a card without limit.
+    """Repeat the requests of a history on a GPU without limit, and compare.
 
     With ``true_segments`` new segments get the recorded addresses, so that every address can be compared;
     without, they get addresses of the allocator's own, and only actions and sizes are compared. Blocks
@@ -158,14 +158,14 @@ def replay(history: History, *, true_segments: bool = True) -> ReplayResult:
     None
     """
     expected = history.events()
-    done: list[Event] = []
+    done: list[AllocatorEvent] = []
     recorded = iter([event.addr for event in expected if event.action == SEGMENT_ALLOC])
     allocator = CachingAllocator(
         UNLIMITED_CAPACITY,
         history.config,
         segment_address=(lambda size: _next_address(recorded, done)) if true_segments else None,
     )
-    allocator.on_event = lambda action, addr, size: done.append(Event(action, addr, size))
+    allocator.on_event = lambda action, addr, size: done.append(AllocatorEvent(action, addr, size))
     live: dict[int, Block] = {}
     for event in expected:
         if event.action == ALLOC:
@@ -186,7 +186,7 @@ def replay(history: History, *, true_segments: bool = True) -> ReplayResult:
     )
 
 
-def _next_address(recorded: Iterator[int], done: list[Event]) -> int:
+def _next_address(recorded: Iterator[int], done: list[AllocatorEvent]) -> int:
     """The next recorded segment; where the replay needs more than were recorded, one beyond all others."""
     address = next(recorded, None)
     if address is not None:
@@ -204,15 +204,17 @@ def _free_segment(allocator: CachingAllocator, address: int | None) -> None:
             return
 
 
-def _first_difference(expected: list[Event], done: list[Event], *, addresses: bool) -> Difference | None:
+def _first_difference(
+    expected: list[AllocatorEvent], done: list[AllocatorEvent], *, addresses: bool
+) -> ReplayDifference | None:
     for index, (wanted, got) in enumerate(zip(expected, done, strict=False)):
         same = wanted == got if addresses else (wanted.action, wanted.size) == (got.action, got.size)
         if not same:
-            return Difference(index, wanted, got)
+            return ReplayDifference(index, wanted, got)
     if len(expected) == len(done):
         return None
     index = min(len(expected), len(done))
-    return Difference(
+    return ReplayDifference(
         index,
         expected[index] if index < len(expected) else None,
         done[index] if index < len(done) else None,

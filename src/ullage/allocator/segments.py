@@ -1,4 +1,4 @@
-"""Segments: what the allocator holds of a card's memory, and the driver that it comes from."""
+"""Segments: the memory that the allocator holds, and the driver that it comes from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ullage.allocator.statistics import Counters
 
 
 class Driver(Protocol):
-    """What a card that others use too is asked for; cudaMalloc, cudaFree and cudaMemGetInfo."""
+    """The driver of a GPU that other processes use too: cudaMalloc, cudaFree and cudaMemGetInfo."""
 
     def take(self, size: int) -> bool:
         """Take bytes; false if there are fewer."""
@@ -55,7 +55,7 @@ class Segments(Counters):
         self.driver = driver
 
     def can_take(self, size: int) -> bool:
-        """Whether a segment, or more pages of one, can be had; if so it is taken from the driver.
+        """Take memory for a segment, or for more pages of one, from the driver; false if there is not enough.
 
         >>> from ullage.allocator import CachingAllocator
         >>> CachingAllocator(2**30).can_take(2**30), CachingAllocator(2**30).can_take(2**31)
@@ -66,7 +66,7 @@ class Segments(Counters):
         return self.driver is None or self.driver.take(size)
 
     def give_back(self, size: int) -> None:
-        """A segment, or pages of one, are no longer needed.
+        """Give a segment, or pages of one, back to the driver.
 
         >>> from ullage.allocator import CachingAllocator
         >>> CachingAllocator(2**30).give_back(2**21)
@@ -75,7 +75,7 @@ class Segments(Counters):
             self.driver.give(size)
 
     def free_on_card(self) -> int:
-        """What the driver still has.
+        """Bytes that the driver still has.
 
         >>> from ullage.allocator import CachingAllocator
         >>> CachingAllocator(2**30).free_on_card()

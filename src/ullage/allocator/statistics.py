@@ -1,4 +1,4 @@
-"""What torch.cuda.memory_stats() and torch.cuda.memory_snapshot() say, from the allocator's counters."""
+"""`torch.cuda.memory_stats()` and `torch.cuda.memory_snapshot()`, computed from the allocator's counters."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def accumulated(counters: Counters, max_split_size: int) -> dict[str, int]:
 
 
 def raw_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
-    """Like ``memory_stats``, but counted from the allocator's beginning and in no order."""
+    """Like ``memory_stats``, but unsorted and counted from the allocator's creation."""
     stats: dict[str, int] = {}
     for name, (current, peak, total) in _rows(counters):
         stats[f"{name}.current"] = current

@@ -21,8 +21,8 @@ from ullage.units import format_bytes, parse_bytes
 _CLEAN_EXAMPLES = """Clean measured runs and write them as one Parquet file.
 
 FILES are what 'ullage dataset measure' wrote (also .gz), in any order: memory and utilisation of the same run are
-joined. Tables of GPUMemNet's authors (.csv) are read too. What was dropped and why is told; docs/dataset.md has the
-columns.
+joined. Tables of GPUMemNet's authors (.csv) are read too. What was dropped and why is told; docs/reference/dataset.md
+has the columns.
 
 Examples:
 

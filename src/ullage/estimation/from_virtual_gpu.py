@@ -6,7 +6,7 @@ from typing import Any
 
 from ullage.estimation.result import Estimate
 from ullage.virtual import VirtualGPU
-from ullage.virtual.tracking.places import Place
+from ullage.virtual.tracking.origins import RequestOrigin
 
 LONGEST_TIMELINE = 2000  # points kept; the peaks are always among them
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
@@ -35,14 +35,17 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
         out_of_memory=out_of_memory,
         **_moment("peak", gpu.peak_place, progress.step_at(memory.peak_clock)),
         **_moment("reserved", gpu.peak_reserved_place, progress.step_at(memory.peak_reserved_clock)),
-        doubtful=gpu.uncertain,
+        doubtful=gpu.uncertainty.largest_doubt,
+        guessed=gpu.uncertainty.guessed(),
+        assumed=gpu.assumed,
+        left_out=gpu.left_out,
         measured=gpu.spec.context_measured,
         notes=gpu.notes,
         timeline=_thinned(gpu.timeline),
     )
 
 
-def _moment(name: str, place: Place | None, step: int | None) -> dict[str, Any]:
+def _moment(name: str, place: RequestOrigin | None, step: int | None) -> dict[str, Any]:
     if place is None:
         return {}
     words = {"operator": place.operator, "module": place.module, "pass": place.part, "step": step}

@@ -1,4 +1,4 @@
-"""The report in a terminal: the verdict first, then what it is made of, when, how sure, and what would help."""
+"""The report in a terminal: the verdict, the breakdown, the moment of the peak, how sure it is, and what would help."""
 
 from __future__ import annotations
 

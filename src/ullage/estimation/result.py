@@ -1,4 +1,4 @@
-"""The answer: one object whose `str` is the report and whose attributes are the JSON keys."""
+"""`Estimate`: what an estimate returns. Its attributes are the JSON keys, and `print` shows it as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ullage.errors import InvalidValue
 from ullage.units import format_bytes, format_duration
 
 PROCESS = "process_memory"
-SCHEMA_VERSION = 1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/json.md)
+SCHEMA_VERSION = (
+    1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/reference/json.md)
+)
 
 BREAKDOWN_WORDS = {
     "parameters": "weights and buffers moved with them",
@@ -26,19 +28,25 @@ BREAKDOWN_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a job will take on one GPU; all sizes are bytes.
+    """How much memory a job takes on one GPU. All sizes are bytes.
 
     `peak_allocated` and `peak_reserved` are what `torch.cuda.max_memory_allocated()` and `..._reserved()` would say,
     `process_memory` is what nvidia-smi shows for the process, `upper` the bound for `process_memory` that placement
     uses. `breakdown` sums up to `process_memory`. `out_of_memory` is PyTorch's message if the job does not fit.
 
     `peak_operator`, `peak_module`, `peak_pass` and `peak_step` say when the most was allocated, `reserved_...` when
-    the allocator last took more from the card. `doubtful` is by how much the least certain kernel's temporary could
-    be larger, `measured` whether this very GPU was measured. docs/json.md explains every key.
+    the allocator last took more from the card.
 
-    `estimator` names who made the estimate. Others than Ullage know less: what they do not know is `None`. `figure` is
-    the one figure that the estimator stands for; `figure_kind` says what it is to be compared with: "allocated",
-    "reserved" or "process" memory.
+    How sure the figures are: `measured` says whether this very GPU was measured. `guessed` counts cuDNN's workspaces
+    for convolutions: `workspaces` were guessed `of` so many, `bytes` of `of_bytes`; the others were looked up among
+    measured ones. `doubtful` is by how many bytes one guess could be larger. `assumed` lists what was assumed about
+    the code or its data, and `left_out` what the code does and the run did not follow. Each entry says `what`, how
+    often (`count`), and whether `upper` holds all the same (`covered`). `upper_covers` says so for everything; it is
+    `None` on a GPU that was not measured, for which `upper` only adds 5 %.
+
+    `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
+    `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
+    or "process" memory.
 
     >>> import ullage
     >>> ullage.estimate(train, gpu="H200").peak_reserved      # doctest: +SKIP
@@ -68,6 +76,9 @@ class Estimate:
     reserved_step: int | None = None
     phases: dict[str, int] = field(default_factory=dict)
     doubtful: int | None = None
+    guessed: dict[str, int] | None = None
+    assumed: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
     measured: bool | None = None
     computed_on: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -78,17 +89,17 @@ class Estimate:
 
     @property
     def figure(self) -> int:
-        """The memory that the estimator stands for: its allocated, reserved or process memory, by `figure_kind`."""
+        """The estimator's main figure: allocated, reserved or process memory, as `figure_kind` says."""
         return self._known({"allocated": "peak_allocated", "reserved": "peak_reserved"}.get(self.figure_kind, PROCESS))
 
     @property
     def bound(self) -> int:
-        """The most to expect: `upper`, or the figure itself where the estimator gives no bound."""
+        """The most to expect: `upper`, or `figure` if the estimator gives no bound."""
         return self.figure if self.upper is None else self.upper
 
     @property
     def peaks(self) -> tuple[int, int]:
-        """Allocated and reserved memory, for who needs both; refused where the estimator does not know one of them."""
+        """Peak allocated and peak reserved memory; `InvalidValue` if the estimator does not know both."""
         return self._known("peak_allocated"), self._known("peak_reserved")
 
     def _known(self, name: str) -> int:
@@ -98,9 +109,9 @@ class Estimate:
         return value
 
     def to_dict(self, timeline: bool = True) -> dict[str, Any]:
-        """The attributes as plain values."""
+        """The attributes as a dictionary of plain values."""
         names = [name for name in self.__dataclass_fields__ if timeline or name != "timeline"]
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {"upper_covers": self.upper_covers}
 
     def to_json(self, timeline: bool = True, indent: int | None = None) -> str:
         """The attributes as JSON; the keys are the attributes' names."""
@@ -108,7 +119,7 @@ class Estimate:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Estimate:
-        """An estimate from what `to_dict` or `to_json` gave; keys of later versions that are not known are left out.
+        """Read an estimate from the dictionary of `to_dict`; keys of later versions are ignored.
 
         >>> e = Estimate.from_dict(json.loads(text))      # doctest: +SKIP
         """
@@ -154,22 +165,59 @@ class Estimate:
         return self.fits and self.bound > self.gpu_memory
 
     @property
+    def upper_covers(self) -> bool | None:
+        """Whether `upper` covers all that was guessed, assumed and left out; `None` where nobody measured that."""
+        if not all(entry["covered"] for entry in self.assumed + self.left_out):
+            return False
+        return True if self.measured and self.upper is not None else None
+
+    @property
     def certainty(self) -> str:
-        """How sure the figure is, and why, in a sentence."""
+        """How sure the figure is, in one line: what was guessed, assumed or left out, and whether `upper` covers it."""
         if self.upper is None:
             return f"the estimator {self.estimator} gives no bound"
         most = f"at most {format_bytes(self.upper)}" + (", more than the GPU has" if self.tight else "")
         if self.measured is None:
             return most
+        parts = [] if self.measured else [f"not measured on {self.gpu}: rules for other GPUs"]
+        parts += [self._guessed_words] if self._guessed_words else []
+        parts += [f"{name}: {_listed(entries)}" for name, entries in self._assumptions if entries]
+        if not parts:
+            return f"{most}: the memory of every kernel is known, measured on {self.gpu}"
+        return f"{most}: {'; '.join([*parts, *self._coverage])}"
+
+    @property
+    def _assumptions(self) -> list[tuple[str, list[dict[str, Any]]]]:
+        return [("assumed", self.assumed), ("left out", self.left_out)]
+
+    @property
+    def _guessed_words(self) -> str | None:
+        if not self.guessed or not self.guessed["workspaces"]:
+            return f"the choice of some kernels is doubtful, {self._doubt}" if self.doubtful else None
+        share = self.guessed["bytes"] / max(1, self.guessed["of_bytes"])
+        size = f"{share:.0%} of their bytes" if self.guessed["bytes"] else "to be empty"
+        words = f"{self.guessed['workspaces']} of {self.guessed['of']} convolution workspaces were guessed"
+        return f"{words} ({size}{', ' + self._doubt if self.doubtful else ''})"
+
+    @property
+    def _doubt(self) -> str:
+        return f"one may be {format_bytes(self.doubtful or 0)} larger"
+
+    @property
+    def _coverage(self) -> list[str]:
+        """Whether the bound covers what was guessed, assumed and left out."""
+        missing = [entry for entry in self.assumed + self.left_out if not entry["covered"]]
+        covered = [entry for entry in self.assumed + self.left_out if entry["covered"]]
+        if missing:
+            all_of_it = self.measured and not covered and not self._guessed_words
+            return ["the bound does not cover " + ("this" if all_of_it else _listed(missing, counted=False))]
         if not self.measured:
-            return f"{most}: {self.gpu} was not measured, its kernels follow the rules of its generation"
-        if self.doubtful:
-            return f"{most}: the choice of some kernels is doubtful, one by up to {format_bytes(self.doubtful)}"
-        return f"{most}: the memory of every kernel is known, measured on {self.gpu}"
+            return ["the bound adds 5% for this"]
+        return ["the bound allows for this"]
 
     @property
     def effort(self) -> str:
-        """What was done for the estimate, and how long it took."""
+        """What was run for the estimate, and how long it took."""
         took = f"in {format_duration(self.seconds)}, without a GPU"
         if self.estimator == "ullage":
             return f"{self.steps} optimizer steps followed {took}"
@@ -201,7 +249,23 @@ class Estimate:
     def _repr_html_(self) -> str:
         """The report as a notebook shows it."""
 
-        return card(self)
+        return notebook_html(self)
+
+
+_COUNTABLE = ("data-dependent shapes", "values", "sparse gradients")
+
+
+def _listed(entries: list[dict[str, Any]], counted: bool = True) -> str:
+    """Assumptions in words.
+
+    >>> _listed([{"what": "data-dependent shapes", "count": 3}, {"what": "memory of NCCL", "count": 1}])
+    '3 data-dependent shapes, memory of NCCL'
+    """
+    words = []
+    for entry in entries:
+        with_count = counted and entry["count"] > 1 and entry["what"].startswith(_COUNTABLE)
+        words.append(f"{entry['count']} {entry['what']}" if with_count else entry["what"])
+    return ", ".join(words)
 
 
 def moment(operator: str | None, module: str | None, part: str | None, step: int | None) -> str | None:
@@ -246,11 +310,8 @@ BREAKDOWN_COLOURS = {
 }
 
 
-# An estimate as a notebook shows it: one card of HTML that brings its own style and needs nothing else.
-
-
-def card(estimate: Estimate) -> str:
-    """The card. Colours of the text are the notebook's own, so that it fits light and dark ones."""
+def notebook_html(estimate: Estimate) -> str:
+    """An estimate as HTML for a notebook, with a style of its own; text has the notebook's colours, light or dark."""
     good = estimate.fits
     colour, word = ("#1a7f4b", "✓") if good else ("#c9372c", "✗")
     parts = [

@@ -32,7 +32,7 @@ _KEYS = sorted(
 
 @cache
 def catalogue_tables() -> dict[str, Any]:
-    """The catalogue's file as it stands: the tables `generation`, `capability`, `gpu` and `mig`.
+    """The parsed file of the catalogue: the tables `generation`, `capability`, `gpu` and `mig`.
 
     >>> sorted(catalogue_tables())
     ['capability', 'generation', 'gpu', 'mig']
@@ -49,7 +49,7 @@ def read_catalogue() -> dict[str, GPU]:
     """
     tables, cards = catalogue_tables(), {}
     for name, table in tables["gpu"].items():
-        cards[name] = card_from_table(name, table, f"catalogue.toml, {name}")
+        cards[name] = gpu_from_table(name, table, f"catalogue.toml, {name}")
         for instance in _mig_instances(cards[name], tables["mig"].get(name)):
             cards[instance.name] = instance
     return cards
@@ -64,12 +64,12 @@ def gpus() -> tuple[GPU, ...]:
     return tuple(read_catalogue().values())
 
 
-def card_from_table(name: str, table: Table, where: str, base: GPU | None = None) -> GPU:
-    """One GPU from its keys; what they leave out comes from `base`, or else from its generation.
+def gpu_from_table(name: str, table: Table, where: str, base: GPU | None = None) -> GPU:
+    """A GPU from the keys of a table. Missing keys come from `base`, or else from its generation.
 
     `where` names the file in an error's text.
 
-    >>> card_from_table("X", {"memory": "24GiB", "compute_capability": "8.6"}, "x.toml").max_threads_per_sm
+    >>> gpu_from_table("X", {"memory": "24GiB", "compute_capability": "8.6"}, "x.toml").max_threads_per_sm
     1536
     """
     given = _checked(table, where)
@@ -83,7 +83,7 @@ def card_from_table(name: str, table: Table, where: str, base: GPU | None = None
 
 
 def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
-    """What the catalogue says of every GPU of a compute capability, as fields of `GPU`.
+    """What all GPUs of a compute capability have in common, as fields of `GPU`.
 
     >>> defaults((8, 0))["shared_memory_per_sm_kib"]
     164
@@ -96,7 +96,7 @@ def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
 
 
 def derived_usable(memory: int, compute_capability: tuple[int, int] | None) -> tuple[int, str]:
-    """What is left of `memory` after the driver's share, and how that was reckoned.
+    """The part of `memory` that is left after the driver's share, and how it was computed.
 
     The shares were fitted to the cards whose usable memory is published: within 1 % of each.
 
@@ -111,14 +111,14 @@ def derived_usable(memory: int, compute_capability: tuple[int, int] | None) -> t
     return usable, f"derived: memory less the driver's share on {generation or 'ampere'}"
 
 
-def read_own_card(path: Path, named: Callable[[str], GPU]) -> GPU:
-    """The GPU that a short TOML file describes; `base = "A100-40GB"` starts from a card of the catalogue.
+def read_own_gpu(path: Path, named: Callable[[str], GPU]) -> GPU:
+    """Read a GPU from a TOML file; `base = "A100-40GB"` starts from a GPU of the catalogue.
 
     `named` finds that card. Every mistake in the file is one `InvalidValue` that names the file and the key.
 
     >>> import tempfile; card = Path(tempfile.mkdtemp(), "mycard.toml")
     >>> _ = card.write_text('base = "A100-40GB"\\nmemory = "20GiB"')
-    >>> read_own_card(card, read_catalogue().__getitem__).name
+    >>> read_own_gpu(card, read_catalogue().__getitem__).name
     'mycard'
     """
     try:
@@ -130,7 +130,7 @@ def read_own_card(path: Path, named: Callable[[str], GPU]) -> GPU:
         raise InvalidValue(f"{path}: needed TOML; found a mistake: {error}") from None
     base = _base(table.pop("base"), named, path) if "base" in table else None
     name = _value("name", table.get("name", path.stem), str(path))
-    return card_from_table(name, table, str(path), base)
+    return gpu_from_table(name, table, str(path), base)
 
 
 def _base(name: Any, named: Callable[[str], GPU], path: Path) -> GPU:

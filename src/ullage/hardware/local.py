@@ -15,7 +15,7 @@ _SAME_MEMORY = 0.10
 
 
 def local_gpus(nvml: Any = None) -> list[GPU]:
-    """The GPUs of this machine in NVML's order, a card in MIG mode as its instances; `[]` without a driver.
+    """The GPUs of this machine, in NVML's order. A GPU in MIG mode is listed as its instances. `[]` without a driver.
 
     A GPU that the catalogue knows by device name and size keeps its figures, with the memory that NVML
     reports; of another one, what NVML does not say is `None`. `nvml` is the module `pynvml` (package

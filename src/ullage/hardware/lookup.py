@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.hardware.catalogue import gpus, read_catalogue, read_own_card
+from ullage.hardware.catalogue import gpus, read_catalogue, read_own_gpu
 from ullage.hardware.local import local_gpus
 from ullage.hardware.specification import GPU
 from ullage.home import home
@@ -21,7 +21,7 @@ _COUNT_AND_NAME = re.compile(r"(?:([0-9]+)\s*[x×*]\s*)?(.+)")
 
 
 def gpu(name: str | Path | GPU) -> GPU:
-    """The GPU of that name, whatever its case, hyphens, underscores and spaces; or of a TOML file's path.
+    """Find a GPU by name; case, hyphens, underscores and spaces do not matter. A path reads a TOML file.
 
     A short name will do where only one GPU is called so (`"4090"`, `"gh200"`), and so does what PyTorch
     prints (`"NVIDIA A100-SXM4-40GB"`). A name that fits several ("a100") raises `UnknownName` with them all.
@@ -37,16 +37,16 @@ def gpu(name: str | Path | GPU) -> GPU:
     if not isinstance(name, str | Path):
         raise InvalidValue(f"needed the name of a GPU or the path of a TOML file; found {name!r}")
     if isinstance(name, Path) or name.strip().endswith(".toml"):
-        return read_own_card(Path(str(name).strip()), _named)
+        return read_own_gpu(Path(str(name).strip()), _named)
     local = _LOCAL.fullmatch(name.strip())
     if local is not None:
         return _local(int(local[1] or 0))
     own = own_files().get(name.strip().casefold())
-    return read_own_card(own, _named) if own is not None else _named(name)
+    return read_own_gpu(own, _named) if own is not None else _named(name)
 
 
 def own_files() -> dict[str, Path]:
-    """The files of one's own GPUs, in `$ULLAGE_HOME/gpus`, by name in small letters.
+    """The files in `$ULLAGE_HOME/gpus`, by their names in lower case.
 
     >>> isinstance(own_files(), dict)
     True
@@ -58,16 +58,16 @@ def own_files() -> dict[str, Path]:
 
 
 def own_gpus() -> tuple[GPU, ...]:
-    """One's own GPUs, from the files in `$ULLAGE_HOME/gpus`; a mistake in one of them is said.
+    """The GPUs that the files in `$ULLAGE_HOME/gpus` describe. A mistake in one of them raises `InvalidValue`.
 
     >>> isinstance(own_gpus(), tuple)
     True
     """
-    return tuple(read_own_card(path, _named) for path in own_files().values())
+    return tuple(read_own_gpu(path, _named) for path in own_files().values())
 
 
 def select_gpus(text: str) -> list[GPU]:
-    """GPUs to compare: `"all"` (every whole card and one's own), `"mig"`, a generation, or names with commas.
+    """GPUs to compare: `"all"` (without MIG instances), `"mig"`, a generation, or names separated by commas.
 
     >>> len(select_gpus("all")) > 45, {card.generation for card in select_gpus("hopper")}
     (True, {'hopper'})

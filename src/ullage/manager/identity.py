@@ -134,7 +134,7 @@ class Tokens:
 
     >>> import tempfile
     >>> tokens = Tokens(Path(tempfile.mkdtemp()), [])
-    >>> tokens.who(tokens.token_of(os.getuid())).uid == os.getuid(), tokens.who("ullage-0-" + "0" * 64)
+    >>> tokens.caller(tokens.token_of(os.getuid())).uid == os.getuid(), tokens.caller("ullage-0-" + "0" * 64)
     (True, None)
     """
 

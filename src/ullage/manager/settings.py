@@ -1,4 +1,4 @@
-"""The site's choices: a TOML file, every name with a default that is meant to be right."""
+"""The settings of a daemon, from a TOML file; every one has a default."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Part(BaseModel):
 
 
 class PlacementSettings(_Part):
-    """Conditions of a placement (`ullage.placement.Rules`); `smact_limit = "off"` lets jobs share however busy."""
+    """When a job may be placed on a GPU (`ullage.placement.Rules`). `smact_limit = "off"` ignores how busy it is."""
 
     smact_limit: Annotated[float, Field(ge=0, le=1)] | Literal["off"] = 0.80
     free_floor: Bytes = Field(default=5 * GIB, ge=0)
@@ -34,14 +34,14 @@ class PlacementSettings(_Part):
 
 
 class MonitorSettings(_Part):
-    """How often the GPUs are read, and over how long the activity that placements heed is a mean."""
+    """How often the GPUs are read, and the length of the window over which their activity is averaged."""
 
     interval: Seconds = Field(default=1.0, ge=0.05, le=3600)
     window: Seconds = Field(default=90.0, gt=0, le=86400)
 
 
 class EstimateSettings(_Part):
-    """Who estimates on the way in, and within what limits."""
+    """Which estimator is used for submitted jobs, and its limits of time and memory."""
 
     estimator: str = "ullage"
     timeout: Seconds = Field(default=300.0, gt=0)
@@ -51,7 +51,7 @@ class EstimateSettings(_Part):
 
 
 class RecoverySettings(_Part):
-    """When a job is tried again: `attempts` in all after failures of memory, `others` more after the system's."""
+    """How often a job is tried: `attempts` times if memory runs out, `others` more times if the system fails."""
 
     attempts: int = Field(default=5, ge=1)
     others: int = Field(default=5, ge=0)
@@ -60,7 +60,7 @@ class RecoverySettings(_Part):
 
 
 class RunSettings(_Part):
-    """How jobs run: the grace between SIGTERM and SIGKILL, and what happens to one that takes more than promised."""
+    """How jobs run: the grace between SIGTERM and SIGKILL, and what happens to one that uses more than its promise."""
 
     grace: Seconds = Field(default=30.0, ge=0)
     over_promise: Literal["leave", "stop"] = "leave"
@@ -70,7 +70,7 @@ class RunSettings(_Part):
 
 
 class FairnessSettings(_Part):
-    """Shares of users (1 each by default), time slots for jobs that can resume, and the checkpoint signal's lead."""
+    """Shares of users (1 by default), time slots for resumable jobs, and how early they are told to save themselves."""
 
     shares: dict[str, Annotated[float, Field(gt=0)]] = {}
     slot: Seconds | None = Field(default=None, gt=0)
@@ -79,7 +79,7 @@ class FairnessSettings(_Part):
 
 
 class AccessSettings(_Part):
-    """Who may speak to the daemon: a group beside its own user, and operators, who may stop anybody's jobs."""
+    """Who may use the daemon: its own user, a group, and operators, who may change anybody's jobs."""
 
     group: str | None = None
     operators: list[str] = []
@@ -87,15 +87,15 @@ class AccessSettings(_Part):
 
 
 class ApiSettings(_Part):
-    """The REST API: where it listens (`8600`, or `HOST:PORT`; 0 takes any free port). Without that it is off."""
+    """Where the REST API listens: a port, or `HOST:PORT`; port 0 takes any free one. Without it, the API is off."""
 
     listen: str | None = Field(default=None, max_length=200)
 
 
-class Settings(_Part):
-    """All of the above.
+class ManagerSettings(_Part):
+    """All settings of a daemon.
 
-    >>> Settings().policy, Settings().placing.margin == 2 * GIB
+    >>> ManagerSettings().policy, ManagerSettings().placing.margin == 2 * GIB
     ('ullage', True)
     """
 
@@ -112,8 +112,8 @@ class Settings(_Part):
     api: ApiSettings = ApiSettings()
 
 
-def read_settings(file: Path | None, **given: Any) -> Settings:
-    """The settings of a file, or the defaults; what is given besides (not `None`) is taken instead.
+def read_settings(file: Path | None, **given: Any) -> ManagerSettings:
+    """The settings of a file, or the defaults. Values that are given (not `None`) override those of the file.
 
     >>> read_settings(None, policy="magm", virtual=None).policy
     'magm'
@@ -132,4 +132,4 @@ def read_settings(file: Path | None, **given: Any) -> Settings:
     if estimator is not None:
         values["estimating"] = {**values.get("estimating", {}), "estimator": estimator}
     values |= {name: value for name, value in given.items() if value is not None}
-    return checked(Settings, values, f"the settings in {file}" if file else "the settings")
+    return checked(ManagerSettings, values, f"the settings in {file}" if file else "the settings")

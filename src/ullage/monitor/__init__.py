@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ullage.monitor.dcgm import DcgmSource
     from ullage.monitor.host import HostReading, HostWatch
     from ullage.monitor.nvml import NvmlSource
-    from ullage.monitor.readings import Device, ProcessReading, Reading, Source
+    from ullage.monitor.readings import Device, GPUReading, ProcessReading, Source
     from ullage.monitor.sampling import Monitor, Window
     from ullage.monitor.sources import VirtualSource, best_source
 
@@ -23,12 +23,12 @@ _HOMES = {
     "ActivityBetween": "activity",
     "Device": "readings",
     "DcgmSource": "dcgm",
+    "GPUReading": "readings",
     "HostReading": "host",
     "HostWatch": "host",
     "Monitor": "sampling",
     "NvmlSource": "nvml",
     "ProcessReading": "readings",
-    "Reading": "readings",
     "Source": "readings",
     "VirtualSource": "sources",
     "Window": "sampling",
@@ -40,12 +40,12 @@ __all__ = [
     "ActivityBetween",
     "DcgmSource",
     "Device",
+    "GPUReading",
     "HostReading",
     "HostWatch",
     "Monitor",
     "NvmlSource",
     "ProcessReading",
-    "Reading",
     "Source",
     "VirtualSource",
     "Window",

@@ -19,7 +19,7 @@ from typing import IO
 
 from ullage.errors import NoGPUSource
 from ullage.monitor.nvml import Busy
-from ullage.monitor.readings import Device, Reading, Source
+from ullage.monitor.readings import Device, GPUReading, Source
 
 # DCGM's field numbers (DCGM_FI_PROF_*): shares from 0 to 1, PCIe in bytes a second as the GPU sees it.
 FIELD_IDS = {
@@ -88,7 +88,7 @@ class DcgmSource:
                 self._start()
         return devices
 
-    def read(self, device_id: str) -> Reading:
+    def read(self, device_id: str) -> GPUReading:
         """The other source's reading, with DCGM's activity where it is fresh."""
         reading = self._base.read(device_id)
         self._start_again_if_dead()

@@ -1,4 +1,8 @@
-"""Readings from NVML, with GPM's activity on Hopper and later."""
+"""Readings from NVML, through pynvml (package nvidia-ml-py), which need not be installed.
+
+Activity comes from GPM, on Hopper and later: counters in the hardware that tell how busy the parts of a GPU were
+between two readings. Each value is read at its own rate (`readings.RATES`).
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ullage.errors import DeviceLost, NoGPUSource
-from ullage.monitor.readings import RATES, Device, Reading, due
+from ullage.monitor.readings import RATES, Device, GPUReading, due
 from ullage.units import MIB
-
-# NVML's GPM: how busy the parts of a GPU were between two looks, from counters in the hardware (Hopper and later).
 
 # The driver refreshes its counters about every 100 ms (NVML reference, nvmlGpmMetricsGet): over less they say nothing.
 SHORTEST = 0.1
@@ -144,8 +146,6 @@ def gpm_supported(nvml: Any, handle: Any) -> bool:
         return False
 
 
-# The values of one GPU or MIG instance by NVML, each read at its own rate (rates.py).
-
 _Values = dict[str, Any]
 
 
@@ -189,7 +189,7 @@ class Asking:
             raise error
 
 
-class Values:
+class NVMLValues:
     """What is known of one device from one look to the next; `read` asks for what is due and repeats the rest.
 
     `counter` is GPM's, where the device has one: activity and PCIe traffic come from it, or are unknown. A MIG instance
@@ -219,7 +219,7 @@ class Values:
         self._kept: dict[str, tuple[float, _Values]] = {}
         self._traffic: tuple[float, int, int] | None = None  # when, bytes received, bytes sent
 
-    def read(self) -> Reading:
+    def read(self) -> GPUReading:
         """One look."""
         now = self._clock()
         found: _Values = {}
@@ -235,7 +235,7 @@ class Values:
                 values = kept[1]
                 ages |= {field: now - kept[0] for field, value in values.items() if value is not None}
             found |= values
-        return Reading(time=time.time(), ages=ages, **found)
+        return GPUReading(time=time.time(), ages=ages, **found)
 
     # One method for each row of the table of rates.
 
@@ -294,8 +294,6 @@ def _scaled(thousandths: int | None) -> float | None:
     return None if thousandths is None else thousandths / 1000
 
 
-# pynvml (package nvidia-ml-py), which need not be installed.
-
 INSTALL = "needed the package nvidia-ml-py to ask NVML; type: pip install nvidia-ml-py"
 
 
@@ -333,7 +331,7 @@ class _Known:
     """What is kept of a device from one look to the next."""
 
     device: Device
-    values: Values
+    values: NVMLValues
 
 
 class NvmlSource:
@@ -384,10 +382,10 @@ class NvmlSource:
         self._known = found
         return [known.device for known in found.values()]
 
-    def read(self, device_id: str) -> Reading:
+    def read(self, device_id: str) -> GPUReading:
         """One look; a value that NVML refuses is `None`, and a GPU that is lost raises `DeviceLost`.
 
-        What is not due yet is repeated from the last look that read it, with its age in `Reading.ages`.
+        What is not due yet is repeated from the last look that read it, with its age in `GPUReading.ages`.
         """
         with self._lock, self._watching_for_loss(device_id):
             return self._find(device_id).values.read()
@@ -477,7 +475,7 @@ class NvmlSource:
         if not device.divided and gpm_supported(self._nvml, card):
             with contextlib.suppress(self._nvml.NVMLError):
                 counter = GpmCounter(self._nvml, card, device.instance)
-        return _Known(device, Values(self._asking, handle, counter, device.mig, self.rates, self._clock))
+        return _Known(device, NVMLValues(self._asking, handle, counter, device.mig, self.rates, self._clock))
 
     def _mig_places(self, handle: Any) -> int | None:
         mode = self._asking.ask("nvmlDeviceGetMigMode", handle)

@@ -1,4 +1,4 @@
-"""What is read: a GPU's reading at one moment, and what every source of readings offers."""
+"""What is read and how often: a GPU's reading at one moment, and what every source of readings offers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Reading:
+class GPUReading:
     """One look at one GPU. Shares are from 0 to 1, memory is in bytes, `time` is the wall clock's. `None` is unknown.
 
     `gract` to `tensor` and the PCIe traffic are means since they were read before; the others are of one moment. `ages`
     has the seconds since it was read for each value that is repeated.
     `utilization` is NVML's own word for the share of time in which any kernel ran; it stands in for nothing.
 
-    >>> Reading(time=0.0, memory_used=1 << 30).smact is None
+    >>> GPUReading(time=0.0, memory_used=1 << 30).smact is None
     True
     """
 
@@ -65,13 +65,13 @@ class Reading:
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON.
 
-        >>> Reading(time=0.0).to_dict()["smact"] is None
+        >>> GPUReading(time=0.0).to_dict()["smact"] is None
         True
         """
         return asdict(self)
 
 
-FIELDS = tuple(each.name for each in fields(Reading) if each.name not in ("time", "ages"))
+FIELDS = tuple(each.name for each in fields(GPUReading) if each.name not in ("time", "ages"))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Source(Protocol):
     def devices(self) -> list[Device]:
         """What is there now; ask again to see what has come and gone."""
 
-    def read(self, device_id: str) -> Reading:
+    def read(self, device_id: str) -> GPUReading:
         """One look at one device."""
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
@@ -118,11 +118,11 @@ class Source(Protocol):
         """Let go of what the source holds."""
 
 
-# How often each thing is read. The one place to change it: NVML's calls take processor time in the driver.
-
+# How often each thing is read, in one place, since NVML's calls take processor time in the driver.
+#
 # Seconds between two readings of a thing; 0 is at every look. `benchmarks/monitor_overhead.py` prints what each call
 # takes on a machine and tries other rates (--rates activity=2,energy=5). A value that a look did not read afresh is
-# repeated, and its age is told (`Reading.ages`). Activity and PCIe are means since the reading before, so they cover
+# repeated, and its age is told (`GPUReading.ages`). Activity and PCIe are means since the reading before, so they cover
 # all of the time at any rate. On an H200 (driver 580) the two slow calls are that of energy, 3.6 ms of processor time,
 # and GPM's, 1.8 ms; power takes a microsecond.
 RATES: Mapping[str, float] = {

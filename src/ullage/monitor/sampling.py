@@ -1,4 +1,4 @@
-"""The monitor: a thread that looks at every GPU again and again and keeps the last so many seconds."""
+"""The monitor: a thread that reads every GPU regularly, and the window of its latest readings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import Any
 
 from ullage.errors import DeviceLost, InvalidValue, UnknownName
 from ullage.monitor.host import HostReading, HostWatch
-from ullage.monitor.readings import FIELDS, RATES, Device, ProcessReading, Reading, Source, due
-
-# Readings of the last so many seconds of one GPU, and what they come to.
+from ullage.monitor.readings import FIELDS, RATES, Device, GPUReading, ProcessReading, Source, due
 
 
 class Window:
@@ -26,12 +24,13 @@ class Window:
     are left out of a mean, and `count` tells how many are in it. A late look counts as much as one in time, and a value
     that looks repeat counts once, in the look that read it.
 
-    >>> window = Window([(0.0, Reading(0.0, smact=0.2)), (1.0, Reading(1.0, smact=0.6)), (2.0, Reading(2.0))], now=3.0)
+    >>> readings = [GPUReading(0.0, smact=0.2), GPUReading(1.0, smact=0.6), GPUReading(2.0)]
+    >>> window = Window([(reading.time, reading) for reading in readings], now=3.0)
     >>> window.mean("smact"), window.count("smact"), window.age("smact"), window.mean("drama")
     (0.4, 2, 2.0, None)
     """
 
-    def __init__(self, looks: Sequence[tuple[float, Reading]], now: float) -> None:
+    def __init__(self, looks: Sequence[tuple[float, GPUReading]], now: float) -> None:
         self._looks, self._now = looks, now
 
     def __len__(self) -> int:
@@ -56,7 +55,7 @@ class Window:
     def percentile(self, field: str, percent: float) -> float | None:
         """The smallest known value that at least so many percent of the known values do not exceed.
 
-        >>> looks = [(0.0, Reading(0.0, power_w=watts)) for watts in (300, 100, 200, 400)]
+        >>> looks = [(0.0, GPUReading(0.0, power_w=watts)) for watts in (300, 100, 200, 400)]
         >>> Window(looks, now=0.0).percentile("power_w", 50)
         200
         """
@@ -90,10 +89,10 @@ class Window:
         }
 
 
-def forget_old(looks: deque[tuple[float, Reading]], oldest: float) -> None:
+def forget_old(looks: deque[tuple[float, GPUReading]], oldest: float) -> None:
     """Drop looks from before a moment.
 
-    >>> looks = deque([(1.0, Reading(1.0)), (5.0, Reading(5.0))]); forget_old(looks, 2.0); len(looks)
+    >>> looks = deque([(1.0, GPUReading(1.0)), (5.0, GPUReading(5.0))]); forget_old(looks, 2.0); len(looks)
     1
     """
     while looks and looks[0][0] < oldest:
@@ -136,7 +135,7 @@ class Monitor:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._devices: dict[str, Device] = {}
-        self._looks: dict[str, deque[tuple[float, Reading]]] = {}
+        self._looks: dict[str, deque[tuple[float, GPUReading]]] = {}
         self._held: dict[str, _Held] = {}
         self._lost: dict[str, str] = {}
         self._watch = HostWatch(clock)
@@ -158,7 +157,7 @@ class Monitor:
             self._check(device_id)
             return self._lost.get(device_id)
 
-    def latest(self, device_id: str) -> Reading | None:
+    def latest(self, device_id: str) -> GPUReading | None:
         """The newest reading; `None` before the first one and for a lost device. `window(id).age()` is its age."""
         with self._lock:
             looks = self._known_looks(device_id)
@@ -308,7 +307,7 @@ class Monitor:
         with self._lock:
             self._hosts = found
 
-    def _known_looks(self, device_id: str) -> deque[tuple[float, Reading]]:
+    def _known_looks(self, device_id: str) -> deque[tuple[float, GPUReading]]:
         self._check(device_id)
         return self._looks.get(device_id) or deque()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ullage.monitor.readings import Device, Reading
+from ullage.monitor.readings import Device, GPUReading
 from ullage.monitor.sampling import Monitor
 
 
@@ -14,8 +14,8 @@ def snapshot(monitor: Monitor) -> dict[str, Any]:
 
         snapshot(monitor)["gpus"][0]["smact"]
 
-    Keys: `time`, `source`, `hint`, `failures` and `gpus`. A GPU has what `Device` and `Reading` have, `lost` (why, or
-    `None`), `age` (seconds since the reading), `ages` (of values that were read before it), `processes`: a list, or
+    Keys: `time`, `source`, `hint`, `failures` and `gpus`. A GPU has what `Device` and `GPUReading` have, `lost` (why,
+    or `None`), `age` (seconds since the reading), `ages` (of values that were read before it), `processes`: a list, or
     `None` where they are unknown, and `processes_age`.
     """
     return {
@@ -29,7 +29,7 @@ def snapshot(monitor: Monitor) -> dict[str, Any]:
 
 def _gpu(monitor: Monitor, device: Device) -> dict[str, Any]:
     reading = monitor.latest(device.id)
-    values = (reading or Reading(time=0.0)).to_dict()
+    values = (reading or GPUReading(time=0.0)).to_dict()
     del values["time"]
     window = monitor.window(device.id)
     ages = {field: window.age(field) for field in values.pop("ages")}

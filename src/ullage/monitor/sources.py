@@ -1,4 +1,4 @@
-"""Which source of readings to use on this machine."""
+"""Which source of readings to use on this machine, and the source for virtual GPUs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ullage.errors import DeviceLost, InvalidValue, NoGPUSource
 from ullage.monitor.dcgm import DcgmSource, dcgm_installed
 from ullage.monitor.nvml import NvmlSource
-from ullage.monitor.readings import Device, Reading, Source
+from ullage.monitor.readings import Device, GPUReading, Source
 
 if TYPE_CHECKING:
     from ullage.virtual.shared_card.cards import Card
-
-
-# Readings of virtual cards: memory and who holds it. Nothing is computed on them, so activity stays unknown.
 
 
 class VirtualSource:
@@ -24,7 +21,8 @@ class VirtualSource:
 
         source = VirtualSource("/srv/ullage/cards/default")
 
-    Power, temperature, clocks, traffic and activity are unknown.
+    Only memory and who holds it are known: nothing is computed on a virtual GPU, so power, temperature, clocks, traffic
+    and activity are unknown.
     """
 
     name = "virtual"
@@ -46,10 +44,10 @@ class VirtualSource:
             raise NoGPUSource(f"{error}; 'ullage serve --virtual 4xA100-40GB' makes some") from None
         return [Device(card.uuid, card.index, card.name, card.total) for card in self._cards.values()]
 
-    def read(self, device_id: str) -> Reading:
+    def read(self, device_id: str) -> GPUReading:
         """Memory that living processes hold now."""
         used = sum(self._held(device_id).values())
-        return Reading(time=time.time(), memory_used=used, memory_total=self._cards[device_id].total)
+        return GPUReading(time=time.time(), memory_used=used, memory_total=self._cards[device_id].total)
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
         """Bytes by pid."""

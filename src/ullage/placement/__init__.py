@@ -6,12 +6,12 @@ Pure functions and values: no input or output, no clock, no PyTorch. The manager
 from ullage.placement.deciding import decide
 from ullage.placement.fairness import fair_order, recent_usage
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Decision, Outcome, Waiting
+from ullage.placement.outcome import Decision, PassOutcome, Waiting
 from ullage.placement.policies import policies
 from ullage.placement.rules import Rules, Slowdown
 from ullage.placement.snapshot import Activity, Job, Running, Slot
 
 __all__ = [
-    "Activity", "Decision", "Job", "Ledger", "Outcome", "Rules", "Running", "Slot", "Slowdown", "Waiting", "decide",
+    "Activity", "Decision", "Job", "Ledger", "PassOutcome", "Rules", "Running", "Slot", "Slowdown", "Waiting", "decide",
     "fair_order", "policies", "recent_usage",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from itertools import chain, repeat
 from ullage.placement.candidates import Candidate, candidates
 from ullage.placement.fairness import fair_order, waited
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Decision, Outcome, PassSummary, Waiting
+from ullage.placement.outcome import Decision, PassOutcome, PassSummary, Waiting
 from ullage.placement.policies import Policy, find_policy
 from ullage.placement.rules import RequestMaker, Rules, SlotRequest
 from ullage.placement.snapshot import Job, Running, Slot
@@ -25,7 +25,7 @@ def decide(
     rules: Rules,
     now: float,
     usage: Mapping[str, float] | None = None,
-) -> Outcome:
+) -> PassOutcome:
     """Who goes where now. Changes nothing: write each `Decision` down with `ledger.accept(decision)`.
 
     `usage` is what each user used of late, in GPU-seconds, for the fair order. `slots` is the newest snapshot, which
@@ -71,7 +71,7 @@ class _Pass:
     def rank(self, candidate: Candidate) -> tuple[object, ...]:
         return self.policy.rank(candidate, self.last)
 
-    def over(self, queue: Sequence[Job], holders: set[int]) -> Outcome:
+    def over(self, queue: Sequence[Job], holders: set[int]) -> PassOutcome:
         """Give each job its turn, until no further one can be placed; none that still holds a promise."""
         placed: list[Decision] = []
         left: list[Job] = []
@@ -100,7 +100,7 @@ class _Pass:
         left += turns
         fields = zip([job.id for job in left], left, repeat(at_the_end), chain(waits_for, repeat(behind)), strict=False)
         # What Waiting(*each) does, without a call into Python for each of thousands.
-        return Outcome(tuple(placed), tuple(map(tuple.__new__, repeat(Waiting), fields)))
+        return PassOutcome(tuple(placed), tuple(map(tuple.__new__, repeat(Waiting), fields)))
 
     def place(self, job: Job, request: SlotRequest) -> Decision | None:
         """Put the job on the best places that suit it, on as many as it asks for, or nowhere."""

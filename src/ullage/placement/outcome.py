@@ -88,10 +88,10 @@ class Waiting(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PassOutcome:
     """All of one pass: `placed` in the order to start them, `waiting` in the order of the queue.
 
-    >>> Outcome((Decision(7, ("GPU-1",), 0, False),), ()).placed[0].job
+    >>> PassOutcome((Decision(7, ("GPU-1",), 0, False),), ()).placed[0].job
     7
     """
 

@@ -1,7 +1,7 @@
-"""Every operator call passes here: calls that touch the virtual GPU are counted, all others run as they are.
+"""Every operator call passes through `VirtualMode`: it counts calls on the virtual GPU and runs all others as they are.
 
-A call's plan depends only on the shapes, types and layouts of its arguments (and a few switches), so it is worked
-out once and remembered; the second iteration and every repeated block cost microseconds an operator.
+What a call asks of the allocator depends only on the shapes, types and layouts of its arguments and on a few switches.
+This plan is worked out once and remembered, so a repeated call costs microseconds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.errors import UnsupportedOperation
 from ullage.virtual.kernels.plan import (
-    DOUBT,
     FREE,
+    MAY_BE_LARGER,
     OUTPUT,
     RULES,
     Alias,
@@ -38,12 +38,9 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their handl
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
-from ullage.virtual.tracking.uncertainty import GUESSED
 
-# What an operator returns: sizes, strides, types and aliases, asked of PyTorch's own shape inference.
-#
-# The call is repeated on "meta" tensors, which have shapes and no data, and the outputs are laid beside the inputs:
-# one that shares an input's storage is a view of it, one that is an input is that input.
+# Shapes, strides, types and aliases of outputs come from PyTorch's own shape inference. The call is repeated on "meta"
+# tensors, which have no data. An output that shares an input's storage is a view of it.
 
 _META = torch.device("meta")
 
@@ -233,10 +230,10 @@ def _quick(plan: Plan) -> New | None:
 def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do to the allocator what the kernel would, and return its outputs."""
     memory = gpu.memory
-    if plan.guessed:
-        gpu.unsure.add(GUESSED)
-        gpu.uncertain = max(gpu.uncertain, plan.uncertain)
-        gpu.surprise = max(gpu.surprise, plan.surprise)
+    if plan.workspaces:
+        gpu.uncertainty.add_convolutions(plan.workspaces)
+    if plan.note:
+        gpu.note(*plan.note)
     if plan.steps is None:
         results = [_result(memory, output, args, kwargs) for output in plan.outputs]
     else:
@@ -264,8 +261,8 @@ def _carry_out_steps(memory: Any, plan: Plan, args: tuple[Any, ...], kwargs: dic
             elif step == FREE:
                 taken, temporaries[value] = temporaries[value], None
                 memory.give_back(taken)
-            elif step == DOUBT:
-                memory.doubts.append((len(memory.requests), value))
+            elif step == MAY_BE_LARGER:
+                memory.possible_sizes.append((len(memory.requests), value))
             else:
                 temporaries.append(memory.take(value) if value else None)
     finally:

@@ -1,4 +1,4 @@
-"""The virtual GPU itself, and the `with` statement that puts it in the place of "cuda"."""
+"""`VirtualGPU`, and the `with` statement that makes it the machine's "cuda"."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ullage.virtual.operators.gradient_sums import measure_reference_counts
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.install import install_torch_api
-from ullage.virtual.tracking.places import Place, Places
+from ullage.virtual.tracking.origins import RequestOrigin, RequestOrigins
 from ullage.virtual.tracking.progress import Progress
-from ullage.virtual.tracking.uncertainty import SPREAD_SHARE, SURPRISES, largest_reserved, watch_autocast
+from ullage.virtual.tracking.uncertainty import largest_reserved, watch_autocast
 
 LARGE_SEGMENT = 20 * MIB
 UNMEASURED_SHARE = 20  # a twentieth: libraries choose other kernels on other generations
@@ -37,7 +37,7 @@ _active: list[VirtualGPU] = []
 
 
 class VirtualGPU(GPUState):
-    """A GPU that has shapes, an allocator and no arithmetic. Made by `virtual_gpu`.
+    """A GPU on which tensors have shapes but no data, and memory is counted. Made by `virtual_gpu`.
 
     >>> with virtual_gpu("H200") as gpu:
     ...     x = torch.zeros(1000, 1000, device="cuda")
@@ -55,49 +55,49 @@ class VirtualGPU(GPUState):
         super().__init__(spec, config, limited, shared)
         self.mode = VirtualMode(self)
         self.progress = Progress(self)
-        self.places = Places(self)
+        self.origins = RequestOrigins(self)
         if self.memory.keeps_history:
-            self.memory.place = self.places.current
+            self.memory.origin = self.origins.current
         self._restore: Any = None
 
     @property
     def process_memory(self) -> int:
-        """What `nvidia-smi` shows for the process at its peak: the context and the reserved memory."""
+        """What `nvidia-smi` shows for the process at its peak: the CUDA context plus the reserved memory."""
         return self.context + self.peak_reserved
 
     @property
     def upper(self) -> int:
-        """The bound for `process_memory` that placement may use.
+        """An upper bound for `process_memory`, for placing jobs.
 
-        It has the largest context seen on such a card, and one segment more (two runs of the same job differ by as
-        much) above what the run reserves if every kernel whose choice is doubtful takes the largest workspace that
-        is not unlikely. Where a kernel's choice was guessed at all, or autocast was used, a fortieth more, or what the
-        least sure guess may fail by; on GPUs whose kernels were not measured a twentieth too.
+        It is the largest context seen on such a GPU, plus what the run reserves if every uncertain workspace has the
+        largest size that is not unlikely, plus one segment, because two runs of the same job differ by that much.
+        Where a workspace was guessed, or autocast was used, a fortieth is added, or what the least sure guess may fail
+        by if that is more. On GPUs whose kernels were not measured a twentieth is added.
         """
         context = max(self.context, (self.spec.context_upper or 0) - self.libraries.not_loaded)
         largest = max(self.peak_reserved, largest_reserved(self.memory, self.config))
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
-        spread = max(self.peak_reserved // SPREAD_SHARE, SURPRISES * self.surprise) if self.unsure else 0
+        spread = self.uncertainty.spread(self.peak_reserved)
         return context + largest + unmeasured + spread + LARGE_SEGMENT
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:
-        """Allocator calls, each with the bytes allocated and reserved after it."""
+        """The calls of the allocator, each with the bytes allocated and reserved after it."""
         return self.memory.timeline
 
     @property
-    def peak_place(self) -> Place | None:
-        """Who asked when the most bytes were allocated."""
-        return self._place_at(self.memory.peak_clock)
+    def peak_place(self) -> RequestOrigin | None:
+        """What asked for memory when the most was allocated."""
+        return self._origin_at(self.memory.peak_clock)
 
     @property
-    def peak_reserved_place(self) -> Place | None:
-        """Who asked when the allocator last took more from the card than ever before."""
-        return self._place_at(self.memory.peak_reserved_clock)
+    def peak_reserved_place(self) -> RequestOrigin | None:
+        """What asked for memory when the allocator last raised its reserved memory to a new peak."""
+        return self._origin_at(self.memory.peak_reserved_clock)
 
-    def _place_at(self, clock: int) -> Place | None:
-        number = self.memory.place_at(clock)
-        return None if number is None else self.places.place(number)
+    def _origin_at(self, clock: int) -> RequestOrigin | None:
+        number = self.memory.origin_at(clock)
+        return None if number is None else self.origins.origin(number)
 
     def __enter__(self) -> VirtualGPU:
         if not _in_use.acquire(blocking=False):
@@ -118,10 +118,10 @@ class VirtualGPU(GPUState):
             self._restore.add(install_torch_api(self))
             self._restore.add(decompositions.install(self))
             self._restore.add(autocast.install())
-            self._restore.add(watch_autocast(self))
+            self._restore.add(watch_autocast(self.uncertainty))
             if self.memory.keeps_history:
                 self._restore.add(self.progress.install())
-                self._restore.add(self.places.install())
+                self._restore.add(self.origins.install())
             self.mode.__enter__()
             self._restore.add(lambda: self.mode.__exit__(None, None, None))
             _active.append(self)
@@ -150,7 +150,7 @@ def _lift_only_cpu_tensors() -> Callable[[], None]:
 
 
 def _spare_the_collector() -> Callable[[], None]:
-    """What is alive now is no garbage: looking through it again and again would double the time of a run."""
+    """Keep the garbage collector from scanning what is alive now again and again; that would double a run's time."""
     gc.freeze()
     return gc.unfreeze
 
@@ -161,7 +161,7 @@ def _run_once(gpu: VirtualGPU, function: Callable[[], None]) -> None:
 
 
 class _Restore:
-    """What has to be undone, the last first."""
+    """Actions that undo what was installed, run in reverse order."""
 
     def __init__(self) -> None:
         self._actions: list[Any] = []
@@ -175,29 +175,29 @@ class _Restore:
 
 
 def virtual_gpu(name: str | GPU = "H200", config: AllocatorConfig | None = None) -> VirtualGPU:
-    """A virtual GPU of that name, to be used in a `with` statement: inside, "cuda" is that GPU.
+    """Return a virtual GPU to use in a `with` statement; inside, "cuda" is that GPU.
 
-    `config` are the allocator's settings; by default those of `PYTORCH_ALLOC_CONF`.
+    `name` is a GPU of the catalogue or a `GPU`. `config` sets up the allocator; the default is `PYTORCH_ALLOC_CONF`.
 
     >>> with virtual_gpu("A100-40GB") as gpu:
     ...     torch.cuda.get_device_name()
     'NVIDIA A100-SXM4-40GB'
 
-    Not covered: more than one GPU, and tensors that go on being used outside the `with`.
+    Not covered: more than one GPU, and tensors that are used after the `with`.
     """
     return VirtualGPU(find_gpu(name), config)
 
 
 def current() -> VirtualGPU | None:
-    """The virtual GPU in use, the innermost one."""
+    """The innermost virtual GPU in use, or `None`."""
     return _active[-1] if _active else None
 
 
-# Settings of the allocator that a script makes itself: PyTorch reads PYTORCH_ALLOC_CONF when it first uses the GPU.
-
-
 def follow_allocator_settings(gpu: GPUState) -> Callable[[], None]:
-    """Take over what the process puts into its environment from now on; returns what ends it."""
+    """Apply `PYTORCH_ALLOC_CONF` when a script sets it itself; returns a function that ends the watch.
+
+    PyTorch reads the variable at the first use of the GPU.
+    """
     watching = [True]
 
     def audit(event: str, args: tuple[Any, ...]) -> None:

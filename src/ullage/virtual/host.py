@@ -1,11 +1,11 @@
-"""CPU tensors under a virtual GPU: they keep their data, but large ones are filled only when somebody looks.
+"""CPU tensors while a virtual GPU is in use: they keep their data, but large ones are filled only when read.
 
-`torch.empty` on the CPU costs address space, not memory, until it is written to. So a large new CPU tensor is made
-empty, and what would fill it (zeros, random numbers, the initialisation of a layer, a change of type) is kept as a
-list of steps. The first operator that needs the values runs the steps; moving the tensor to the virtual GPU does not
-need them. A model of billions of parameters is built in milliseconds and next to no memory.
+A large new CPU tensor is made by `torch.empty`, which costs address space and no memory. What would fill it (zeros,
+random numbers, the initialisation of a layer, a cast) is kept as a list of steps, which run when an operator first
+needs the values. Moving the tensor to the virtual GPU does not need them. So a model of billions of parameters is
+built in milliseconds, in next to no memory.
 
-What differs from PyTorch: random numbers are drawn when they are needed, so seeds give other (equally random) values.
+One difference from PyTorch remains: random numbers are drawn when they are needed, so a seed gives other values.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Host:
         self._unfilled: dict[int, _Unfilled] = {}
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator on CPU tensors, or put it off."""
+        """Run an operator on CPU tensors, or defer it."""
         if kwargs.get("pin_memory"):
             made = self.call(func, args, kwargs | {"pin_memory": False})
             _storage_of(made).ullage_pinned = True  # as VirtualGPU.pin
@@ -88,7 +88,7 @@ class Host:
         return func(*args, **kwargs)
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """See to it that a CPU tensor has its values."""
+        """Make sure that a CPU tensor has its values."""
         if not self._unfilled or tensor.device.type != "cpu":
             return
         try:
@@ -99,11 +99,11 @@ class Host:
             self._run(unfilled, tensor)
 
     def is_unfilled(self, tensor: torch.Tensor) -> bool:
-        """Whether a CPU tensor still has to be filled."""
+        """Whether a CPU tensor has not been filled yet."""
         return bool(self._unfilled) and _storage_of(tensor)._cdata in self._unfilled
 
     def fill_all(self, values: Any) -> None:
-        """The same for every tensor in nested arguments."""
+        """`fill` for every tensor in nested arguments."""
         if isinstance(values, torch.Tensor):
             self.fill(values)
         elif isinstance(values, list | tuple):
@@ -114,7 +114,7 @@ class Host:
                 self.fill_all(value)
 
     def close(self) -> None:
-        """Fill what is left and still alive: outside the virtual GPU, nobody would."""
+        """Fill everything that is still alive, because nothing would do so outside the virtual GPU."""
         for unfilled in list(self._unfilled.values()):
             storage = unfilled.watch() if unfilled.watch is not None else None
             if storage is not None and unfilled.steps:

@@ -1,7 +1,7 @@
-"""The virtual GPU's memory: tensors whose storages are blocks of the allocator, and what happened to each.
+"""Memory of the virtual GPU: tensors whose storages are blocks of the allocator, and a history of every allocation.
 
-A block lives as long as the storage behind its tensor. PyTorch keeps the Python side of a storage alive as long as
-the storage itself, so a weak reference to it tells the moment of the free, in whichever thread it happens.
+A block lives as long as the storage of its tensor. PyTorch keeps the Python object of a storage alive as long as the
+storage itself, so a weak reference to that object tells when the memory is freed, in whichever thread it happens.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _storage_of: Any = torch._C.TensorBase.untyped_storage
 class Span:
     """One allocation: its block, when it began and ended (in allocator calls), its rounded size, what it was for."""
 
-    __slots__ = ("begin", "block", "end", "index", "kind", "place", "size")
+    __slots__ = ("begin", "block", "end", "index", "kind", "origin", "size")
 
-    def __init__(self, begin: int, index: int, block: Block, kind: int, place: int) -> None:
-        self.begin, self.end, self.index, self.kind, self.place = begin, -1, index, kind, place
+    def __init__(self, begin: int, index: int, block: Block, kind: int, origin: int) -> None:
+        self.begin, self.end, self.index, self.kind, self.origin = begin, -1, index, kind, origin
         self.block: Block | None = block
         self.size = block.size
 
@@ -39,13 +39,13 @@ class Span:
 class _Watch(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage that is also the span of its memory: one object less for every tensor."""
 
-    __slots__ = ("begin", "block", "end", "index", "kind", "place", "size", "writes")
+    __slots__ = ("begin", "block", "end", "index", "kind", "origin", "size", "writes")
     begin: int
     block: Block | None
     end: int
     index: int
     kind: int
-    place: int
+    origin: int
     size: int
     writes: int
 
@@ -70,12 +70,12 @@ class DeviceMemory:
         kept: Callable[[], list[Any]] = list if keeps_history else _Forgetful
         self.spans: list[Span | _Watch] = kept()
         self.requests: list[int] = kept()  # bytes asked for; for a free, minus how many requests ago it was asked for
-        self.doubts: list[tuple[int, int]] = kept()  # places in `requests`, and bytes that could be asked for there
+        self.possible_sizes: list[tuple[int, int]] = kept()  # places in `requests`, and bytes that may be asked for
         self.clock = 0
         self.peak_clock = 0
         self.closed = False
         self.repeating = False  # inside `repeat`, where the allocator's events belong to no request of the run
-        self.place: Callable[[], int] = lambda: 0  # the number of who asks now
+        self.origin: Callable[[], int] = lambda: 0  # the number of the present origin
         self.before_request: Callable[[], None] | None = None
         self.peak_reserved_clock = 0
         self._reserved = 0
@@ -86,30 +86,30 @@ class DeviceMemory:
         self._peak = -1
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
-        """A new tensor; `torch.OutOfMemoryError` where the card is full."""
+        """Make a tensor; raises `torch.OutOfMemoryError` if the GPU is full."""
         tensor = tensor_without_data(size, stride, dtype)
         if nbytes:
             self.attach(tensor, nbytes)
         return tensor
 
     def attach(self, tensor: torch.Tensor, nbytes: int) -> None:
-        """Take memory for a tensor that was made without."""
+        """Allocate memory for a tensor that was made without any."""
         storage = _storage_of(tensor)
         with self._lock:
             block = self._block(nbytes)
             watch = _Watch(storage, self._storage_died)
             watch.block, watch.size, watch.kind = block, block.size, self.kind
-            watch.begin, watch.end, watch.writes, watch.place = self.clock, -1, 0, self.place()
+            watch.begin, watch.end, watch.writes, watch.origin = self.clock, -1, 0, self.origin()
             spans = self.spans
             watch.index = len(spans)
             spans.append(watch)
             storage.ullage = watch  # this keeps the weak reference alive, too
 
     def take(self, nbytes: int, kind: int | None = None) -> Span:
-        """A bare block, to be given back with `give_back`: a temporary or a library's workspace."""
+        """Allocate a block without a tensor, for a temporary or a workspace; `give_back` frees it."""
         with self._lock:
             block = self._block(nbytes)
-            span = Span(self.clock, len(self.spans), block, self.kind if kind is None else kind, self.place())
+            span = Span(self.clock, len(self.spans), block, self.kind if kind is None else kind, self.origin())
             self.spans.append(span)
             return span
 
@@ -132,7 +132,7 @@ class DeviceMemory:
         return block
 
     def note_reserved(self) -> None:
-        """The reserved memory has changed."""
+        """Record that the reserved memory has changed."""
         self._reserved = self.allocator.reserved
         self.reserved_at.append((self.clock, self._reserved))
         if self._reserved > self._peak_reserved:
@@ -156,12 +156,12 @@ class DeviceMemory:
         return points
 
     def give_back(self, taken: Span) -> None:
-        """Free a bare block."""
+        """Free a block that `take` returned."""
         with self._lock:
             self._free(taken)
 
     def span_of(self, tensor: torch.Tensor) -> Span | _Watch | None:
-        """What is known of the memory behind a tensor; `None` for one that is not on this GPU."""
+        """The allocation behind a tensor; `None` for a tensor that is not on this GPU."""
         return getattr(_storage_of(tensor), "ullage", None)
 
     def address_of(self, tensor: torch.Tensor) -> int:
@@ -171,13 +171,13 @@ class DeviceMemory:
         return block.address if block is not None else 0
 
     def written(self, tensor: torch.Tensor) -> None:
-        """Something wrote to a tensor's memory."""
+        """Count a write to a tensor's memory."""
         watch = getattr(_storage_of(tensor), "ullage", None)
         if watch is not None:
             watch.writes += 1
 
     def writes(self, tensor: torch.Tensor) -> int:
-        """How often something wrote to a tensor's memory."""
+        """How often a tensor's memory was written."""
         watch = getattr(_storage_of(tensor), "ullage", None)
         return watch.writes if watch is not None else 0
 
@@ -188,7 +188,7 @@ class DeviceMemory:
             span.kind = kind
 
     def can_repeat(self, requests: list[int]) -> bool:
-        """Whether an iteration's requests, done again, would give back only what is there to be given back."""
+        """Whether an iteration's requests can be repeated: all that they free must be there."""
         live = {span.index for span in self.spans if span.block is not None}
         before, end = set(live), len(self.spans)
         for _ in range(2):
@@ -204,7 +204,7 @@ class DeviceMemory:
         return all(index in live or index + shift in live for index in before)
 
     def repeat(self, requests: list[int], times: int, quiet: int, go_on: bool = False) -> int:
-        """Do again what the run asked for in one iteration, on the allocator alone, and say how often it was done.
+        """Repeat the requests of one iteration on the allocator alone; returns how often that was done.
 
         At most `times` times, until `quiet` repetitions in a row have not raised the reserved memory. Afterwards
         tensors no longer give anything back, or, with `go_on`, those that a repetition has replaced hold the blocks
@@ -243,11 +243,11 @@ class DeviceMemory:
                 return done + 1
         return times
 
-    def place_at(self, clock: int) -> int | None:
-        """The number of who asked for memory at a moment; `None` if nobody did."""
+    def origin_at(self, clock: int) -> int | None:
+        """The number of the origin of the request at a moment; `None` if there was none."""
         index = bisect_left(self.spans, clock, key=lambda span: span.begin)
         found = index < len(self.spans) and self.spans[index].begin == clock
-        return self.spans[index].place if found else None
+        return self.spans[index].origin if found else None
 
     def _move_to_blocks_of_last_repetition(self, shift: int, blocks: list[Any]) -> None:
         """A tensor whose block was given back in a repetition has the place of its counterpart in the last one."""

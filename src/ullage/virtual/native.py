@@ -30,7 +30,7 @@ _Pointer = ctypes.c_void_p
 
 
 class CUDAStandIn:
-    """The switch: `install` makes "cuda" tensors possible, `remove` puts everything back.
+    """Makes "cuda" tensors possible with `install`, and puts everything back with `remove`.
 
     >>> stand_in = cuda_stand_in()
     >>> stand_in.install(); stand_in.remove()
@@ -97,7 +97,7 @@ _installed: CUDAStandIn | None = None
 
 
 def cuda_stand_in() -> CUDAStandIn:
-    """The one switch of this process, made on first use (a few milliseconds)."""
+    """The `CUDAStandIn` of this process, made on first use in a few milliseconds."""
     global _installed
     if _installed is None:
         _installed = CUDAStandIn()
@@ -151,7 +151,7 @@ def same_memory(base: torch.Tensor) -> torch.Tensor:
 
 
 def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
-    """The same with another size, other strides and another beginning."""
+    """A view of `base` with another size, other strides and another offset."""
     view = _empty(0, device=_CPU)
     view.data = base
     return view.as_strided_(size, stride, offset)
@@ -163,7 +163,7 @@ def backward_in_calling_thread() -> Any:
 
 
 def in_backward() -> bool:
-    """Whether autograd is running the present code: on a real GPU, that is the thread of the backward pass."""
+    """Whether autograd is running the present code. On a real GPU that is another thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 

@@ -1,4 +1,4 @@
-"""Putting things in the place of others for a while: attributes, and modules that are imported later."""
+"""Temporary replacements: attributes that are put back later, also in modules that are imported later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Action = Callable[[ModuleType], None]
 
 
 class Replacements:
-    """A list of replacements that can be taken back, the last first.
+    """A list of replacements that `undo` takes back in reverse order.
 
     >>> import math
     >>> replacements = Replacements()
@@ -27,7 +27,7 @@ class Replacements:
         self._undo: list[tuple[Any, str, Any] | Callable[[], None]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute of a module or class; one that was not there is removed again."""
+        """Set an attribute of a module or class. An attribute that did not exist is removed by `undo`."""
         self._undo.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
 
@@ -37,16 +37,16 @@ class Replacements:
             self.put(owner, name, value)
 
     def put_existing(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute that only some versions of PyTorch have."""
+        """Set an attribute if it exists, for those that only some versions of PyTorch have."""
         if hasattr(owner, name):
             self.put(owner, name, value)
 
     def on_undo(self, action: Callable[[], None]) -> None:
-        """Something else to do on the way back."""
+        """Add an action for `undo`."""
         self._undo.append(action)
 
     def when_imported(self, module: str, action: Action) -> None:
-        """Act on a module now, or as soon as it is imported."""
+        """Call `action` with a module now, or as soon as it is imported."""
         loaded = sys.modules.get(module)
         if loaded is not None:
             action(loaded)
@@ -72,7 +72,7 @@ _waiting: dict[str, list[Action]] = {}
 
 
 def after_import(module: str, action: Action) -> Callable[[], None]:
-    """Act on a module right after its import; returns what calls that off."""
+    """Call `action` with a module right after its import; returns a function that cancels this."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _waiting.setdefault(module, []).append(action)

@@ -19,7 +19,8 @@ from ullage.virtual.host import Host
 from ullage.virtual.libraries import CODE, Libraries
 from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
 from ullage.virtual.shared_card.process import SharedCard
-from ullage.virtual.values import Values
+from ullage.virtual.tracking.uncertainty import ASSUMED, LEFT_OUT, Uncertainty, meanings_of
+from ullage.virtual.values import KnownValues
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
 
@@ -44,14 +45,12 @@ class GPUState:
             shared.take_context(self.context)
         self.memory = DeviceMemory(self._allocator(), self.context, spec.usable, keeps_history=shared is None)
         self.host = Host()
-        self.values = Values(self.memory, self.host, self.note)
+        self.values = KnownValues(self.memory, self.host, self.note)
         self.environment = dict(os.environ)
         self.libraries = Libraries(spec, self.memory, self.environment, self.take_outside, self.note)
         self.operator = ""  # the one that runs now
         self.refused: str | None = None  # what was last refused; code may have caught the exception
-        self.unsure: set[str] = set()  # why another run, or the real one, may reserve a little more
-        self.uncertain = 0  # bytes by which the most doubtful temporary of the run could be larger
-        self.surprise = 0  # bytes by which the least sure guess of a workspace may fail beyond that
+        self.uncertainty = Uncertainty()
         self._notes: dict[tuple[str, str], int] = {}
         self._kept_peaks = 0, 0
 
@@ -84,8 +83,21 @@ class GPUState:
         """Every assumption made during the run, in the order of its first use."""
         return [text + (f" ({count} times)" if count > 1 else "") for (_, text), count in self._notes.items()]
 
+    @property
+    def assumed(self) -> list[dict[str, Any]]:
+        """What was assumed about the code or its data; see `Estimate.assumed`."""
+        return meanings_of(self._notes, ASSUMED)
+
+    @property
+    def left_out(self) -> list[dict[str, Any]]:
+        """What the code does and the run did not follow; see `Estimate.left_out`."""
+        return meanings_of(self._notes, LEFT_OUT)
+
     def note(self, kind: str, text: str) -> None:
-        """Add a line to the notes; a line that is there already is counted."""
+        """Add a line to the notes; a line that is there already is counted.
+
+        What a kind of note means for the estimate is in `tracking/uncertainty.py`.
+        """
         self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
 
     def refuse(self, what: str, advice: str) -> NoReturn:

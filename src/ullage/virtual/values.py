@@ -1,8 +1,8 @@
-"""Values of tensors on the virtual GPU: known for small ones that came from the CPU, plausible for all others.
+"""Values of tensors on the virtual GPU: known for small tensors that came from the CPU, made up for all others.
 
-A training loop asks for few values: a loss to print, a flag to check, lengths to loop over. Small tensors that were
-copied from the CPU keep their values until something writes to them. For any other, the answer is plausible (1 for
-numbers, 0 for flags such as "found an infinity") and a line in the notes says that it was asked.
+A training loop reads few values: a loss to print, a flag to check, lengths to loop over. Small tensors that were copied
+from the CPU keep their values until something writes to them. For any other the answer is made up (1 for numbers, 0 for
+flags such as "found an infinity"), and the notes say so.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smal
 
 @functools.cache
 def has_no_fixed_result(func: Any) -> bool:
-    """Operators whose result is random or undefined."""
+    """Whether an operator's result is random or undefined."""
     return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
 
 
 class _Unknown(Exception):
-    """A value is needed that nobody knows."""
+    """Raised for a value that is not known."""
 
 
-class Values:
-    """What is known of the values on one virtual GPU."""
+class KnownValues:
+    """The known values of tensors on one virtual GPU."""
 
     def __init__(self, memory: DeviceMemory, host: Host, note: Callable[[str, str], None]) -> None:
         self._memory, self._host, self._note = memory, host, note
 
     def copied(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """A small CPU tensor was copied to the GPU: its values are known there."""
+        """Take over the values of a small tensor that was copied to the GPU."""
         if source.is_cuda:
             known = self.known(source)
             if known is not None:

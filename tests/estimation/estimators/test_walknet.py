@@ -1,9 +1,8 @@
 """The estimators that come with Ullage: walknet, walknet+transformer and fast answer for any model by name."""
 
-from pathlib import Path
-
 import pytest
 import torch
+from tests.paths import ROOT
 
 import ullage
 from ullage.errors import InvalidValue
@@ -99,7 +98,7 @@ def test_the_data_that_they_were_trained_on_are_in_the_source() -> None:
     pytest.importorskip("polars")
     from ullage.research.training.examples import key_of, read_rows
 
-    file = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
+    file = ROOT / "benchmarks" / "data" / "generated_h200.parquet"
     keys = {key_of(row) for row in read_rows(file, "cnn")}
     _, card = load(shipped("cnn", "mlp"))
     assert set(card.test) <= keys and len(card.test) == pytest.approx(0.3 * len(keys), rel=0.02)

@@ -1,14 +1,14 @@
 """The walk through a training step, against generated jobs that were measured on an H200."""
 
 import json
-from pathlib import Path
 
 import pytest
+from tests.paths import ROOT
 
 from ullage.estimation.estimators.walknet.inputs import chain, entry_bytes, walked
 from ullage.research.datasets.schema import read_parquet
 
-DATASET = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
+DATASET = ROOT / "benchmarks" / "data" / "generated_h200.parquet"
 EVERY = 9
 
 

@@ -1,13 +1,13 @@
 """The example scripts run on the virtual GPU as they stand."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
+from tests.paths import ROOT
 
 from ullage.estimation.scripts.parent import estimate_script
 
-FOLDER = Path(__file__).parents[3] / "examples" / "scripts"
+FOLDER = ROOT / "examples" / "scripts"
 NEEDS = {
     "accelerate_loop": "accelerate",
     "hf_trainer": "accelerate",

@@ -14,7 +14,7 @@ from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.virtual import VirtualGPU
-from ullage.virtual.tracking.convergence import Settled, Settling
+from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.training import train
 from ullage.workloads.workload import RunOptions, Workload
@@ -31,7 +31,7 @@ def _supports(workload: Workload) -> str | None:
 @estimator(
     "ullage",
     title="the unmodified code on a virtual GPU",
-    source="this project, docs/design.md",
+    source="this project, docs/explanation/design.md",
     needs="the code; no GPU",
     supports=_supports,
 )
@@ -98,10 +98,10 @@ def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) ->
         how.trace.watch(virtual)
     with virtual:
         if how.steps is not None:
-            virtual.progress.on_step = Settling(virtual, how.steps).after_step
+            virtual.progress.on_step = ConvergenceWatch(virtual, how.steps).after_step
         try:
             function()
-        except Settled:
+        except MemoryConverged:
             pass
         except torch.OutOfMemoryError as error:
             return str(error)

@@ -31,7 +31,7 @@ from ullage.hardware import GPU
 from ullage.isolation.child import give_answer
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
-from ullage.virtual.tracking.convergence import Settled
+from ullage.virtual.tracking.convergence import MemoryConverged
 
 GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
 
@@ -123,7 +123,7 @@ class ScriptRun:
             Files(Path(self._request.journal)).install(replacements)
             try:
                 self._execute()
-            except Settled:
+            except MemoryConverged:
                 pass
             except SystemExit as error:
                 return self._exited(error.code)
@@ -168,7 +168,7 @@ class ScriptRun:
             os._exit(0)
         if threading.current_thread() is not threading.main_thread():
             self._leave(0.0)  # the main thread may wait for ever
-        raise Settled
+        raise MemoryConverged
 
     def _ended(self) -> None:
         if not self._stopped and self._request.steps is not None and not self.following.settled:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from torch.utils.data import dataloader
 
 from ullage.virtual.replacements import Replacements
-from ullage.virtual.tracking.convergence import Settling
+from ullage.virtual.tracking.convergence import ConvergenceWatch
 from ullage.virtual.tracking.progress import BackwardPasses, Phases
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Following:
 
     def _watch_anew(self) -> None:
         """At the beginning, and when the first optimizer is made: backward passes before it were no training."""
-        self._settling = Settling(self._card, self._steps or 1)
+        self._settling = ConvergenceWatch(self._card, self._steps or 1)
         self._look_until: float | None = None
         self.loaders.hurry = self.phases.settled = False
 

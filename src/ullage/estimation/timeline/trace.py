@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ullage.errors import InvalidValue
 from ullage.virtual import VirtualGPU
 from ullage.virtual.memory import KINDS
-from ullage.virtual.tracking.places import PASSES
+from ullage.virtual.tracking.origins import PASSES
 
 Array = npt.NDArray[Any]
 
@@ -80,7 +80,7 @@ class Trace:
     def watch(self, card: VirtualGPU) -> None:
         """Follow a run that is about to begin; what was followed before is forgotten."""
         self._events = events = array("q")
-        card.places.follow_owners = True
+        card.origins.follow_owners = True
 
         memory = card.memory
 
@@ -91,19 +91,19 @@ class Trace:
 
     def fill(self, card: VirtualGPU) -> None:
         """Take over what a finished run did."""
-        memory, table = card.memory, card.places.table()
+        memory, table = card.memory, card.origins.table()
         operators = {operator: number for number, operator in enumerate(dict.fromkeys(row[0] for row in table))}
         self.gpu, self.capacity, self.context = card.spec.name, card.spec.usable, card.context
         self.allocator_settings = card.environment.get("PYTORCH_ALLOC_CONF", "")
         self.expandable = card.config.expandable_segments
-        self.operators, self.modules = list(operators), card.places.module_names()
-        spans, owners = memory.spans, card.places.owners
+        self.operators, self.modules = list(operators), card.origins.module_names()
+        spans, owners = memory.spans, card.origins.owners
         self._values = {
             "begin": np.array([span.begin for span in spans], np.int64),
             "end": np.array([span.end for span in spans], np.int64),
             "size": np.array([span.size for span in spans], np.int64),
             "kind": np.array([span.kind for span in spans], np.int8),
-            "place": np.array([span.place for span in spans], np.int32),
+            "place": np.array([span.origin for span in spans], np.int32),
             "owner": np.array([owners.get(index, -1) for index in range(len(spans))], np.int32),
             "places": np.array([(operators[name], module, part) for name, module, part in table], np.int32),
             "steps": np.array(card.progress.ends, np.int64),

@@ -12,7 +12,7 @@ from ullage.isolation.process_identity import Process, start_of
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import Sharing
 from ullage.manager.running.supervisor import TOKEN
-from ullage.manager.settings import Settings
+from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord
 from ullage.monitor import Monitor
@@ -116,7 +116,7 @@ class ManagerContext:
     """The parts and the present state of one daemon. Used by the thread of its event loop only."""
 
     folder: Path
-    settings: Settings
+    settings: ManagerSettings
     store: JobStore
     launcher: Launcher
     slot_reader: SlotReader

@@ -32,7 +32,7 @@ from ullage.manager.identity import Caller, this_user
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import sharing_of
-from ullage.manager.settings import Settings
+from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.job_store import GroupCommit, JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
@@ -58,7 +58,7 @@ class Daemon:
     """
 
     def __init__(
-        self, folder: Path, settings: Settings, monitor: Monitor, *, cards: Path | None = None,
+        self, folder: Path, settings: ManagerSettings, monitor: Monitor, *, cards: Path | None = None,
         clock: Callable[[], float] = time.time, say: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         self._run = folder / "run"
@@ -191,8 +191,6 @@ class Daemon:
             for job in self.context.launcher.jobs().intersection(old):
                 self.context.launcher.remove(job)
 
-    # What the socket and the API use.
-
     async def call(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
         """Do an order, in the thread of the event loop; `events` may wait for something to happen."""
         do, arguments = self._verb(verb, arguments)
@@ -300,7 +298,7 @@ ULLAGE_HOME names another folder to keep everything in
 
 
 def make_daemon(
-    folder: Path, settings: Settings, say: Callable[[str], None], clock: Callable[[], float] = time.time
+    folder: Path, settings: ManagerSettings, say: Callable[[str], None], clock: Callable[[], float] = time.time
 ) -> Daemon:
     """A daemon of a home, ready to run. What is wrong with the settings or the machine is one clear message."""
     check_names(settings)
@@ -310,7 +308,7 @@ def make_daemon(
     return Daemon(folder, settings, monitor, cards=cards, say=say, clock=clock)
 
 
-def check_names(settings: Settings) -> None:
+def check_names(settings: ManagerSettings) -> None:
     """Names of a policy and of an estimator that are not there list those that are."""
     from ullage.estimation.estimators.registry import estimators, find
     from ullage.placement.policies import find_policy
@@ -321,7 +319,7 @@ def check_names(settings: Settings) -> None:
         find(name)
 
 
-def find_source(settings: Settings, cards: Path | None) -> Source:
+def find_source(settings: ManagerSettings, cards: Path | None) -> Source:
     """Where readings come from: virtual cards, or this machine's GPUs."""
     if cards is not None and settings.virtual is not None:
         from ullage.virtual.shared_card.cards import Cards

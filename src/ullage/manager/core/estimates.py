@@ -1,4 +1,4 @@
-"""Estimates on the way in: each in a process of its own with limits of time and memory, kept by content."""
+"""Estimates of submitted jobs: each in a process of its own with limits of time and memory, kept by content."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ _LONGEST_ANSWER, _LONGEST_NOTE = 1 << 20, 400  # bytes, characters
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """An estimate that somebody waits for, by its key; `env`, `cwd` and whose rights are the job's."""
+    """An estimate to make, with the key by which it is kept. `env`, `cwd` and `rights` are the job's."""
 
     key: str
     estimator: str
@@ -180,7 +180,7 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class EstimateAnswer:
-    """What came of it: the bound, or `None` and why not."""
+    """The result of an estimate: `upper` in bytes, or `None`, and a note that says where it comes from or why not."""
 
     key: str
     upper: int | None
@@ -199,14 +199,14 @@ class Estimates:
         self._closing = threading.Event()
 
     def want(self, wanted: EstimateRequest) -> None:
-        """Ask for an estimate; one that is on its way already is not made twice."""
+        """Ask for an estimate. One that is under way already is not made twice."""
         if wanted.key not in self._running:
             self._waiting.setdefault(wanted.key, wanted)
         self._begin()
 
     @property
     def pending(self) -> int:
-        """How many are waited for."""
+        """How many estimates are under way or waiting."""
         return len(self._waiting) + len(self._running)
 
     def _begin(self) -> None:

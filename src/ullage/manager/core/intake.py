@@ -29,7 +29,7 @@ class InitialPromise(NamedTuple):
 
 
 class Intake:
-    """New jobs, and the estimates that they wait for."""
+    """Turns submissions into jobs, and has the estimates made that they wait for."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
@@ -119,7 +119,7 @@ class Intake:
         return sorted({device.name for device in self._context.slot_reader.devices()})
 
     def resume(self) -> None:
-        """After a start: what was being estimated is asked again."""
+        """After a restart: ask again for estimates that were under way."""
         for job in list(self._store.jobs.values()):
             self._want(job)
 
@@ -143,12 +143,12 @@ class Intake:
         return spec.estimator or self._context.settings.estimating.estimator
 
     def answered(self, answer: EstimateAnswer) -> None:
-        """An estimate is there: keep it, and let all jobs with that content go on."""
+        """Take an estimate that is done: keep it, and let the jobs with that content go on."""
         self._late.append(answer)
         self.write_answers()
 
     def write_answers(self) -> None:
-        """Write down what came and could not be written before, as the disk was full."""
+        """Write down estimates, also those that could not be written before because the disk was full."""
         try:
             while self._late:
                 self._write(self._late[0])
@@ -170,7 +170,7 @@ class Intake:
 
 
 def _of_index(spec: JobSpec, index: int | None) -> JobSpec:
-    """A part of an array: `{index}` in its command is its index."""
+    """One job of an array: `{index}` in the command becomes its index."""
     if index is None:
         return spec
     return spec.model_copy(update={"command": [word.replace("{index}", str(index)) for word in spec.command]})

@@ -1,4 +1,4 @@
-"""Puts waiting jobs on GPUs: what may go now is asked of `placement`, written down, promised, and then started."""
+"""Starts waiting jobs: asks `placement` which may start, promises them memory, writes that down, and starts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment
-from ullage.manager.settings import Settings
+from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, State
 from ullage.placement import Decision, Job, Rules, Running, decide
 from ullage.units import format_bytes
@@ -23,7 +23,7 @@ _USAGE_KEPT = 10.0  # seconds until what users have used is summed up again
 
 
 class Scheduler:
-    """One pass after another over the queue."""
+    """Passes over the queue: decides which jobs start now, promises them memory, and starts them."""
 
     def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
         self._context, self._cgroups = context, cgroups
@@ -199,7 +199,7 @@ def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:
     return context.settings.fairness.checkpoint_lead if spec.checkpoint_lead is None else spec.checkpoint_lead
 
 
-def rules_of(settings: Settings, virtual: bool) -> Rules:
+def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
     """The site's settings as placement takes them. Virtual GPUs compute nothing, so they are never too busy."""
     placing = settings.placing
     free = virtual or placing.smact_limit == "off"

@@ -237,9 +237,8 @@ Build = Callable[[], torch.nn.Module]
 
 def models() -> Iterator[tuple[str, Build, tuple[tuple[int, ...], ...]]]:
     """Names, constructors and input shapes: torchvision's models, then timm's, families in turn."""
+    make_torchvision_importable()  # timm imports it too
     import timm
-
-    make_torchvision_importable()
     import torchvision
 
     square = tuple((3, side, side) for side in _RESOLUTIONS)

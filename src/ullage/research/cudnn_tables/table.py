@@ -30,8 +30,8 @@ from ullage.virtual.kernels.cudnn.workspaces import (
     TABLE,
     TREES,
     WIDE,
+    ConvolutionProblem,
     Formula,
-    Problem,
     Terms,
     by_votes,
     evaluate,
@@ -61,21 +61,21 @@ _EVERY = 7  # layer is held out
 class Measured(NamedTuple):
     """The measured problems of one direction, and what their workspaces can be made of, in columns."""
 
-    problems: list[Problem]
+    problems: list[ConvolutionProblem]
     sizes: Any
     parts: list[Terms]
 
 
-def measured_problems(path: Path) -> dict[Problem, int]:
+def measured_problems(path: Path) -> dict[ConvolutionProblem, int]:
     """Every problem of a measured file; calls that PyTorch's part does not explain are left out."""
-    found: dict[Problem, int] = {}
+    found: dict[ConvolutionProblem, int] = {}
     for row in read_calls(path):
         for problem, size in workspaces_of(row) or ():
             found[problem] = size
     return found
 
 
-def write_table(path: Path, found: dict[Problem, int], header: dict[str, Any]) -> None:
+def write_table(path: Path, found: dict[ConvolutionProblem, int], header: dict[str, Any]) -> None:
     """Sorted hashes as steps, which fit 32 bits, and the sizes that are not zero."""
     rows = sorted((hash_of(problem), size) for problem, size in found.items())
     hashes = np.array([number for number, _ in rows], dtype=np.uint64)
@@ -258,18 +258,18 @@ def export(grown: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def layer_of(problem: Problem) -> int:
+def layer_of(problem: ConvolutionProblem) -> int:
     """A number for the layer of a problem, whatever its batch size, type, layout and direction."""
     layer = (problem.source[1:], problem.weight, problem.stride, problem.groups)
     return zlib.crc32(repr(layer).encode())
 
 
-def has_odd_channels(problem: Problem) -> bool:
+def has_odd_channels(problem: ConvolutionProblem) -> bool:
     """Whether the channels of a group, of the input or of the output, are no multiple of 8."""
     return any(channels // problem.groups % 8 > 0 for channels in (problem.source[1], problem.out[1]))
 
 
-def _part(rows: Sequence[tuple[Problem, int]]) -> Measured:
+def _part(rows: Sequence[tuple[ConvolutionProblem, int]]) -> Measured:
     problems = [problem for problem, _ in rows]
     return Measured(
         problems, np.array([size for _, size in rows], dtype=np.int64), [terms(problem) for problem in problems]
@@ -300,7 +300,7 @@ def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> 
 
 
 def _fit_direction(
-    rows: Sequence[tuple[Problem, int]], direction: str, trees: int, leaves: int, say: Callable[[str], None]
+    rows: Sequence[tuple[ConvolutionProblem, int]], direction: str, trees: int, leaves: int, say: Callable[[str], None]
 ) -> tuple[list[Any], list[Formula]]:
     """The trees and the formulas of one direction."""
     part = _part(rows)
@@ -314,7 +314,7 @@ def _fit_direction(
 
 
 def write_fit(
-    found: dict[Problem, int],
+    found: dict[ConvolutionProblem, int],
     out: Path,
     header: dict[str, Any],
     trees: int,
@@ -334,7 +334,9 @@ def write_fit(
     np.savez_compressed(out / TREES, **arrays)
 
 
-def evaluate_held_out(found: dict[Problem, int], trees: int, leaves: int, say: Callable[[str], None]) -> None:
+def evaluate_held_out(
+    found: dict[ConvolutionProblem, int], trees: int, leaves: int, say: Callable[[str], None]
+) -> None:
     """Fit without every seventh layer and say how well the trees do on those layers; nothing is written."""
     for direction in _DIRECTIONS:
         rows = [row for row in found.items() if row[0].direction == direction]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.virtual.kernels.cudnn.convolution import Operand, backward_plan, forward_plan, settings_of
-from ullage.virtual.kernels.cudnn.workspaces import Problem, Workspace
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
 from ullage.virtual.kernels.plan import OUTPUT, TEMPORARY, New, Output
 
 TYPES = ("f32", "f16", "bf16")
@@ -151,7 +151,7 @@ def read_calls(path: Path) -> Iterator[Any]:
                 yield json.loads(line)
 
 
-def workspaces_of(row: Any) -> list[tuple[Problem, int]] | None:
+def workspaces_of(row: Any) -> list[tuple[ConvolutionProblem, int]] | None:
     """The problems that a measured call gave to cuDNN, with the bytes of each workspace; `None` if it does not fit.
 
     >>> call = ["aten.convolution.default", [[[1, 8, 4, 4], "f32", "c"], [[8, 8, 1, 1], "f32", "c"], None,
@@ -160,9 +160,9 @@ def workspaces_of(row: Any) -> list[tuple[Problem, int]] | None:
     [400]
     """
     (name, arguments, _), requests, _, count = row
-    asked: list[Problem] = []
+    asked: list[ConvolutionProblem] = []
 
-    def ask(problem: Problem) -> Workspace:
+    def ask(problem: ConvolutionProblem) -> Workspace:
         asked.append(problem)
         return Workspace(-len(asked), -len(asked))
 

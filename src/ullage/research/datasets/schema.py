@@ -1,4 +1,4 @@
-"""The columns of a data set's Parquet file, each with its type and what it says; docs/dataset.md shows them."""
+"""The columns of a data set's Parquet file, each with its type and what it says; see docs/reference/dataset.md."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ def image_sides(side: int, depth: int, down: list[int]) -> list[int]:
 # What a drawn network will roughly take, by counting: parameters, bytes kept for the backward pass, arithmetic.
 #
 # Drawing keeps only feasible designs, and a run is started where the GPU has room for it: both need a number at once
-# and without PyTorch, thousands of times. It is counted layer by layer from the settings; docs/dataset.md says how far
-# it is from what was measured. Estimators use `ullage.estimation.estimators.walknet.features`, which looks at the
-# model.
+# and without PyTorch, thousands of times. It is counted layer by layer from the settings; docs/reference/dataset.md
+# says how far it is from what was measured. Estimators use `ullage.estimation.estimators.walknet.features`, which
+# looks at the model.
 
 _STATES = {"adam": 2, "adamw": 2, "sgdm": 1, "rmsprop": 1, "adagrad": 1}  # numbers a parameter; others keep none
 _KEEPS_RESULT = ("relu", "tanh", "sigmoid")  # their derivative needs the output; identity keeps nothing

@@ -10,7 +10,7 @@ from typing import Any
 from ullage.allocator import History
 from ullage.hardware import gpu as find_gpu
 from ullage.virtual import VirtualGPU
-from ullage.virtual.tracking.places import PASSES
+from ullage.virtual.tracking.origins import PASSES
 
 ALLOC, FREE = 0, 2  # actions of a history; a free counts when it is completed
 
@@ -76,12 +76,12 @@ def virtual_requests(function: Callable[[], Any], gpu: str = "H200") -> list[Req
         if action == ALLOC:
             sizes[address] = size
         if action in (ALLOC, FREE):
-            asked.append((action, sizes[address], card.places.current()))
+            asked.append((action, sizes[address], card.origins.current()))
 
     with card:
         card.memory.allocator.on_event = note
         function()
-    table, modules = card.places.table(), card.places.module_names()
+    table, modules = card.origins.table(), card.origins.module_names()
     places = [(operator, f"in {modules[module] or 'no module'} ({PASSES[part]})") for operator, module, part in table]
     return [Request(action, size, *places[place]) for action, size, place in asked]
 

@@ -1,6 +1,6 @@
-"""What each CUDA kernel asks of the allocator, and which kernel is chosen: one rule for each operator.
+"""What CUDA kernels ask of the allocator: one rule for each operator that needs one.
 
-Importing this package registers every rule; see `plan.py` for how one is written.
+Importing this package registers every rule; `plan.py` says how to write one.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ import torch
 
 from ullage.virtual.kernels.plan import CUDNN, Call, New, Output, Plan, Steps, is_contiguous, kernel, new
 
-_SEED = 8  # bytes: one 64-bit number
-
 
 def _like_layout(size: tuple[int, ...], source: torch.Tensor, dtype: torch.dtype) -> New:
     """A tensor of this size whose dimensions lie in the order of the source's (MHA.cpp, alloc_with_matching_layout)."""

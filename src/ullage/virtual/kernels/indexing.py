@@ -1,6 +1,7 @@
-"""Advanced indexing, and adding into it: `tensor[indices]` and its gradient.
+"""Advanced indexing, embeddings, and their gradients.
 
-aten/src/ATen/native/TensorAdvancedIndexing.cpp, aten/src/ATen/native/cuda/Indexing.cu
+aten/src/ATen/native/TensorAdvancedIndexing.cpp, aten/src/ATen/native/cuda/Indexing.cu, Embedding.cu,
+EmbeddingBackwardKernel.cu, aten/src/ATen/native/Embedding.cpp
 """
 
 from __future__ import annotations
@@ -129,9 +130,7 @@ def _are_apart(expanded: list[Any]) -> bool:
     return used[-1] - used[0] + 1 != len(used)
 
 
-# Embeddings and their gradients: indices are sorted, equal ones are summed in parts.
-#
-# aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu; aten/src/ATen/native/Embedding.cpp
+# Gradients of embeddings: indices are sorted, and equal ones are summed in parts.
 
 _FEW_INDICES = 3072  # Embedding.cu, embedding_dense_backward_cuda: up to so many, one kernel without sorting
 # EmbeddingBackwardKernel.cu: rows that one thread sums, threads of a block, blocks a multiprocessor below which the
@@ -214,6 +213,9 @@ def embedding_bag(call: Call) -> Plan:
 def embedding_bag_backward(call: Call) -> Plan:
     """EmbeddingBag.cu, _embedding_bag_dense_backward_cuda: sums as for an embedding, over bags."""
     is_front = call.func._schema.name.endswith("bag_backward")  # it has the offsets too, and whether it is sparse
+    note = (
+        ("sparse", "sparse gradients of an EmbeddingBag were counted as dense") if is_front and call.args[9] else None
+    )
     grad, indices = call.args[:2]
     weights, by_frequency, mode = call.args[6:9] if is_front else call.args[5:8]
     out = new((weights, grad.shape[1]), grad.dtype)
@@ -222,10 +224,10 @@ def embedding_bag_backward(call: Call) -> Plan:
         steps.temporary(copy_size(grad))
     count = indices.numel()
     if mode == _MAX or count == 0:
-        return Plan([out], steps.output(0).steps, single=True)
+        return Plan([out], steps.output(0).steps, single=True, note=note)
     _add_sorted_indices(steps, call, indices, by_frequency)
     add_segment_sums(steps, call, out, grad.dtype, indices, count, bags=True)
-    return Plan([out], steps.steps, single=True)
+    return Plan([out], steps.steps, single=True, note=note)
 
 
 def _add_sorted_indices(steps: Steps, call: Call, indices: torch.Tensor, by_frequency: bool) -> None:

@@ -1,4 +1,4 @@
-"""Losses. Some leave the memory of their unreduced values behind the single number that they return.
+"""Losses. Some return a single number whose storage is that of the values before the reduction.
 
 aten/src/ATen/native/Loss.cpp, aten/src/ATen/native/cuda/Loss.cu, MultiMarginLoss.cu, MultiLabelMarginCriterion.cu,
 NLLLoss2d.cu, LossCTC.cu

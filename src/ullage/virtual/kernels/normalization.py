@@ -1,6 +1,7 @@
-"""Layer, root-mean-square and group normalization.
+"""Layer, root-mean-square, group and batch normalization.
 
-aten/src/ATen/native/cuda/layer_norm_kernel.cu and group_norm_kernel.cu
+aten/src/ATen/native/cuda/layer_norm_kernel.cu, group_norm_kernel.cu, Normalization.cu and Normalization.cuh,
+aten/src/ATen/native/cudnn/BatchNorm.cpp
 """
 
 from __future__ import annotations
@@ -151,9 +152,7 @@ def group_norm_backward(call: Call) -> Plan:
     return Plan(outputs, steps.steps)
 
 
-# Batch normalization by PyTorch's own kernels and by cuDNN.
-#
-# aten/src/ATen/native/cuda/Normalization.cu and Normalization.cuh, aten/src/ATen/native/cudnn/BatchNorm.cpp
+# Batch normalization, by PyTorch's own kernels and by cuDNN.
 
 # Normalization.cuh: threads of a block, its width, rows a thread works on, blocks along the rows, and the fewest of
 # them that make partial results worth while.

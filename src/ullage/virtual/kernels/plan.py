@@ -1,4 +1,12 @@
-"""A plan: which tensors one operator call returns and what it asks of the allocator, in order."""
+"""Plans and kernel rules.
+
+A plan says which tensors one operator call returns and what it asks of the allocator, in order. A rule makes the plan
+of a call. It says what PyTorch's shape inference cannot know about the CUDA kernel: other outputs, temporaries, and the
+order of the requests. An operator without a rule allocates its outputs in order and nothing else.
+
+    @kernel("aten.sum.dim_IntList")
+    def sum_over_dimensions(call: Call) -> Plan: ...
+"""
 
 from __future__ import annotations
 
@@ -9,8 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ullage.hardware import GPU
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
 
-OUTPUT, TEMPORARY, FREE, DOUBT = range(4)
+OUTPUT, TEMPORARY, FREE, MAY_BE_LARGER = range(4)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
 
 
@@ -111,9 +120,9 @@ class Plan:
     """What one call does: its outputs, and steps in the order of the real kernel.
 
     A step is `(OUTPUT, place among the outputs)`, `(TEMPORARY, bytes)` or `(FREE, place among the temporaries)`;
-    `(DOUBT, bytes)` says that the next temporary could as well have so many bytes, or if none follows, be taken.
-    Temporaries that are not freed in a step are freed at the end, the last one first. Without steps the outputs are
-    taken in their order.
+    `(MAY_BE_LARGER, bytes)` says that the next temporary may have that many bytes; if none follows, that one of so
+    many bytes may be taken. Temporaries that no step frees are freed at the end, the last one first. Without steps the
+    outputs are taken in their order.
     """
 
     outputs: list[Output]
@@ -124,9 +133,8 @@ class Plan:
     host_outputs: dict[int, torch.dtype] | None = None  # outputs that are single numbers in CPU tensors
     quick: New | None = None  # the only output of a plan without steps; filled in by the mode
     library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use
-    guessed: bool = False  # whether a library's choice of a kernel was guessed, not measured
-    uncertain: int = 0  # bytes by which a temporary could be larger, where the choice of the kernel is not sure
-    surprise: int = 0  # bytes by which the guess of a workspace may fail beyond that (`cudnn_workspaces.Workspace`)
+    workspaces: dict[ConvolutionProblem, Workspace] | None = None  # of cuDNN, measured or guessed
+    note: tuple[str, str] | None = None  # for `GPUState.note`, at each call
 
 
 class Steps:
@@ -153,9 +161,9 @@ class Steps:
             self._sizes.append(size)
         return self
 
-    def doubt(self, size: int) -> Steps:
-        """What comes next, a temporary or nothing, could as well be a temporary of so many bytes."""
-        self.steps.append((DOUBT, size))
+    def or_larger(self, size: int) -> Steps:
+        """What comes next, a temporary or nothing, may be a temporary of so many bytes."""
+        self.steps.append((MAY_BE_LARGER, size))
         return self
 
     def take(self, size: int) -> int:
@@ -172,15 +180,9 @@ class Steps:
         return self
 
 
-# Where a kernel's rule is found: a dictionary from the operator's name to a function, and a decorator that fills it.
-#
-# A rule says what the CUDA kernel does that PyTorch's shape inference cannot know: other outputs, temporaries, and the
-# order of the requests. An operator without a rule takes its outputs in order and nothing else.
-
-
 @dataclass(slots=True)
 class Call:
-    """One operator call on the virtual GPU: its arguments (metadata only) and what the GPU is set to."""
+    """One operator call on the virtual GPU, as a rule sees it: arguments have shapes and no data."""
 
     func: Any
     args: tuple[Any, ...]
@@ -239,7 +241,7 @@ def kernel(*names: str) -> Callable[[Rule], Rule]:
     return register(RULES, names)
 
 
-# Questions that many CUDA kernels ask of a tensor's layout before they choose what to do.
+# Questions about layouts that many CUDA kernels ask.
 
 _INT_MAX = 2**31 - 1
 

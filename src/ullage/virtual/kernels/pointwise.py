@@ -1,4 +1,4 @@
-"""Small kernels whose outputs come in another order or that take a copy first."""
+"""Small kernels that allocate their outputs in another order, or make a copy first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Pooling: kernels that want their tensors in one layout, and copy those that come in another.
+"""Pooling, and resizing of images: kernels that want one layout and copy tensors that have another.
 
 aten/src/ATen/native/cuda/AveragePool2d.cu, AveragePool3d.cu, DilatedMaxPool2d.cu, AdaptiveMaxPooling2d.cu,
-AdaptiveMaxPooling3d.cu, AdaptiveAveragePooling3d.cu
+AdaptiveMaxPooling3d.cu, AdaptiveAveragePooling3d.cu, UpSampleNearest2d.cu, UpSampleBilinear2d.cu, UpSampleBicubic2d.cu,
+UpSampleNearest3d.cu, UpSampleTrilinear3d.cu
 """
 
 from __future__ import annotations
@@ -139,10 +140,7 @@ def fold(call: Call) -> Plan:
     return unfold(call)
 
 
-# Making images larger and smaller.
-#
-# aten/src/ATen/native/cuda/UpSampleNearest2d.cu, UpSampleBilinear2d.cu, UpSampleBicubic2d.cu, UpSampleNearest3d.cu,
-# UpSampleTrilinear3d.cu
+# Resizing of images.
 
 _FEWEST_CHANNELS = 4  # kernels for channels-last tensors want at least so many
 

@@ -1,9 +1,9 @@
 """Recurrent networks by cuDNN, and PyTorch's fused cells.
 
-aten/src/ATen/native/cudnn/RNN.cpp, aten/src/ATen/native/cuda/RNN.cu. What cuDNN itself takes (the reserve for the
-backward pass and the workspace) is written nowhere: the formulas were fitted to calls on an H200 with cuDNN 9.19.
-Of 600 other calls, drawn at random, 254 are exact in every size; mostly the workspace differs. The peak of the
-step is exact for 349, within 1 % for 434 and within 10 % for 565 of them (`benchmarks/recurrent_calls.py --compare`).
+aten/src/ATen/native/cudnn/RNN.cpp, aten/src/ATen/native/cuda/RNN.cu. What cuDNN itself takes, a reserve for the
+backward pass and a workspace, is not documented; the formulas were fitted to calls on an H200 with cuDNN 9.19. Of 600
+other calls, drawn at random, 254 are exact in every size; mostly the workspace differs. The peak of the step is exact
+for 349, within 1 % for 434 and within 10 % for 565 of them (`benchmarks/recurrent_calls.py --compare`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _aligned(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class RecurrentNetwork:
     """What decides the memory of a recurrent network: its shape and what it is applied to."""
 
     mode: int
@@ -74,7 +74,7 @@ class Network:
     def parameters(self) -> int:
         """Elements of the flat buffer of weights: cuDNN has two biases for every gate, wanted or not.
 
-        >>> Network(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).parameters()
+        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).parameters()
         99328
         """
         return self.matrices() + 2 * _GATES[self.mode] * self.hidden * self.layers * self.directions
@@ -82,7 +82,7 @@ class Network:
     def reserve(self) -> int:
         """Bytes kept for the backward pass: gates, cells, what goes between layers, and masks of dropout.
 
-        >>> Network(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).reserve()
+        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).reserve()
         819456
         """
         unit = self.tokens * self.hidden * self.directions * self.dtype.itemsize
@@ -101,7 +101,7 @@ class Network:
     def workspace(self, backward: bool = False) -> int:
         """Bytes that every pass takes and gives back.
 
-        >>> Network(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).workspace()
+        >>> RecurrentNetwork(LSTM, 64, 128, 0, 1, 1, 20, 16, 320, False, False, True, torch.float32).workspace()
         12370304
         """
         itemsize = self.dtype.itemsize
@@ -187,7 +187,7 @@ class Network:
         return 4 * token + given + 5 * state + double
 
 
-def network_of(call_args: Any, offset: int = 0) -> Network:
+def network_of(call_args: Any, offset: int = 0) -> RecurrentNetwork:
     """The network of a call of `_cudnn_rnn`; `offset` is how many more arguments `_cudnn_rnn_backward` has before."""
     source = call_args[0]
     mode, hidden, projected, layers, batch_first, dropout, train, both, sizes = call_args[6 + offset : 15 + offset]
@@ -197,7 +197,7 @@ def network_of(call_args: Any, offset: int = 0) -> Network:
         steps, batch = (source.shape[1], source.shape[0]) if batch_first else source.shape[:2]
         tokens = steps * batch
     directions = 2 if both else 1
-    return Network(
+    return RecurrentNetwork(
         mode, source.shape[-1], hidden, projected, layers, directions, steps, batch, tokens,
         bool(len(sizes)), dropout > 0 and train, train, source.dtype,
     )  # fmt: skip
@@ -206,6 +206,9 @@ def network_of(call_args: Any, offset: int = 0) -> Network:
 def time_first_copy(source: torch.Tensor, batch_first: bool, packed: bool) -> int:
     """Bytes of a contiguous copy with time as the first dimension."""
     return copy_size(twin(source).transpose(0, 1) if batch_first and not packed else source)
+
+
+_FITTED = ("recurrent", "what cuDNN takes for recurrent networks follows fitted formulas, which are not always exact")
 
 
 @kernel("aten._cudnn_rnn.default")
@@ -235,7 +238,7 @@ def cudnn_rnn(call: Call) -> Plan:
         buffer = Alias(3, tuple(flat.shape), flat.stride(), 0)
     workspace = steps.take(network.workspace())
     steps.output(3).free(workspace)
-    return Plan([out, hidden, cells, reserve, buffer], steps.steps, library=CUDNN)
+    return Plan([out, hidden, cells, reserve, buffer], steps.steps, library=CUDNN, note=_FITTED)
 
 
 def _input_copies(source: torch.Tensor, hx: Any, cx: Any, batch_first: bool, packed: bool) -> list[int]:

@@ -1,8 +1,8 @@
-"""Reductions over large tensors: blocks of the GPU leave partial results in a buffer in global memory.
+"""Reductions: sums, extremes, products, counts, variances. For large tensors partial results need a buffer.
 
-aten/src/ATen/native/cuda/Reduce.cuh decides by sizes, strides and the number of multiprocessors whether several
-blocks work on one output; aten/src/ATen/TensorIterator.cpp decides in which order it sees the dimensions. Both are
-followed here step by step.
+aten/src/ATen/native/cuda/Reduce.cuh decides by sizes, strides and the number of multiprocessors whether several blocks
+work on one output. aten/src/ATen/TensorIterator.cpp decides in which order it sees the dimensions. Both are followed
+step by step. The operators are in aten/src/ATen/native/ReduceOps.cpp and aten/src/ATen/native/cuda/Reduce*Kernel.cu.
 """
 
 from __future__ import annotations
@@ -273,10 +273,7 @@ def vector_norm(call: Call) -> Plan:
     return Plan(plan.outputs, steps.steps, single=True)
 
 
-# Reductions other than sums: largest, smallest, where they are, all, any, products, counts.
-#
-# aten/src/ATen/native/cuda/ReduceMaxValuesKernel.cu, ReduceArgMaxKernel.cu, ReduceAMinMaxKernel.cu,
-# ReduceLogicKernel.cu, ReduceSumProdKernel.cu; aten/src/ATen/native/ReduceOps.cpp
+# Extremes and their places, all, any, products and counts.
 
 _VALUE_AND_PLACE = 16  # bytes of a value and a 64-bit place
 
@@ -397,9 +394,7 @@ def logsumexp(call: Call) -> Plan:
     return Plan(plan.outputs, steps.free(inner, largest).steps, single=True)
 
 
-# Variance and standard deviation: a reduction whose partial results are Welford's running values.
-#
-# aten/src/ATen/native/cuda/ReduceMomentKernel.cu, aten/src/ATen/native/ReduceOps.cpp
+# Variance and standard deviation: partial results are Welford's running values (ReduceMomentKernel.cu).
 
 _VALUES = 2  # values that a thread reads at a time; ReduceMomentKernel.cu, std_var_kernel_impl
 

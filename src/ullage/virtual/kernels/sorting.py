@@ -1,6 +1,12 @@
-"""Sorting along a dimension, and running sums.
+"""Sorting along a dimension, running sums, and the temporary storage of the CUB algorithms behind them.
 
-aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu, Sorting.cpp, ScanKernels.cpp
+aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu, Sorting.cpp, ScanKernels.cpp. The formulas are CUB's own
+(cub/device/dispatch/dispatch_*.cuh and tuning/tuning_*.cuh, CUDA 13.0), with the tile sizes of the GPU's generation:
+threads of a block times items of a thread. CUB packs its buffers at multiples of 256 bytes and adds 255 for alignment.
+PyTorch counts elements in 64 bits.
+
+Not covered: sorts of 1- and 2-byte keys before compute capability 9.0, which use another algorithm there (the formula
+of the newer one is used), and the retuned tiles of compute capability 10.0.
 """
 
 from __future__ import annotations
@@ -11,15 +17,6 @@ import torch
 
 from ullage.hardware import GPU
 from ullage.virtual.kernels.plan import Call, New, Plan, Steps, ceil_div, copy_size, is_dense, kernel, twin
-
-# How much temporary storage CUB's algorithms ask for. PyTorch takes it from its allocator for the time of one call.
-#
-# Every formula is CUB's own (cub/device/dispatch/dispatch_*.cuh and tuning/tuning_*.cuh, CUDA 13.0), with the tile
-# sizes of the GPU's generation: threads of a block times items of a thread. CUB packs its buffers at multiples of 256
-# bytes and adds 255 for alignment. PyTorch counts elements in 64 bits.
-#
-# Not covered: sorts of 1- and 2-byte keys before compute capability 9.0, which use another algorithm there (the
-# formula of the newer one is used), and the retuned tiles of compute capability 10.0.
 
 _ALIGNMENT = 256
 _COUNT = 8  # bytes of a count of elements

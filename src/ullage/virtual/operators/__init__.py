@@ -1,5 +1,4 @@
-"""Operators that need more than a kernel rule: they move data, share memory, or are taken apart as a CUDA build does
-it.
+"""Operators that need more than a kernel rule: they copy data, share memory, depend on values, or are decomposed.
 
 A rule that only says what a kernel allocates belongs in `virtual/kernels/`.
 """

@@ -1,10 +1,9 @@
-"""The order in which autocast casts the arguments of one operator.
+"""The order in which autocast casts the arguments of an operator.
 
-PyTorch writes the casts as arguments of one C++ call, and C++ leaves their order to the compiler: builds for x86-64,
+PyTorch writes the casts as arguments of one C++ call, and C++ leaves their order to the compiler. Builds for x86-64,
 which run on nearly every GPU server, cast the last argument first; builds for 64-bit ARM the first. The order decides
-where the casts lie in memory and in which order their gradients are made. Where this machine's build does it the other
-way, autocast's operators of several tensors are replaced while a virtual GPU is in use by ones that cast the last
-argument first. Whether it does is asked of the build itself.
+where the casts lie in memory and in which order their gradients are made. If this machine's build casts the first
+argument first, autocast's operators are replaced by ones that cast the last argument first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators whose output shape depends on data: the known values decide, else the largest shape, with a note."""
+"""Operators whose output shape depends on data. Known values decide; otherwise a shape is assumed and noted."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return gpu.host.call(func, args, kwargs)
     minimum = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     bins = minimum or source.numel()
-    gpu.note("shapes", f"bincount taken as {bins} bins")
+    gpu.note("unbounded shapes", f"bincount taken as {bins} bins")
     return gpu.memory.tensor((bins,), (1,), torch.int64, bins * 8)
 
 
@@ -108,7 +108,7 @@ def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: d
         size = int(known.sum())
     if size is None:
         size = repeats.numel()
-        gpu.note("shapes", f"repeat_interleave of {repeats.numel()} repeats taken as one each")
+        gpu.note("unbounded shapes", f"repeat_interleave of {repeats.numel()} repeats taken as one each")
     return gpu.memory.tensor((size,), (1,), repeats.dtype, size * repeats.element_size())
 
 

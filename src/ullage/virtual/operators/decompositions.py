@@ -1,7 +1,7 @@
-"""Operators that PyTorch takes apart by asking which libraries it was built with.
+"""Operators that PyTorch decomposes by what it was built with: linear layers, batch normalization, attention.
 
-On a CPU build the answer would be that there is no cuDNN and no fused attention. While a virtual GPU is in use these
-operators are taken apart here, as a CUDA build does it.
+A CPU build would decompose them as if there were no cuDNN and no fused attention. While a virtual GPU is in use they
+are decomposed here, the way a CUDA build does it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import torch
 from ullage.virtual.operators import recurrent
 from ullage.virtual.state import GPUState
 
-# Which attention kernel `scaled_dot_product_attention` takes.
-#
-# The rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: a list of kernels in order of preference, each with
-# conditions; the first whose conditions hold is taken. Not covered: nested tensors.
+# Which kernel `scaled_dot_product_attention` takes: the first in order of preference whose conditions hold
+# (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Not covered: nested tensors.
 
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 _CODES = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}  # at::SDPBackend: math 0, flash 1, efficient 2, cudnn 3
 
 
-class Attention(NamedTuple):
-    """The arguments that decide."""
+class AttentionArguments(NamedTuple):
+    """The arguments of `scaled_dot_product_attention` that decide which kernel runs."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -42,12 +40,12 @@ class Attention(NamedTuple):
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def choose(attention: Attention, capability: tuple[int, int]) -> str:
+def choose_attention_kernel(attention: AttentionArguments, capability: tuple[int, int]) -> str:
     """The kernel that a GPU of this compute capability takes: "cudnn", "flash", "efficient" or "math".
 
     >>> q = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16)
-    >>> attention = Attention(q, q, q, None, 0.0, True, False)
-    >>> choose(attention, (9, 0)), choose(attention, (8, 0))
+    >>> attention = AttentionArguments(q, q, q, None, 0.0, True, False)
+    >>> choose_attention_kernel(attention, (9, 0)), choose_attention_kernel(attention, (8, 0))
     ('cudnn', 'flash')
     """
     able = {CUDNN: _cudnn, FLASH: _flash_serves, EFFICIENT: _efficient}
@@ -69,7 +67,7 @@ def _order(capability: tuple[int, int]) -> list[str]:
     return written
 
 
-def _cudnn(attention: Attention, capability: tuple[int, int]) -> bool:
+def _cudnn(attention: AttentionArguments, capability: tuple[int, int]) -> bool:
     """can_use_cudnn_attention"""
     query, key, value = attention[:3]
     if not torch._C._get_cudnn_sdp_enabled() or capability < (8, 0):
@@ -89,7 +87,7 @@ def _cudnn(attention: Attention, capability: tuple[int, int]) -> bool:
     return key.shape[2] != 1 and not (attention.dropout and query.shape[2] == 1)
 
 
-def _flash_serves(attention: Attention, capability: tuple[int, int]) -> bool:
+def _flash_serves(attention: AttentionArguments, capability: tuple[int, int]) -> bool:
     """can_use_flash_attention"""
     query, key, value = attention[:3]
     if not torch._C._get_flash_sdp_enabled() or capability < (8, 0) or attention.mask is not None:
@@ -107,7 +105,7 @@ def _flash_serves(attention: Attention, capability: tuple[int, int]) -> bool:
     return _not_empty(attention) and _last_stride_is_one(attention, ignore_single=True)
 
 
-def _efficient(attention: Attention, capability: tuple[int, int]) -> bool:
+def _efficient(attention: AttentionArguments, capability: tuple[int, int]) -> bool:
     """can_use_mem_efficient_attention"""
     query, key, value = attention[:3]
     if not torch._C._get_mem_efficient_sdp_enabled() or not _four_dimensions(attention):
@@ -131,16 +129,16 @@ def minimum_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
     return max(alignment, 128 // (16 if half else 32)) if tensor_cores else alignment
 
 
-def _all_have_type(attention: Attention, types: tuple[torch.dtype, ...]) -> bool:
+def _all_have_type(attention: AttentionArguments, types: tuple[torch.dtype, ...]) -> bool:
     first = attention.query.dtype
     return first in types and attention.key.dtype == first and attention.value.dtype == first
 
 
-def _four_dimensions(attention: Attention) -> bool:
+def _four_dimensions(attention: AttentionArguments) -> bool:
     return all(tensor.dim() == 4 for tensor in attention[:3])
 
 
-def _heads_agree(attention: Attention) -> bool:
+def _heads_agree(attention: AttentionArguments) -> bool:
     query, key, value = attention[:3]
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return False
@@ -150,11 +148,11 @@ def _heads_agree(attention: Attention) -> bool:
     return heads[0] == heads[1] == heads[2]
 
 
-def _not_empty(attention: Attention) -> bool:
+def _not_empty(attention: AttentionArguments) -> bool:
     return attention.query.shape[-2] > 0 and attention.key.shape[-2] > 0
 
 
-def _last_stride_is_one(attention: Attention, ignore_single: bool) -> bool:
+def _last_stride_is_one(attention: AttentionArguments, ignore_single: bool) -> bool:
     def fits(tensor: Any) -> bool:
         return bool(tensor.stride(-1) == 1 or (ignore_single and tensor.shape[-1] == 1))
 
@@ -163,7 +161,7 @@ def _last_stride_is_one(attention: Attention, ignore_single: bool) -> bool:
     return all(fits(tensor) for tensor in attention[:3]) and mask_fits
 
 
-def _mask_suits_cudnn(attention: Attention) -> bool:
+def _mask_suits_cudnn(attention: AttentionArguments) -> bool:
     """check_attn_mask_shape"""
     mask = attention.mask
     if mask is None:
@@ -281,8 +279,8 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Any:
     """attention.cpp, scaled_dot_product_attention"""
-    attention = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    kernel = choose(attention, _gpus[-1].spec.compute_capability or (0, 0))
+    attention = AttentionArguments(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    kernel = choose_attention_kernel(attention, _gpus[-1].spec.compute_capability or (0, 0))
     if kernel == CUDNN:  # it takes masks of flags as they are
         return _first(
             _aten._scaled_dot_product_cudnn_attention(

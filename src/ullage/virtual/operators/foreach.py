@@ -1,4 +1,8 @@
-"""Operators over lists of tensors: the foreach and fused kernels of optimizers, and those of GradScaler."""
+"""Operators over lists of tensors: the foreach and fused kernels of optimizers, and those of GradScaler.
+
+Kernels that work in place take no memory of their own (aten/src/ATen/native/cuda/ForeachFunctors.cuh); the others
+allocate one output for each tensor, in order.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,6 @@ import torch
 from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.operators.copies import layout_of_copy
 from ullage.virtual.state import GPUState
-
-# Lists of tensors: torch.optim's foreach and fused kernels work in place and take no memory of their own
-# (aten/src/ATen/native/cuda/ForeachFunctors.cuh); the out-of-place ones make one output a tensor, in order.
 
 
 def is_list_operator(name: str) -> bool:

@@ -1,6 +1,8 @@
-"""Recurrent networks: operators that hand out parts of one buffer, or that need the values of lengths.
+"""Recurrent networks and CTC losses: decomposed into cuDNN's operators, the way a CUDA build does it.
 
-aten/src/ATen/native/cudnn/RNN.cpp, aten/src/ATen/native/PackedSequence.cpp, aten/src/ATen/native/LossCTC.cpp
+Weights share one flat buffer, and lengths are needed as numbers. aten/src/ATen/native/cudnn/RNN.cpp (_cudnn_impl,
+try_get_weight_buf, get_dropout_state), aten/src/ATen/native/RNN.cpp, PackedSequence.cpp and LossCTC.cpp,
+aten/src/ATen/cudnn/AutocastRNN.cpp
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
 
 from ullage.virtual.kernels.plan import contiguous_strides, elements
-from ullage.virtual.kernels.recurrent import GRU, LSTM, RELU, TANH, Network, network_of, time_first_copy
+from ullage.virtual.kernels.recurrent import GRU, LSTM, RELU, TANH, RecurrentNetwork, network_of, time_first_copy
 from ullage.virtual.native import view_without_data
 from ullage.virtual.operators.registry import HANDLERS, handler
 from ullage.virtual.state import GPUState
@@ -43,7 +45,7 @@ def _biases(count: int, stride: int) -> list[int]:
 def flatten_weight(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """RNN.cpp, _cudnn_rnn_flatten_weight: the parameters move into one buffer."""
     weights, stride, inputs, mode, hidden, projected, layers, _, both = args
-    network = Network(
+    network = RecurrentNetwork(
         mode, inputs, hidden, projected, layers, 2 if both else 1, 1, 1, 1, False, False, True, weights[0].dtype
     )
     buffer = _tensor(gpu, (network.parameters(),), weights[0].dtype)
@@ -84,7 +86,7 @@ def cudnn_rnn_backward(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: 
 
 
 def _weight_gradients(
-    gpu: GPUState, network: Network, weights: Sequence[torch.Tensor], stride: int, source_copy: int
+    gpu: GPUState, network: RecurrentNetwork, weights: Sequence[torch.Tensor], stride: int, source_copy: int
 ) -> list[torch.Tensor]:
     memory = gpu.memory
     copy = memory.take(source_copy) if source_copy else None
@@ -141,7 +143,7 @@ def lengths_of(gpu: GPUState, lengths: torch.Tensor, longest: int) -> list[int]:
     known = gpu.values.known(lengths)
     if known is not None:
         return [int(length) for length in known.tolist()]
-    gpu.note("values", f"{lengths.numel()} sequence lengths on the GPU taken as {longest} each")
+    gpu.note("shapes", f"{lengths.numel()} sequence lengths on the GPU taken as {longest} each")
     return [longest] * lengths.numel()
 
 
@@ -179,10 +181,7 @@ def use_miopen_ctc(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict
     return False
 
 
-# torch.lstm, torch.gru, torch.rnn_tanh and torch.rnn_relu as a CUDA build takes them apart: into cuDNN's networks.
-#
-# aten/src/ATen/native/cudnn/RNN.cpp (_cudnn_impl, try_get_weight_buf, get_dropout_state), aten/src/ATen/native/RNN.cpp,
-# aten/src/ATen/cudnn/AutocastRNN.cpp. torch.ctc_loss is here too: it wants the same lengths as numbers.
+# The front ends: torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu and torch.ctc_loss.
 
 _aten = torch.ops.aten
 _MODES = {"rnn_relu": RELU, "rnn_tanh": TANH, "lstm": LSTM, "gru": GRU}
@@ -293,8 +292,22 @@ class _Networks:
         if cx is not None and cx.shape[2] != hx.shape[2]:
             hidden_size, projected = cx.shape[2], hx.shape[2]
         stride = (4 if has_biases else 2) + (1 if projected else 0)
-        network = Network(mode, source.shape[-1], hidden_size, projected, layers, 2 if both else 1, 1, 1, 1, False,
-                          False, train, source.dtype)  # fmt: skip
+        directions = 2 if both else 1
+        network = RecurrentNetwork(
+            mode,
+            source.shape[-1],
+            hidden_size,
+            projected,
+            layers,
+            directions,
+            1,
+            1,
+            1,
+            False,
+            False,
+            train,
+            source.dtype,
+        )
         flat = _flat_buffer(params, network, stride)
         state = self._state(dropout, train)
         params = list(params)
@@ -332,7 +345,7 @@ def _plain(mode: int, overload: str, *args: Any) -> Any:
     return getattr(getattr(_aten, name), overload).decompose(*args)
 
 
-def _flat_buffer(params: Sequence[Any], network: Network, stride: int) -> torch.Tensor | None:
+def _flat_buffer(params: Sequence[Any], network: RecurrentNetwork, stride: int) -> torch.Tensor | None:
     """RNN.cpp, try_get_weight_buf: the buffer behind the parameters, if they lie in it as cuDNN wants them."""
     storage = _storage_of(params[0])
     count = network.parameters()

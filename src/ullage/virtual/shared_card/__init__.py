@@ -1,4 +1,4 @@
-"""A virtual card that several processes share: one small file for each card, locked while it is read or changed.
+"""Virtual cards that several processes share: their jobs compete for memory as on a real GPU.
 
-`cards.py` never imports PyTorch. `startup/` is put on a job's PYTHONPATH so that its "cuda" is such a card.
+`cards.py` never imports PyTorch. `startup/` is put on a job's PYTHONPATH, which makes its "cuda" such a card.
 """

@@ -1,12 +1,11 @@
-"""Virtual cards that several processes share: one small file a card, locked while it is read or changed.
+"""Virtual cards that several processes share. Each card is a small file, locked while it is read or changed.
 
-A card's file is text in lines of a fixed length: 256 bytes that say what the card is, then 64 bytes a process (pid,
-start time, bytes taken). A process changes its own line with one write inside one page, so a process that is killed at
-any moment leaves a file that can be read. Memory belongs to a process as long as it lives: the line of a dead one is
-cleared by whoever looks next, and its start time is kept beside the pid, so that another process which got the same
-pid later does not inherit it.
+The file has 256 bytes that describe the card, then one line of 64 bytes for each process: pid, start time, bytes taken.
+A process changes its line with a single write, so a process that is killed at any moment leaves a readable file. Memory
+belongs to a process as long as it lives. The line of a dead process is cleared by whoever looks next; the start time
+tells it from a later process with the same pid.
 
-PyTorch is not imported here: a daemon or a monitor can watch cards cheaply.
+PyTorch is not imported here, so a daemon or a monitor can watch cards cheaply.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu_list
-from ullage.home import home
 from ullage.isolation.process_identity import Process, is_alive, this_process
 
 VARIABLE = "ULLAGE_CARDS"  # names the folder to a job
@@ -80,7 +78,7 @@ class Card:
         return max(0, self.total - self.used())
 
     def take(self, size: int, process: Process | None = None) -> bool:
-        """Take bytes for this process; false, and nothing taken, if the card has fewer left."""
+        """Take bytes for this process; false if the card does not have so many, and then nothing is taken."""
         if size < 0:
             raise InvalidValue(f"needed a size of 0 bytes or more; found {size}")
         with _locked(self.path) as file:
@@ -91,7 +89,7 @@ class Card:
             return True
 
     def give(self, size: int, process: Process | None = None) -> None:
-        """Give bytes of this process back; more than it has taken is refused."""
+        """Give bytes of this process back; `InvalidValue` for more than it has taken."""
         owner = process or this_process()
         with _locked(self.path) as file:
             table = _without_dead(file, _read_table(file, self.path))
@@ -154,7 +152,7 @@ class Cards:
         raise InvalidValue(f"needed a card of {self.folder}; none has the UUID {uuid!r}")
 
     def visible(self, text: str | None) -> list[Card]:
-        """Those that `CUDA_VISIBLE_DEVICES` lets a process see, in its order, read as CUDA reads it.
+        """The cards that `CUDA_VISIBLE_DEVICES` makes visible, in its order, read the way CUDA reads it.
 
         Indices and UUIDs (or their beginnings) are both taken; what comes after the first that is no card is not seen.
         """
@@ -169,19 +167,10 @@ class Cards:
         return seen
 
 
-def default_folder(name: str = "default") -> Path:
-    """Where cards of that name are kept unless a folder is given.
-
-    >>> default_folder("demo").parts[-2:]
-    ('cards', 'demo')
-    """
-    return home() / "cards" / name
-
-
 def environment(
     folder: str | os.PathLike[str], uuids: Sequence[str], base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables that let a Python process train on these cards; `base` is the environment they are added to.
+    """Environment variables with which a Python process trains on these cards; `base` is the environment to extend.
 
     >>> environment("/cards", ["GPU-1", "GPU-2"], base={})["CUDA_VISIBLE_DEVICES"]
     'GPU-1,GPU-2'

@@ -1,7 +1,7 @@
-"""A whole process on a virtual card: installed when PyTorch is imported, and there until the process ends.
+"""Install a virtual card in a whole process, from the import of PyTorch to the end of the process.
 
-`startup/sitecustomize.py` calls this in every Python process of a job. Which cards the process sees is decided as CUDA
-decides it, by `CUDA_VISIBLE_DEVICES`. The virtual GPU is one GPU: a process uses the first card that it sees.
+`startup/sitecustomize.py` calls this in every Python process of a job. `CUDA_VISIBLE_DEVICES` decides which cards the
+process sees, as it does for CUDA. The process uses the first of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ullage.virtual.torch_api.saving import install_safetensors
 
 
 def install() -> VirtualGPU | None:
-    """Put the virtual card in the place of "cuda"; `None` where the process is to see no card.
+    """Make the virtual card this process's "cuda"; returns `None` if the process sees no card.
 
     A card that cannot be used ends the process with one message and exit code 1: a job must not train without it.
 

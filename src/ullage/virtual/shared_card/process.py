@@ -1,8 +1,7 @@
-"""A virtual card under one process of a job: what its allocator and its CUDA context take comes from the card's file.
+"""One process's share of a virtual card: what its allocator and its CUDA context take is entered in the card's file.
 
-As on a real card, the context is taken at the first allocation, and not by processes that only import PyTorch. A
-forked process does not own what its parent took: a worker of a DataLoader takes nothing, and cannot use CUDA if its
-parent did; if the parent did not, it begins anew.
+As on a real card, the context is taken at the first allocation; a process that only imports PyTorch takes nothing. A
+forked child does not own what its parent took. It cannot use CUDA if its parent did; otherwise it starts afresh.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NO_CONTEXT = (
 
 
 class SharedCard:
-    """What one process has of a card; the allocator's `Driver`.
+    """One process's share of a card; the `Driver` of its allocator.
 
     >>> import tempfile
     >>> from ullage.virtual.shared_card.cards import Cards
@@ -49,11 +48,11 @@ class SharedCard:
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether what was taken belongs to the process from which this one was forked."""
+        """Whether the memory belongs to the process that this one was forked from."""
         return self._owner not in (None, os.getpid())
 
     def take(self, size: int) -> bool:
-        """Take bytes of the card, at the first time those of the context too."""
+        """Take bytes of the card; the first call takes the CUDA context too."""
         if self._owner is None:
             self._need(self._context)
             self._owner = os.getpid()
@@ -66,18 +65,18 @@ class SharedCard:
             self.card.give(size)
 
     def free(self) -> int:
-        """What the card has left."""
+        """Bytes that are free on the card."""
         return self.card.free()
 
     def take_context(self, size: int) -> None:
-        """The context grows: by its first part, or by the code of a library."""
+        """Enlarge the CUDA context, by its first part or by the code of a library."""
         if self._owner is None:
             self._context += size
         elif self.in_use:
             self._need(size)
 
     def report(self) -> str:
-        """The processes on the card, as PyTorch's message names them."""
+        """The processes on the card, in the words of PyTorch's message."""
         return "".join(
             ("Including non-PyTorch memory, this process" if pid == os.getpid() else f"Process {pid}")
             + f" has {format_size(taken)} memory in use. "
@@ -85,7 +84,7 @@ class SharedCard:
         )
 
     def refuse_if_forked(self) -> None:
-        """A child of a process that uses CUDA cannot use it, in PyTorch's words."""
+        """Raise PyTorch's error in a child of a process that uses CUDA."""
         if self.is_of_parent:
             raise RuntimeError(_FORKED)
 

@@ -1,4 +1,4 @@
-"""What `torch.cuda` and its neighbours answer while a virtual GPU is in use: one module for each part of PyTorch's API.
+"""What `torch.cuda` and related APIs answer while a virtual GPU is in use: one module for each part of the API.
 
-`install.py` puts all of them in place. What a kernel asks of the allocator is not here; see `virtual/kernels/`.
+`install.py` puts all of them in place. What kernels ask of the allocator is in `virtual/kernels/`.
 """

@@ -1,4 +1,4 @@
-"""torch.backends.cuda and torch.backends.cudnn: their switches work, and both are there."""
+"""torch.backends.cuda and torch.backends.cudnn: both are available, and their switches work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLATTEN = "aten._cudnn_rnn_flatten_weight.default"
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the backends in place."""
+    """Make both backends available."""
     limit = [10]  # aten/src/ATen/Context.h, benchmark_limit_cudnn
 
     def get_limit() -> int:

@@ -1,4 +1,4 @@
-"""torch.cuda's device: that it is there, its properties, NVML's answers, the CUDA runtime and NVTX."""
+"""The device of torch.cuda: its properties, NVML, the CUDA runtime, NVTX, torch.accelerator and DataParallel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _CudaDeviceProperties:
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Make the device appear."""
+    """Replace what torch.cuda asks about devices."""
     _forget_initialization(replacements)
     properties = _CudaDeviceProperties(gpu)
     replacements.put_all(torch._C, _device_functions(gpu))
@@ -84,7 +84,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def check_device(device: int) -> None:
-    """There is one device; any other is refused in PyTorch's words."""
+    """Raise PyTorch's error for any device but the first."""
     if device > 0:
         raise _DeviceError(
             "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
@@ -93,7 +93,7 @@ def check_device(device: int) -> None:
 
 
 def exchange_device(device: int) -> int:
-    """Make a device current; returns the one that was."""
+    """Make a device current; returns the one that was current before."""
     if device < 0:
         return -1
     check_device(device)
@@ -223,7 +223,7 @@ _DTYPES = frozenset(
 
 
 def install_accelerator(gpu: GPUState, replacements: Replacements) -> None:
-    """Make "cuda" the accelerator. Its streams are in surface_streams.py, its memory in surface_memory.py."""
+    """Make "cuda" the accelerator. Its streams are in `streams.py`, its memory in `memory.py`."""
     functions: dict[str, Any] = {
         "_accelerator_getAccelerator": lambda: _CUDA,
         "_get_accelerator": lambda check=None: _CUDA,
@@ -246,11 +246,8 @@ def install_accelerator(gpu: GPUState, replacements: Replacements) -> None:
         replacements.on_undo(remembered.cache_clear)
 
 
-# torch.nn.DataParallel on one GPU: its C++ helpers, which a CPU build does not have.
-
-
 def install_data_parallel(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the helpers in place."""
+    """Replace the C++ helpers of `torch.nn.DataParallel`, which a CPU build does not have."""
     replacements.put_all(
         torch._C,
         {

@@ -1,6 +1,6 @@
-"""torch.distributed with one process: collectives have nobody to talk to, but DistributedDataParallel keeps buckets.
+"""torch.distributed with a single process. DistributedDataParallel keeps its buckets; collectives have nothing to send.
 
-Any backend becomes PyTorch's own stand-in that does nothing. More than one process is refused.
+Any backend becomes PyTorch's own fake backend. More than one process is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NCCL = "torch.distributed has one process here; what NCCL itself takes, outside
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the process group of one in place."""
+    """Replace process groups by one with a single process."""
     if not torch.distributed.is_available():
         return
     from torch.distributed import distributed_c10d
@@ -169,7 +169,7 @@ _NAMES = sorted(
 
 @handler(*(f"c10d.{name}.default" for name in _NAMES))
 def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copy the inputs to the outputs, where they are not the same tensors, and answer that it is done."""
+    """Copy the inputs to the outputs, unless they are the same tensors, and return work that is done."""
     targets = list(_tensors(args[0]))
     if not any(tensor.is_cuda for tensor in targets):
         return gpu.host.call(func, args, kwargs)

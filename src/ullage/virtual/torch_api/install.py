@@ -1,9 +1,8 @@
-"""What `torch.cuda` and its neighbours answer while a virtual GPU is in use.
+"""Put every part of the API in place, and take it away again.
 
-PyTorch's own Python code stays in place wherever it can: what it asks of its C++ part is replaced
-(`torch._C._cuda_...`), so that a CPU build, a CUDA build and a machine with a GPU give the same answers. Each
-module here has one subject and puts its replacements into one list; leaving the `with` statement takes them back in
-the opposite order.
+PyTorch's own Python code stays in place wherever it can. What it asks of its C++ part is replaced
+(`torch._C._cuda_...`), so that a CPU build, a CUDA build and a machine with a GPU give the same answers. All
+replacements go into one list; leaving the `with` statement undoes them in reverse order.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
 
 
 def install_torch_api(gpu: GPUState) -> Callable[[], None]:
-    """Put the virtual GPU's answers in place; returns what takes them away again."""
+    """Install all replacements; returns a function that undoes them."""
     torchvision.make_torchvision_importable()
     replacements = Replacements()
     try:

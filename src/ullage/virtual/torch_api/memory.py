@@ -16,7 +16,7 @@ _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segme
 
 
 class MemoryFunctions:
-    """What `torch._C._cuda_...` answers about memory."""
+    """What the memory functions of `torch._C` return."""
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
@@ -122,7 +122,7 @@ def memory_info(gpu: GPUState) -> tuple[int, int]:
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Let the model of the allocator answer."""
+    """Replace torch.cuda's memory functions."""
     memory = MemoryFunctions(gpu)
     metadata = [""]
 

@@ -1,7 +1,7 @@
 """Random state: `torch.cuda.default_generators` and `torch.Generator(device="cuda")`.
 
-No number is drawn on the virtual GPU, so a generator there is a seed and an offset, as CUDA's is. Operators
-want a generator of PyTorch's own kind: it is a CPU generator that says "cuda".
+No numbers are drawn on the virtual GPU. A generator there is a seed and an offset, as CUDA's is. Operators want a
+generator of PyTorch's own type, so it is a CPU generator that says "cuda".
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         return self
 
     def seed(self) -> int:
-        """Set a seed that nobody can foresee; returns it."""
+        """Set a random seed; returns it."""
         self._seed, self._offset = int(super().seed()), 0
         return self._seed
 
@@ -109,7 +109,7 @@ def _rebuild(state: torch.Tensor) -> CudaGenerator:
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Give the virtual GPU a default generator and let `torch.Generator` make others."""
+    """Install the default generator, and let `torch.Generator` make others."""
     replacements.put(torch.cuda, "default_generators", (CudaGenerator(),))
     replacements.put(torch, "Generator", AnyGenerator)
 

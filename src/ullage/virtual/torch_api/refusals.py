@@ -1,4 +1,4 @@
-"""What the virtual GPU cannot follow is refused in one sentence each; torch.compile runs the eager code."""
+"""Refusals: what the virtual GPU cannot follow. torch.compile and torch.jit.script run the eager code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMPILED = "torch.compile was left out: the eager code was followed, whose memo
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the refusals in place."""
+    """Install the refusals."""
     replacements.put(torch, "compile", _compile(gpu))
     replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
     _refuse_graphs(gpu, replacements)
@@ -40,6 +40,17 @@ def _run_eagerly(gpu: GPUState, replacements: Replacements, module: ModuleType) 
     stance = getattr(module, "DynamoStance", None)
     if stance is not None:
         replacements.put(module, "_stance", stance(stance="force_eager"))
+    choose: Any = getattr(module, "_callback_from_stance", None)
+    if choose is not None:  # asked at each call of a compiled function
+        noted: list[bool] = []
+
+        def choose_and_note(callback: Any) -> Any:
+            if callback and not noted:
+                noted.append(True)
+                gpu.note("compile", _COMPILED)
+            return choose(callback)
+
+        replacements.put(module, "_callback_from_stance", choose_and_note)
 
 
 def _refuse_graphs(gpu: GPUState, replacements: Replacements) -> None:
@@ -96,17 +107,18 @@ def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: Module
         replacements.put(module, name, load)
 
 
-# `torch.jit.script`: what is scripted while a virtual GPU is in use runs as the Python code it was written as.
-#
-# The compiler reads the source of every function that is called, and the stand-ins for PyTorch's functions are written
-# in a Python that it does not know. Functions scripted before the `with` statement run as they are.
-
-
 def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the stand-in in place."""
+    """Let `torch.jit.script` return the Python function or module that it is given.
+
+    Its compiler reads the source of every function that is called, and cannot compile the replacements for PyTorch's
+    functions. What was scripted before the `with` statement runs as it is.
+    """
+
+    def script(obj: Any = None, *args: Any, **options: Any) -> Any:
+        """`torch.jit.script`: returns what it is given."""
+        if obj is None:
+            return script
+        gpu.note("scripting", "torch.jit.script was left out: the Python code was followed")
+        return obj
+
     replacements.put(torch.jit, "script", script)
-
-
-def script(obj: Any = None, *args: Any, **options: Any) -> Any:
-    """`torch.jit.script`: returns what it is given."""
-    return script if obj is None else obj

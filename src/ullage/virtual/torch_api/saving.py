@@ -1,8 +1,8 @@
-"""torch.save and torch.load.
+"""torch.save, torch.load and safetensors.
 
-Saved: tensors of the virtual GPU have no data, so one element of each is written, expanded to the right
-shape; the file says "cuda:0" and can be loaded anywhere. Loaded: the storages are read to the CPU, and those
-whose location maps to "cuda" become storages of the virtual GPU, shared where they were shared.
+Tensors of the virtual GPU have no data, so one element of each is saved, expanded to the right shape. The file says
+"cuda:0" and can be loaded anywhere. When a file is loaded, storages are read to the CPU, and those whose location maps
+to "cuda" become storages of the virtual GPU, shared where they were shared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _reduce_original: Any = torch.Tensor._reduce_ex_internal
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the two directions in place."""
+    """Replace how tensors are pickled and rebuilt."""
     _in_use.append(gpu)
     replacements.on_undo(lambda: _in_use.remove(gpu))
     entry = (0, _tag, _restore)
@@ -134,13 +134,12 @@ rebuild_tensor.__name__ = rebuild_tensor.__qualname__ = (
 rebuild_tensor.__module__ = "torch._utils"
 
 
-# safetensors writes tensors by itself, outside PyTorch: here its files get shapes without data, and can be read back.
-#
-# The stand-in files are `torch.save`'s, under the name that the script gave; files of others are read as ever.
+# safetensors reads and writes files outside PyTorch. A file that a script saves is written by `torch.save` instead and
+# can be read back; all other files are read by safetensors itself.
 
 
 def install_safetensors(replacements: Replacements) -> None:
-    """Put the functions of `safetensors` in place as soon as it is imported."""
+    """Replace the functions of `safetensors` as soon as it is imported."""
     replacements.when_imported("safetensors.torch", lambda module: _functions(module, replacements))
     replacements.when_imported("safetensors", lambda module: _opening(module, replacements))
 

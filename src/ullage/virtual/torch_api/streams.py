@@ -1,7 +1,8 @@
-"""Streams. The allocator keeps free blocks by stream and is told the current one.
+"""Streams, events, and threads.
 
-In CUDA the current stream belongs to a thread. As long as one thread chooses streams, the memory's `stream`
-is a plain attribute; when a second one does, it becomes a property that knows the thread.
+The allocator keeps free blocks by stream and is told the current one. In CUDA the current stream belongs to a thread:
+as long as only one thread chooses streams, the memory's `stream` is a plain attribute; when a second one does, it
+becomes a property that depends on the thread.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class AnyEvent(_Event):  # type: ignore[misc]
         """Nothing to wait for."""
 
     def query(self) -> bool:
-        """Everything is done as soon as it is asked for."""
+        """True: nothing runs on the virtual GPU."""
         return True
 
     def synchronize(self) -> None:
@@ -98,7 +99,7 @@ class CudaEvent(AnyEvent):
 
 
 def install_events(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the events in place."""
+    """Replace the event classes."""
     _events_in_use.append(gpu)
     replacements.on_undo(lambda: _events_in_use.remove(gpu))
     original: Any = torch.cuda.Event
@@ -145,7 +146,7 @@ class Streams:
         self._home = threading.get_ident()
 
     def new(self, priority: int) -> int:
-        """The number of a new stream; after 32 of a priority they come again."""
+        """The number of a new stream. Each priority has 32, which are handed out in turn."""
         pool = 1 if priority < 0 else 0
         number = 1 + pool * _POOL + self._made[pool] % _POOL
         self._made[pool] += 1
@@ -208,7 +209,7 @@ class AnyStream(_Stream):  # type: ignore[misc]
         return 0, -5
 
     def query(self) -> bool:
-        """Everything is done as soon as it is asked for."""
+        """True: nothing runs on the virtual GPU."""
         return True
 
     def synchronize(self) -> None:
@@ -264,7 +265,7 @@ class CudaExternalStream(CudaStream):
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the streams and events in place."""
+    """Replace the stream classes and functions."""
     streams = Streams(gpu)
     _in_use.append(streams)
     replacements.on_undo(lambda: _in_use.remove(streams))
@@ -312,15 +313,13 @@ for _kind, _name, _module in (
 
 @handler("aten.record_stream.default")
 def record_stream(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Delays the reuse of a block until another stream is done; taken as done at once."""
+    """`Tensor.record_stream` delays the reuse of a block until another stream is done; the delay is left out."""
     gpu.note("streams", "record_stream was followed without its delay")
 
 
-# Threads that are started while a virtual GPU is in use see it too.
-#
-# Dispatch modes belong to a thread. A DataLoader's thread that pins memory, or a user's thread that copies
-# ahead, would have none and ask the real CUDA. Here each gets a mode of its own that passes on to the virtual
-# GPU's. Not covered: threads that were started before the `with` statement.
+# Dispatch modes belong to a thread, so a thread that pins memory for a DataLoader, or copies ahead, would have none and
+# ask the real CUDA. Each thread that is started in the `with` statement gets a mode that passes calls on to the virtual
+# GPU's.
 
 
 class _ModeOfThread(TorchDispatchMode):

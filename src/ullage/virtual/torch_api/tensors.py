@@ -1,8 +1,8 @@
-"""Tensors outside of operators: their addresses, how they print and are copied, and data that leaves PyTorch.
+"""Tensors outside of operators: construction, addresses, printing, copies, old type names, and access to data.
 
-A CPU tensor may still have to be filled (see host.py). Every way in which its data leaves without an
-operator, to NumPy, to another process or as a pointer, fills it first. What was there before is called last,
-so that inside two nested `with` statements both fill what they know of.
+A CPU tensor may not have been filled yet (see `host.py`). Whenever its data leaves without an operator, to NumPy, to
+another process or as a pointer, it is filled first. Each replacement ends by calling what it replaced, so that inside
+two nested `with` statements both fill what they know of.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _storage_of = _Base.untyped_storage
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the methods of `torch.Tensor` and `torch.UntypedStorage` in place."""
+    """Replace methods of `torch.Tensor` and `torch.UntypedStorage`."""
     replacements.put(_tensor_str, "_str", _printer(_tensor_str._str))
     replacements.put_all(torch.Tensor, _addresses(gpu) | _leaving(gpu) | _copying(gpu))
     replacements.put(torch.Tensor, "__format__", _formatter(torch.Tensor.__format__))
@@ -215,11 +215,9 @@ def _leave_default_device(before: Any) -> None:
         torch.set_default_device(None if before is None else before.device)
 
 
-# Tensors made of Python data, as in `torch.tensor([loss, 2.0], device="cuda")`.
-#
-# PyTorch's C++ part reads such data behind the back of dispatch modes (and copies it to the GPU by an operator,
-# see `VirtualGPU.__enter__`). What it cannot read, numbers that lie on the virtual GPU, is asked for here, and
-# pinned memory, which it would ask CUDA for, is pinned afterwards.
+# Tensors made of Python data, as in `torch.tensor([loss, 2.0], device="cuda")`. PyTorch's C++ part reads such data
+# where dispatch modes do not see it. Numbers that lie on the virtual GPU are looked up here, and memory is pinned
+# afterwards, because the C++ part would ask CUDA for it.
 
 _Tensor = torch.Tensor
 _tensor, _as_tensor = torch.tensor, torch.as_tensor
@@ -227,7 +225,7 @@ _new_tensor: Any = torch._C.TensorBase.new_tensor
 
 
 def install_construction(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the constructors in place."""
+    """Replace `torch.tensor`, `torch.as_tensor` and `Tensor.new_tensor`."""
     torch_device._device_constructors()  # PyTorch remembers the originals: let it, before they are replaced
     replacements.put_all(torch, {"tensor": tensor, "as_tensor": as_tensor})
     replacements.put(torch.Tensor, "new_tensor", new_tensor)
@@ -305,7 +303,7 @@ _KINDS = {name: _make(name, dtype) for name, dtype in _DTYPES.items()}
 
 
 def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
-    """Put the old names in place."""
+    """Install the old names of tensor types."""
     original = torch.set_default_tensor_type
 
     def set_default_tensor_type(t: Any, /) -> None:

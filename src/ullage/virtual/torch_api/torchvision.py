@@ -1,9 +1,8 @@
-"""Makes `import torchvision` work beside a PyTorch for which its compiled operators were not built.
+"""Make `import torchvision` work where its compiled operators do not load.
 
-The wheel of torchvision for a CUDA build does not load beside a CPU build of PyTorch, and then already its
-import fails ("operator torchvision::nms does not exist"). Its operators are declared here instead, without
-code: on the virtual GPU shapes are all that is needed, and torchvision's own shape functions and derivatives
-are registered for them.
+The wheel for a CUDA build does not load beside a CPU build of PyTorch, and its import then fails ("operator
+torchvision::nms does not exist"). Its operators are declared here without code. The virtual GPU needs only shapes, and
+torchvision registers its own shape functions and derivatives for them.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def _say_that_they_are_there(extension: ModuleType) -> None:
 
 @handler("torchvision.nms.default")
 def nms(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Non-maximum suppression: how many boxes stay depends on data; at most all. Its mask is one bit a pair.
+    """Non-maximum suppression. How many boxes are kept depends on data; all of them are assumed.
 
     torchvision/csrc/ops/cuda/nms_kernel.cu: the sorted boxes, the order and a bit mask are temporaries.
     """

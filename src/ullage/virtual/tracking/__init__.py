@@ -1,4 +1,4 @@
-"""What is known about a run while it goes on: who asks for memory, which step it is in, whether it has settled.
+"""What is observed during a run: where requests come from, which step it is in, whether it repeats, what is uncertain.
 
 Nothing here changes what a run allocates.
 """

@@ -1,8 +1,7 @@
-"""When a training loop's memory has settled: an iteration asked for exactly what the one before it asked for.
+"""Find out when a training loop repeats: an iteration asks for exactly the same memory as the one before it.
 
-From then on nothing new happens, except that the allocator's free blocks may still be cut up further. So the last
-iteration's requests are repeated on the allocator alone until its reserved memory no longer grows, which costs
-milliseconds, and the loop can be stopped.
+From then on only the allocator's free blocks may still be split further. So the last iteration's requests are repeated
+on the allocator alone until its reserved memory stops growing. That takes milliseconds, and the loop can be stopped.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ MOST_UNLIKE = 4  # iterations of equal sizes whose frees cannot be repeated
 LEAST_GROWTH = MIB  # bytes an iteration that are worth a note
 
 
-class Settled(BaseException):
-    """Ends the training function from inside its optimizer step; not an `Exception`, so that code does not catch it."""
+class MemoryConverged(BaseException):
+    """Raised in an optimizer step to end the training function; no `Exception`, so that code does not catch it."""
 
 
-class Settling:
-    """Watches one run; give `after_step` to `Progress.on_step`.
+class ConvergenceWatch:
+    """Watches one run until its requests repeat; pass `after_step` to `Progress.on_step`.
 
-    `steps` is the least number of optimizer steps, `most_steps` how many to watch if the requests never repeat.
+    At least `steps` optimizer steps are watched, and at most `most_steps` if the requests never repeat.
     """
 
     def __init__(self, gpu: GPUState, steps: int = 3, most_steps: int = 30) -> None:
@@ -35,14 +34,14 @@ class Settling:
         self._unlike = 0
 
     def after_step(self) -> None:
-        """One optimizer step is done; raises `Settled` when nothing new is to be expected."""
+        """Call after an optimizer step; raises `MemoryConverged` when later steps will bring nothing new."""
         if self.is_settled():
-            raise Settled
+            raise MemoryConverged
 
     def is_settled(self, go_on: bool = False) -> bool:
-        """One optimizer step is done: whether nothing new is to be expected of the next ones.
+        """Call after an optimizer step: whether later steps will bring nothing new.
 
-        With `go_on` the run can continue afterwards, from the state that the settled loop has.
+        With `go_on` the run can continue afterwards, in the state that the loop has converged to.
         """
         memory = self._gpu.memory
         self._marks.append(len(memory.requests))
@@ -61,7 +60,7 @@ class Settling:
             if self._unlike > MOST_UNLIKE:
                 return True
         if done >= self._most_steps:
-            self._gpu.note("settling", f"the requests did not repeat within {done} optimizer steps; stopped there")
+            self._gpu.note("repetition", f"the requests did not repeat within {done} optimizer steps; stopped there")
             return True
         return False
 

@@ -1,6 +1,7 @@
-"""Where the training loop is: PyTorch's own optimizer hooks tell when a step begins and ends.
+"""How far a training loop has come: optimizer steps, backward passes, training and validation.
 
-They also tell what memory is for: an optimizer's parameters, their gradients and its state are known at each step.
+Optimizer hooks also tell what memory is for: at each step the parameters, their gradients and the optimizer's state are
+known.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch.optim import optimizer as torch_optimizer
 from ullage.virtual.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
+
+_in_backward_pass = torch._C._current_graph_task_id
 
 
 class Progress:
@@ -63,13 +66,11 @@ class Progress:
             self.on_step()
 
 
-# Backward passes, counted: the steps of a training loop that updates its weights without an optimizer.
-
-_in_backward_pass = torch._C._current_graph_task_id
-
-
 class BackwardPasses:
-    """Counts backward passes (one inside another is not counted) and the optimizers that were made."""
+    """Counts backward passes, which are the steps of a loop without an optimizer, and optimizers that were made.
+
+    A backward pass inside another one is not counted.
+    """
 
     def __init__(self, on_backward: Callable[[], None], on_first_optimizer: Callable[[], None]) -> None:
         self.count = 0
@@ -99,19 +100,17 @@ class BackwardPasses:
         replacements.put(torch.optim.Optimizer, "__init__", __init__)
 
 
-# Training and validation told apart: a model that trains, run in evaluation mode, is being validated.
-#
-# PyTorch's hooks for every module's call tell when a forward pass begins. A stretch of validation begins with a module
-# in evaluation mode that runs without gradients (or that was in training mode before), and ends with a forward pass in
-# training mode. A frozen teacher or a loss network runs in evaluation mode in each training step: it never trains, so
-# it makes no validation; unless it is first seen after training has settled, as a moving average of the weights is.
-
-_in_backward_pass = torch._C._current_graph_task_id
 TRAINING, VALIDATION, INFERENCE = "training", "validation", "inference"
 
 
 class Phases:
-    """When the run was training and when validating, in the clock of its allocator calls."""
+    """When a run was training and when it was validating, counted in allocator calls.
+
+    Validation begins when a module in evaluation mode runs without gradients, or when one that was in training mode
+    runs in evaluation mode. It ends with a forward pass in training mode. A frozen teacher or a loss network runs in
+    evaluation mode in each training step. It never trains, so that is no validation, unless it is first seen after
+    training has converged, as a moving average of the weights is.
+    """
 
     def __init__(self, gpu: GPUState) -> None:
         self._memory = gpu.memory
@@ -149,11 +148,6 @@ class Phases:
         self._evaluating = module is not None
         self._switches.append((self._memory.clock, module))
 
-    @property
-    def evaluating(self) -> bool:
-        """Whether a model is being evaluated now."""
-        return self._evaluating
-
     def stretches(self) -> list[tuple[int, int]]:
         """Begin and end of each validation, in allocator calls."""
         found: list[tuple[int, int]] = []
@@ -185,9 +179,8 @@ class Phases:
                 max(self._raised_in(begin, end), default=self._reserved_at(begin)) for begin, end in validation
             )
         if allocator.peak_reserved > max(peaks.values()):
-            peaks[TRAINING] = (
-                allocator.peak_reserved
-            )  # while the settled iterations were repeated on the allocator alone
+            # It was raised while the last iteration was repeated on the allocator alone.
+            peaks[TRAINING] = allocator.peak_reserved
         return peaks
 
     def _raised_in(self, begin: int, end: int) -> list[int]:

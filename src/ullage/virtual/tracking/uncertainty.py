@@ -1,46 +1,137 @@
-"""The same run with every doubtful choice on the larger side: how much it would reserve.
+"""What is not certain about a run: workspaces that were guessed, what was assumed, and what was left out.
 
 Which kernel a library takes is not always known, and a larger workspace can move everything after it. So the requests
-of a run are repeated on an allocator of their own, each doubtful one with the largest size that is not unlikely.
+of a run can be repeated on an allocator of their own, with each uncertain one as large as it may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
 from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory
-from ullage.virtual.state import GPUState
 
-GUESSED, AUTOCAST = "a convolution's workspace was guessed", "autocast lets casts go in the order of their addresses"
-SPREAD_SHARE = 40  # a fortieth of the reserved memory, by which runs move for either reason (docs/accuracy.md)
+SPREAD_SHARE = 40  # a fortieth of the reserved memory: so much do runs differ with guessed kernels or autocast
 SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least sure one
+
+ASSUMED, LEFT_OUT = "assumed", "left_out"
+
+
+class NoteMeaning(NamedTuple):
+    """What a kind of note means for the estimate."""
+
+    group: str  # ASSUMED or LEFT_OUT
+    what: str
+    covered: bool  # whether `upper` holds all the same
+
+
+# By the kind that `GPUState.note` is called with. Notes of other kinds say nothing about memory.
+NOTE_MEANINGS = {
+    "shapes": NoteMeaning(ASSUMED, "data-dependent shapes at their maximum", True),
+    "unbounded shapes": NoteMeaning(ASSUMED, "data-dependent shapes without a known maximum", False),
+    "nested": NoteMeaning(ASSUMED, "padding in full", True),
+    "values": NoteMeaning(ASSUMED, "values that the code read", False),
+    "recurrent": NoteMeaning(ASSUMED, "memory of cuDNN's recurrent networks by fitted formulas", False),
+    "streams": NoteMeaning(ASSUMED, "the timing of side streams", False),
+    "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False),
+    "compile": NoteMeaning(LEFT_OUT, "torch.compile (the eager code ran)", False),
+    "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script (the Python code ran)", False),
+    "sparse": NoteMeaning(LEFT_OUT, "sparse gradients (counted as dense)", False),
+    "distributed": NoteMeaning(LEFT_OUT, "memory of NCCL", False),
+    "cudnn": NoteMeaning(LEFT_OUT, "switches of cuDNN", False),
+    "allocator": NoteMeaning(LEFT_OUT, "allocator settings", False),
+    "settings": NoteMeaning(LEFT_OUT, "allocator settings", False),
+    "growth": NoteMeaning(LEFT_OUT, "growth in later iterations", False),
+    "failed": NoteMeaning(LEFT_OUT, "what comes after the script failed", False),
+    "timeout": NoteMeaning(LEFT_OUT, "what comes after the time limit", False),
+}
+
+
+class Uncertainty:
+    """Gathers, during one run, what is not certain about its memory."""
+
+    def __init__(self) -> None:
+        self.autocast_used = False  # its casts are freed in the order of their addresses: two runs differ
+        self.convolutions: dict[ConvolutionProblem, Workspace] = {}  # cuDNN's, measured or guessed
+        self._seen: set[int] = set()
+
+    def add_convolutions(self, workspaces: dict[ConvolutionProblem, Workspace]) -> None:
+        """A call with these workspaces ran; plans are kept for the whole process, so each counts once."""
+        if id(workspaces) not in self._seen:
+            self._seen.add(id(workspaces))
+            self.convolutions.update(workspaces)
+
+    def guesses(self) -> list[Workspace]:
+        """The workspaces that were guessed."""
+        return [workspace for workspace in self.convolutions.values() if workspace.guessed]
+
+    def guessed(self) -> dict[str, int]:
+        """How many convolution workspaces were guessed of how many, and how many bytes; see `Estimate.guessed`."""
+        guesses = self.guesses()
+        return {
+            "workspaces": len(guesses),
+            "of": len(self.convolutions),
+            "bytes": sum(guess.size for guess in guesses),
+            "of_bytes": sum(workspace.size for workspace in self.convolutions.values()),
+        }
+
+    @property
+    def largest_doubt(self) -> int:
+        """Bytes by which the workspace with the largest likely alternative could be larger."""
+        return max((guess.larger - guess.size for guess in self.guesses()), default=0)
+
+    @property
+    def surprise(self) -> int:
+        """Bytes by which the least sure guess may fail beyond that."""
+        return max((guess.surprise for guess in self.guesses()), default=0)
+
+    def spread(self, reserved: int) -> int:
+        """Bytes by which another run, or the real one, may reserve more than this one."""
+        if not self.autocast_used and not self.guesses():
+            return 0
+        return max(reserved // SPREAD_SHARE, SURPRISES * self.surprise)
+
+
+def meanings_of(notes: Mapping[tuple[str, str], int], group: str) -> list[dict[str, Any]]:
+    """What was assumed or left out, by the notes of a run (kind and text, with a count): `what`, `count`, `covered`.
+
+    >>> meanings_of({("shapes", "nonzero of (8,)"): 2, ("shapes", "unique of (9,)"): 1}, ASSUMED)
+    [{'what': 'data-dependent shapes at their maximum', 'count': 3, 'covered': True}]
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for (kind, _), count in notes.items():
+        meaning = NOTE_MEANINGS.get(kind)
+        if meaning is not None and meaning.group == group:
+            entry = found.setdefault(meaning.what, {"what": meaning.what, "count": 0, "covered": meaning.covered})
+            entry["count"] += count
+    return list(found.values())
 
 
 def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
-    """The peak of the reserved memory if every doubtful request were as large as it could be.
+    """The peak of the reserved memory if every uncertain request were as large as it may be.
 
     >>> memory = DeviceMemory(CachingAllocator(1 << 30))
-    >>> memory.doubts.append((0, 64 << 20)); memory.give_back(memory.take(2 << 20))
+    >>> memory.possible_sizes.append((0, 64 << 20)); memory.give_back(memory.take(2 << 20))
     >>> largest_reserved(memory, AllocatorConfig()) >> 20
     64
     """
-    if not memory.doubts:
+    if not memory.possible_sizes:
         return 0
     allocator = CachingAllocator(WITHOUT_LIMIT, config)
     blocks: list[Any] = []
-    doubts = iter(memory.doubts)
-    place, larger = next(doubts)
+    possible_sizes = iter(memory.possible_sizes)
+    place, larger = next(possible_sizes)
     for index, number in enumerate(memory.requests):
         while place == index:
             if number > 0 and number <= larger:
                 number = larger
             else:
                 allocator.free(allocator.malloc(larger))
-            place, larger = next(doubts, (-1, 0))
+            place, larger = next(possible_sizes, (-1, 0))
         if number > 0:
             blocks.append(allocator.malloc(number))
         else:
@@ -49,14 +140,14 @@ def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
     return allocator.peak_reserved
 
 
-def watch_autocast(gpu: GPUState) -> Callable[[], None]:
-    """Note when autocast is used for the GPU: two runs of the same job then differ; returns what ends it."""
+def watch_autocast(uncertainty: Uncertainty) -> Callable[[], None]:
+    """Notice when autocast is used for the GPU; returns what ends the watch."""
     autocast: Any = torch.amp.autocast_mode.autocast
     enter = autocast.__enter__
 
     def __enter__(self: Any) -> Any:
         if self.device == "cuda" and self._enabled:
-            gpu.unsure.add(AUTOCAST)
+            uncertainty.autocast_used = True
         return enter(self)
 
     autocast.__enter__ = __enter__

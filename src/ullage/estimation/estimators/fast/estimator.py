@@ -88,7 +88,7 @@ def trained(path: Path = WEIGHTS) -> Fast:
 @estimator(
     "fast",
     title="a closed formula over a job's totals, corrected by regression trees, with a 99 % bound",
-    source="this project, docs/gpumemnet.md; trained here (src/ullage/estimators/data/fast.md)",
+    source="this project; trained here (src/ullage/estimation/estimators/data/fast.md)",
     needs="the model by name; no GPU",
     supports=supports,
 )

@@ -25,7 +25,7 @@ from ullage.units import GIB, format_bytes, parse_bytes
 
 SOURCE = (
     "Yousefzadeh-Asl-Miandoab et al., GPUMemNet, arXiv 2602.17817, 2026; trained here "
-    "(src/ullage/estimators/data/gpumemnet.md)"
+    "(src/ullage/estimation/estimators/data/gpumemnet.md)"
 )
 
 

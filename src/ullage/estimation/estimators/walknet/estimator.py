@@ -26,7 +26,7 @@ from ullage.workloads.workload import Workload
 
 SOURCE = (
     "this project, after GPUMemNet (Yousefzadeh-Asl-Miandoab et al., 2025): networks over features from a walk through "
-    "our allocator model; trained here (src/ullage/estimators/data/walknet.md)"
+    "our allocator model; trained here (src/ullage/estimation/estimators/data/walknet.md)"
 )
 SURE = 0.99  # the share of probability that lies below `upper`
 

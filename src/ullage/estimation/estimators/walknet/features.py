@@ -201,7 +201,7 @@ class Watch:
         """What cuDNN takes for the output, the input's gradient and the filter's gradient, in bytes."""
         if place not in self.convolutions:
             return 0, 0, 0
-        from ullage.virtual.kernels.cudnn.workspaces import DATA, FILTER, FORWARD, Problem, workspace
+        from ullage.virtual.kernels.cudnn.workspaces import DATA, FILTER, FORWARD, ConvolutionProblem, workspace
 
         part, source, out = self.convolutions[place]
         if part.groups == part.in_channels > 1:
@@ -209,7 +209,9 @@ class Watch:
         padding = part.padding if isinstance(part.padding, tuple) else (0, 0)
         shared = (source, tuple(part.weight.shape), out, part.stride, padding, part.dilation, part.groups)
         sizes = [
-            workspace(Problem(direction, *shared, _KIND_OF_PRECISION.get(precision, "f32"), False), *MEASURED_ON).size
+            workspace(
+                ConvolutionProblem(direction, *shared, _KIND_OF_PRECISION.get(precision, "f32"), False), *MEASURED_ON
+            ).size
             for direction in (FORWARD, DATA, FILTER)
         ]
         return sizes[0], sizes[1], sizes[2]

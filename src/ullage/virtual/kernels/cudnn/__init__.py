@@ -1,4 +1,4 @@
-"""Convolutions: which library runs them, which copies PyTorch makes, and how much workspace cuDNN takes.
+"""Convolutions: which library runs them, which copies PyTorch makes, and how large cuDNN's workspace is.
 
-`data/` holds the workspaces that were measured on an H200 and the trees that were fitted to them.
+`data/` holds workspaces that were measured on an H200, and decision trees that were fitted to them.
 """

@@ -1,8 +1,8 @@
-"""Convolutions: PyTorch's part. Which backend runs, which copies it makes, and in which order it asks for memory.
+"""Convolutions, PyTorch's part: the backend, the copies that it makes, and the order of its requests.
 
-aten/src/ATen/native/Convolution.cpp chooses the backend, aten/src/ATen/native/ConvUtils.h the memory format,
-aten/src/ATen/native/cudnn/ConvShared.cpp makes the copies and outputs, aten/src/ATen/native/cuda/DepthwiseConv2d.cu
-and DepthwiseConv3d.cu are PyTorch's own depthwise kernels. How large cuDNN's workspace is, `cudnn_choice.py` says.
+aten/src/ATen/native/Convolution.cpp chooses the backend, ConvUtils.h the memory format, cudnn/ConvShared.cpp makes the
+copies and outputs. cuda/DepthwiseConv2d.cu and DepthwiseConv3d.cu are PyTorch's own depthwise kernels. The size of
+cuDNN's workspace comes from `workspaces.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ullage.virtual.kernels.cudnn.workspaces import DATA, FILTER, FORWARD, Problem, Workspace, workspace
+from ullage.virtual.kernels.cudnn.workspaces import DATA, FILTER, FORWARD, ConvolutionProblem, Workspace, workspace
 from ullage.virtual.kernels.plan import (
     CONVOLUTION,
     Call,
@@ -26,9 +26,7 @@ from ullage.virtual.kernels.plan import (
 )
 from ullage.virtual.kernels.reductions import Kind, add_buffers, partial_size
 
-# What PyTorch asks before a convolution: layouts, the size of the output, and whether cuDNN runs a depthwise one.
-#
-# aten/src/ATen/native/Convolution.cpp, aten/src/ATen/native/ConvUtils.h, c10/core/MemoryFormat.h
+# Layouts, the size of the output, and whether cuDNN runs a depthwise convolution.
 
 
 class Operand(NamedTuple):
@@ -47,7 +45,7 @@ class Operand(NamedTuple):
         return count
 
 
-class Settings(NamedTuple):
+class ConvolutionSettings(NamedTuple):
     """The arguments of a convolution that are no tensors, one entry a spatial dimension."""
 
     stride: tuple[int, ...]
@@ -57,9 +55,9 @@ class Settings(NamedTuple):
     output_padding: tuple[int, ...]
     groups: int
 
-    def viewed_as_2d(self) -> Settings:
+    def viewed_as_2d(self) -> ConvolutionSettings:
         """ConvParams::view1d_as_2d."""
-        return Settings(
+        return ConvolutionSettings(
             (1, *self.stride),
             (0, *self.padding),
             (1, *self.dilation),
@@ -74,7 +72,7 @@ def operand(tensor: torch.Tensor) -> Operand:
     return Operand(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
 
-def settings_of(arguments: Sequence[Any], dims: int) -> Settings:
+def settings_of(arguments: Sequence[Any], dims: int) -> ConvolutionSettings:
     """Settings from stride, padding, dilation, transposed, output_padding, groups; single numbers are spread.
 
     >>> settings_of([[2], [1, 1], [1], False, [0], 1], 2).stride
@@ -85,7 +83,9 @@ def settings_of(arguments: Sequence[Any], dims: int) -> Settings:
     def spread(values: Sequence[int]) -> tuple[int, ...]:
         return tuple(values) * dims if len(values) == 1 else tuple(values)
 
-    return Settings(spread(stride), spread(padding), spread(dilation), bool(transposed), spread(output_padding), groups)
+    return ConvolutionSettings(
+        spread(stride), spread(padding), spread(dilation), bool(transposed), spread(output_padding), groups
+    )
 
 
 def channels_last_strides(size: Sequence[int]) -> tuple[int, ...]:
@@ -147,10 +147,10 @@ def laid_out(tensor: Operand, channels_last: bool) -> Operand:
     return tensor._replace(stride=strides_of(tensor.size, channels_last))
 
 
-def output_size(source: Sequence[int], weight: Sequence[int], settings: Settings) -> tuple[int, ...]:
+def output_size(source: Sequence[int], weight: Sequence[int], settings: ConvolutionSettings) -> tuple[int, ...]:
     """ConvUtils.h, conv_output_size and conv_input_size.
 
-    >>> output_size((2, 3, 8, 8), (16, 3, 3, 3), Settings((2, 2), (1, 1), (1, 1), False, (0, 0), 1))
+    >>> output_size((2, 3, 8, 8), (16, 3, 3, 3), ConvolutionSettings((2, 2), (1, 1), (1, 1), False, (0, 0), 1))
     (2, 16, 4, 4)
     """
     lengths = []
@@ -164,7 +164,7 @@ def output_size(source: Sequence[int], weight: Sequence[int], settings: Settings
     return (source[0], channels, *lengths)
 
 
-def is_depthwise(source: Operand, weight: Operand, settings: Settings) -> bool:
+def is_depthwise(source: Operand, weight: Operand, settings: ConvolutionSettings) -> bool:
     """Convolution.cpp, ConvParams::is_depthwise."""
     channels = source.size[1]
     return (
@@ -175,7 +175,7 @@ def is_depthwise(source: Operand, weight: Operand, settings: Settings) -> bool:
     )
 
 
-def cudnn_runs_depthwise(source: Operand, weight: Operand, settings: Settings) -> bool:
+def cudnn_runs_depthwise(source: Operand, weight: Operand, settings: ConvolutionSettings) -> bool:
     """Convolution.cpp, ConvParams::use_cudnn_depthwise: channels last always, else only some half-precision sizes."""
     if prefers_channels_last(source, weight):
         return True
@@ -208,11 +208,8 @@ def _cudnn_is_faster(size: Sequence[int], stride: int, weight: Sequence[int]) ->
     return channels >= 512 or (channels >= 256 and width >= 28)
 
 
-# Shapes that do not go together raise PyTorch's own errors; after check_shape_forward in ATen's Convolution.cpp.
-
-
-def check_shapes(source: Operand, weight: Operand, settings: Settings) -> None:
-    """Raise `RuntimeError` for an input with the wrong number of channels, or one smaller than the kernel."""
+def check_shapes(source: Operand, weight: Operand, settings: ConvolutionSettings) -> None:
+    """Convolution.cpp, check_shape_forward: raise PyTorch's errors for wrong channels or an input that is too small."""
     needed = weight.size[0] if settings.transposed else weight.size[1] * settings.groups
     if source.size[1] != needed:
         given = "transposed=1" if settings.transposed else f"groups={settings.groups}"
@@ -231,15 +228,20 @@ def check_shapes(source: Operand, weight: Operand, settings: Settings) -> None:
         )
 
 
-Ask = Callable[[Problem], Workspace]
+Ask = Callable[[ConvolutionProblem], Workspace]
 
 _KINDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
 
 
 def _problem(
-    direction: str, source: Sequence[int], weight: Operand, out: Sequence[int], settings: Settings, channels_last: bool
-) -> Problem:
-    return Problem(
+    direction: str,
+    source: Sequence[int],
+    weight: Operand,
+    out: Sequence[int],
+    settings: ConvolutionSettings,
+    channels_last: bool,
+) -> ConvolutionProblem:
+    return ConvolutionProblem(
         direction,
         tuple(source),
         weight.size,
@@ -258,7 +260,7 @@ class _Run:
 
     def __init__(self, ask: Ask) -> None:
         self.steps, self.ask = Steps(), ask
-        self.workspaces: list[Workspace] = []
+        self.workspaces: dict[ConvolutionProblem, Workspace] = {}
 
     def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
         """`tensor.contiguous(format)`, and the number of its temporary for `drop`."""
@@ -272,12 +274,12 @@ class _Run:
             if place is not None:
                 self.steps.free(place)
 
-    def workspace(self, problem: Problem) -> None:
+    def workspace(self, problem: ConvolutionProblem) -> None:
         """cuDNN's workspace lives as long as the kernel."""
         found = self.ask(problem)
-        self.workspaces.append(found)
+        self.workspaces[problem] = found
         if found.larger > found.size:
-            self.steps.doubt(found.larger)
+            self.steps.or_larger(found.larger)
         if found.size:
             self.steps.temporary(found.size).free(-1)
 
@@ -288,12 +290,12 @@ class _Run:
             self.steps.steps,
             single=single,
             library=CONVOLUTION if self.workspaces else "",
-            guessed=any(found.guessed for found in self.workspaces),
-            uncertain=max((found.larger - found.size for found in self.workspaces), default=0),
-            surprise=max((found.surprise for found in self.workspaces), default=0),
+            workspaces=self.workspaces or None,
         )
 
-    def convolve(self, place: int, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:
+    def convolve(
+        self, place: int, source: Operand, weight: Operand, out: Sequence[int], settings: ConvolutionSettings
+    ) -> Output:
         """ConvShared.cpp, cudnn_convolution_forward, as which a transposed convolution's input gradient runs too."""
         channels_last = prefers_channels_last(source, weight)
         self.steps.output(place)
@@ -304,7 +306,7 @@ class _Run:
         return new(out, source.dtype, strides_of(out, channels_last))
 
     def convolve_back(
-        self, place: int, grad: Operand, weight: Operand, size: Sequence[int], settings: Settings
+        self, place: int, grad: Operand, weight: Operand, size: Sequence[int], settings: ConvolutionSettings
     ) -> Output:
         """ConvShared.cpp, cudnn_convolution_backward_input, as which a transposed convolution runs too."""
         channels_last = prefers_channels_last(grad, weight)
@@ -316,7 +318,7 @@ class _Run:
         return new(size, grad.dtype, strides_of(size, channels_last))
 
     def filter_gradient(
-        self, place: int, grad: Operand, source: Operand, weight: Operand, settings: Settings
+        self, place: int, grad: Operand, source: Operand, weight: Operand, settings: ConvolutionSettings
     ) -> Output:
         """ConvShared.cpp, cudnn_convolution_backward_weight."""
         channels_last = prefers_channels_last(source, grad)
@@ -341,7 +343,7 @@ def _as_1d(output: Output) -> Output:
     return new(size, output.dtype)  # type: ignore[union-attr]
 
 
-def forward_plan(source: Operand, weight: Operand, settings: Settings, cudnn: bool, ask: Ask) -> Plan:
+def forward_plan(source: Operand, weight: Operand, settings: ConvolutionSettings, cudnn: bool, ask: Ask) -> Plan:
     """Convolution.cpp, _convolution. The bias is added in place afterwards and takes nothing."""
     run = _Run(ask)
     flat = len(source.size) == 3
@@ -368,7 +370,7 @@ def forward_plan(source: Operand, weight: Operand, settings: Settings, cudnn: bo
     return run.plan(outputs, single=True)
 
 
-def _columns(run: _Run, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:
+def _columns(run: _Run, source: Operand, weight: Operand, out: Sequence[int], settings: ConvolutionSettings) -> Output:
     """Without cuDNN, im2col for one sample at a time (ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu)."""
     run.copy(source, False)
     run.steps.output(0)
@@ -383,7 +385,13 @@ def _columns(run: _Run, source: Operand, weight: Operand, out: Sequence[int], se
 
 
 def backward_plan(
-    grad: Operand, source: Operand, weight: Operand, settings: Settings, mask: Sequence[bool], cudnn: bool, ask: Ask
+    grad: Operand,
+    source: Operand,
+    weight: Operand,
+    settings: ConvolutionSettings,
+    mask: Sequence[bool],
+    cudnn: bool,
+    ask: Ask,
 ) -> tuple[list[Output], _Run]:
     """Convolution.cpp, convolution_backward, without the bias; the outputs are gradients of input and filter."""
     run = _Run(ask)
@@ -414,7 +422,7 @@ def _depthwise_back(run: _Run, grad: Operand, source: Operand, weight: Operand, 
 
 
 def _cudnn_back(
-    run: _Run, grad: Operand, source: Operand, weight: Operand, settings: Settings, mask: Sequence[bool]
+    run: _Run, grad: Operand, source: Operand, weight: Operand, settings: ConvolutionSettings, mask: Sequence[bool]
 ) -> list[Output]:
     """ConvShared.cpp, cudnn_convolution_backward and cudnn_convolution_transpose_backward."""
     kept: list[int | None] = []

@@ -12,7 +12,7 @@ from tests.virtual.recurrent import CLASSES, Call, peak_of, run
 from torch import nn
 
 import ullage
-from ullage.virtual.kernels.recurrent import GRU, LSTM, TANH, Network
+from ullage.virtual.kernels.recurrent import GRU, LSTM, TANH, RecurrentNetwork
 
 DATA = Path(__file__).parent / "data"
 MIB = 2**20
@@ -21,7 +21,7 @@ MIB = 2**20
 def network(mode, **changes):
     shape = dict(inputs=64, hidden=128, projected=0, layers=1, directions=1, steps=20, batch=16, tokens=320)
     kind = dict(packed=False, dropout=False, train=True, dtype=torch.float32)
-    return Network(mode, **(shape | kind | changes))
+    return RecurrentNetwork(mode, **(shape | kind | changes))
 
 
 def recorded(name):

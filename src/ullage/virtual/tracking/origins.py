@@ -1,8 +1,8 @@
-"""Who asks for memory: the operator, the module and the pass (forward, backward, optimizer) of every request.
+"""Where requests come from: the operator, the module and the pass (forward, backward, optimizer) of each.
 
-PyTorch calls the hooks of this file at the beginning and end of every module's forward pass, which gives the module
-there. In the backward pass the running node says it: nodes are numbered in the order in which the forward pass made
-them, so the module whose forward pass had begun, and not ended, at that number is the one that the node belongs to.
+Hooks at the beginning and end of every module's forward pass tell the module there. In the backward pass the running
+autograd node tells it: nodes are numbered in the order in which the forward pass made them, so a node belongs to the
+module whose forward pass was running at that number.
 
 No module is kept alive by this: what a program lets go of must be freed when it would be on a real GPU.
 """
@@ -33,15 +33,15 @@ _sequence: Any = torch._C._autograd._get_sequence_nr
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a request came from; `module` is a path such as `layer3.4.conv2`, `None` outside of any module."""
+class RequestOrigin:
+    """Where a request came from. `module` is a path such as `layer3.4.conv2`, or `None` outside of any module."""
 
     operator: str
     module: str | None
     part: str  # one of PASSES
 
 
-class Places:
+class RequestOrigins:
     """Gives every request a number that stands for its operator, module and pass."""
 
     def __init__(self, gpu: GPUState) -> None:
@@ -59,7 +59,7 @@ class Places:
         self._optimizer: int | None = None
 
     def current(self) -> int:
-        """The number of the present place."""
+        """The number of the present origin."""
         task = _graph_task()
         stack = self._stack
         if stack and stack[-1][1] == task:
@@ -77,7 +77,7 @@ class Places:
         return number
 
     def table(self) -> list[tuple[str, int, int]]:
-        """By place number: the operator, the number of the module and the pass."""
+        """By origin number: the operator, the number of the module and the pass."""
         return list(self._numbers)
 
     def module_names(self) -> list[str | None]:
@@ -88,10 +88,10 @@ class Places:
             for root, path in self._paths
         ]
 
-    def place(self, number: int) -> Place:
+    def origin(self, number: int) -> RequestOrigin:
         """What a number stands for."""
         operator, module, part = self.table()[number]
-        return Place(operator, self.module_names()[module], PASSES[part])
+        return RequestOrigin(operator, self.module_names()[module], PASSES[part])
 
     def install(self) -> Callable[[], None]:
         """Begin to watch; returns what ends it."""

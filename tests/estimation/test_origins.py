@@ -88,9 +88,9 @@ def test_several_models_are_told_apart_and_modules_by_themselves_have_their_clas
 
     with ullage.virtual_gpu("H200") as gpu:
         Net(64).cuda()(torch.randn(8, 64, device="cuda"))
-        assert gpu.places.module_names()[:3] == [None, "Net", "first"]
+        assert gpu.origins.module_names()[:3] == [None, "Net", "first"]
         Other(64).cuda()(torch.randn(8, 64, device="cuda"))
-        assert {"Net.first", "Other.inner.1"} <= set(gpu.places.module_names())
+        assert {"Net.first", "Other.inner.1"} <= set(gpu.origins.module_names())
 
 
 def test_weights_gradients_and_states_belong_to_their_module():

@@ -1,0 +1,139 @@
+"""What an estimate says about itself: what was guessed, assumed and left out, and whether the bound covers it."""
+
+import pytest
+import torch
+from torch import nn
+
+import ullage
+
+KNOWN = "the memory of every kernel is known"
+
+
+def training(make, data, read=None):
+    def train():
+        model = make().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(data()).float().sum()
+            loss.backward()
+            optimizer.step()
+            if read is not None:
+                read(loss)
+
+    return train
+
+
+def images(*size):
+    return lambda: torch.randn(*size, device="cuda")
+
+
+class Masked(nn.Module):
+    """Rows by a mask: how many is data."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x):
+        out = self.layer(x)
+        return out[torch.nonzero(out[:, 0] > 0).squeeze(1)]
+
+
+def test_where_everything_is_known_it_says_so():
+    e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32)), gpu="H200")
+    assert KNOWN in e.certainty and "measured on H200" in e.certainty
+    assert e.guessed == {"workspaces": 0, "of": 0, "bytes": 0, "of_bytes": 0}
+    assert (e.assumed, e.left_out, e.upper_covers) == ([], [], True)
+
+
+def test_a_workspace_that_was_guessed_without_a_runner_up_is_said():
+    e = ullage.estimate(training(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7)), gpu="H200")
+    assert e.doubtful == 0  # no other size had votes
+    assert e.guessed["workspaces"] == e.guessed["of"] == 2
+    assert KNOWN not in e.certainty
+    assert (
+        "2 of 2 convolution workspaces were guessed (to be empty)" in e.certainty
+        and "the bound allows for this" in e.certainty
+    )
+
+
+def test_a_workspace_from_the_table_is_no_guess():
+    e = ullage.estimate(training(lambda: nn.Conv2d(64, 64, 3, padding=1), images(32, 64, 56, 56)), gpu="H200")
+    assert e.guessed["workspaces"] == 0 < e.guessed["of"] and KNOWN in e.certainty
+
+
+def test_a_guess_says_how_large_it_is():
+    e = ullage.estimate(training(lambda: nn.Conv2d(67, 67, 3, padding=1), images(32, 67, 56, 56)), gpu="H200")
+    assert e.guessed["bytes"] == e.guessed["of_bytes"] > 0
+    assert "(100% of their bytes" in e.certainty and KNOWN not in e.certainty
+
+
+def test_the_bound_leaves_room_for_a_guess_that_all_trees_agree_on():
+    with ullage.virtual_gpu("H200") as gpu:
+        training(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))()
+    guesses = gpu.uncertainty.guesses()
+    assert guesses and all(guess.larger == guess.size and guess.surprise > 0 for guess in guesses)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_torch_compile_is_left_out(before):
+    model = nn.Linear(32, 32)
+    compiled = torch.compile(model, backend="eager") if before else None
+
+    def make():
+        return compiled if before else torch.compile(nn.Linear(32, 32))
+
+    e = ullage.estimate(training(make, images(8, 32)), gpu="H200")
+    assert KNOWN not in e.certainty
+    assert "left out: torch.compile (the eager code ran)" in e.certainty
+    assert "the bound does not cover this" in e.certainty and e.upper_covers is False
+    assert [entry["what"] for entry in e.left_out] == ["torch.compile (the eager code ran)"]
+
+
+def test_sparse_gradients_that_are_counted_as_dense_are_said():
+    def tokens():
+        return torch.randint(0, 1000, (8, 16), device="cuda")
+
+    e = ullage.estimate(training(lambda: nn.EmbeddingBag(1000, 64, sparse=True), tokens), gpu="H200")
+    assert KNOWN not in e.certainty and "sparse gradients (counted as dense)" in e.certainty
+    assert e.left_out[0]["count"] == 3 and e.upper_covers is False
+    dense = ullage.estimate(training(lambda: nn.EmbeddingBag(1000, 64), tokens), gpu="H200")
+    assert KNOWN in dense.certainty and dense.peak_reserved == e.peak_reserved
+
+
+def test_shapes_at_their_maximum_are_counted_and_covered():
+    e = ullage.estimate(training(Masked, images(8, 32)), gpu="H200")
+    assert KNOWN not in e.certainty
+    assert (
+        "assumed: 3 data-dependent shapes at their maximum" in e.certainty
+        and "the bound allows for this" in e.certainty
+    )
+    assert e.assumed == [{"what": "data-dependent shapes at their maximum", "count": 3, "covered": True}]
+
+
+def test_values_that_were_made_up_are_said():
+    e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32), read=lambda loss: loss.item()), gpu="H200")
+    assert KNOWN not in e.certainty and "values that the code read" in e.certainty
+    assert e.assumed[0]["covered"] is False and "the bound does not cover this" in e.certainty
+
+
+def test_fitted_formulas_of_recurrent_networks_are_said():
+    class Last(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x)[0]
+
+    e = ullage.estimate(training(lambda: Last(32, 64), images(20, 8, 32)), gpu="H200")
+    assert KNOWN not in e.certainty and "cuDNN's recurrent networks by fitted formulas" in e.certainty
+    assert e.upper_covers is False
+
+
+def test_what_the_bound_covers_and_what_not_are_told_apart():
+    e = ullage.estimate(training(Masked, images(8, 32), read=lambda loss: loss.item()), gpu="H200")
+    assert "the bound does not cover values that the code read" in e.certainty
+
+
+def test_a_gpu_that_was_not_measured_is_said():
+    e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32)), gpu="A100-40GB")
+    assert KNOWN not in e.certainty and "not measured on A100-40GB: rules for other GPUs" in e.certainty
+    assert e.upper_covers is None and "the bound adds 5% for this" in e.certainty
