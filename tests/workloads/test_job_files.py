@@ -2,6 +2,8 @@
 
 import csv
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -260,3 +262,22 @@ def test_any_bytes_are_a_job_or_an_error_of_ours(tmp_path_factory, content, suff
         assert isinstance(job, JobSpec) and job.command
         assert JobSpec.model_validate(job.model_dump()) == job
         job.said()
+
+
+WITHOUT_PYDANTIC = """
+import sys
+sys.modules["pydantic"] = None  # as if it were not installed
+import ullage
+from ullage.estimation.asking import estimate  # needs no job files
+for name in ("ullage.manager.client", "ullage.workloads.job_files"):
+    try:
+        __import__(name)
+    except ullage.UllageError as error:
+        print(error)
+"""
+
+
+def test_without_pydantic_estimates_work_and_job_files_say_what_to_install():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PYDANTIC], capture_output=True, text=True, timeout=120)
+    install = "need the package pydantic; type: pip install 'ullage[manager]'\n"
+    assert (done.stdout, done.stderr) == (f"the manager and its client {install}job files {install}", "")
