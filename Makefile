@@ -5,16 +5,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test test-all bench lint clean
+# A process for each core; at most four, since each takes about a gigabyte.
+PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses logical --maxprocesses 4 --dist worksteal
+
+.PHONY: demo test test-all test-quick bench lint ruff types docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
 
-test: $(READY) lint
-	$(BIN)/python -m pytest -m "not slow"
+test: $(READY) ruff
+	$(MAKE) --no-print-directory -j 2 types test-quick
+
+test-quick: $(READY)
+	$(PYTEST) -m "not slow"
 
 test-all: $(READY) lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/allocator_speed.py
@@ -24,17 +30,28 @@ bench: $(READY)
 	$(BIN)/python benchmarks/virtual_gpu.py
 	$(BIN)/python benchmarks/monitor_overhead.py
 
-lint: $(READY)
+lint: ruff types
+
+ruff: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
+
+types: $(READY)
 	$(BIN)/mypy
+
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $(VENV)/docs
 
 # PyTorch first and alone: other packages that ask for it then find the version that is pinned.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,scripts,learn]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,manager,research,scripts]"
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

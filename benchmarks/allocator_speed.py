@@ -2,9 +2,9 @@
 
     python benchmarks/allocator_speed.py [number of histories]
 
-Takes recorded histories from ULLAGE_GROUNDTRUTH where they are (default: every eighth of them), otherwise a
-made-up one. Each malloc and each free counts as one. Three rounds are made and the median is printed, with
-the slowest and the fastest beside it.
+Takes recorded histories from `$ULLAGE_REFERENCE/groundtruth/events` if the variable is set (default: every eighth of
+them), otherwise a made-up one. Each malloc and each free counts as one. Three rounds are made and the median is
+printed, with the slowest and the fastest beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from ullage.allocator import Block, CachingAllocator, History  # noqa: E402
 
-GROUNDTRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", ROOT.parent / "shared" / "groundtruth"))
+REFERENCE = os.environ.get("ULLAGE_REFERENCE")
 ROUNDS = 3
 
 # A call is (size, slot): malloc(size) into the slot, or, with size 0, free what is in it.
@@ -72,7 +72,7 @@ def seconds(calls: Calls) -> float:
 
 def main() -> None:
     """Measure and print one line."""
-    paths = sorted((GROUNDTRUTH / "events").glob("*.npz"))
+    paths = sorted(Path(REFERENCE, "groundtruth", "events").glob("*.npz")) if REFERENCE else []
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else len(paths) // 8
     if paths:
         step = max(len(paths) // max(wanted, 1), 1)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ullage.errors import NoDaemon
 from ullage.manager.client import Client
+from ullage.workloads.job_files import JobSpec
 
 GOAL = 0.020  # seconds
 
@@ -75,9 +76,10 @@ def many(home: Path, jobs: int, times: list[float]) -> None:
 
 def timed(client: Client, **more: object) -> float:
     """Seconds until a submission is acknowledged, with an environment as large as this one."""
-    job = {"command": ["true"], "cwd": "/tmp", "memory": 1 << 30, "env": dict(os.environ), **more}
+    values = {"command": ["true"], "cwd": "/tmp", "memory": 1 << 30, "env": dict(os.environ), **more}
+    spec = JobSpec.model_validate(values)
     began = time.perf_counter()
-    client.submit(job)
+    client.submit_spec(spec)
     return time.perf_counter() - began
 
 

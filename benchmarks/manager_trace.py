@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import NoDaemon
-from ullage.manager.public_client import Client
+from ullage.manager.client import Client
 
 HERE = Path(__file__).resolve().parent
 JOB = HERE / "trace_job.py"

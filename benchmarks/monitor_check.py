@@ -21,9 +21,9 @@ from typing import Any
 
 from ullage.errors import UllageError
 from ullage.monitor.activity import ActivityBetween, activity_between
-from ullage.monitor.dcgm_source import DcgmSource, dcgm_installed
+from ullage.monitor.dcgm import DcgmSource, dcgm_installed
 from ullage.monitor.host import HostWatch
-from ullage.monitor.nvml_source import NvmlSource
+from ullage.monitor.nvml import NvmlSource
 from ullage.monitor.readings import Device, Reading, Source
 from ullage.monitor.sampling import Monitor
 

@@ -26,10 +26,8 @@ import psutil
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent / "tests" / "monitor")]
 
-from ullage.monitor.nvml_library import pynvml  # noqa: E402
-from ullage.monitor.nvml_source import NvmlSource  # noqa: E402
-from ullage.monitor.rates import RATES  # noqa: E402
-from ullage.monitor.readings import Device, Reading, Source  # noqa: E402
+from ullage.monitor.nvml import NvmlSource, pynvml  # noqa: E402
+from ullage.monitor.readings import RATES, Device, Reading, Source  # noqa: E402
 from ullage.monitor.sampling import Monitor  # noqa: E402
 
 GOAL = 1.0  # percent of one core

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from ullage.workload import Configuration, train
+from ullage.workloads import Configuration, train
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """The virtual GPU against measured training runs: how many are estimated, how fast, and how far off.
 
-Runs every row of a file of measured runs through `ullage.estimate`. By default that is `h200_train_steps.jsonl` in
-`$ULLAGE_GROUNDTRUTH` (or `../shared/groundtruth`), with the training function of the `train_step.py` beside it; where
-that is absent, the runs that this project measured itself (`benchmarks/data/h200_runs.jsonl.gz`).
+Runs every row of a file of measured runs through `ullage.estimate`. By default that is
+`$ULLAGE_REFERENCE/groundtruth/h200_train_steps.jsonl`, with the training function of the `train_step.py` beside it;
+where the variable is not set, the runs that this project measured itself (`benchmarks/data/h200_runs.jsonl.gz`).
 
     python benchmarks/virtual_gpu.py [--own] [--every N] [--workers N] [--json FILE]
 """
@@ -21,24 +21,24 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ullage.measure import accuracy
-from ullage.workload import Configuration, read_rows, train
+from ullage.research.measure import accuracy
+from ullage.workloads import Configuration, read_rows, train
 
-TRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", Path(__file__).parents[1] / ".." / "shared" / "groundtruth"))
+REFERENCE = os.environ.get("ULLAGE_REFERENCE")
 OWN = Path(__file__).parent / "data" / "h200_runs.jsonl.gz"
 
 
 @functools.cache
 def load(own: bool) -> tuple[list[dict[str, Any]], Any]:
     """The rows and the training function that was measured."""
-    file = TRUTH / "h200_train_steps.jsonl"
-    if own or not file.exists():
+    if own or not REFERENCE:
         return list(read_rows(OWN)), lambda row: train(Configuration.from_row(row))
-    spec = importlib.util.spec_from_file_location("train_step", TRUTH / "train_step.py")
+    truth = Path(REFERENCE, "groundtruth")
+    spec = importlib.util.spec_from_file_location("train_step", truth / "train_step.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return list(read_rows(file)), module.train
+    return list(read_rows(truth / "h200_train_steps.jsonl")), module.train
 
 
 def run(row: dict[str, Any], own: bool) -> accuracy.Comparison:

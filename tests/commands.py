@@ -1,7 +1,11 @@
 """The command line as tests of several rooms use it: a real process, and a measured run to compare with."""
 
+import atexit
+import functools
+import os
 import subprocess
-import sys
+
+from tests.nursery import Nursery
 
 ROW = {
     "id": "one", "model": "mlp:x", "widths": [784, 256, 10], "batch": 512, "opt": "sgd", "precision": "fp32",
@@ -9,8 +13,14 @@ ROW = {
 }  # fmt: skip
 
 
-def ullage(*words):
+@functools.cache
+def _nursery():
+    """Most commands need PyTorch, whose import takes longer than what they do."""
+    made = Nursery(dict(os.environ), "torch", "ullage.estimation", "ullage.virtual")
+    atexit.register(made.close)
+    return made
+
+
+def ullage(*words) -> subprocess.CompletedProcess:
     """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "ullage", *map(str, words)], capture_output=True, text=True, timeout=300
-    )
+    return _nursery().run([str(word) for word in words], dict(os.environ), os.getcwd(), "", timeout=300)

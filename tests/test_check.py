@@ -8,30 +8,29 @@ import torch
 from typer.testing import CliRunner
 
 import ullage
-from ullage.cli import app
-from ullage.cli.check import judge, parse_margin
+from ullage.cli import app, options
+from ullage.cli.estimates import judge, parse_margin
 from ullage.errors import UllageError
-from ullage.estimate import dispatch
 
 GIB = 2**30
 
 
-def job(source, *, gpu, batch_size=1, **options):
-    """Stands for the estimate of a source: `batch_size` GiB."""
-    if source == "broken":
+def takes(gib, gpu):
+    return ullage.estimate(lambda: torch.empty(gib * GIB, dtype=torch.uint8, device="cuda"), gpu=gpu)
+
+
+def stand_in(target, gpu):
+    """A job that takes as many GiB as its batch size says."""
+    configuration = target.workload.configuration
+    if target.source == "broken:model":
         raise RuntimeError("the script failed")
-    return replace(
-        ullage.estimate.function.estimate(
-            lambda: torch.empty(batch_size * GIB, dtype=torch.uint8, device="cuda"), gpu=gpu
-        ),
-        source=source,
-        notes=[json.dumps(options)],
-    )
+    e = takes(configuration.batch_size if configuration else 1, gpu)
+    return replace(e, source=target.source, notes=[json.dumps(target.options)])
 
 
 @pytest.fixture
 def check(monkeypatch):
-    monkeypatch.setattr(dispatch, "estimate", job)
+    monkeypatch.setattr(options.EstimateTarget, "run", stand_in)
 
     def run(*words):
         return CliRunner().invoke(app, ["check", *words])
@@ -42,19 +41,19 @@ def check(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("job", "--batch-size", "5", "--gpu", "RTX-4060"), 0, "job: fits on RTX-4060-8GB: 5.42 of 7.62 GiB, 2."),
-        (("job", "--batch-size", "9", "--gpu", "RTX-4060"), 1, "job: DOES NOT FIT on RTX-4060-8GB"),
-        (("job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "2GiB"), 0, "fits"),
-        (("job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "30%"), 1, "TOO LITTLE ROOM on RTX-4060-8GB"),
-        (("job", "--batch-size", "7", "--gpu", "RTX-4060", "--upper"), 1, "at most 7."),
-        (("job", "--gpu", "RTX-4O60"), 2, "no GPU named 'RTX-4O60'; did you mean"),
-        (("job", "--gpu", "/no/such.toml"), 2, "No such file"),
-        (("job", "--margin", "much"), 2, "--margin: needed a size such as 2GiB or a share such as 5%; found 'much'"),
-        (("job", "--margin", "200%"), 2, "--margin"),
-        (("broken",), 2, "RuntimeError: the script failed"),
-        (("job", "--batch-size", "none"), 2, "--batch-size"),
+        (("a:job", "--batch-size", "5", "--gpu", "RTX-4060"), 0, "a:job: fits on RTX-4060-8GB: 5.42 of 7.62 GiB, 2."),
+        (("a:job", "--batch-size", "9", "--gpu", "RTX-4060"), 1, "a:job: DOES NOT FIT on RTX-4060-8GB"),
+        (("a:job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "2GiB"), 0, "fits"),
+        (("a:job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "30%"), 1, "TOO LITTLE ROOM on RTX-4060-8GB"),
+        (("a:job", "--batch-size", "7", "--gpu", "RTX-4060", "--upper"), 1, "at most 7."),
+        (("a:job", "--gpu", "RTX-4O60"), 2, "no GPU named 'RTX-4O60'; did you mean"),
+        (("a:job", "--gpu", "/no/such.toml"), 2, "No such file"),
+        (("a:job", "--margin", "much"), 2, "--margin: needed a size such as 2GiB or a share such as 5%; found 'much'"),
+        (("a:job", "--margin", "200%"), 2, "--margin"),
+        (("broken:model",), 2, "RuntimeError: the script failed"),
+        (("a:job", "--batch-size", "none"), 2, "--batch-size"),
         ((), 2, "Missing argument"),
-        (("job", "--no-such-option"), 2, "No such option"),
+        (("a:job", "--no-such-option"), 2, "No such option"),
     ],
 )  # fmt: skip
 def test_exit_codes_and_words(check, words, code, said):
@@ -67,16 +66,21 @@ def test_exit_codes_and_words(check, words, code, said):
 
 
 def test_json_and_what_is_handed_on(check):
-    answer = check("train.py", "--gpu", "T4", "--optimizer", "sgd", "--json", "--", "--epochs", "3")
+    answer = check("train.py", "--gpu", "T4", "--steps", "5", "--json", "--", "--epochs", "3")
     values = json.loads(answer.stdout)
     assert answer.exit_code == 0 and values["passed"] is True and values["margin"] == 0 and values["gpu"] == "T4"
-    assert json.loads(values["notes"][0]) == {"steps": 3, "optimizer": "sgd", "args": ["--epochs", "3"]}
+    assert json.loads(values["notes"][0]) == {"steps": 5, "args": ["--epochs", "3"]}
     assert "timeline" not in values
+
+
+def test_the_default_gpu_is_named_as_such(check):
+    assert "H200 is the default GPU; choose another with --gpu NAME" in check("a:job").stdout
+    assert "default" not in check("a:job", "--gpu", "H200").stdout
 
 
 def test_margins():
     assert parse_margin("12.5 %", 1000) == 125 and parse_margin("0", 1000) == 0
-    e = job("x", gpu="RTX-4060", batch_size=5)
+    e = takes(5, "RTX-4060")
     assert judge(e, e.headroom, False)[0] and not judge(e, e.headroom + 1, False)[0]
     with pytest.raises(UllageError):
         parse_margin("-1GiB", 1000)

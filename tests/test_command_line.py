@@ -1,20 +1,24 @@
 """The command line as a person uses it: real processes."""
 
 import json
-import os
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 from tests.commands import ROW, ullage
 
-TRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", Path(__file__).parents[1] / ".." / "shared" / "groundtruth"))
+from ullage import __version__
 
 
 def test_help_names_the_commands():
-    answer = ullage("--help")
+    answer = subprocess.run([sys.executable, "-m", "ullage", "--help"], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0
     for command in ("gpus", "evaluate", "diff"):
         assert command in answer.stdout
+
+
+def test_the_version_is_printed():
+    assert ullage("--version").stdout == f"{__version__}\n"
 
 
 def test_gpus_as_table_and_as_json():
@@ -57,13 +61,14 @@ def test_a_broken_line_is_named_by_its_number(tmp_path):
     assert answer.returncode == 1 and "line 2" in answer.stderr
 
 
-@pytest.mark.skipif(not (TRUTH / "events").is_dir(), reason=f"no recorded histories at {TRUTH}")
-def test_diff_finds_no_difference_where_there_is_none_and_names_who_asked_where_there_is(tmp_path):
-    rows = {row["id"]: row for row in map(json.loads, (TRUTH / "h200_train_steps.jsonl").read_text().splitlines())}
-    same = ullage("diff", "d0659", "--truth", TRUTH / "h200_train_steps.jsonl")
+def test_diff_finds_no_difference_where_there_is_none_and_names_who_asked_where_there_is(reference, tmp_path):
+    truth = reference("groundtruth/h200_train_steps.jsonl")
+    rows = [row for row in map(json.loads, truth.read_text().splitlines()) if row.get("events")]
+    row = next(row for row in rows if row["model"].startswith("mlp:") and row["batch"] != 256)
+    same = ullage("diff", row["id"], "--truth", truth)
     assert same.returncode == 0 and "no difference" in same.stdout
-    wrong = dict(rows["d0659"], batch=256, events=str((TRUTH / rows["d0659"]["events"]).resolve()))
+    wrong = dict(row, batch=256, events=str((truth.parent / row["events"]).resolve()))
     file = tmp_path / "truth.jsonl"
     file.write_text(json.dumps(wrong) + "\n")
-    found = ullage("diff", "d0659", "--truth", file)
+    found = ullage("diff", row["id"], "--truth", file)
     assert "first difference" in found.stdout and "->" in found.stdout

@@ -7,8 +7,7 @@ import torch
 
 import ullage
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimate.max_batch import jobs_together
-from ullage.estimate.search import Search
+from ullage.estimation.largest_batch import Search, jobs_together
 
 
 def job(base, slope, limit, share, noise, seed):

@@ -36,12 +36,12 @@ TESTS = """
 
 
 @pytest.fixture
-def run(pytester):
+def run(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # other plugins take longer than the tests
     pytester.makepyfile(TESTS)
 
     def run(*words):
-        # Where the package is installed, pytest has found the plugin by itself under this name.
-        return pytester.runpytest_subprocess("-p", "no:ullage", "-p", "ullage.pytest_plugin", *words)
+        return pytester.runpytest_subprocess("-p", "ullage.pytest_plugin", *words)
 
     return run
 

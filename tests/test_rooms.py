@@ -1,66 +1,130 @@
-"""Every room imports only rooms above it in the list of docs/design.md."""
+"""The plan in docs/explanation/design.md: rooms import only what is above them, in no circle; their names are true."""
 
 import ast
+import graphlib
+import importlib
+import inspect
+import pickle
+import re
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "ullage"
+import ullage
 
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "ullage"
+
+# From the ground up: a room imports itself and the rooms before it. A longer name is a room inside another one.
 ROOMS = [
     "errors",
     "units",
-    "gpus",
+    "home",
+    "hardware",
     "allocator",
+    "isolation",
     "virtual",
+    "workloads",
+    "estimation",
+    "estimation.estimators",
+    "estimation.asking",
+    "estimation.largest_batch",
+    "pytest_plugin",
     "monitor",
-    "workload",
-    "estimate",
-    "measure",
-    "estimators",
-    "utilization",
-    "learn",
     "placement",
-    "simulate",
     "manager",
-    "slurm",
+    "research",
     "cli",
+    "__main__",
 ]
+FACE = "__init__"  # the public names: loaded on first use, so it may name every room
 
 
-def imported_rooms(file: Path) -> set[str]:
-    """The rooms that a file imports, in whatever way it writes it."""
-    rooms = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+def name_of(file: Path) -> str:
+    """`estimation/scripts/child.py` is `estimation.scripts.child`."""
+    parts = list(file.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+FILES = {name_of(file): file for file in sorted(SOURCE.rglob("*.py")) if file.name != "sitecustomize.py"}
+
+
+def room_of(module: str) -> str | None:
+    """The innermost room that a module belongs to."""
+    inside = [room for room in ROOMS if module == room or module.startswith(room + ".")]
+    return max(inside, key=len, default=None)
+
+
+def imported(text: str) -> set[str]:
+    """The modules of Ullage that a file imports, wherever in it and for whatever reason."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
             parts = name.split(".")
-            if parts[0] == "ullage" and len(parts) > 1 and parts[1] in ROOMS:
-                rooms.add(parts[1])
-    return rooms
+            if parts[0] == "ullage":
+                longest = (".".join(parts[1:end]) for end in range(len(parts), 0, -1))
+                found.add(next((module for module in longest if module in FILES), FACE))
+    return found
 
 
-def files() -> list[Path]:
-    return sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or path.stem in ROOMS)
+def below(module: str, text: str) -> set[str]:
+    room = room_of(module)
+    assert room is not None, f"{module} is in no room: add it to the list here and to the plan"
+    return {other for other in imported(text) if other != FACE and ROOMS.index(str(room_of(other))) > ROOMS.index(room)}
 
 
-def room_of(file: Path) -> str:
-    return file.relative_to(SOURCE).parts[0].removesuffix(".py")
+@pytest.mark.parametrize("module", [name for name in FILES if name != FACE])
+def test_a_module_imports_only_from_its_room_and_those_before_it(module: str) -> None:
+    assert not below(module, FILES[module].read_text())
 
 
-@pytest.mark.parametrize("file", files(), ids=lambda file: str(file.relative_to(SOURCE)))
-def test_a_room_imports_only_rooms_above_it(file: Path) -> None:
-    room = room_of(file)
-    assert room in ROOMS, f"{room} is in no list: add it to docs/design.md and here"
-    below = {other for other in imported_rooms(file) if ROOMS.index(other) > ROOMS.index(room)}
-    assert not below, f"{file.relative_to(SOURCE)} imports {', '.join(sorted(below))}, below {room}"
+def test_an_import_of_a_later_room_is_seen() -> None:
+    assert below("allocator.x", "def f():\n    from ullage.cli import main\n    import ullage.units") == {"cli.main"}
 
 
-def test_the_check_sees_an_import_of_a_lower_room(tmp_path: Path) -> None:
-    file = tmp_path / "sample.py"
-    file.write_text("from ullage import cli\nimport ullage.estimate.result\n")
-    assert imported_rooms(file) == {"cli", "estimate"}
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {name: imported(file.read_text()) - {name, FACE} for name, file in FILES.items() if name != FACE}
+    assert not circle(graph)
+    assert circle({"a": {"b"}, "b": {"a"}})
+
+
+def test_every_room_exists_and_is_in_the_plan() -> None:
+    plan = (ROOT / "docs" / "explanation" / "design.md").read_text()
+    for room in ROOMS:
+        path = SOURCE / room.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), f"there is no room {room}"
+    for folder in [SOURCE / room for room in ROOMS if (SOURCE / room).is_dir()]:
+        assert re.search(rf"^\s*{folder.name}/", plan, re.M), f"{folder.name}/ is not in docs/explanation/design.md"
+
+
+@pytest.mark.parametrize("folder", sorted({file.parent for file in FILES.values()}), ids=lambda path: path.name)
+def test_a_folder_says_what_belongs_in_it(folder: Path) -> None:
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert text and len(text.splitlines()) > 1, f"{folder.name}/__init__.py: say in two lines what belongs here"
+
+
+def test_no_module_shares_the_name_of_a_public_one() -> None:
+    public = set(ullage.__all__) - {"__version__"}
+    assert not {name for name in FILES if "." not in name} & public
+    for name in FILES:
+        if "." not in name and name not in ("__main__", "pytest_plugin", FACE):
+            importlib.import_module(f"ullage.{name}")
+    for name in public:
+        assert getattr(ullage, name) is getattr(ullage, name)
+    assert inspect.isfunction(ullage.estimate) and inspect.isfunction(ullage.estimators)
+    assert "gpu" in inspect.signature(ullage.estimate).parameters
+    assert pickle.loads(pickle.dumps(ullage.estimate)) is ullage.estimate

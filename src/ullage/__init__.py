@@ -23,33 +23,32 @@ second to import.
 from __future__ import annotations
 
 import importlib
-import types
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ullage.errors import UllageError
-    from ullage.estimate import Estimate
-    from ullage.estimate.max_batch import MaxBatch, max_batch
-    from ullage.estimators.choice import estimate
-    from ullage.estimators.registry import estimators
-    from ullage.gpus import GPU, gpu, gpus
-    from ullage.manager.public_client import Client
+    from ullage.estimation.asking import estimate
+    from ullage.estimation.estimators.registry import estimators
+    from ullage.estimation.largest_batch import MaxBatch, max_batch
+    from ullage.estimation.result import Estimate
+    from ullage.hardware import GPU, gpu, gpus
+    from ullage.manager.client import Client
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
-    "Client": "ullage.manager.public_client",
-    "Estimate": "ullage.estimate",
-    "GPU": "ullage.gpus",
-    "MaxBatch": "ullage.estimate.max_batch",
+    "Client": "ullage.manager.client",
+    "Estimate": "ullage.estimation.result",
+    "GPU": "ullage.hardware",
+    "MaxBatch": "ullage.estimation.largest_batch",
     "UllageError": "ullage.errors",
     "VirtualGPU": "ullage.virtual",
-    "estimate": "ullage.estimators.choice",
-    "estimators": "ullage.estimators.registry",
-    "gpu": "ullage.gpus",
-    "gpus": "ullage.gpus",
-    "max_batch": "ullage.estimate.max_batch",
+    "estimate": "ullage.estimation.asking",
+    "estimators": "ullage.estimation.estimators.registry",
+    "gpu": "ullage.hardware",
+    "gpus": "ullage.hardware",
+    "max_batch": "ullage.estimation.largest_batch",
     "virtual_gpu": "ullage.virtual",
 }
 
@@ -70,17 +69,10 @@ __all__ = [
 ]
 
 
-class Room(types.ModuleType):
-    """A package that shares its name with a public function: `ullage.estimate` is both, and calling it calls that."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        name = self.__name__.rpartition(".")[2]
-        return getattr(importlib.import_module(_HOMES[name]), name)(*args, **kwargs)
-
-
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = found = getattr(importlib.import_module(_HOMES[name]), name)
+        return found
     raise AttributeError(f"module 'ullage' has no attribute {name!r}")
 
 

@@ -52,15 +52,35 @@ class InvalidValue(UllageError, ValueError):
     """A value that cannot be read; the text says what was needed and what was found."""
 
 
+# Packages that `pip install ullage` leaves out, and the extra that brings each (pyproject.toml).
+EXTRAS = {
+    "fastapi": "manager",
+    "lightgbm": "research",
+    "polars": "research",
+    "prometheus_client": "manager",
+    "psutil": "manager",
+    "pydantic": "manager",
+    "pynvml": "gpu",
+    "sklearn": "research",
+    "starlette": "manager",
+    "timm": "models",
+    "torchvision": "models",
+    "transformers": "models",
+    "uvicorn": "manager",
+}
+
+
 class MissingPackage(UllageError, ImportError):
     """An optional package is not installed.
 
     >>> str(MissingPackage("timm", "models named timm:NAME"))
-    'models named timm:NAME need the package timm; type: pip install timm'
+    "models named timm:NAME need the package timm; type: pip install 'ullage[models]'"
     """
 
     def __init__(self, package: str, purpose: str) -> None:
-        super().__init__(f"{purpose} need the package {package}; type: pip install {package}")
+        extra = EXTRAS.get(package)
+        wanted = f"'ullage[{extra}]'" if extra else package
+        super().__init__(f"{purpose} need the package {package}; type: pip install {wanted}")
         self.package = package
 
 

@@ -19,7 +19,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ullage.allocator import AllocatorConfig
-    from ullage.gpus import GPU
+    from ullage.hardware import GPU
     from ullage.virtual import VirtualGPU
 
 _USED = pytest.StashKey[list[Any]]()

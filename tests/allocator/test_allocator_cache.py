@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
-from ullage.allocator.addresses import AddressSpace
-from ullage.allocator.rounding import block_size, segment_size
+from ullage.allocator.blocks import AddressSpace, block_size, segment_size
 
 MIB = 2**20
 CARD = 1024 * MIB

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import numpy
 import pytest
 
 from ullage.allocator import History, replay
 
-GROUNDTRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", Path(__file__).resolve().parents[3] / "shared" / "groundtruth"))
-RECORDED = sorted((GROUNDTRUTH / "events").glob("*.npz"))
 HAND_COMPUTED = sorted((Path(__file__).parent / "histories").glob("*.json"))
 
-needs_recordings = pytest.mark.skipif(
-    not RECORDED, reason=f"no recorded histories in {GROUNDTRUTH / 'events'}; set ULLAGE_GROUNDTRUTH"
-)
+
+@pytest.fixture
+def recorded(reference) -> list[Path]:
+    return sorted(reference("groundtruth/events").glob("*.npz"))
 
 
 def difference_of(path: Path) -> str | None:
@@ -26,24 +25,21 @@ def difference_of(path: Path) -> str | None:
 
 def has_equal_segments(path: Path) -> bool:
     history = History.load(path)
-    return replay(history, true_segments=False).segment_sizes == [size for _, size in history.segments()]
+    found = replay(history, true_segments=False).segments
+    return [size for _, size in found] == [size for _, size in history.segments()]
 
 
-@needs_recordings
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_recorded_block_and_segment_comes_out_exactly(every: int) -> None:
+def test_every_recorded_block_and_segment_comes_out_exactly(every: int, recorded: list[Path]) -> None:
     """Every fourth history in a minute's budget, all of them in `make test-all`."""
-    pytest.importorskip("numpy")
     with ProcessPoolExecutor() as workers:
-        differences = [text for text in workers.map(difference_of, RECORDED[::every], chunksize=4) if text]
+        differences = [text for text in workers.map(difference_of, recorded[::every], chunksize=4) if text]
     assert differences == []
 
 
-@needs_recordings
-def test_imitated_addresses_give_the_recorded_segments_nearly_always() -> None:
-    pytest.importorskip("numpy")
+def test_imitated_addresses_give_the_recorded_segments_nearly_always(recorded: list[Path]) -> None:
     # Every third history keeps the test short; over all of them it is 237 of 243.
-    sample = RECORDED[::3]
+    sample = recorded[::3]
     with ProcessPoolExecutor() as workers:
         equal = sum(workers.map(has_equal_segments, sample, chunksize=4))
     assert equal >= 0.95 * len(sample)
@@ -100,6 +96,5 @@ def test_an_unknown_file_type_is_refused(tmp_path: Path) -> None:
 
 
 def test_arrays_are_read(tmp_path: Path) -> None:
-    numpy = pytest.importorskip("numpy")
     numpy.savez(tmp_path / "one.npz", action=[3, 0], addr=[0, 0], size=[2097152, 512])
     assert replay(History.load(tmp_path / "one.npz")).first_difference is None

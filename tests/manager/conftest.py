@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.nursery import Child, Nursery
 
 from ullage.errors import NoDaemon
 from ullage.manager.client import Client
-from ullage.manager.daemon import Daemon
-from ullage.manager.identity import myself
-from ullage.manager.serving import make_daemon
+from ullage.manager.core.daemon import Daemon, make_daemon
+from ullage.manager.identity import this_user
 from ullage.manager.settings import read_settings
 from ullage.monitor import Monitor
-
-sys.path.insert(0, str(Path(__file__).parent))
-from nursery import Child, Nursery  # noqa: E402
+from ullage.workloads.job_files import JobSpec
 
 SOURCE = Path(__file__).parents[2] / "src"
 PATIENCE = 60.0  # seconds after which something that should have happened is a failure
@@ -113,8 +111,8 @@ class Home:
     def submit(self, command: list[str] | None = None, proceed: str | None = None, **more: Any) -> int:
         """Submit the job that keeps the log, or another command; its number."""
         words = command or ["/bin/sh", "-c", JOB, "job", str(self.work), proceed or ""]
-        job = {"command": words, "cwd": str(self.work), "memory": 1 << 30, **more}
-        return self.client.submit(job, patience=PATIENCE)["jobs"][0]
+        spec = JobSpec(**{"command": words, "cwd": str(self.work), "memory": 1 << 30, **more})
+        return self.client.submit_spec(spec, patience=PATIENCE)["jobs"][0]
 
     def script(self, text: str, **more: Any) -> int:
         """Submit a shell script."""
@@ -198,7 +196,7 @@ class Here:
 
     def call(self, verb: str, **arguments: Any) -> Any:
         """Do an order as the user of this process."""
-        return self.daemon.call_from_thread(myself(), verb, arguments)
+        return self.daemon.call_from_thread(this_user(), verb, arguments)
 
     def submit(self, script: str, **more: Any) -> int:
         """Submit a shell script; its number."""
@@ -240,7 +238,8 @@ def make_here(tmp_path: Path) -> Iterator[Callable[..., Here]]:
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
     """Where daemons come from that start fast; those that a file shares (`common`) are started as people do."""
-    made = Nursery({**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
+    made = Nursery(environment, "ullage.manager.core.daemon", "ullage.virtual.shared_card.cards")
     yield made
     made.close()
 

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 import ullage
 from ullage.errors import InvalidValue, NoDaemon, NoSuchJob, NotAllowed
-from ullage.manager.api_server import parse_listen
+from ullage.manager.api.server import parse_listen
 
 # Some rules (an absolute path, GPUs that are there) are beyond what a description can say; 5 in a query is text, too.
 _NOT_TO_BE_TOLD = [positive_data_acceptance, negative_data_rejection]
@@ -179,12 +179,12 @@ def test_metrics_can_be_read_and_unknown_is_left_out(api):
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b"", 422, "field required"),
+        (b"", 422, "needed a body; found none"),
         (b"{", 422, "needed a body of JSON"),
         (b"[]", 422, ""),
         (b"\xff\xfe", 422, "needed a body of JSON"),
         (b"[" * 100_000, 400, ""),
-        (b'{"job": {"cwd": "/"}}', 422, "job.command: field required"),
+        (b'{"job": {"cwd": "/"}}', 422, "needed a job.command; found none"),
         (b'{"job": {"comand": ["a"], "cwd": "/"}}', 422, "there is no 'job.comand'; did you mean 'command'?"),
         (b'{"job": {"command": [], "cwd": "/"}}', 422, "job.command: list should have at least 1 item"),
         (b'{"job": {"command": ["a"], "cwd": "x"}}', 422, "job.cwd: needed an absolute path; found 'x'"),

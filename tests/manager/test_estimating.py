@@ -1,16 +1,18 @@
 """Estimates on the way in: in a process of their own, within limits, kept by content."""
 
 import asyncio
+import dataclasses
 import os
 import sys
 import time
 
 import pytest
 
-from ullage.manager.estimating import Estimates, Wanted
-from ullage.manager.questions import Question, key_of, questions_of, script_of
+from ullage.isolation import parent
+from ullage.isolation.process_identity import start_of
+from ullage.manager.core.estimates import Estimates, Question, Wanted, key_of, questions_of, script_of
 from ullage.manager.settings import Estimating
-from ullage.manager.submission import Spec
+from ullage.workloads.job_files import JobSpec
 
 TRAIN = """
 import sys, torch
@@ -78,10 +80,34 @@ def wanted(tmp_path, text, estimator="ullage"):
     return Wanted("key", estimator, [question], ["T4"], dict(os.environ), str(tmp_path), {})
 
 
-def test_an_estimate_that_takes_too_much_memory_is_ended(tmp_path):
-    answer = make(wanted(tmp_path, "import time; kept = b'x' * (700 << 20); time.sleep(1000)"), memory=400 << 20)
-    assert answer.upper is None
-    assert answer.note == "not estimated: it took more than 400 MiB of this machine's memory"
+def test_limits_and_failures_of_the_process_are_told(tmp_path):
+    answer = make(wanted(tmp_path, "import time; time.sleep(1000)"), memory=1 << 20)
+    assert (answer.upper, answer.note) == (
+        None, "not estimated: it took more than 1.00 MiB of this machine's memory"
+    )  # fmt: skip
+    missing = dataclasses.replace(wanted(tmp_path, ""), cwd=str(tmp_path / "nowhere"))
+    assert make(missing).note == "not estimated: No such file or directory"
+
+
+def test_an_estimate_that_is_given_up_ends(tmp_path, monkeypatch):
+    begun = []
+
+    start = parent.start
+
+    def remember(*args, **options):
+        begun.append(start(*args, **options))
+        return begun[0]
+
+    async def run():
+        work = Estimates(Estimating(), lambda answer: begun.append(answer))
+        work.want(wanted(tmp_path, "import time; time.sleep(1000)"))
+        while not begun:
+            await asyncio.sleep(0.01)
+        await work.close()
+
+    monkeypatch.setattr(parent, "start", remember)
+    asyncio.run(run())
+    assert len(begun) == 1 and start_of(begun[0].pid) is None, "nobody is told, and nothing is left"
 
 
 def test_an_estimator_that_is_not_ours_says_what_it_does_not_support(tmp_path):
@@ -111,7 +137,7 @@ def test_a_key_follows_what_memory_follows_from(tmp_path):
     (tmp_path / "model.py").write_text("a")
 
     def key(args=(), env=None, gpus=("T4",), estimator="ullage"):
-        spec = Spec(command=["python", "train.py", *args], cwd=str(tmp_path))
+        spec = JobSpec(command=["python", "train.py", *args], cwd=str(tmp_path))
         return key_of(questions_of(spec), estimator, gpus, env or {}, str(tmp_path))
 
     first = key()
@@ -126,6 +152,6 @@ def test_a_pipe_or_a_great_folder_does_not_hold_up_the_daemon(tmp_path):
     for number in range(300):
         (tmp_path / f"d{number}").mkdir()
     began = time.monotonic()
-    spec = Spec(command=["python", "train.py"], cwd=str(tmp_path))
+    spec = JobSpec(command=["python", "train.py"], cwd=str(tmp_path))
     assert key_of(questions_of(spec), "ullage", ["T4"], {}, str(tmp_path))
     assert time.monotonic() - began < 30

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from ullage.errors import NoDaemon
-from ullage.manager.crash_points import POINTS, SUPERVISOR_POINTS
+from ullage.manager.fault_injection import POINTS, SUPERVISOR_POINTS
 
 # Fails as PyTorch does when its GPU is full, the first time; needs no PyTorch.
 OUT_OF_MEMORY = """
@@ -149,9 +149,9 @@ def endure(home, jobs, submitters, kills, between):
 
     def submit_some(count):
         try:
-            from ullage.manager.client import Client
+            from ullage.manager.client import SocketClient
 
-            client = Client(home.folder)
+            client = SocketClient(home.folder)
             for _ in range(count):
                 script = 'echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> attempts.log'
                 job = {"command": ["/bin/sh", "-c", script], "cwd": str(home.work), "memory": 1 << 30}

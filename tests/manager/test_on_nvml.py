@@ -53,7 +53,7 @@ def test_memory_is_put_down_to_the_job_whose_process_has_it(on):
     here.until(lambda: [e for e in here.call("events")["events"] if e["kind"] == "over promise"], "the report")
     shown = here.call("gpus")[0]
     assert (shown["used"], shown["promised"]) == (15 * GIB, 10 * GIB)
-    assert here.daemon.site.ledger.free("GPU-a") == (80 - 12 - 3) * GIB, "what it took counts, and what others took"
+    assert here.daemon.context.ledger.free("GPU-a") == (80 - 12 - 3) * GIB, "what it took counts, and what others took"
     gpu.compute, gpu.used = {}, 0
     (here.folder / "work/proceed").touch()
     assert here.until_over(number)["attempts"][0]["gpu_memory"] == 12 * GIB

@@ -5,11 +5,9 @@ import sys
 
 import pytest
 
-from ullage.manager.evidence import read_output
-from ullage.manager.records import AttemptRecord, JobRecord
-from ullage.manager.recovery import Ended, after_failure, classify
+from ullage.manager.core.recovery import Ended, after_failure, classify, read_output
 from ullage.manager.settings import Recovering
-from ullage.manager.states import Cause, State
+from ullage.manager.storage.records import AttemptRecord, Cause, JobRecord, State
 
 GIB = 1 << 30
 TORCH = (
@@ -164,7 +162,7 @@ kept = torch.empty(int(sys.argv[1]) << 30, dtype=torch.uint8, device="cuda")
 # Takes memory of its card as PyTorch there would, without the time that PyTorch takes to import.
 TAKE = """
 import os, pathlib, sys, time
-from ullage.virtual.cards import Cards
+from ullage.virtual.shared_card.cards import Cards
 assert Cards.open(os.environ["ULLAGE_CARDS"]).card(os.environ["CUDA_VISIBLE_DEVICES"]).take(int(sys.argv[1]) << 30)
 pathlib.Path("there").touch()
 while not os.path.exists(sys.argv[2]):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ullage.errors import NotAllowed
 from ullage.manager.client import Client, socket_file
-from ullage.manager.identity import Who, check_submitter
-from ullage.manager.orders import Orders
+from ullage.manager.core.orders import Orders
+from ullage.manager.identity import Caller, check_submitter
 
 
 def test_the_socket_is_its_owners(common):
@@ -97,8 +97,9 @@ def test_a_request_without_an_end_is_refused(common):
         ({"command": []}, "the job: command: list should have at least 1 item after validation, not 0; found []"),
         ({"cwd": "here"}, "the job: cwd: needed an absolute path; found 'here'"),
         ({"gpu": 1}, "the job: there is no 'gpu'; did you mean 'gpus'?"),
-        ({"env": {"A=B": "x"}}, "the job: env: needed names and values without = and NUL; found 'A=B'"),
-        ({"array": [1, 1]}, "the job: array: needed different numbers from 0 to 1000000000"),
+        ({"env": {"A=B": "x"}}, "the job: env: needed names of variables, without =; found 'A=B'"),
+        ({"array": [1, 1]}, "the job: array: needed different indices from 0 to 1000000000"),
+        ({"cwd": None}, "the job: needed a cwd, the folder to run in; found none"),
         ({"venv": "/v", "conda": "c"}, "the job: needed a venv or a conda environment; found both"),
         ({"estimator": "horuss"}, "no estimator named 'horuss'; did you mean 'horus'?"),
     ],
@@ -106,22 +107,22 @@ def test_a_request_without_an_end_is_refused(common):
 def test_a_bad_job_gets_one_clear_message(common, change, message):
     job = {"command": ["true"], "cwd": "/tmp", **change}
     with pytest.raises(Exception) as refused:
-        common.client.submit(job)
+        common.client.call("submit", job=job, key="a key for each job")
     assert str(refused.value).startswith(message)
 
 
 def test_the_same_key_makes_one_submission(common):
     job = {"command": ["true"], "cwd": "/tmp", "hold": True}
-    first = common.client.submit(job, key="a key of my own")
-    assert common.client.submit(job, key="a key of my own") == first
+    first = common.client.call("submit", job=job, key="a key of my own")
+    assert common.client.call("submit", job=job, key="a key of my own") == first
     common.client.call("cancel", jobs=first["jobs"])
 
 
 def test_a_daemon_without_root_runs_its_own_users_jobs_only(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 1234)
-    check_submitter(Who(1234, 1234, "me"))
+    check_submitter(Caller(1234, 1234, "me"))
     with pytest.raises(NotAllowed, match="runs only that user's jobs"):
-        check_submitter(Who(4321, 4321, "you"))
+        check_submitter(Caller(4321, 4321, "you"))
 
 
 def test_a_client_of_a_home_without_a_daemon_says_so(tmp_path):

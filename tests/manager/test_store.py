@@ -8,37 +8,37 @@ import subprocess
 import pytest
 
 from ullage.errors import StoreDamaged, StoreFull
-from ullage.manager import store as store_module
-from ullage.manager.store import Store
+from ullage.manager.storage import database as store_module
+from ullage.manager.storage.database import Database
 
 
 def test_a_transaction_is_all_or_nothing(tmp_path):
-    store = Store(tmp_path)
-    with pytest.raises(RuntimeError), store.transaction():
-        store.execute("INSERT INTO gpus VALUES ('a', 1, '')")
+    database = Database(tmp_path)
+    with pytest.raises(RuntimeError), database.transaction():
+        database.execute("INSERT INTO gpus VALUES ('a', 1, '')")
         raise RuntimeError
-    with store.transaction():
-        store.execute("INSERT INTO gpus VALUES ('b', 1, '')")
-    store.close()
-    assert [row["id"] for row in Store(tmp_path).rows("SELECT id FROM gpus")] == ["b"]
+    with database.transaction():
+        database.execute("INSERT INTO gpus VALUES ('b', 1, '')")
+    database.close()
+    assert [row["id"] for row in Database(tmp_path).rows("SELECT id FROM gpus")] == ["b"]
 
 
 def test_it_is_written_with_full_sync_and_a_log(tmp_path):
-    store = Store(tmp_path)
-    assert store.rows("PRAGMA journal_mode")[0][0] == "wal"
-    assert store.rows("PRAGMA synchronous")[0][0] == 2
-    assert store.rows("PRAGMA foreign_keys")[0][0] == 1
+    database = Database(tmp_path)
+    assert database.rows("PRAGMA journal_mode")[0][0] == "wal"
+    assert database.rows("PRAGMA synchronous")[0][0] == 2
+    assert database.rows("PRAGMA foreign_keys")[0][0] == 1
     assert (tmp_path / "state.db").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("damage", ["header", "pages", "text"])
 def test_a_damaged_database_is_left_alone_and_can_be_restored(tmp_path, damage):
-    store = Store(tmp_path)
-    with store.transaction():
+    database = Database(tmp_path)
+    with database.transaction():
         for number in range(500):
-            store.execute("INSERT INTO gpus VALUES (?, 1, 'some words that fill pages')", (f"GPU-{number}",))
-    store.back_up()
-    store.close()
+            database.execute("INSERT INTO gpus VALUES (?, 1, 'some words that fill pages')", (f"GPU-{number}",))
+    database.back_up()
+    database.close()
     file = tmp_path / "state.db"
     content = bytearray(file.read_bytes())
     if damage == "header":
@@ -49,13 +49,13 @@ def test_a_damaged_database_is_left_alone_and_can_be_restored(tmp_path, damage):
         content = bytearray(b"this is no database at all\n" * 100)
     file.write_bytes(content)
     with pytest.raises(StoreDamaged) as refused:
-        Store(tmp_path)
+        Database(tmp_path)
     assert file.read_bytes() == content, "nothing was overwritten"
     message = str(refused.value)
     assert "is damaged" in message and "nothing was changed" in message and "\n" not in message
     advice = message.partition("To go back to it: ")[2]
     subprocess.run(["sh", "-c", advice], check=True)
-    assert len(Store(tmp_path).rows("SELECT id FROM gpus")) == 500
+    assert len(Database(tmp_path).rows("SELECT id FROM gpus")) == 500
 
 
 def test_a_daemon_with_a_damaged_database_says_so_and_changes_nothing(served):
@@ -93,43 +93,43 @@ def test_with_an_older_copy_nothing_runs_again_and_no_number_comes_twice(served)
 
 
 def test_few_backups_are_kept_and_they_are_whole(tmp_path):
-    store = Store(tmp_path)
+    database = Database(tmp_path)
     for _ in range(6):
-        newest = store.back_up()
+        newest = database.back_up()
     kept = sorted((tmp_path / "backups").iterdir())
     assert len(kept) == store_module.KEPT_BACKUPS and newest in kept
     assert sqlite3.connect(newest).execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_an_older_database_is_migrated_and_a_newer_one_refused(tmp_path, monkeypatch):
-    Store(tmp_path).close()
+    Database(tmp_path).close()
     monkeypatch.setattr(store_module, "MIGRATIONS", (*store_module.MIGRATIONS, "CREATE TABLE new (x);"))
-    store = Store(tmp_path)
-    assert store.rows("PRAGMA user_version")[0][0] == 2 and store.rows("SELECT * FROM new") == []
+    database = Database(tmp_path)
+    assert database.rows("PRAGMA user_version")[0][0] == 2 and database.rows("SELECT * FROM new") == []
     assert (tmp_path / "backups/state-before-version-2.db").exists()
-    store.close()
+    database.close()
     monkeypatch.undo()
     with pytest.raises(StoreDamaged, match="newer Ullage"):
-        Store(tmp_path)
+        Database(tmp_path)
 
 
 def test_a_migration_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
-    Store(tmp_path).close()
+    Database(tmp_path).close()
     monkeypatch.setattr(store_module, "MIGRATIONS", (*store_module.MIGRATIONS, "CREATE TABLE a (x); BROKEN;"))
     with pytest.raises(sqlite3.OperationalError):
-        Store(tmp_path)
+        Database(tmp_path)
     monkeypatch.undo()
-    assert Store(tmp_path).rows("PRAGMA user_version")[0][0] == 1
+    assert Database(tmp_path).rows("PRAGMA user_version")[0][0] == 1
 
 
 def test_no_room_is_one_message_and_nothing_happened(tmp_path):
-    store = Store(tmp_path)
-    pages = store.rows("PRAGMA page_count")[0][0]
-    store.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreFull, match="nothing was written"), store.transaction():
+    database = Database(tmp_path)
+    pages = database.rows("PRAGMA page_count")[0][0]
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreFull, match="nothing was written"), database.transaction():
         for number in range(10000):
-            store.execute("INSERT INTO gpus VALUES (?, 1, 'words')", (str(number),))
-    assert store.rows("SELECT * FROM gpus") == []
+            database.execute("INSERT INTO gpus VALUES (?, 1, 'words')", (str(number),))
+    assert database.rows("SELECT * FROM gpus") == []
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Time slots and checkpoints, a clock that is moved, a GPU that is lost, limits of host memory."""
 
-from ullage.manager.cgroups import Cgroups
+from ullage.manager.running.cgroups import Cgroups
 
 SAVING = """
 echo "start $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> attempts.log
@@ -62,7 +62,7 @@ def test_a_clock_that_is_moved_changes_no_job(make_here, home):
     waiting = here.submit("true", exclusive=True)
     for moved in (10 * DAY, -10 * DAY, 3650 * DAY, 0.0):
         here.moved = moved
-        here.daemon._loop.call_soon_threadsafe(here.daemon.wake)
+        here.daemon._loop.call_soon_threadsafe(here.daemon.context.service.wake)
         later = here.submit("true", hold=True)
         assert state(running) in ("starting", "running") and state(waiting) == "queued"
         here.call("cancel", jobs=[later])
@@ -97,7 +97,7 @@ def test_what_is_older_than_the_site_keeps_goes_and_what_is_not_over_stays(make_
     here.until_over(waiting)
     assert here.call("logs", job=running)["text"] == "begun\nended\n"
     assert here.call("logs", job=waiting)["text"] == "late\n"
-    assert here.daemon.site.book.job(held).spec["asked"]["env"] == {"WORD": "kept"}
+    assert here.daemon.context.store.job(held).spec["asked"]["env"] == {"WORD": "kept"}
     here.call("cancel", jobs=[held, later])
     here.close()
 

@@ -13,7 +13,7 @@ from fake_nvml import GIB, FakeGpu, FakeNvml
 
 from ullage.errors import NoGPUSource
 from ullage.monitor import DcgmSource, NvmlSource, best_source
-from ullage.monitor.dcgm_source import parse_row
+from ullage.monitor.dcgm import parse_row
 
 GPU_A, GPU_B = "GPU-aaaa1111-0000-0000-0000-000000000000", "GPU-bbbb2222-0000-0000-0000-000000000000"
 
@@ -126,7 +126,7 @@ def test_when_the_child_dies_activity_becomes_unknown_and_the_hint_says_why(
         eventually(lambda: source.read(GPU_A).smact is not None)
         eventually(lambda: source.hint is not None and "connection lost" in source.hint)
         late = time.monotonic() + 5
-        monkeypatch.setattr("ullage.monitor.dcgm_source.time.monotonic", lambda: late)
+        monkeypatch.setattr("ullage.monitor.dcgm.time.monotonic", lambda: late)
         assert source.read(GPU_A).smact is None
         assert source.read(GPU_A).memory_used == 10 * GIB
     finally:

@@ -6,8 +6,8 @@ from fake_nvml import BUSY, GIB, FakeGpu, FakeNvml
 
 from ullage.errors import DeviceLost, NoGPUSource
 from ullage.monitor import NvmlSource
-from ullage.monitor.gpm import SHORTEST, GpmCounter
-from ullage.monitor.rates import RATES
+from ullage.monitor.activity import SHORTEST, GpmCounter
+from ullage.monitor.readings import RATES
 
 
 class Clock:

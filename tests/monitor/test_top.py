@@ -17,11 +17,11 @@ import pytest
 from fake_nvml import BUSY, GIB, FakeGpu, FakeNvml
 from rich.console import Console
 
-from ullage.cli.top_view import view
+from ullage.cli.monitor import view
 from ullage.monitor import Monitor, NvmlSource
-from ullage.monitor.rates import AT_EVERY_LOOK
+from ullage.monitor.readings import AT_EVERY_LOOK
 from ullage.monitor.snapshot import snapshot
-from ullage.virtual.cards import Cards
+from ullage.virtual.shared_card.cards import Cards
 
 
 def top(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,9 @@ import pytest
 
 from ullage.errors import DeviceLost, NoGPUSource
 from ullage.monitor import Monitor, VirtualSource, best_source
-from ullage.virtual.cards import Cards
+from ullage.virtual.shared_card.cards import Cards
 
-TAKES = "import sys; from ullage.virtual.cards import Cards; card = Cards.open(sys.argv[1]).cards[0]; "
+TAKES = "import sys; from ullage.virtual.shared_card.cards import Cards; card = Cards.open(sys.argv[1]).cards[0]; "
 TAKES += "print(card.take(int(sys.argv[2])), flush=True); sys.stdin.read()"
 
 

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ullage.placement import Activity, Job, Ledger, Outcome, Rules, Running, Slot, decide, deciding, policies
+from ullage.placement import (
+    Activity,
+    Job,
+    Ledger,
+    Outcome,
+    Rules,
+    Running,
+    Slot,
+    decide,
+    deciding,
+    policies,
+)
 
 ORACLES = {"first-fit", "best-fit", "worst-fit", "least-utilized"}
 fraction = st.none() | st.floats(0, 1)

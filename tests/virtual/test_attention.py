@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ullage
-from ullage.virtual.attention_choice import Attention, choose
+from ullage.virtual.operators.decompositions import Attention, choose
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "operators_h200.json").read_text())
 HOPPER, AMPERE, CONSUMER, VOLTA = (9, 0), (8, 0), (8, 9), (7, 0)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
 
 from ullage.errors import InvalidValue
-from ullage.virtual.cards import STARTUP, Cards, environment
-from ullage.virtual.living import Process, is_alive, start_of, this_process
+from ullage.isolation.process_identity import Process, is_alive, start_of, this_process
+from ullage.virtual.shared_card.cards import STARTUP, Cards, environment
 
 GIB = 1 << 30
 
@@ -104,7 +104,7 @@ def test_any_order_of_takes_gives_and_deaths(tmp_path):
 
 TAKER = """
 import random, sys
-from ullage.virtual.cards import Cards
+from ullage.virtual.shared_card.cards import Cards
 card = Cards.open(sys.argv[1]).cards[0]
 random.seed(int(sys.argv[2]))
 held, refused = 0, 0
@@ -233,5 +233,5 @@ def test_the_environment_of_a_job():
 
 
 def test_watching_cards_needs_no_pytorch():
-    code = "import sys, ullage.virtual.cards; sys.exit('torch' in sys.modules)"
+    code = "import sys, ullage.virtual.shared_card.cards; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ullage.virtual.cards import STARTUP, Cards, environment
+from ullage.virtual.shared_card.cards import STARTUP, Cards, environment
 
 GIB = 1 << 30
 
@@ -48,7 +48,7 @@ TRAIN = """
 import os, sys, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from ullage.virtual.cards import Cards
+from ullage.virtual.shared_card.cards import Cards
 
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
@@ -118,7 +118,7 @@ def test_a_card_without_room_for_a_context(card, tmp_path):
 CHILDREN = """
 import multiprocessing, os, sys
 import torch
-from ullage.virtual.cards import Cards
+from ullage.virtual.shared_card.cards import Cards
 
 def use(queue, size):
     card = Cards.open(os.environ["ULLAGE_CARDS"]).cards[0]
@@ -168,7 +168,7 @@ thread.start()
 thread.join()
 assert torch.cuda.memory_reserved() == 20 << 20 and found[0].is_cuda
 free, total = torch.cuda.mem_get_info()
-from ullage.virtual.cards import Cards
+from ullage.virtual.shared_card.cards import Cards
 card = Cards.open(os.environ["ULLAGE_CARDS"]).cards[0]
 assert total - free == card.used() > 20 << 20
 del found

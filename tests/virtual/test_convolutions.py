@@ -1,23 +1,41 @@
 """What convolutions ask of the allocator: PyTorch's order and copies, cuDNN's workspaces."""
 
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
 import pytest
 import torch
 from tests.virtual import recording
+from tests.virtual.test_kernels_recorded import play
 
 import ullage
-from ullage.virtual.kernels import cudnn_choice
-from ullage.virtual.kernels.cudnn_choice import workspace
+from ullage.virtual.kernels.cudnn import workspaces
+from ullage.virtual.kernels.cudnn.workspaces import workspace
 
+HELD_OUT = Path(__file__).parent / "data" / "held_out_convolutions_h200.jsonl.gz"
 FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 @pytest.fixture
 def without_table(monkeypatch):
-    monkeypatch.setattr(cudnn_choice, "use_table", False)
-    monkeypatch.setattr("ullage.virtual.mode._plans", {})
+    monkeypatch.setattr(workspaces, "use_table", False)
+    monkeypatch.setattr("ullage.virtual.dispatch._plans", {})
     workspace.cache_clear()
     yield
+    workspace.cache_clear()
+
+
+@pytest.fixture
+def look_ups(monkeypatch):
+    """What the table answers to each question; `None` where it has no answer."""
+    answers, measured = [], workspaces.measured
+    monkeypatch.setattr(workspaces, "measured", lambda *asked: answers.append(measured(*asked)) or answers[-1])
+    monkeypatch.setattr("ullage.virtual.dispatch._plans", {})
+    workspace.cache_clear()
+    yield answers
     workspace.cache_clear()
 
 
@@ -83,9 +101,57 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("call", "expected"), MEASURED)
-def test_measured_backward_calls_are_exact(call, expected):
+def test_pytorchs_requests_and_their_order_where_the_table_has_the_workspaces(call, expected):
+    """Whether the choice of a workspace is right is not shown here: each is looked up."""
     with ullage.virtual_gpu("H200") as gpu:
         assert backward(gpu, **call)[0] == expected
+    assert gpu.surprise == 0
+
+
+@pytest.mark.parametrize(("call", "expected", "exact"), [(*row, row is MEASURED[0]) for row in MEASURED])
+def test_the_bound_covers_what_the_trees_alone_get_wrong(without_table, call, expected, exact):
+    """Hard calls, chosen for their unusual workspaces: without the table one of six is exact."""
+    with ullage.virtual_gpu("H200") as gpu:
+        sizes, outputs = backward(gpu, **call)
+    assert (sizes == expected) is exact
+    assert {output.nbytes for output in outputs if output is not None} <= set(sizes)
+    assert gpu.surprise > 0 and gpu.upper - gpu.process_memory >= sum(expected) - sum(sizes)
+
+
+def outside_the_table(lines, look_ups):
+    """Of the calls that the table does not have, by operator: how many, and how many are exact, or off by 1 MiB."""
+    calls, exact, close = Counter(), Counter(), Counter()
+    with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
+        gpu.libraries.need = lambda library: None
+        for (operator, arguments, keywords), real, _, _ in map(json.loads, lines):
+            look_ups.clear()
+            sizes = [size for size in play(gpu, operator, arguments, keywords)[0] if size >= 0]
+            if None in look_ups:
+                calls[operator] += 1
+                exact[operator] += sizes == real
+                close[operator] += abs(sum(sizes) - sum(real)) <= 2**20
+    return {name: (calls[name], exact[name] / calls[name], close[name] / calls[name]) for name in calls}
+
+
+def test_random_layers_that_nothing_was_fitted_on(look_ups):
+    """Drawn by benchmarks/held_out_convolutions.py, measured on an H200, and used for nothing else."""
+    with gzip.open(HELD_OUT, "rt") as file:
+        found = outside_the_table(file, look_ups)
+    count, exact, close = found["aten.convolution.default"]  # 291 and 357 of 396
+    assert count > 390 and exact >= 0.73 and close >= 0.90
+    count, exact, close = found["aten.convolution_backward.default"]  # 158 and 265 of 396
+    assert count > 390 and exact >= 0.39 and close >= 0.66
+
+
+def test_calls_of_recorded_training_runs_that_are_not_in_the_table(reference, look_ups):
+    """Every tenth convolution; the models are known ones, so the trees have seen layers like these."""
+    with gzip.open(reference("groundtruth/kernels_h200.jsonl.gz"), "rt") as file:
+        lines = [line for line in file if line.startswith('[["aten.convolution')]
+    found = outside_the_table(lines[::10], look_ups)
+    count, exact, close = found["aten.convolution.default"]
+    assert count > 200 and exact >= 0.90 and close >= 0.95
+    count, exact, close = found["aten.convolution_backward.default"]
+    assert count > 200 and exact >= 0.70 and close >= 0.85
 
 
 def test_depthwise_gradients_come_from_pytorchs_own_kernel_the_filter_first():

@@ -5,8 +5,8 @@ import torch
 from tests.virtual.recording import requests
 
 import ullage
-from ullage.virtual.kernels import cub
-from ullage.virtual.kernels.batch_normalization import blocks_along_rows, cudnn_workspace
+from ullage.virtual.kernels import sorting
+from ullage.virtual.kernels.normalization import blocks_along_rows, cudnn_workspace
 
 aten = torch.ops.aten
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 @pytest.fixture
 def gpu():
     with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
-        gpu.workspaces.need = lambda library: None
+        gpu.libraries.need = lambda library: None
         yield gpu
 
 
@@ -68,9 +68,9 @@ def test_layer_norm_of_few_rows_takes_its_outputs_alone(gpu):
 def test_a_radix_sort_of_cub_needs_room_for_keys_values_and_digits(gpu):
     # 8192 keys of 8 bytes: 8 passes of 256 digits counted in 8 bytes, 2 tiles of 4608 items, keys and values once more
     expected = 8 * 256 * 8 + 2 * 256 * 4 + 2 * 8192 * 8 + 256 + 255
-    assert cub.radix_sort(8192, 8, 8, 64, gpu) == expected == 150015
-    assert cub.radix_sort(2304, 8, 8, 64, gpu) == 1  # one block
-    assert cub.radix_sort(4096, 8, 8, 8, gpu) == 256 * 8 + 256 * 4 + 256 + 255  # one pass: nothing to keep
+    assert sorting.radix_sort(8192, 8, 8, 64, gpu.spec) == expected == 150015
+    assert sorting.radix_sort(2304, 8, 8, 64, gpu.spec) == 1  # one block
+    assert sorting.radix_sort(4096, 8, 8, 8, gpu.spec) == 256 * 8 + 256 * 4 + 256 + 255  # one pass: nothing to keep
 
 
 def test_sorting_up_to_4096_elements_takes_an_index_alone(gpu):

@@ -1,13 +1,12 @@
 """Every kernel rule against what real operators asked for: sizes, order and frees, on an H200 with PyTorch 2.11.
 
 `data/kernels_h200.jsonl.gz` (a line a call: operator and arguments; sizes asked for and, below zero, frees; outputs) is
-part of the project. The large table of shared/groundtruth has no frees and is sampled where it is at hand.
+part of the project. The large table of the reference data has no frees and is sampled where it is at hand.
 """
 
 import collections
 import gzip
 import json
-import os
 import random
 from pathlib import Path
 
@@ -19,8 +18,6 @@ import ullage
 from ullage.virtual.kernels.plan import contiguous_strides, span_of_elements
 
 HERE = Path(__file__).parent
-TRUTH = Path(os.environ.get("ULLAGE_GROUNDTRUTH", HERE.parents[1] / ".." / "shared" / "groundtruth"))
-TABLE = TRUTH / "kernels_h200.jsonl.gz"
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "b": torch.bool}
 TYPES |= {"i64": torch.int64, "i32": torch.int32, "u8": torch.uint8}
 SAMPLE = 40  # calls of an operator
@@ -85,7 +82,7 @@ def tensors(value):
 @pytest.fixture
 def gpu():
     with ullage.virtual_gpu("H200") as gpu, torch.no_grad():
-        gpu.workspaces.need = lambda library: None
+        gpu.libraries.need = lambda library: None
         yield gpu
 
 
@@ -104,10 +101,9 @@ def test_calls_recorded_with_their_frees(gpu):
     assert not wrong, wrong[:3]
 
 
-@pytest.mark.skipif(not TABLE.exists(), reason=f"no {TABLE}; set ULLAGE_GROUNDTRUTH")
-def test_sample_of_the_table_of_the_ground_truth(gpu):
+def test_sample_of_the_table_of_the_ground_truth(gpu, reference):
     rows = collections.defaultdict(list)
-    for line in lines_of(TABLE):
+    for line in lines_of(reference("groundtruth/kernels_h200.jsonl.gz")):
         operator = line[3 : line.index('"', 3)]
         if not any(word in operator for word in LEFT_OUT) and '"list"' not in line:
             rows[operator].append(line)
@@ -122,4 +118,4 @@ def test_sample_of_the_table_of_the_ground_truth(gpu):
                 exact += 1
             else:
                 wrong.append((operator, arguments, keywords, real, sizes))
-    assert exact == all_calls, (exact, all_calls, wrong[:3])
+    assert exact == all_calls > 1000, (exact, all_calls, wrong[:3])

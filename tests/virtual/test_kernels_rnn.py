@@ -1,5 +1,6 @@
-"""LSTM, GRU and RNN go through cuDNN: what their modules ask for, forward and backward, as recorded on an H200."""
+"""LSTM, GRU and RNN go through cuDNN: what their modules ask for, forward and backward, as measured on an H200."""
 
+import functools
 import gzip
 import json
 from pathlib import Path
@@ -7,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.virtual.recording import recorded_events
+from tests.virtual.recurrent import CLASSES, Call, run
 from torch import nn
 
 import ullage
-from ullage.virtual.kernels.rnn import GRU, LSTM, TANH, Network
+from ullage.virtual.kernels.recurrent import GRU, LSTM, TANH, Network
 
-RECORDED = Path(__file__).parent / "data" / "rnn_h200.jsonl.gz"
-CLASSES = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+DATA = Path(__file__).parent / "data"
 MIB = 2**20
 
 
@@ -23,62 +24,56 @@ def network(mode, **changes):
     return Network(mode, **(shape | kind | changes))
 
 
-def module(kind, inputs, hidden, layers, both, batch_first, dtype, dropout, projected, bias):
-    options = {"proj_size": projected} if projected else {}
-    made = CLASSES[kind](
-        inputs, hidden, layers, bidirectional=both, batch_first=batch_first, dropout=dropout, bias=bias, **options
-    )
-    return made.cuda().to(getattr(torch, dtype.removeprefix("torch.")))
+def recorded(name):
+    with gzip.open(DATA / name, "rt") as file:
+        return [(Call(*call), real) for call, real in map(json.loads, file)]
 
 
-def run(gpu, config):
-    """One training step (or a pass without gradients) of the module of a configuration; its events."""
-    kind, inputs, hidden, layers, both, batch_first, dtype, dropout, steps, batch = config[:10]
-    train, projected, packed, autocast, bias, grad, grad_input, states = config[10:]
-    model = module(kind, inputs, hidden, layers, both, batch_first, dtype, dropout, projected, bias).train(train)
-    own = getattr(torch, dtype.removeprefix("torch."))
-    cast = None if autocast == "None" else getattr(torch, autocast.removeprefix("torch."))
-    size = (batch, steps, inputs) if batch_first else (steps, batch, inputs)
-    source = torch.randn(size, device="cuda", dtype=own if cast is None else torch.float32)
-    source.requires_grad_(grad and grad_input)
-
-    def step():
-        given, state = source, ()
-        if states:
-            rows = layers * (2 if both else 1)
-            state = (torch.zeros(rows, batch, projected or hidden, device="cuda", dtype=own),)
-            if kind == "LSTM":
-                state = ((*state, torch.zeros(rows, batch, hidden, device="cuda", dtype=own)),)
-        if packed:
-            lengths = torch.linspace(steps, steps // 2, batch).long()
-            given = nn.utils.rnn.pack_padded_sequence(source, lengths, batch_first=batch_first)
-        with torch.autocast("cuda", dtype=cast, enabled=cast is not None), torch.set_grad_enabled(grad):
-            out = model(given, *state)
-        if grad:
-            values = out[0].data if packed else out[0]
-            (values if values.dtype is torch.float32 else values.float()).sum().backward()
-
-    step()  # the state of dropout is made at first use
-    source.grad = None
-    model.zero_grad(set_to_none=True)
-    with recorded_events(gpu) as events:
-        step()
-    return events
-
-
-def recorded():
-    with gzip.open(RECORDED, "rt") as file:
-        return [json.loads(line) for line in file]
+def events_of(call):
+    with ullage.virtual_gpu("H200") as gpu:
+        gpu.libraries.need = lambda library: None
+        return run(call, functools.partial(recorded_events, gpu))
 
 
 @pytest.mark.parametrize("kind", list(CLASSES))
-def test_modules_ask_for_what_they_asked_for_on_an_h200(kind):
-    for config, real in recorded():
-        if config[0] != kind:
-            continue
-        with ullage.virtual_gpu("H200") as gpu:
-            gpu.workspaces.need = lambda library: None
-            assert run(gpu, config) == real, config
+def test_calls_that_were_exact_stay_exact(kind):
+    """These 180 calls were chosen among those that the rules got right: they show no more than that it stays so."""
+    rows = [row for row in recorded("recurrent_exact_h200.jsonl.gz") if row[0].kind == kind]
+    assert len(rows) == {"LSTM": 65, "GRU": 58, "RNN": 57}[kind]
+    for call, real in rows:
+        assert events_of(call) == real, call
+
+
+def peak_of(events):
+    """The most bytes that a step's requests take at once, rounded as the allocator does."""
+    sizes = [-(-size // 512) * 512 for size in events if size >= 0]
+    taken = most = number = 0
+    for event in events:
+        taken += sizes[number] if event >= 0 else -sizes[-1 - event]
+        number += event >= 0
+        most = max(most, taken)
+    return most
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_random_calls_on_which_nothing_was_fitted(every):
+    """Drawn and measured by benchmarks/recurrent_calls.py, whatever the rules say of them.
+
+    Of all 600: 254 are exact in every size, 596 in the order of requests and frees. The workspace is what differs; the
+    peak of a step is exact for 349, within 1 % for 434, within 10 % for 565, and 44 % too low at worst.
+    """
+    rows = recorded("recurrent_random_h200.jsonl.gz")[::every]
+    found = [events_of(call) for call, _ in rows]
+    pairs = [(events, real) for events, (_, real) in zip(found, rows, strict=True)]
+    off = [abs(peak_of(events) - peak_of(real)) / peak_of(real) for events, real in pairs]
+    count = len(rows)
+    assert count == 600 // every
+    assert sum(events == real for events, real in pairs) >= 0.42 * count
+    assert sum([e < 0 for e in events] == [r < 0 for r in real] for events, real in pairs) >= 0.99 * count
+    assert sum(share == 0 for share in off) >= 0.57 * count
+    assert sum(share <= 0.01 for share in off) >= 0.72 * count
+    assert sum(share <= 0.10 for share in off) >= 0.94 * count
+    assert max(off) < 0.45
 
 
 def test_the_reserve_holds_gates_and_cells():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ullage.errors import UnsupportedOperation
-from ullage.gpus import gpu as find_gpu
+from ullage.hardware import gpu as find_gpu
 from ullage.virtual import virtual_gpu
 
 MIB = 1024**2
@@ -136,9 +136,10 @@ def test_the_accelerator_is_the_same_device(gpu):
 
 def test_nvtx_and_the_profilers_switch_do_nothing(gpu):
     with torch.cuda.nvtx.range("step"):
-        torch.cuda.nvtx.mark("here")
+        assert torch.cuda.nvtx.mark("here") is None
     torch.cuda.profiler.start()
     torch.cuda.profiler.stop()
+    assert gpu.memory.allocator.reserved == 0 and not gpu.notes
 
 
 def test_the_backends_are_there_and_their_switches_work(gpu):

@@ -129,8 +129,8 @@ def test_a_module_is_acted_on_when_it_is_imported_and_not_after_the_undo(tmp_pat
 def test_entering_and_leaving_is_quick():
     times = []
     for _ in range(20):
-        start = time.perf_counter()
+        start = time.process_time()  # however busy the machine is
         with virtual_gpu("H200"):
             pass
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.005

@@ -95,7 +95,7 @@ def test_adam_in_all_its_ways(gpu, options):
     assert all(state["exp_avg"].is_cuda for state in optimizer.state.values())
 
 
-def test_lbfgs_and_sparse_adam(gpu):
+def test_lbfgs_keeps_its_direction_and_the_last_gradient(gpu):
     model = nn.Linear(64, 10).cuda()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
     x, y = torch.randn(8, 64, device="cuda"), torch.randint(0, 10, (8,), device="cuda")
@@ -106,7 +106,21 @@ def test_lbfgs_and_sparse_adam(gpu):
         loss.backward()
         return loss
 
-    optimizer.step(closure)
+    assert optimizer.step(closure).is_cuda
+    state = optimizer.state[model.weight]
+    assert state["func_evals"] == 2
+    assert state["d"].shape == state["prev_flat_grad"].shape == (650,)
+    before = gpu.memory.allocator.allocated
+    state.clear()
+    assert before - gpu.memory.allocator.allocated == 2 * 3072  # 650 numbers, rounded up to 512 bytes
+
+
+def test_sparse_gradients_are_refused_with_what_to_do(gpu):
+    table = nn.Embedding(1000, 64, sparse=True).cuda()
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    with pytest.raises(ullage.UllageError, match=r"a sparse tensor: use dense ones \(sparse=False in embeddings\)"):
+        table(torch.randint(0, 1000, (8, 16), device="cuda")).sum().backward()
+    assert optimizer.state == {} and table.weight.grad is None
 
 
 def test_gradient_accumulation_and_clipping(gpu):

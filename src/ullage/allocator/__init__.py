@@ -8,13 +8,11 @@
 (104857600, 104857600)
 """
 
-from .block import Block
-from .caching import CachingAllocator
-from .capped import survives
-from .config import AllocatorConfig, AllocatorConfigError
-from .out_of_memory import OutOfMemory, format_size
-from .replay import Difference, Event, History, ReplayResult, replay
-from .statistics import BlockInfo, SegmentInfo
+from ullage.allocator.blocks import Block
+from ullage.allocator.caching import CachingAllocator, OutOfMemory, format_size
+from ullage.allocator.config import AllocatorConfig, AllocatorConfigError
+from ullage.allocator.replay import Difference, Event, History, ReplayResult, replay, survives
+from ullage.allocator.statistics import BlockInfo, SegmentInfo
 
 __all__ = [
     "AllocatorConfig",

@@ -1,8 +1,8 @@
 """An exact model of PyTorch's CUDACachingAllocator: what is asked of it, what it takes from the driver.
 
 ``malloc`` and ``free`` are the whole of the common case and are written out in full, because a training run
-calls them hundreds of thousands of times. What happens seldom lives beside: new segments and failures in
-segments.py, giving memory back in release.py, expandable segments in expandable.py, reports in statistics.py.
+calls them hundreds of thousands of times. What happens seldom is apart: new segments and failures in
+the methods below them, expandable segments in expandable.py, reports in statistics.py.
 
 Not modelled: record_stream (a freed block is free at once), CUDA graphs and private pools.
 """
@@ -13,32 +13,111 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
-from . import release, segments, statistics
-from .addresses import AddressSpace
-from .block import FREE, IN_USE, Block, FreeList, Pool
-from .config import AllocatorConfig
-from .constants import (
+from ullage.allocator import expandable, statistics
+from ullage.allocator.blocks import (
     ADDRESS_BITS,
     ALLOC,
+    FREE,
     FREE_COMPLETED,
     FREE_REQUESTED,
+    GIB,
+    IN_USE,
+    KIB,
+    MIB,
     MIN_BLOCK_SIZE,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
     SMALL_SIZE,
     UNLIMITED,
+    Block,
+    FreeList,
+    Pool,
+    block_size,
+    segment_size,
 )
-from .counters import Counters
-from .driver import Driver
-from .rounding import block_size
+from ullage.allocator.config import AllocatorConfig
+from ullage.allocator.segments import Driver, Segments
+
+
+class OutOfMemory(RuntimeError):
+    """What ``malloc`` raises where PyTorch raises torch.OutOfMemoryError; all numbers are bytes.
+
+    ``requested`` is what was asked for, ``rounded`` the block it needs, ``segment_size`` what was asked of
+    the driver, ``allowed`` the limit set by a memory fraction (None without one), ``device_free`` what the
+    driver still had, ``device_total`` the card's memory.
+
+    >>> str(OutOfMemory(2**31, 2**31, 2**31, None, 0, 0, 2**30, 2**30))[:54]
+    'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 '
+    """
+
+    def __init__(
+        self,
+        requested: int,
+        rounded: int,
+        segment_size: int,
+        allowed: int | None,
+        reserved: int,
+        allocated: int,
+        device_free: int,
+        device_total: int,
+    ) -> None:
+        super().__init__(requested, rounded, segment_size, allowed, reserved, allocated, device_free, device_total)
+        self.requested = requested
+        self.rounded = rounded
+        self.segment_size = segment_size
+        self.allowed = allowed
+        self.reserved = reserved
+        self.allocated = allocated
+        self.device_free = device_free
+        self.device_total = device_total
+
+    def __str__(self) -> str:
+        return self.message()
+
+    def message(self, device: int = 0, process: str = "") -> str:
+        """PyTorch's sentence; ``process`` is its part about processes on the card, which needs NVML.
+
+        >>> OutOfMemory(512, 512, 2**21, 2**20, 0, 0, 2**30, 2**30).message(device=1)[:60]
+        'CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has a '
+        """
+        allowed = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
+        return (
+            f"CUDA out of memory. Tried to allocate {format_size(self.segment_size)}. "
+            f"GPU {device} has a total capacity of {format_size(self.device_total)} "
+            f"of which {format_size(self.device_free)} is free. {process}{allowed}"
+            f"Of the allocated memory {format_size(self.allocated)} is allocated by PyTorch, "
+            f"and {format_size(self.reserved - self.allocated)} is reserved by PyTorch but unallocated. "
+            "If reserved but unallocated memory is large try setting "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+            "See documentation for Memory Management  "
+            "(https://docs.pytorch.org/docs/stable/notes/cuda.html"
+            "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+        )
+
+
+def format_size(size: int) -> str:
+    """Print bytes as PyTorch's messages do (c10's format_size).
+
+    >>> format_size(1023), format_size(2 * 2**20)
+    ('1023 bytes', '2.00 MiB')
+    """
+    if size <= 1024:
+        return f"{size} bytes"
+    for unit, name in ((KIB, "KiB"), (MIB, "MiB")):
+        if size <= unit * 1024:
+            return f"{size / unit:.2f} {name}"
+    return f"{size / GIB:.2f} GiB"
+
 
 DEFAULT_CONFIG: Final = AllocatorConfig()
 
 
-class CachingAllocator(Counters):
+class CachingAllocator(Segments):
     """PyTorch's caching allocator for one device.
 
     ``capacity`` is what the driver can still give (the card less the CUDA context), ``total_memory`` the
     card, of which a memory fraction is a fraction. ``segment_address`` maps the size of a new segment to its
-    address (below 2**48); without it addresses imitate cudaMalloc's, see addresses.py. ``driver`` is asked for
+    address (below 2**48); without it addresses imitate cudaMalloc's, see `AddressSpace`. ``driver`` is asked for
     every segment too, where the card is shared with others. The attribute ``on_event`` is called with
     (action, address, size) for every allocation, free and segment; mapped and unmapped
     pages of expandable segments are reported as segments.
@@ -70,16 +149,7 @@ class CachingAllocator(Counters):
             MIN_BLOCK_SIZE if grows else SMALL_SIZE + 1,
             UNLIMITED if grows else config.max_split_size,
         )
-        super().__init__(self._small, self._large)
-        self.capacity = capacity  # shrinks when something else on the card takes memory
-        self.total_memory: Final = total_memory
-        self.config: Final = config
-        self.on_event: Callable[[int, int, int], None] | None = None
-        self.heads: dict[int, Block] = {}  # by segment id, the block at the lowest address
-        self.next_segment_id = 1
-        self.addresses = AddressSpace()
-        self.segment_address = segment_address
-        self.driver = driver
+        super().__init__(self._small, self._large, capacity, total_memory, config, segment_address, driver)
         self._rounds_to_512 = max(config.roundup_power2_divisions) <= 1
         self._max_split = config.max_split_size
         # PyTorch leaves expandable segments out of inactive_split: their free pages can always go.
@@ -126,10 +196,10 @@ class CachingAllocator(Counters):
                 del keys[index]
                 block = free_list.blocks.pop(index)
             else:
-                block = segments.obtain(self, size, rounded, pool, free_list, stream)
+                block = self._obtain(size, rounded, pool, free_list, stream)
         else:
-            cached = segments.take_cached(self, rounded, pool, free_list)
-            block = cached or segments.obtain(self, size, rounded, pool, free_list, stream)
+            cached = self._take_cached(rounded, pool, free_list)
+            block = cached or self._obtain(size, rounded, pool, free_list, stream)
         rest = block.size - rounded
         if rest >= pool.smallest_remainder and rounded < pool.split_below:
             self._split(block, rounded, rest, pool, free_list)
@@ -237,7 +307,7 @@ class CachingAllocator(Counters):
         >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(512)); gpu.empty_cache(); gpu.reserved
         0
         """
-        release.release_cached_blocks(self)
+        self.release_cached_blocks()
 
     def reset_peak_stats(self) -> None:
         """Let all peaks start anew from the current values, as torch.cuda.reset_peak_memory_stats().
@@ -255,7 +325,7 @@ class CachingAllocator(Counters):
         >>> gpu.memory_stats()["allocation.all.allocated"]
         0
         """
-        self.stats_at_reset = statistics.accumulated(self)
+        self.stats_at_reset = statistics.accumulated(self, self.config.max_split_size)
 
     def memory_stats(self) -> dict[str, int]:
         """What torch.cuda.memory_stats() says, key for key.
@@ -264,7 +334,7 @@ class CachingAllocator(Counters):
         >>> gpu.memory_stats()["requested_bytes.all.current"]
         700
         """
-        return statistics.memory_stats(self)
+        return statistics.memory_stats(self, self.config.max_split_size)
 
     def snapshot(self) -> list[statistics.SegmentInfo]:
         """What torch.cuda.memory_snapshot() says of segments and blocks, without stack traces.
@@ -273,7 +343,7 @@ class CachingAllocator(Counters):
         >>> [(b["size"], b["state"]) for b in gpu.snapshot()[0]["blocks"]]
         [(1024, 'active_allocated'), (2096128, 'inactive')]
         """
-        return statistics.snapshot(self)
+        return statistics.snapshot(self.heads.values(), expandable=self.config.expandable_segments)
 
     def _split(self, block: Block, rounded: int, rest: int, pool: Pool, free_list: FreeList) -> None:
         after = block.next
@@ -293,6 +363,164 @@ class CachingAllocator(Counters):
             pool.inactive_bytes -= rounded
         else:
             self.count_inactive(pool, 1, rest)
+
+    def _take_cached(self, rounded: int, pool: Pool, free_list: FreeList) -> Block | None:
+        """Search the cache with all options: ages, expandable segments, blocks that must stay whole.
+
+        >>> gpu = CachingAllocator(2**30); gpu._take_cached(512, gpu.pools[0], gpu.pools[0].free_list(0))
+        """
+        if self.collects_garbage:
+            pool.searches += 1
+        blocks = free_list.blocks
+        index = free_list.first_at_least(rounded)
+        if index == len(blocks):
+            return None
+        config = self.config
+        if config.expandable_segments:
+            index = expandable.prefer_enclosed(blocks, index)
+        block = blocks[index]
+        if rounded < config.max_split_size:
+            if block.size >= config.max_split_size:
+                return None
+        elif block.size >= rounded + config.max_non_split_rounding:
+            return None
+        del free_list.keys[index]
+        del blocks[index]
+        return block
+
+    def _obtain(self, size: int, rounded: int, pool: Pool, free_list: FreeList, stream: int) -> Block:
+        """Get a block from the driver, at need after giving cached memory back.
+
+        >>> gpu = CachingAllocator(2**30)
+        >>> gpu._obtain(1, 512, gpu.pools[0], gpu.pools[0].free_list(0), 0).size
+        2097152
+        """
+        if self.collects_garbage:
+            self._collect_garbage()
+        wanted = segment_size(rounded, self.config.large_segment_size)
+        block = self._grow(wanted, rounded, pool, free_list, stream)
+        if block is None and self._release_oversize_blocks(free_list, rounded):
+            block = self._grow(wanted, rounded, pool, free_list, stream)
+        if block is None:
+            self.release_cached_blocks()
+            self.num_alloc_retries += 1
+            block = self._grow(wanted, rounded, pool, free_list, stream)
+        if block is None:
+            self.num_ooms += 1
+            raise OutOfMemory(
+                requested=size,
+                rounded=rounded,
+                segment_size=wanted,
+                allowed=self.allowed,
+                reserved=self.reserved,
+                allocated=self.allocated,
+                device_free=self.free_on_card(),
+                device_total=self.total_memory,
+            )
+        return block
+
+    def _grow(self, wanted: int, rounded: int, pool: Pool, free_list: FreeList, stream: int) -> Block | None:
+        if self.allowed is not None and self.reserved + wanted > self.allowed:
+            return None
+        if self.config.expandable_segments:
+            return expandable.allocate(self, rounded, pool, free_list, stream)
+        if not self.can_take(wanted):
+            return None
+        block = self.new_segment(wanted, stream, pool, FREE)
+        self.count_reserved(pool, wanted, segments=1)
+        if wanted >= self.config.max_split_size:
+            self.oversize_segments.add(1)
+        if self.on_event is not None:
+            self.on_event(SEGMENT_ALLOC, block.address, wanted)
+        return block
+
+    def release_segment(self, block: Block) -> None:
+        """Give a wholly free segment back (PyTorch's release_block).
+
+        >>> gpu = CachingAllocator(2**30); block = gpu.malloc(2**25); gpu.free(block); gpu.release_segment(block)
+        >>> gpu.reserved
+        0
+        """
+        pool = block.pool
+        assert pool is not None
+        pool.by_stream[block.stream].remove(block)
+        self.drop_segment(block)
+        self.count_reserved(pool, -block.size, segments=-1)
+        self.give_back(block.size)
+        if block.size >= self.config.max_split_size:
+            self.oversize_segments.add(-1)
+        if self.on_event is not None:
+            self.on_event(SEGMENT_FREE, block.address, block.size)
+
+    def release_cached_blocks(self) -> None:
+        """Give back all wholly free segments and pages, the large pool's first.
+
+        >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(1)); gpu.release_cached_blocks(); gpu.reserved
+        0
+        """
+        self.num_sync_all_streams += 1
+        for pool in reversed(self.pools):
+            for block in pool.free_blocks():
+                if self.config.expandable_segments:
+                    expandable.unmap(self, block)
+                elif not block.is_split:
+                    self.release_segment(block)
+
+    def _release_oversize_blocks(self, free_list: FreeList, rounded: int) -> bool:
+        """With max_split_size: give back as few unsplittable blocks as serve the request.
+
+        One that is large enough, or else the largest ones until their sum is (PyTorch's
+        release_available_cached_blocks). Returns whether enough came back.
+
+        >>> gpu = CachingAllocator(2**30); gpu._release_oversize_blocks(gpu.pools[1].free_list(0), 2**25)
+        False
+        """
+        limit = self.config.max_split_size
+        if limit == UNLIMITED or self.config.expandable_segments:
+            # PyTorch skips the blocks of expandable segments here, and there are no others then.
+            return False
+        needed = max(rounded, limit)
+        index = free_list.first_at_least(needed)
+        if index < len(free_list.blocks):
+            self.release_segment(free_list.blocks[index])
+            return True
+        released = 0
+        while released < needed and free_list.blocks and free_list.blocks[-1].size >= limit:
+            largest = free_list.blocks[-1]
+            released += largest.size
+            self.release_segment(largest)
+        return released >= needed
+
+    def _collect_garbage(self) -> None:
+        """Above garbage_collection_threshold: give back cached segments of the large pool, the oldest first.
+
+        A block's age is the number of searches of the pool since the block became free. Each round gives back
+        what is at least as old as the average, until reserved memory is under the threshold.
+
+        >>> gpu = CachingAllocator(2**30); gpu.set_memory_fraction(0.5); gpu._collect_garbage()
+        """
+        assert self.allowed is not None
+        threshold = int(self.config.garbage_collection_threshold * self.allowed)
+        if self.reserved <= threshold:
+            return
+        target = self.reserved - threshold
+        large = self.pools[1]
+        # The blocks of expandable segments are never collected, and there are no others then.
+        candidates = [block for block in large.free_blocks() if not block.is_split]
+        if self.config.expandable_segments:
+            return
+        reclaimed = 0
+        while candidates and reclaimed < target:
+            average_age = sum(large.searches - block.born for block in candidates) / len(candidates)
+            kept: list[Block] = []
+            for block in candidates:
+                age = large.searches - block.born
+                if age >= average_age:
+                    reclaimed += block.size
+                    self.release_segment(block)
+                else:
+                    kept.append(block)
+            candidates = kept
 
 
 def _no_block(size: int, stream: int) -> Block:

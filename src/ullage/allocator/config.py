@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .constants import LARGE_BUFFER, MIB, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS, UNLIMITED
+from ullage.allocator.blocks import LARGE_BUFFER, MIB, MIN_LARGE_ALLOC, ROUNDUP_INTERVALS, UNLIMITED
 
 ENVIRONMENT_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 

@@ -1,24 +1,28 @@
 """Expandable segments: one range of addresses for a stream and pool, memory mapped page by page.
 
 A page is 2 MiB in the small pool and 20 MiB (large_segment_size) in the large one. Unlike in PyTorch's
-code, a merge keeps the block with the lower address, see block.py.
+code, a merge keeps the block with the lower address, see `Block`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from ullage.allocator.blocks import (
+    EXPANDABLE_EXTRA_DIVISOR,
+    FREE,
+    IN_USE,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SMALL_BUFFER,
+    UNMAPPED,
+    Block,
+    FreeList,
+    Pool,
+    round_up,
+)
+from ullage.allocator.segments import Segments
 
-from . import segments
-from .block import FREE, IN_USE, UNMAPPED, Block, FreeList, Pool
-from .constants import EXPANDABLE_EXTRA_DIVISOR, SEGMENT_ALLOC, SEGMENT_FREE, SMALL_BUFFER
-from .driver import can_take, give_back
-from .rounding import round_up
 
-if TYPE_CHECKING:
-    from .caching import CachingAllocator
-
-
-def page_size(allocator: CachingAllocator, pool: Pool) -> int:
+def page_size(allocator: Segments, pool: Pool) -> int:
     """The unit in which memory is mapped.
 
     >>> from ullage.allocator import CachingAllocator
@@ -44,7 +48,7 @@ def _size_with_growth(block: Block) -> int:
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
-def allocate(allocator: CachingAllocator, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block | None:
+def allocate(allocator: Segments, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block | None:
     """Map pages until a block of ``size`` bytes is there; None where the driver has no more.
 
     >>> from ullage.allocator import AllocatorConfig, CachingAllocator
@@ -69,7 +73,7 @@ def allocate(allocator: CachingAllocator, size: int, pool: Pool, free_list: Free
     return block
 
 
-def _find_room(allocator: CachingAllocator, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block:
+def _find_room(allocator: Segments, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block:
     """The lowest run of free and unmapped blocks with room for ``size``, or a new range of addresses."""
     for unmapped in free_list.unmapped:
         before = unmapped.prev
@@ -83,15 +87,15 @@ def _find_room(allocator: CachingAllocator, size: int, pool: Pool, free_list: Fr
             return start
     total = allocator.total_memory
     span = round_up(total + total // EXPANDABLE_EXTRA_DIVISOR, page_size(allocator, pool))
-    start = segments.new_segment(allocator, span, stream, pool, UNMAPPED)
+    start = allocator.new_segment(span, stream, pool, UNMAPPED)
     free_list.add_unmapped(start)
     return start
 
 
-def _map(allocator: CachingAllocator, block: Block, size: int, pool: Pool, free_list: FreeList) -> Block | None:
+def _map(allocator: Segments, block: Block, size: int, pool: Pool, free_list: FreeList) -> Block | None:
     """Put memory behind the first pages of an unmapped block; the free block that results, merged."""
     size = round_up(size, page_size(allocator, pool))
-    if not can_take(allocator, size):
+    if not allocator.can_take(size):
         return None
     free_list.unmapped.remove(block)
     address = block.address
@@ -117,7 +121,7 @@ def _map(allocator: CachingAllocator, block: Block, size: int, pool: Pool, free_
     return block
 
 
-def unmap(allocator: CachingAllocator, block: Block) -> None:
+def unmap(allocator: Segments, block: Block) -> None:
     """Give back the pages that lie wholly inside a free block, and the range when nothing is left in it.
 
     >>> from ullage.allocator import AllocatorConfig, CachingAllocator
@@ -144,12 +148,12 @@ def unmap(allocator: CachingAllocator, block: Block) -> None:
     block.state = UNMAPPED
     block = _merge_unmapped(block, free_list)
     allocator.count_reserved(pool, start - end)
-    give_back(allocator, end - start)
+    allocator.give_back(end - start)
     if allocator.on_event is not None:
         allocator.on_event(SEGMENT_FREE, start, end - start)
     if not block.is_split:
         free_list.unmapped.remove(block)
-        segments.drop_segment(allocator, block)
+        allocator.drop_segment(block)
 
 
 def _cut(block: Block, size: int, free_list: FreeList | None, state: int) -> Block:

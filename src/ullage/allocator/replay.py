@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from .block import Block
-from .caching import CachingAllocator
-from .config import AllocatorConfig
-from .constants import ALLOC, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE
-from .release import release_segment
+from ullage.allocator.blocks import ALLOC, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, Block
+from ullage.allocator.caching import CachingAllocator, OutOfMemory
+from ullage.allocator.config import AllocatorConfig
 
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
 
@@ -147,11 +145,6 @@ class ReplayResult:
     peak_reserved: int
     first_difference: Difference | None
 
-    @property
-    def segment_sizes(self) -> list[int]:
-        """The sizes of the segments, in the order in which they were taken."""
-        return [size for _, size in self.segments]
-
 
 def replay(history: History, *, true_segments: bool = True) -> ReplayResult:
     """Make the requests of a history anew and compare, on a card without limit.
@@ -207,7 +200,7 @@ def _free_segment(allocator: CachingAllocator, address: int | None) -> None:
         return
     for head in allocator.heads.values():
         if head.address == address and not head.allocated and not head.is_split:
-            release_segment(allocator, head)
+            allocator.release_segment(head)
             return
 
 
@@ -224,3 +217,39 @@ def _first_difference(expected: list[Event], done: list[Event], *, addresses: bo
         expected[index] if index < len(expected) else None,
         done[index] if index < len(done) else None,
     )
+
+
+# Whether a recorded run would survive with less memory: its requests, made anew on an allocator of that size.
+
+
+def survives(history: History, cap: int) -> bool:
+    """Whether the requests of a history can all be served with `cap` bytes of segments.
+
+    As on the card, cached segments are given back and the request is tried again before it fails, so a run may survive
+    a cap below what it reserved without one.
+
+    >>> one = History([3, 0], [0, 0], [20 * 2**20, 5 * 2**20])
+    >>> survives(one, 20 * 2**20), survives(one, 19 * 2**20)
+    (True, False)
+
+    Not covered: a program that itself does something else when memory is short.
+    """
+    if cap <= 0:
+        return ALLOC not in history.action
+    allocator = CachingAllocator(cap, history.config)
+    live: dict[int, Block] = {}
+    emptied = False
+    try:
+        for action, address, size in zip(history.action, history.addr, history.size, strict=True):
+            if action == ALLOC:
+                live[address] = allocator.malloc(size)
+            elif action == FREE_COMPLETED:
+                block = live.pop(address, None)
+                if block is not None:
+                    allocator.free(block)
+            elif action == SEGMENT_FREE and not emptied:
+                allocator.empty_cache()  # a run of them is one call
+            emptied = action == SEGMENT_FREE
+    except OutOfMemory:
+        return False
+    return True

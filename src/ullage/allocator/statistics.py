@@ -2,15 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Iterable, Iterator
+from typing import Final, TypedDict
 
-from .block import IN_USE, UNMAPPED, Block, Pool
-from .constants import UNLIMITED
-from .counters import Row
+from ullage.allocator.blocks import IN_USE, UNLIMITED, UNMAPPED, Block, Pool
 
-if TYPE_CHECKING:
-    from .caching import CachingAllocator
+# What the allocator counts, and the peaks of it.
+
+# One row of memory_stats(): what is there now, the most there was, and all that was ever added.
+Row = tuple[int, int, int]
+
+
+class Tally:
+    """A quantity that changes rarely: its current value, its peak and the sum of its increases.
+
+    >>> tally = Tally(); tally.add(3); tally.add(-1); tally.row
+    (2, 3, 3)
+    """
+
+    __slots__ = ("current", "peak", "total")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.total = 0
+
+    def add(self, amount: int) -> None:
+        """Change the value; a negative amount is a decrease."""
+        self.current += amount
+        if amount > 0:
+            self.total += amount
+            self.peak = max(self.peak, self.current)
+
+    @property
+    def row(self) -> Row:
+        """Current, peak and total."""
+        return self.current, self.peak, self.total
+
+
+class Counters:
+    """The counters of both pools together; those of each pool are in Pool.
+
+    Plain integers, because malloc and free change them at every call.
+
+    >>> counters = Counters(Pool("small_pool", 512), Pool("large_pool", 512))
+    >>> counters.count_reserved(counters.pools[0], 2097152, segments=1); counters.peak_reserved
+    2097152
+    """
+
+    def __init__(self, small: Pool, large: Pool) -> None:
+        self.pools: Final = (small, large)
+        self.allocated = self.peak_allocated = 0
+        self.requested = self.peak_requested = 0
+        self.reserved = self.peak_reserved = 0
+        self.count = self.peak_count = 0
+        self.segments = self.peak_segments = 0
+        self.inactive_count = self.peak_inactive_count = 0
+        self.inactive_bytes = self.peak_inactive_bytes = 0
+        self.oversize_allocations = Tally()
+        self.oversize_segments = Tally()
+        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
+        self.num_device_alloc = self.num_device_free = 0
+        self.stats_at_reset: dict[str, int] = {}
+
+    def count_reserved(self, pool: Pool, change: int, segments: int = 0) -> None:
+        """Count memory taken from the driver or, negative, given back."""
+        self.reserved += change
+        pool.reserved += change
+        self.segments += segments
+        pool.segments += segments
+        if change > 0:
+            self.num_device_alloc += 1
+            pool.reserved_in += change
+            pool.segments_in += segments
+            self.peak_reserved = max(self.peak_reserved, self.reserved)
+            pool.peak_reserved = max(pool.peak_reserved, pool.reserved)
+            self.peak_segments = max(self.peak_segments, self.segments)
+            pool.peak_segments = max(pool.peak_segments, pool.segments)
+        else:
+            self.num_device_free += 1
+
+    def count_inactive(self, pool: Pool, count: int, size: int) -> None:
+        """Count a change of the free blocks that are only a part of their segment."""
+        self.inactive_count += count
+        pool.inactive_count += count
+        self.inactive_bytes += size
+        pool.inactive_bytes += size
+        if count > 0:
+            pool.inactive_count_in += count
+            if self.inactive_count > self.peak_inactive_count:
+                self.peak_inactive_count = self.inactive_count
+            if pool.inactive_count > pool.peak_inactive_count:
+                pool.peak_inactive_count = pool.inactive_count
+        if size > 0:
+            pool.inactive_bytes_in += size
+            if self.inactive_bytes > self.peak_inactive_bytes:
+                self.peak_inactive_bytes = self.inactive_bytes
+            if pool.inactive_bytes > pool.peak_inactive_bytes:
+                pool.peak_inactive_bytes = pool.inactive_bytes
+
+    def reset_peaks(self) -> None:
+        """Set every peak to its current value."""
+        self.peak_allocated = self.allocated
+        self.peak_requested = self.requested
+        self.peak_reserved = self.reserved
+        self.peak_count = self.count
+        self.peak_segments = self.segments
+        self.peak_inactive_count = self.inactive_count
+        self.peak_inactive_bytes = self.inactive_bytes
+        for tally in (self.oversize_allocations, self.oversize_segments):
+            tally.peak = tally.current
+        for pool in self.pools:
+            pool.peak_allocated = pool.allocated_in - pool.allocated_out
+            pool.peak_requested = pool.requested_in - pool.requested_out
+            pool.peak_count = pool.count_in - pool.count_out
+            pool.peak_reserved = pool.reserved
+            pool.peak_segments = pool.segments
+            pool.peak_inactive_count = pool.inactive_count
+            pool.peak_inactive_bytes = pool.inactive_bytes
 
 
 class BlockInfo(TypedDict):
@@ -36,56 +143,55 @@ class SegmentInfo(TypedDict):
     blocks: list[BlockInfo]
 
 
-def memory_stats(allocator: CachingAllocator) -> dict[str, int]:
+def memory_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
     """The flat dictionary of torch.cuda.memory_stats(), sorted by key as there.
 
     >>> from ullage.allocator import CachingAllocator
-    >>> memory_stats(CachingAllocator(2**30))["max_split_size"]
+    >>> CachingAllocator(2**30).memory_stats()["max_split_size"]
     -1
     """
-    stats = raw_stats(allocator)
-    for key, at_reset in allocator.stats_at_reset.items():
+    stats = raw_stats(counters, max_split_size)
+    for key, at_reset in counters.stats_at_reset.items():
         stats[key] -= at_reset
     return dict(sorted(stats.items()))
 
 
-def accumulated(allocator: CachingAllocator) -> dict[str, int]:
+def accumulated(counters: Counters, max_split_size: int) -> dict[str, int]:
     """The entries that reset_accumulated_memory_stats() sets to zero, as they are now.
 
     >>> from ullage.allocator import CachingAllocator
-    >>> accumulated(CachingAllocator(2**30))["num_ooms"]
+    >>> accumulated(CachingAllocator(2**30), UNLIMITED)["num_ooms"]
     0
     """
     return {
         key: value
-        for key, value in raw_stats(allocator).items()
+        for key, value in raw_stats(counters, max_split_size).items()
         if key.endswith((".allocated", ".freed")) or key.startswith("num_")
     }
 
 
-def raw_stats(allocator: CachingAllocator) -> dict[str, int]:
+def raw_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
     """Like ``memory_stats``, but counted from the allocator's beginning and in no order."""
     stats: dict[str, int] = {}
-    for name, (current, peak, total) in _rows(allocator):
+    for name, (current, peak, total) in _rows(counters):
         stats[f"{name}.current"] = current
         stats[f"{name}.peak"] = peak
         stats[f"{name}.allocated"] = total
         stats[f"{name}.freed"] = total - current
-    stats["num_alloc_retries"] = allocator.num_alloc_retries
-    stats["num_ooms"] = allocator.num_ooms
-    stats["num_sync_all_streams"] = allocator.num_sync_all_streams
-    stats["num_device_alloc"] = allocator.num_device_alloc
-    stats["num_device_free"] = allocator.num_device_free
+    stats["num_alloc_retries"] = counters.num_alloc_retries
+    stats["num_ooms"] = counters.num_ooms
+    stats["num_sync_all_streams"] = counters.num_sync_all_streams
+    stats["num_device_alloc"] = counters.num_device_alloc
+    stats["num_device_free"] = counters.num_device_free
     # An allocation refused before cudaMalloc is tried: only with throw_on_cudamalloc_oom, not modelled.
     stats["num_oom_rejections"] = 0
-    limit = allocator.config.max_split_size
-    stats["max_split_size"] = -1 if limit == UNLIMITED else limit
+    stats["max_split_size"] = -1 if max_split_size == UNLIMITED else max_split_size
     return stats
 
 
-def _rows(allocator: CachingAllocator) -> Iterator[tuple[str, Row]]:
-    pools = allocator.pools
-    everything = _rows_of_all(allocator)
+def _rows(counters: Counters) -> Iterator[tuple[str, Row]]:
+    pools = counters.pools
+    everything = _rows_of_all(counters)
     for index, pool in enumerate(pools):
         for name, row in _rows_of_pool(pool).items():
             yield f"{name}.{pool.name}", row
@@ -93,8 +199,8 @@ def _rows(allocator: CachingAllocator) -> Iterator[tuple[str, Row]]:
             everything[name] = (*everything[name][:2], total)
     for name, row in everything.items():
         yield f"{name}.all", row
-    yield "oversize_allocations", allocator.oversize_allocations.row
-    yield "oversize_segments", allocator.oversize_segments.row
+    yield "oversize_allocations", counters.oversize_allocations.row
+    yield "oversize_segments", counters.oversize_segments.row
 
 
 def _rows_of_pool(pool: Pool) -> dict[str, Row]:
@@ -114,32 +220,31 @@ def _rows_of_pool(pool: Pool) -> dict[str, Row]:
     }
 
 
-def _rows_of_all(allocator: CachingAllocator) -> dict[str, Row]:
+def _rows_of_all(counters: Counters) -> dict[str, Row]:
     """Both pools together: current values and peaks; the totals are the sums over the pools."""
-    count = (allocator.count, allocator.peak_count, 0)
-    in_use = (allocator.allocated, allocator.peak_allocated, 0)
+    count = (counters.count, counters.peak_count, 0)
+    in_use = (counters.allocated, counters.peak_allocated, 0)
     return {
         "allocation": count,
         "active": count,
         "allocated_bytes": in_use,
         "active_bytes": in_use,
-        "requested_bytes": (allocator.requested, allocator.peak_requested, 0),
-        "inactive_split": (allocator.inactive_count, allocator.peak_inactive_count, 0),
-        "inactive_split_bytes": (allocator.inactive_bytes, allocator.peak_inactive_bytes, 0),
-        "segment": (allocator.segments, allocator.peak_segments, 0),
-        "reserved_bytes": (allocator.reserved, allocator.peak_reserved, 0),
+        "requested_bytes": (counters.requested, counters.peak_requested, 0),
+        "inactive_split": (counters.inactive_count, counters.peak_inactive_count, 0),
+        "inactive_split_bytes": (counters.inactive_bytes, counters.peak_inactive_bytes, 0),
+        "segment": (counters.segments, counters.peak_segments, 0),
+        "reserved_bytes": (counters.reserved, counters.peak_reserved, 0),
     }
 
 
-def snapshot(allocator: CachingAllocator) -> list[SegmentInfo]:
+def snapshot(heads: Iterable[Block], *, expandable: bool) -> list[SegmentInfo]:
     """All segments by address, each with its blocks; an expandable one as its contiguous mapped ranges.
 
-    >>> from ullage.allocator import CachingAllocator
-    >>> snapshot(CachingAllocator(2**30))
+    >>> snapshot([], expandable=False)
     []
     """
     segments: list[SegmentInfo] = []
-    for head in allocator.heads.values():
+    for head in heads:
         current: SegmentInfo | None = None
         block: Block | None = head
         while block is not None:
@@ -147,7 +252,7 @@ def snapshot(allocator: CachingAllocator) -> list[SegmentInfo]:
                 current = None
             else:
                 if current is None:
-                    current = _empty_segment(block, expandable=allocator.config.expandable_segments)
+                    current = _empty_segment(block, expandable=expandable)
                     segments.append(current)
                 _append_block(current, block)
             block = block.next

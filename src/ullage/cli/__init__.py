@@ -1,4 +1,7 @@
-"""The command line: parse, call, print."""
+"""The command line: parse, call, print. One module for each kind of thing that the commands are about.
+
+`main.py` lists the commands. Nothing is computed here.
+"""
 
 from ullage.cli.main import app, main
 

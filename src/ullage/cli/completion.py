@@ -11,7 +11,7 @@ def sources(incomplete: str) -> list[str]:
     >>> sources("torchv")
     ['torchvision:']
     """
-    from ullage.workload.names import model_names
+    from ullage.workloads.sources.names import model_names
 
     source, colon, name = incomplete.partition(":")
     if colon:
@@ -29,7 +29,7 @@ def gpus(incomplete: str) -> list[str]:
     >>> gpus("h200")[0]
     'H200'
     """
-    from ullage.gpus import gpus as all_gpus
+    from ullage.hardware import gpus as all_gpus
 
     return [card.name for card in all_gpus() if card.name.casefold().startswith(incomplete.casefold())]
 
@@ -40,7 +40,7 @@ def estimators(incomplete: str) -> list[str]:
     >>> estimators("fake")
     ['faketensor', 'faketensor+margin']
     """
-    from ullage.estimators.registry import estimators as all_estimators
+    from ullage.estimation.estimators.registry import estimators as all_estimators
 
     return [name for name in all_estimators() if name.startswith(incomplete)]
 
@@ -59,10 +59,11 @@ def policies(incomplete: str) -> list[str]:
 def jobs(incomplete: str) -> list[tuple[str, str]]:
     """Jobs of the running daemon that are not over, by number, each with its name and state."""
     from ullage.errors import UllageError
-    from ullage.manager.client import Client
 
     try:
-        found = Client(timeout=1.0).call("queue")
+        from ullage.manager.client import Client
+
+        found = Client(timeout=1.0).queue()
     except UllageError:
         return []
     return [
@@ -76,20 +77,20 @@ def optimizers(incomplete: str) -> list[str]:
     >>> optimizers("adamw")
     ['adamw', 'adamw_fused']
     """
-    from ullage.workload.choices import OPTIMIZERS
+    from ullage.workloads.optimizers import OPTIMIZERS
 
     return [name for name in OPTIMIZERS if name.startswith(incomplete)]
 
 
 def precisions(incomplete: str) -> list[tuple[str, str]]:
     """Precisions, each with what it means."""
-    from ullage.workload.choices import PRECISIONS
+    from ullage.workloads.configuration import PRECISIONS
 
-    return [(name, meaning) for name, meaning in PRECISIONS.items() if name.startswith(incomplete)]
+    return [(name, precision.meaning) for name, precision in PRECISIONS.items() if name.startswith(incomplete)]
 
 
 def attentions(incomplete: str) -> list[tuple[str, str]]:
     """Kinds of attention, each with what it means."""
-    from ullage.workload.choices import ATTENTIONS
+    from ullage.workloads.configuration import ATTENTIONS
 
     return [(name, meaning) for name, meaning in ATTENTIONS.items() if name.startswith(incomplete)]

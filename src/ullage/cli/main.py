@@ -1,4 +1,4 @@
-"""`ullage`: one command a verb and a file a command; each prints what a function of the library returns."""
+"""`ullage`: the list of commands, their help, and how errors are printed."""
 
 from __future__ import annotations
 
@@ -6,86 +6,119 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from ullage.cli.cancel import cancel
-from ullage.cli.check import check
-from ullage.cli.compare import compare
-from ullage.cli.dataset import dataset
-from ullage.cli.diff import diff
-from ullage.cli.drain import drain
-from ullage.cli.estimate import estimate
-from ullage.cli.evaluate import evaluate
-from ullage.cli.gpus import gpus
-from ullage.cli.history import history
-from ullage.cli.hold import hold
-from ullage.cli.logs import logs
-from ullage.cli.max_batch import max_batch
-from ullage.cli.measure import measure
-from ullage.cli.queue import queue
-from ullage.cli.release import release
-from ullage.cli.resume import resume
-from ullage.cli.serve import serve
-from ullage.cli.status import status
-from ullage.cli.submit import submit
-from ullage.cli.top import top
-from ullage.cli.train import train
-from ullage.cli.wait import wait
-from ullage.errors import UllageError
+from ullage.cli.accuracy import evaluate
+from ullage.cli.comparison import compare
+from ullage.cli.daemon import drain, resume, serve
+from ullage.cli.datasets import dataset
+from ullage.cli.estimates import check, estimate, max_batch
+from ullage.cli.hardware import gpus
+from ullage.cli.jobs import cancel, history, hold, logs, queue, release, status, wait
+from ullage.cli.measurements import diff, measure
+from ullage.cli.monitor import top
+from ullage.cli.submission import submit
+from ullage.cli.training import train
+from ullage.errors import EXTRAS, MissingPackage, UllageError
+
+ESTIMATES, JOBS, GPUS, RESEARCH = "Estimate", "Run jobs on shared GPUs", "GPUs", "Research"
+_COMMANDS = {
+    ESTIMATES: (estimate, check, max_batch, compare),
+    JOBS: (serve, submit, queue, status, logs, cancel, hold, release, wait, history, drain, resume),
+    GPUS: (gpus, top),
+    RESEARCH: (evaluate, diff, measure),
+}
+HELP = """Estimate how much GPU memory a training job takes, before it runs and without a GPU.
+
+Examples:
+
+  ullage estimate torchvision:resnet50 --batch-size 64 --gpu A100-40GB
+  ullage estimate train.py --gpu RTX-4090 -- --epochs 90
+  ullage max-batch timm:vit_small_patch16_224 --gpu RTX-4090
+  ullage COMMAND --help
+
+A command exits with 0 when it is done, with 1 and one line on standard error when it fails, and with 2 when the command
+line itself is wrong. 'check' and 'wait' have exit codes of their own.
+"""
+
+
+def _tidy(command: Any, params: list[Any]) -> list[Any]:
+    """Show flags without a type, and the paragraphs of the help as paragraphs."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(text if "\n  " in f"\n{text}" else " ".join(text.split("\n")) for text in paragraphs)
+    return params
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help is tidied."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, as the help shows them."""
+        return _tidy(self, super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands whose help is tidied."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, as the help shows them."""
+        return _tidy(self, super().get_params(ctx))
+
 
 app = typer.Typer(
     name="ullage",
-    help="How much GPU memory a training job will take, before it runs and without a GPU.",
+    cls=PlainGroup,
+    help=HELP,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 
 
-@app.callback()
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         import ullage
 
         print(ullage.__version__)
         raise typer.Exit
 
 
-app.command()(check)
-app.command()(estimate)
-app.command()(max_batch)
-app.command()(compare)
-app.command()(gpus)
-app.command()(evaluate)
-app.command()(diff)
-app.command()(measure)
-app.command()(serve)
-app.command()(submit)
-app.command()(queue)
-app.command()(status)
-app.command()(logs)
-app.command()(cancel)
-app.command()(hold)
-app.command()(release)
-app.command()(wait)
-app.command()(history)
-app.command()(drain)
-app.command()(resume)
-app.command()(top)
-app.add_typer(train, name="train")
-app.add_typer(dataset)
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
+for _panel, _commands in _COMMANDS.items():
+    for _command in _commands:
+        app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)
+for _group, _name in ((train, "train"), (dataset, "dataset")):
+    for _info in _group.registered_commands:
+        _info.cls = PlainCommand
+    app.add_typer(_group, name=_name, cls=PlainGroup, rich_help_panel=RESEARCH)
 
 
 def main() -> None:
-    """Run the command line; an error that we know is one line on standard error and exit code 1.
+    """Run the command line.
 
-    A word that is no command or option, or one that is missing, gets one line too and exit code 2, as in most programs.
+    A `UllageError` is one line on standard error and exit code 1. A wrong command line is one line and exit code 2.
     """
     try:
         code = app(standalone_mode=False)
     except UllageError as error:
         print(f"ullage: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        print(f"ullage: {MissingPackage(package, 'some commands, this one too,')}", file=sys.stderr)
         raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
@@ -96,12 +129,12 @@ def main() -> None:
             raise
         message = error.format_message()
         if message:  # without one the help was printed
-            print(f"ullage: {message} ({_usage(error)})", file=sys.stderr)
+            print(f"ullage: {message} ({_where_help_is(error)})", file=sys.stderr)
         raise SystemExit(2) from None
     if isinstance(code, int) and code:
         raise SystemExit(code)
 
 
-def _usage(error: Any) -> str:
+def _where_help_is(error: Any) -> str:
     context = getattr(error, "ctx", None)
-    return f"'{context.command_path if context else 'ullage'} --help' shows what there is"
+    return f"see '{context.command_path if context else 'ullage'} --help'"

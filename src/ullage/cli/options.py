@@ -1,15 +1,250 @@
-"""Options that several commands share, so that a word means the same everywhere."""
+"""Options that several commands share, and what a command line asks to estimate.
+
+An option has the name of the argument of `ullage.estimate` that it stands for.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from ullage.cli import completion
+from ullage.errors import InvalidValue
+from ullage.units import parse_duration
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+if TYPE_CHECKING:
+    from ullage.estimation.result import Estimate
+    from ullage.hardware import GPU
+    from ullage.workloads import Workload
+
+DEFAULT_GPU = "H200"
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Gpu = Annotated[
-    str, typer.Option("--gpu", "-g", help="The GPU: a name of 'ullage gpus', a TOML file of one's own, or local.",
-                      autocompletion=completion.gpus)
+    str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for: a name from 'ullage gpus', the path of a "
+                             "TOML file, or 'local' for the GPU of this machine.", metavar="NAME",
+                             show_default=DEFAULT_GPU, autocompletion=completion.gpus)
 ]  # fmt: skip
+Source = Annotated[
+    str, typer.Argument(help="A model's name or the path of a script.", metavar="SOURCE", show_default=False,
+                        autocompletion=completion.sources)
+]  # fmt: skip
+ScriptArguments = Annotated[
+    list[str] | None, typer.Argument(help="Arguments of the script, after --.", metavar="ARGS",
+                                     show_default=False)
+]  # fmt: skip
+Module = Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")]
+Steps = Annotated[int, typer.Option(help="Follow the job for at least this many optimizer steps.", metavar="N")]
+Timeout = Annotated[
+    str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
+                             show_default="5m")
+]  # fmt: skip
+
+MODEL = "Model (when SOURCE is a model's name)"
+TRAINING = "Training (when SOURCE is a model's name)"
+
+
+class ModelOptions:
+    """The options that describe a model and its training; every command that takes a model's name has them."""
+
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", "-b", help="Samples in a batch.", metavar="N", show_default="32",
+                                 rich_help_panel=TRAINING)
+    ] = None  # fmt: skip
+    input_shape: Annotated[
+        str | None, typer.Option(help="Shape of one sample, such as 3,224,224.", metavar="C,H,W",
+                                 show_default="what the model was made for", rich_help_panel=MODEL)
+    ] = None  # fmt: skip
+    sequence_length: Annotated[
+        int | None, typer.Option(help="Tokens in a sample.", metavar="N",
+                                 show_default="the model's limit, at most 1024", rich_help_panel=MODEL)
+    ] = None  # fmt: skip
+    num_classes: Annotated[
+        int | None, typer.Option(help="Number of classes.", metavar="N", show_default="the model's own",
+                                 rich_help_panel=MODEL)
+    ] = None  # fmt: skip
+    config: Annotated[
+        Path | None, typer.Option(help="For hf: models, a config as a JSON file, or a folder with a config.json.",
+                                  metavar="PATH", rich_help_panel=MODEL)
+    ] = None  # fmt: skip
+    set: Annotated[
+        list[str] | None, typer.Option(help="For hf: models, a value of the config, such as n_layer=12 or "
+                                       "text_config.vocab_size=1000. For other models, an argument of the model. "
+                                       "Can be given more than once.",
+                                       metavar="KEY=VALUE", rich_help_panel=MODEL)
+    ] = None  # fmt: skip
+    attention: Annotated[
+        str | None, typer.Option(help="sdpa, eager, or one of PyTorch's kernels: flash, efficient, cudnn, math.",
+                                 metavar="NAME", show_default="the model's own", rich_help_panel=MODEL,
+                                 autocompletion=completion.attentions)
+    ] = None  # fmt: skip
+    freeze: Annotated[
+        list[str] | None, typer.Option(help="Layers that are not trained, such as 'layer1' or 'blocks.[0-5].*'. "
+                                       "Can be given more than once.", metavar="PATTERN", rich_help_panel=MODEL)
+    ] = None  # fmt: skip
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Train only LoRA adapters of this rank (needs peft).", metavar="N",
+                                 rich_help_panel=MODEL)
+    ] = None  # fmt: skip
+    optimizer: Annotated[
+        str | None, typer.Option("--optimizer", "-o", help="sgd, sgdm, adam, adamw, adamw_fused, rmsprop, adagrad, "
+                                 "adafactor, or any class of torch.optim.", metavar="NAME", show_default="adamw",
+                                 rich_help_panel=TRAINING, autocompletion=completion.optimizers)
+    ] = None  # fmt: skip
+    precision: Annotated[
+        str | None, typer.Option("--precision", "-p", help="fp32, tf32, amp_fp16, amp_bf16, bf16 or fp16.",
+                                 metavar="NAME", show_default="fp32", rich_help_panel=TRAINING,
+                                 autocompletion=completion.precisions)
+    ] = None  # fmt: skip
+    gradient_accumulation: Annotated[
+        int | None, typer.Option(help="Batches for each optimizer step.", metavar="N", show_default="1",
+                                 rich_help_panel=TRAINING)
+    ] = None  # fmt: skip
+    checkpointing: Annotated[
+        bool, typer.Option("--checkpointing", help="Recompute activations in the backward pass.",
+                           rich_help_panel=TRAINING)
+    ] = False  # fmt: skip
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Keep images and weights in channels-last order.",
+                           rich_help_panel=TRAINING)
+    ] = False  # fmt: skip
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Run the forward pass only, without gradients.",
+                           rich_help_panel=TRAINING)
+    ] = False  # fmt: skip
+
+
+def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above; it gets them as keyword arguments."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    types = get_type_hints(ModelOptions, include_extras=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(ModelOptions, name), annotation=kind)
+        for name, kind in types.items()
+    ]
+    command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    return command
+
+
+def given_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The model options that were given, as the library takes them.
+
+    >>> given_options({"input_shape": "3,32,32", "set": ["n_layer=2"], "freeze": [], "inference": False})
+    {'input_shape': [3, 32, 32], 'set': {'n_layer': 2}}
+    """
+    given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
+    if "input_shape" in given:
+        given["input_shape"] = parse_shape(given["input_shape"])
+    if "set" in given:
+        given["set"] = dict(parse_setting(text) for text in given["set"])
+    return given
+
+
+def parse_shape(text: str) -> list[int]:
+    """A shape from numbers separated by commas or x.
+
+    >>> parse_shape("3x224x224")
+    [3, 224, 224]
+    """
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdigit() and int(part) for part in parts):
+        raise InvalidValue(f"--input-shape: needed whole numbers such as 3,224,224; found {text!r}")
+    return [int(part) for part in parts]
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """A key and its value: JSON, or else a word.
+
+    >>> parse_setting("layers=[2, 2]"), parse_setting("hidden_act=gelu")
+    (('layers', [2, 2]), ('hidden_act', 'gelu'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InvalidValue(f"--set: needed key=value such as n_layer=12; found {text!r}")
+    words = {"True": True, "False": False, "None": None}
+    try:
+        return key.strip(), words[value] if value in words else json.loads(value)
+    except json.JSONDecodeError:
+        return key.strip(), value
+
+
+@dataclass(frozen=True)
+class EstimateTarget:
+    """What to estimate and with which estimator; `options` are those that were given, `workload` what they describe.
+
+    >>> target_of("torchvision:resnet18", None, False, 3, None, False, {"batch_size": 8}).options
+    {'steps': 3, 'batch_size': 8}
+    """
+
+    source: str
+    options: dict[str, Any]
+    workload: Workload
+    estimator: str = "ullage"
+
+    @property
+    def is_ullage(self) -> bool:
+        """Whether Ullage's own estimator is used."""
+        return self.estimator == "ullage"
+
+    def run(self, gpu: GPU, **how: Any) -> Estimate:
+        """The estimate on one GPU; `how` are further run options, such as `trace`."""
+        from ullage.estimation.asking import estimate_workload
+
+        workload = replace(self.workload, run=replace(self.workload.run, **how)) if how else self.workload
+        return estimate_workload(workload, gpu, self.estimator)
+
+
+def target_of(
+    source: str,
+    args: list[str] | None,
+    module: bool,
+    steps: int,
+    timeout: str | None,
+    show_output: bool,
+    model: dict[str, Any],
+    estimator: str = "ullage",
+) -> EstimateTarget:
+    """What the command line describes; options that do not belong to this kind of source are refused."""
+    from ullage.estimation.estimators.registry import check_name
+    from ullage.workloads.workload import SCRIPT, kind_of, workload_of
+
+    check_name(estimator)
+    if steps < 1:
+        raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
+    kind = kind_of(source, module)
+    if kind != SCRIPT and args:
+        raise InvalidValue(f"{' '.join(args)!r}: arguments after -- are for scripts; {source} is a model's name")
+    of_script = {
+        "args": args,
+        "module": module,
+        "timeout": None if timeout is None else parse_duration(timeout),
+        "show_output": show_output,
+    }
+    options = {"steps": steps, **given_options(model), **{name: value for name, value in of_script.items() if value}}
+    if kind != SCRIPT:
+        _silence_model_packages()
+    return EstimateTarget(source, options, workload_of(source, options, estimator), estimator)
+
+
+def _silence_model_packages() -> None:
+    """Warnings of torchvision, timm and transformers while a model is built are not about memory."""
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def default_gpu_hint(gpu: str | None) -> str:
+    """For the end of an answer: that the GPU was not chosen by the user; empty if it was.
+
+    >>> default_gpu_hint(None)
+    'H200 is the default GPU; choose another with --gpu NAME'
+    """
+    return "" if gpu is not None else f"{DEFAULT_GPU} is the default GPU; choose another with --gpu NAME"

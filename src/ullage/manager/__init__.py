@@ -1,6 +1,11 @@
-"""The resource manager: many jobs on shared GPUs, nothing lost. docs/manager.md says what it promises.
+"""The resource manager: runs many jobs on shared GPUs and loses none.
 
-- `daemon.Daemon`: one daemon of one home; `orders.Orders`: all that can be asked of it
-- `client.Client`: speaks to it
-- `settings.read_settings`: the site's choices
+`core/` decides, `storage/` remembers, `running/` starts processes, `api/` listens, and `client.py` talks to it all.
 """
+
+from ullage.errors import MissingPackage
+
+try:
+    import pydantic  # noqa: F401
+except ModuleNotFoundError:
+    raise MissingPackage("pydantic", "the manager and its client") from None

@@ -1,46 +1,264 @@
-"""Speaks to the daemon of this home; what the command line uses, and anybody else may."""
+"""`ullage.Client`: submit jobs and follow them from Python. The command line uses it too.
+
+One class, and two ways to reach the daemon behind it: its Unix socket, and its REST API.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote, urlencode, urlsplit
 
 from ullage import errors
 from ullage.errors import InvalidValue, NoDaemon, UllageError
 from ullage.home import home
 
+if TYPE_CHECKING:
+    from ullage.workloads.job_files import JobSpec
+
 SOCKET = "ullage.sock"
-_LONGEST_PATH = 100  # of a Unix socket, in bytes
 LARGEST_REQUEST, _LARGEST_ANSWER = 4 << 20, 256 << 20  # bytes
-
-
-def socket_file(folder: Path | None = None) -> Path:
-    """Where the daemon of a home listens."""
-    return (folder or home()) / "run" / SOCKET
+_LONGEST_PATH = 100  # of a Unix socket, in bytes
+_OVER = ("done", "failed", "cancelled")
+_EVENT_WAIT, _LOG_WAIT = 5.0, 0.5  # seconds that one request for events may wait, for ends and for output
 
 
 class Client:
-    """One connection, made when it is needed. A verb of `ullage.manager.orders.Orders` is a method call away:
+    """Talks to the daemon of this home, of another one, or with `url` and `token` to any daemon that serves its API.
 
-        Client().call("status", job=17)
+        with ullage.Client() as manager:
+            [job] = manager.submit(["python", "train.py"], memory="12GiB")
+            print(manager.wait(job)["state"], manager.logs(job))
 
-    Errors of the daemon are raised here as the same exceptions.
+    Errors are `UllageError`s. Not covered: several threads at once.
     """
 
-    def __init__(self, folder: Path | None = None, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        if (url is None) != (token is None):
+            raise InvalidValue("needed both a url and a token for the API, or neither for the daemon's socket")
+        self._transport: _Transport
+        if url is not None and token is not None:
+            self._transport = _HttpTransport(url, token, timeout)
+        else:
+            self._transport = _SocketTransport(None if home is None else Path(home), timeout)
+        self._remote = url is not None
+
+    def call(self, verb: str, wait: float = 0.0, **arguments: Any) -> Any:
+        """Send any order of `ullage.manager.core.orders.Orders`; the methods below do this for the usual ones.
+
+        With `wait`, an answer to `events` may take that many seconds to come.
+        """
+        return self._transport.call(verb, wait, arguments)
+
+    def submit(
+        self,
+        what: JobSpec | Sequence[str] | str | os.PathLike[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        key: str | None = None,
+        **options: Any,
+    ) -> list[int]:
+        """Submit a command (a list of words), a job file (a path) or a `JobSpec`. Returns the numbers of the jobs.
+
+        Options have the names of the fields of a job file and override what the file says. Unless others are given,
+        the job gets this process's working directory (for a job file: the file's folder) and environment. Through the
+        API it gets a minimal environment instead. The same `key` again returns the same jobs.
+        """
+        spec = self._spec(what, options)
+        values: dict[str, Any] = {"cwd": spec.cwd or os.getcwd()}
+        if env is not None or not self._remote:
+            values["env"] = {**(os.environ if env is None else env), **spec.env}
+        return list(self.submit_spec(spec.with_changes(**values), key)["jobs"])
+
+    def _spec(self, what: JobSpec | Sequence[str] | str | os.PathLike[str], options: dict[str, Any]) -> JobSpec:
+        from ullage.workloads.job_files import JobSpec, make_job, read_job
+
+        if isinstance(what, JobSpec):
+            return what.with_changes(**options) if options else what
+        if isinstance(what, str | os.PathLike):
+            spec = read_job(what).spec
+            return spec.with_changes(**{"cwd": spec.cwd or os.path.dirname(os.path.abspath(what)), **options})
+        return make_job({"command": list(what), **options}, "the job")
+
+    def submit_spec(self, spec: JobSpec, key: str | None = None, patience: float = 0.0) -> dict[str, Any]:
+        """Submit a complete job as it is. Returns the daemon's whole answer: jobs, state, promise and notes.
+
+        Where no answer comes, it is sent again for up to `patience` seconds; that never makes a second job.
+        """
+        key = key or secrets.token_hex(16)
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return dict(self.call("submit", job=spec.said(), key=key))
+            except NoDaemon:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.05)
+
+    def queue(self, user: str | None = None) -> list[dict[str, Any]]:
+        """The jobs that are not over."""
+        return list(self.call("queue", user=user))
+
+    def history(self, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
+        """The jobs that are over, the latest first."""
+        return list(self.call("history", limit=limit, user=user))
+
+    def jobs(self, job: int | str) -> list[dict[str, Any]]:
+        """Everything about the jobs that a reference means: `17`, `12_3`, `12_all` or a name."""
+        return list(self.call("status", job=job))
+
+    def status(self, job: int | str) -> dict[str, Any]:
+        """Everything about one job."""
+        found = self.jobs(job)
+        if len(found) != 1:
+            raise InvalidValue(f"needed one job; {job} means {len(found)}")
+        return dict(found[0])
+
+    def logs(self, job: int | str, stream: str = "stdout", attempt: int | None = None) -> str:
+        """What a job has printed so far; its newest attempt, unless another one is named."""
+        pieces: list[str] = []
+        offset = 0
+        while True:
+            piece = self.call("logs", job=job, attempt=attempt, stream=stream, offset=offset)
+            if not piece["text"]:
+                return "".join(pieces)
+            pieces.append(piece["text"])
+            attempt, offset = piece["attempt"], piece["offset"]
+
+    def follow(self, job: int | str, stream: str = "stdout", attempt: int | None = None) -> Iterator[str]:
+        """What a job prints, piece by piece, until it is over; all of its attempts, unless one is named."""
+        shown, offset = attempt, 0
+        last = int(self.ping()["last_event"])
+        while True:
+            piece = self.call("logs", job=job, attempt=shown, stream=stream, offset=offset)
+            if piece["text"]:
+                yield piece["text"]
+            shown, offset = piece["attempt"], piece["offset"]
+            if not piece["over"]:
+                if not piece["text"]:
+                    last = self._wait_for_event(last, _LOG_WAIT)
+                continue
+            if attempt is not None:
+                return
+            newest = self.call("logs", job=job, stream=stream)
+            if newest["attempt"] != shown:
+                shown, offset = newest["attempt"], 0  # a new attempt begins a new file
+            elif newest["over"] or newest["offset"] <= offset:
+                if self.status(job)["ended"]:
+                    return
+                last = self._wait_for_event(last, _LOG_WAIT)
+
+    def wait(self, job: int | str, timeout: float | None = None) -> dict[str, Any]:
+        """The job once it is over. Raises `TimeoutError` if that takes longer than `timeout` seconds."""
+        found = self.wait_all([job], timeout)
+        if len(found) != 1:
+            raise InvalidValue(f"needed one job; {job} means {len(found)}")
+        return found[0]
+
+    def wait_all(self, jobs: Sequence[int | str], timeout: float | None = None) -> list[dict[str, Any]]:
+        """The jobs once all of them are over. Goes on waiting while the daemon is restarted."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        last, found = None, {}
+        while True:
+            try:
+                last = int(self.ping()["last_event"]) if last is None else last
+                found = {one["id"]: one for job in jobs for one in self.jobs(job)}
+                if all(one["state"] in _OVER for one in found.values()):
+                    return list(found.values())
+                left = _EVENT_WAIT if deadline is None else deadline - time.monotonic()
+                if left > 0:
+                    last = self._wait_for_event(last, min(left, _EVENT_WAIT))
+            except NoDaemon:
+                if last is None:
+                    raise
+                time.sleep(0.2)
+            if deadline is not None and time.monotonic() >= deadline:
+                late = ", ".join(f"job {one['id']} is {one['state']}" for one in found.values() if not one["ended"])
+                raise TimeoutError(f"waited {timeout:g} s: {late}")
+
+    def _wait_for_event(self, since: int, wait: float) -> int:
+        return int(self.call("events", since=since, wait=wait)["last"])
+
+    def events(self, since: int = 0, wait: float = 0.0) -> Iterator[dict[str, Any]]:
+        """What happened after event number `since`, for as long as there is more within `wait` seconds."""
+        while True:
+            found = self.call("events", since=since, wait=wait)
+            if not found["events"]:
+                return
+            yield from found["events"]
+            since = int(found["last"])
+
+    def cancel(self, *jobs: int | str) -> list[dict[str, Any]]:
+        """Take jobs out of the queue, or stop them if they run."""
+        return list(self.call("cancel", jobs=list(jobs)))
+
+    def hold(self, *jobs: int | str) -> list[dict[str, Any]]:
+        """Keep waiting jobs from starting."""
+        return list(self.call("hold", jobs=list(jobs)))
+
+    def release(self, *jobs: int | str) -> list[dict[str, Any]]:
+        """Let held jobs start."""
+        return list(self.call("release", jobs=list(jobs)))
+
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs as they are now."""
+        return list(self.call("gpus"))
+
+    def drain(self, gpu: int | str, reason: str = "") -> dict[str, Any]:
+        """Give a GPU no new jobs; those that run there go on."""
+        return dict(self.call("drain", gpu=gpu, reason=reason))
+
+    def resume(self, gpu: int | str) -> dict[str, Any]:
+        """Give a drained GPU new jobs again."""
+        return dict(self.call("resume", gpu=gpu))
+
+    def ping(self) -> dict[str, Any]:
+        """What the daemon is: version, policy, number of GPUs and of jobs."""
+        return dict(self.call("ping"))
+
+    def close(self) -> None:
+        """End the connection; the next call opens another one."""
+        self._transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Transport(Protocol):
+    def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
+        """Send an order and return the answer. Errors of the daemon are raised here as the same exceptions."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+class _SocketTransport:
+    """The daemon's Unix socket: one connection, opened when it is needed."""
+
+    def __init__(self, folder: Path | None, timeout: float) -> None:
         self._file, self._timeout = socket_file(folder), timeout
         self._socket: socket.socket | None = None
         self._rest = b""
 
-    def call(self, verb: str, wait: float = 0.0, **arguments: Any) -> Any:
-        """Ask, and give what was answered. With `wait`, events may take that long to come."""
+    def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
         request: dict[str, Any] = {"verb": verb, "arguments": arguments}
         if wait:
             request["wait"] = wait
@@ -53,33 +271,10 @@ class Client:
             self.close()
             raise
         if not answer.get("ok"):
-            raise error_of(str(answer.get("error")), str(answer.get("message")))
+            raise _error_of(str(answer.get("error")), str(answer.get("message")))
         return answer["result"]
 
-    def submit(self, job: dict[str, Any], key: str | None = None, patience: float = 0.0) -> dict[str, Any]:
-        """Submit a job; asks again for up to `patience` seconds where no answer came, which makes no second job."""
-        key = key or secrets.token_hex(16)
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                answer: dict[str, Any] = self.call("submit", job=job, key=key)
-                return answer
-            except NoDaemon:
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.05)
-
-    def events(self, since: int, wait: float) -> Iterator[dict[str, Any]]:
-        """Events after a number, as long as there are some within `wait` seconds."""
-        while True:
-            found = self.call("events", since=since, wait=wait)
-            if not found["events"]:
-                return
-            yield from found["events"]
-            since = found["last"]
-
     def close(self) -> None:
-        """End the connection; the next call makes another one."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
@@ -120,6 +315,76 @@ class Client:
         return line
 
 
+# By order: method, path, which arguments are in the query.
+_ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "ping": ("GET", "/v1/ping", ()),
+    "submit": ("POST", "/v1/jobs", ()),
+    "queue": ("GET", "/v1/jobs", ("user",)),
+    "status": ("GET", "/v1/jobs/{job}", ()),
+    "logs": ("GET", "/v1/jobs/{job}/logs", ("attempt", "stream", "offset")),
+    "cancel": ("POST", "/v1/jobs/{job}/cancel", ()),
+    "hold": ("POST", "/v1/jobs/{job}/hold", ()),
+    "release": ("POST", "/v1/jobs/{job}/release", ()),
+    "history": ("GET", "/v1/history", ("limit", "user")),
+    "gpus": ("GET", "/v1/gpus", ()),
+    "drain": ("POST", "/v1/gpus/{gpu}/drain", ()),
+    "resume": ("POST", "/v1/gpus/{gpu}/resume", ()),
+    "events": ("GET", "/v1/events", ("since", "limit", "wait")),
+}
+
+
+class _HttpTransport:
+    """The REST API: an order becomes a request. Proxies are not covered."""
+
+    def __init__(self, url: str, token: str, timeout: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not token.isprintable():
+            raise InvalidValue(f"needed a URL such as http://127.0.0.1:8600 and a token; found {url[:80]!r}")
+        self._parts, self._token, self._timeout = parts, token.strip(), timeout
+
+    def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
+        if verb not in _ROUTES:
+            raise InvalidValue(f"the API has no {verb!r}; it has {', '.join(_ROUTES)}")
+        if verb in ("cancel", "hold", "release"):
+            return [done for job in arguments["jobs"] for done in self._one(verb, {"job": job}, 0.0)]
+        return self._one(verb, arguments, wait)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _one(self, verb: str, arguments: dict[str, Any], wait: float) -> Any:
+        method, path, in_query = _ROUTES[verb]
+        given = {**arguments, **({"wait": wait} if wait else {})}
+        query = {name: given.pop(name) for name in in_query if given.get(name) is not None}
+        for name in [name for name in given if f"{{{name}}}" in path]:
+            path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
+        body = json.dumps(given).encode() if method == "POST" and verb not in ("cancel", "hold", "release") else None
+        return self._request(method, path + (f"?{urlencode(query)}" if query else ""), body, wait)
+
+    def _request(self, method: str, path: str, body: bytes | None, wait: float) -> Any:
+        secure = self._parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout + wait)
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        try:
+            connection.request(method, self._parts.path.rstrip("/") + path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read(_LARGEST_ANSWER)
+            found = json.loads(content)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise NoDaemon(f"no daemon answers at {self._parts.geturl()}: {error or type(error).__name__}") from None
+        finally:
+            connection.close()
+        if answer.status >= 400:
+            raise _error_of(str(found.get("error")), str(found.get("message")))
+        return found
+
+
+def socket_file(folder: Path | None = None) -> Path:
+    """Where the daemon of a home listens."""
+    return (folder or home()) / "run" / SOCKET
+
+
 def reachable(file: Path) -> str:
     """The path by which a socket can be bound or reached: a long one only relative to where we are."""
     text = str(file)
@@ -131,7 +396,7 @@ def reachable(file: Path) -> str:
     raise InvalidValue(f"needed a shorter ULLAGE_HOME: a socket's path has {_LONGEST_PATH} bytes at most; {text}")
 
 
-def error_of(kind: str, message: str) -> UllageError:
+def _error_of(kind: str, message: str) -> UllageError:
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, UllageError):
         error = found.__new__(found)

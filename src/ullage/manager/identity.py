@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import grp
+import hmac
 import os
 import pwd
 import re
 import resource
+import secrets
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -24,10 +26,10 @@ _LIMIT_LINE = re.compile(r"Max (.+?)\s+(unlimited|\d+)\s+(unlimited|\d+)\b")
 
 
 @dataclass(frozen=True)
-class Who:
+class Caller:
     """A user at the other end; `operator` may change anybody's jobs and the GPUs.
 
-    >>> Who(uid=0, gid=0, user="root", operator=True).may_change(1000)
+    >>> Caller(uid=0, gid=0, user="root", operator=True).may_change(1000)
     True
     """
 
@@ -42,9 +44,9 @@ class Who:
         return self.operator or self.uid == uid
 
 
-def myself() -> Who:
+def this_user() -> Caller:
     """The user of this process, who may do everything to a daemon of their own."""
-    return Who(os.getuid(), os.getgid(), user_name(os.getuid()), True, limits_of(os.getpid()))
+    return Caller(os.getuid(), os.getgid(), user_name(os.getuid()), True, limits_of(os.getpid()))
 
 
 def user_name(uid: int) -> str:
@@ -59,13 +61,13 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def peer(connection: socket.socket, operators: list[str]) -> Who:
+def caller_of(connection: socket.socket, operators: list[str]) -> Caller:
     """Who is at the other end of a Unix socket, as the kernel says it."""
     size = struct.calcsize("3i")
     pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     user = user_name(uid)
     operator = uid in (0, os.getuid()) or user in operators
-    return Who(uid, gid, user, operator, limits_of(pid))
+    return Caller(uid, gid, user, operator, limits_of(pid))
 
 
 def limits_of(pid: int) -> dict[str, tuple[int, int]]:
@@ -90,19 +92,19 @@ def _limit(text: str) -> int:
     return resource.RLIM_INFINITY if text == "unlimited" else int(text)
 
 
-def check_submitter(who: Who) -> None:
+def check_submitter(caller: Caller) -> None:
     """A daemon that is not root runs its own user's jobs only; one that is needs a user whom the system knows."""
     if os.getuid() != 0:
-        if who.uid != os.getuid():
+        if caller.uid != os.getuid():
             raise NotAllowed(
-                f"this daemon runs as {user_name(os.getuid())} and runs only that user's jobs; found {who.user}. "
+                f"this daemon runs as {user_name(os.getuid())} and runs only that user's jobs; found {caller.user}. "
                 "Start one of your own with `ullage serve`, or have root start one for all"
             )
     else:
         try:
-            pwd.getpwuid(who.uid)
+            pwd.getpwuid(caller.uid)
         except (KeyError, OverflowError):
-            raise NotAllowed(f"needed a user whom this system knows; found the number {who.uid}") from None
+            raise NotAllowed(f"needed a user whom this system knows; found the number {caller.uid}") from None
 
 
 def rights(uid: int, gid: int) -> dict[str, int | str]:
@@ -118,3 +120,72 @@ def group_number(name: str) -> int:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         raise NotAllowed(f"needed a group of this system for the socket; found no {name!r}") from None
+
+
+# Tokens for the API: each says who holds it, and only the daemon can make one.
+#
+# A token is a user's number and a signature of it by a secret that the daemon keeps (mode 600). The daemon writes the
+# one of its own user to `run/api-token` (mode 600); others get theirs through the Unix socket, where the kernel says
+# who they are. To make all tokens worthless, remove the secret and start the daemon again.
+
+SECRET, TOKEN_FILE = "api-secret", "api-token"
+
+
+class Tokens:
+    """Makes and checks tokens.
+
+    >>> import tempfile
+    >>> tokens = Tokens(Path(tempfile.mkdtemp()), [])
+    >>> tokens.who(tokens.token_of(os.getuid())).uid == os.getuid(), tokens.who("ullage-0-" + "0" * 64)
+    (True, None)
+    """
+
+    def __init__(self, folder: Path, operators: list[str]) -> None:
+        self._operators = operators
+        self._secret = _secret(folder / SECRET)
+
+    def token_of(self, uid: int) -> str:
+        """The token of a user."""
+        return f"ullage-{uid}-{self._signature(str(uid))}"
+
+    def caller(self, token: str) -> Caller | None:
+        """Whose token it is; `None` for one that this daemon did not make."""
+        match = re.fullmatch(r"ullage-([0-9]{1,10})-([0-9a-f]{64})", token)
+        if match is None or not hmac.compare_digest(match[2], self._signature(match[1])):
+            return None
+        uid = int(match[1])
+        user = user_name(uid)
+        operator = uid in (0, os.getuid()) or user in self._operators
+        limits = limits_of(0) if uid == os.getuid() else {}
+        return Caller(uid, _group(uid), user, operator, limits)
+
+    def _signature(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode(), "sha256").hexdigest()
+
+
+def write_token(file: Path, token: str) -> None:
+    """Write a token so that only the owner of the file can read it, from its first moment on."""
+    new = file.with_name(f"{file.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as target:
+        target.write(f"{token}\n")
+    new.replace(file)
+
+
+def _secret(file: Path) -> bytes:
+    try:
+        kept = file.read_text().strip()
+    except FileNotFoundError:
+        kept = ""
+    if not re.fullmatch(r"[0-9a-f]{64}", kept):
+        kept = secrets.token_hex(32)
+        write_token(file, kept)
+    return bytes.fromhex(kept)
+
+
+def _group(uid: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except (KeyError, OverflowError):
+        return os.getgid() if uid == os.getuid() else 65534  # nobody's

@@ -6,16 +6,13 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ullage.errors import InvalidValue
-from ullage.manager.checking import checked
-from ullage.units import GIB, parse_bytes, parse_duration
+from ullage.units import GIB
+from ullage.workloads.validation import Bytes, Seconds, checked
 
 _LARGEST_FILE = 1 << 20
-
-Bytes = Annotated[int, BeforeValidator(lambda value: parse_bytes(value) if isinstance(value, str) else value)]
-Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration(value) if isinstance(value, str) else value)]
 
 
 class _Part(BaseModel):

@@ -12,30 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ullage.monitor.activity import ActivityBetween, activity_between
-    from ullage.monitor.choice import best_source
-    from ullage.monitor.dcgm_source import DcgmSource
+    from ullage.monitor.dcgm import DcgmSource
     from ullage.monitor.host import HostReading, HostWatch
-    from ullage.monitor.nvml_source import NvmlSource
+    from ullage.monitor.nvml import NvmlSource
     from ullage.monitor.readings import Device, ProcessReading, Reading, Source
-    from ullage.monitor.sampling import Monitor
-    from ullage.monitor.virtual_source import VirtualSource
-    from ullage.monitor.window import Window
+    from ullage.monitor.sampling import Monitor, Window
+    from ullage.monitor.sources import VirtualSource, best_source
 
 _HOMES = {
     "ActivityBetween": "activity",
     "Device": "readings",
-    "DcgmSource": "dcgm_source",
+    "DcgmSource": "dcgm",
     "HostReading": "host",
     "HostWatch": "host",
     "Monitor": "sampling",
-    "NvmlSource": "nvml_source",
+    "NvmlSource": "nvml",
     "ProcessReading": "readings",
     "Reading": "readings",
     "Source": "readings",
-    "VirtualSource": "virtual_source",
-    "Window": "window",
+    "VirtualSource": "sources",
+    "Window": "sampling",
     "activity_between": "activity",
-    "best_source": "choice",
+    "best_source": "sources",
 }
 
 __all__ = [

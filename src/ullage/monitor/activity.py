@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ullage.errors import UnknownName
-from ullage.monitor.gpm import SHORTEST, Busy, GpmCounter, gpm_supported
-from ullage.monitor.nvml_library import INSTALL, pynvml, text
+from ullage.monitor.nvml import INSTALL, SHORTEST, Busy, GpmCounter, gpm_supported, pynvml, text
 
 
 @dataclass

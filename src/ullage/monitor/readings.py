@@ -116,3 +116,40 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Let go of what the source holds."""
+
+
+# How often each thing is read. The one place to change it: NVML's calls take processor time in the driver.
+
+# Seconds between two readings of a thing; 0 is at every look. `benchmarks/monitor_overhead.py` prints what each call
+# takes on a machine and tries other rates (--rates activity=2,energy=5). A value that a look did not read afresh is
+# repeated, and its age is told (`Reading.ages`). Activity and PCIe are means since the reading before, so they cover
+# all of the time at any rate. On an H200 (driver 580) the two slow calls are that of energy, 3.6 ms of processor time,
+# and GPM's, 1.8 ms; power takes a microsecond.
+RATES: Mapping[str, float] = {
+    # What placement decides by.
+    "memory": 0.0,
+    "activity": 3.0,  # GPM: GRACT, SMACT, SMOCC, DRAMA, tensor and PCIe in one call
+    # Who holds how much. When the GPU's used memory has moved since the list was read, somebody took or gave back: then
+    # the second rate holds. The first is for the rest: one that took just what another gave.
+    "processes": 5.0,
+    "processes moving": 2.0,
+    # What people look at.
+    "power": 0.0,
+    "energy": 30.0,
+    "temperature": 10.0,
+    "clocks": 10.0,
+    "utilization": 10.0,
+    "pcie": 10.0,  # from counters, on GPUs without GPM only
+    "devices": 10.0,  # what there is: MIG instances come and go, a lost GPU may come back
+}
+AT_EVERY_LOOK: Mapping[str, float] = dict.fromkeys(RATES, 0.0)  # for somebody who watches
+_EARLY = 0.95  # a look that comes this much before its time counts: looks are a little early or late
+
+
+def due(every: float, age: float | None) -> bool:
+    """Whether to read again what was read `age` seconds ago; `None` is never.
+
+    >>> due(0.0, 0.0), due(2.0, 1.0), due(2.0, 1.99), due(2.0, None)
+    (True, False, True, True)
+    """
+    return age is None or age >= every * _EARLY

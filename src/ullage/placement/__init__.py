@@ -1,4 +1,7 @@
-"""Where a job goes: snapshots, the promise ledger, policies. Pure: no I/O, no clock, no PyTorch."""
+"""Where a job goes: snapshots of GPUs and jobs, the ledger of promised memory, and the policies that choose.
+
+Pure functions and values: no input or output, no clock, no PyTorch. The manager and a simulator can both call them.
+"""
 
 from ullage.placement.deciding import decide
 from ullage.placement.fairness import fair_order, recent_usage

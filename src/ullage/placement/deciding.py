@@ -7,13 +7,12 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 
-from ullage.placement.asks import Ask, Asking
 from ullage.placement.fairness import fair_order, waited
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, Outcome, View, Waiting
 from ullage.placement.places import Place, places
 from ullage.placement.policies import Policy, find_policy
-from ullage.placement.rules import Rules
+from ullage.placement.rules import Ask, Asking, Rules
 from ullage.placement.snapshot import Job, Running, Slot
 
 

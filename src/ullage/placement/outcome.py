@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ullage.placement.asks import Ask, Asking
+from ullage.placement.rules import Ask, Asking
 from ullage.placement.snapshot import Job
 from ullage.units import format_bytes
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ullage.placement.asks import Ask
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Sight
-from ullage.placement.rules import Rules
+from ullage.placement.rules import Ask, Rules
 from ullage.placement.snapshot import Activity, Job, Running, Slot
 
 

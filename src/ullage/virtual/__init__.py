@@ -1,6 +1,6 @@
 """The virtual GPU: any training code runs on "cuda" without a GPU, and its memory is counted.
 
-The names are loaded on first use: `ullage.virtual.cards` is for programs that never import PyTorch.
+The names are loaded on first use: `ullage.virtual.shared_card.cards` is for programs that never import PyTorch.
 """
 
 from __future__ import annotations

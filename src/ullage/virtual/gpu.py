@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -11,23 +12,23 @@ from typing import Any
 
 import torch
 
-from ullage.allocator import AllocatorConfig, CachingAllocator
-from ullage.errors import NestedGPUError, UnsupportedOperation
-from ullage.gpus import GPU
-from ullage.gpus import gpu as find_gpu
+from ullage.allocator import AllocatorConfig, AllocatorConfigError
+from ullage.allocator.config import ENVIRONMENT_NAMES
+from ullage.errors import NestedGPUError
+from ullage.hardware import GPU
+from ullage.hardware import gpu as find_gpu
 from ullage.units import MIB
-from ullage.virtual import accumulation, casts, composites, kernels, steps, surface
-from ullage.virtual.doubts import SPREAD_SHARE, SURPRISES, largest_reserved, watch_autocast
-from ullage.virtual.host import Host
-from ullage.virtual.kernels.workspaces import CODE, Workspaces
-from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
-from ullage.virtual.mode import VirtualMode
+from ullage.virtual.dispatch import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
-from ullage.virtual.places import Place, Places
-from ullage.virtual.shared import SharedCard
-from ullage.virtual.values import Values
+from ullage.virtual.operators import autocast, decompositions
+from ullage.virtual.operators.gradient_sums import measure_reference_counts
+from ullage.virtual.shared_card.process import SharedCard
+from ullage.virtual.state import GPUState
+from ullage.virtual.torch_api.install import install_torch_api
+from ullage.virtual.tracking.places import Place, Places
+from ullage.virtual.tracking.progress import Progress
+from ullage.virtual.tracking.uncertainty import SPREAD_SHARE, SURPRISES, largest_reserved, watch_autocast
 
-_storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
 LARGE_SEGMENT = 20 * MIB
 UNMEASURED_SHARE = 20  # a twentieth: libraries choose other kernels on other generations
 
@@ -35,7 +36,7 @@ _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
 
 
-class VirtualGPU:
+class VirtualGPU(GPUState):
     """A GPU that has shapes, an allocator and no arithmetic. Made by `virtual_gpu`.
 
     >>> with virtual_gpu("H200") as gpu:
@@ -51,53 +52,13 @@ class VirtualGPU:
         limited: bool = True,
         shared: SharedCard | None = None,
     ) -> None:
-        self.spec, self.shared = spec, shared
-        self.config = config or AllocatorConfig.from_environment()
-        self.context = max(0, (spec.context or 0) - sum(CODE.values()))  # grows as libraries are loaded
-        self._total = spec.usable if limited else WITHOUT_LIMIT
-        if shared is not None:
-            shared.take_context(self.context)
-        self.memory = DeviceMemory(self._allocator(), self.context, spec.usable, keeps_history=shared is None)
-        self.host = Host()
-        self.values = Values(self)
-        self.workspaces = Workspaces(self)
-        self.progress = steps.Progress(self)
+        super().__init__(spec, config, limited, shared)
+        self.mode = VirtualMode(self)
+        self.progress = Progress(self)
         self.places = Places(self)
         if self.memory.keeps_history:
             self.memory.place = self.places.current
-        self.operator = ""
-        self.refused: str | None = None  # what was last refused; code may have caught the exception
-        self.unsure: set[str] = set()  # why another run, or the real one, may reserve a little more
-        self.uncertain = 0  # bytes by which the most doubtful temporary of the run could be larger
-        self.surprise = 0  # bytes by which the least sure guess of a workspace may fail beyond that
-        self.list_plans: dict[Any, Any] = {}
-        self.environment = dict(os.environ)
-        self._notes: dict[tuple[str, str], int] = {}
-        self._mode = VirtualMode(self)
         self._restore: Any = None
-        self._kept_peaks = 0, 0
-
-    def _allocator(self) -> CachingAllocator:
-        room = self._total - self.context
-        return CachingAllocator(room, self.config, total_memory=self._total, driver=self.shared)
-
-    def configure(self, config: AllocatorConfig) -> None:
-        """Other settings for the allocator, as long as nothing was asked of it: PyTorch reads them at first use."""
-        if not self.memory.clock:
-            self.config = config
-            self.memory.allocator = self._allocator()
-
-    # What the run showed; the names are those of the estimate.
-
-    @property
-    def peak_allocated(self) -> int:
-        """The most bytes that tensors held at once, as `torch.cuda.max_memory_allocated()`."""
-        return max(self._kept_peaks[0], self.memory.allocator.peak_allocated)
-
-    @property
-    def peak_reserved(self) -> int:
-        """The most bytes that the allocator held at once, as `torch.cuda.max_memory_reserved()`."""
-        return max(self._kept_peaks[1], self.memory.allocator.peak_reserved)
 
     @property
     def process_memory(self) -> int:
@@ -113,16 +74,11 @@ class VirtualGPU:
         is not unlikely. Where a kernel's choice was guessed at all, or autocast was used, a fortieth more, or what the
         least sure guess may fail by; on GPUs whose kernels were not measured a twentieth too.
         """
-        context = max(self.context, (self.spec.context_upper or 0) - self.workspaces.not_loaded)
+        context = max(self.context, (self.spec.context_upper or 0) - self.libraries.not_loaded)
         largest = max(self.peak_reserved, largest_reserved(self.memory, self.config))
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
         spread = max(self.peak_reserved // SPREAD_SHARE, SURPRISES * self.surprise) if self.unsure else 0
         return context + largest + unmeasured + spread + LARGE_SEGMENT
-
-    @property
-    def notes(self) -> list[str]:
-        """Every assumption made on the way, in the order of its first use."""
-        return [text + (f" ({count} times)" if count > 1 else "") for (_, text), count in self._notes.items()]
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:
@@ -143,55 +99,13 @@ class VirtualGPU:
         number = self.memory.place_at(clock)
         return None if number is None else self.places.place(number)
 
-    def note(self, kind: str, text: str) -> None:
-        """Add a line to the notes; the same line again is counted."""
-        self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
-
-    def refuse(self, what: str, advice: str) -> None:
-        """Say that something cannot be followed."""
-        self.refused = f"the virtual GPU cannot follow {what}: {advice}"
-        raise UnsupportedOperation(self.refused)
-
-    def take_outside(self, size: int) -> None:
-        """Something besides the allocator takes memory of the card: the code of a library."""
-        if self.spec.context:
-            if self.shared is not None:
-                self.shared.take_context(size)
-            self.context += size
-            self.memory.context = self.context
-            self.memory.allocator.capacity -= size
-
-    def keep_peaks(self) -> None:
-        """The code is about to reset PyTorch's peaks; those of the whole run must not be lost."""
-        self._kept_peaks = self.peak_allocated, self.peak_reserved
-
-    def mark_parameter(self, tensor: torch.Tensor) -> None:
-        """A tensor on the GPU holds a parameter."""
-        self.memory.mark(tensor, PARAMETERS)
-
-    def pin(self, tensor: torch.Tensor) -> None:
-        """Take a CPU tensor for pinned."""
-        _storage_of(tensor).ullage_pinned = True
-
-    def pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a CPU tensor is taken for pinned."""
-        return not tensor.is_cuda and getattr(_storage_of(tensor), "ullage_pinned", False)
-
-    def counting(self) -> VirtualMode:
-        """Inside this `with`, operators that a handler calls are counted like the user's."""
-        return self._mode
-
-    def settings(self) -> tuple[Any, ...]:
-        """The switches that decide which kernel PyTorch takes; part of what a plan is remembered by."""
-        return kernels.settings()
-
     def __enter__(self) -> VirtualGPU:
         if not _in_use.acquire(blocking=False):
             raise NestedGPUError(
                 "another thread is using a virtual GPU; needed: one thread at a time in a process. "
                 "Use one process an estimate, or wait for the other thread."
             )
-        accumulation.measure(lambda function: _run_once(VirtualGPU(self.spec, AllocatorConfig()), function))
+        measure_reference_counts(lambda function: _run_once(VirtualGPU(self.spec, AllocatorConfig()), function))
         try:
             self._restore = _Restore()
             if not _active:
@@ -201,15 +115,15 @@ class VirtualGPU:
             self._restore.add(lambda: calling_thread.__exit__(None, None, None))
             self._restore.add(_lift_only_cpu_tensors())
             self._restore.add(_spare_the_collector())
-            self._restore.add(surface.install(self))
-            self._restore.add(composites.install(self))
-            self._restore.add(casts.install())
+            self._restore.add(install_torch_api(self))
+            self._restore.add(decompositions.install(self))
+            self._restore.add(autocast.install())
             self._restore.add(watch_autocast(self))
             if self.memory.keeps_history:
                 self._restore.add(self.progress.install())
                 self._restore.add(self.places.install())
-            self._mode.__enter__()
-            self._restore.add(lambda: self._mode.__exit__(None, None, None))
+            self.mode.__enter__()
+            self._restore.add(lambda: self.mode.__exit__(None, None, None))
             _active.append(self)
         except BaseException:
             if self._restore is not None:
@@ -241,8 +155,8 @@ def _spare_the_collector() -> Callable[[], None]:
     return gc.unfreeze
 
 
-def _run_once(card: VirtualGPU, function: Callable[[], None]) -> None:
-    with card:
+def _run_once(gpu: VirtualGPU, function: Callable[[], None]) -> None:
+    with gpu:
         function()
 
 
@@ -277,3 +191,21 @@ def virtual_gpu(name: str | GPU = "H200", config: AllocatorConfig | None = None)
 def current() -> VirtualGPU | None:
     """The virtual GPU in use, the innermost one."""
     return _active[-1] if _active else None
+
+
+# Settings of the allocator that a script makes itself: PyTorch reads PYTORCH_ALLOC_CONF when it first uses the GPU.
+
+
+def follow_allocator_settings(gpu: GPUState) -> Callable[[], None]:
+    """Take over what the process puts into its environment from now on; returns what ends it."""
+    watching = [True]
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event == "os.putenv" and watching and os.fsdecode(args[0]) in ENVIRONMENT_NAMES:
+            try:
+                gpu.configure(AllocatorConfig.parse(os.fsdecode(args[1])))
+            except AllocatorConfigError as error:
+                gpu.note("settings", f"{os.fsdecode(args[0])} was not understood: {error}")
+
+    sys.addaudithook(audit)  # which cannot be removed
+    return watching.clear

@@ -16,7 +16,7 @@ import torch
 
 from ullage.allocator import Block, CachingAllocator, OutOfMemory, format_size
 from ullage.virtual.native import tensor_without_data
-from ullage.virtual.shared import SharedCard
+from ullage.virtual.shared_card.process import SharedCard
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE = range(5)
 WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card

@@ -121,6 +121,17 @@ _make_wrapper = torch.Tensor._make_wrapper_subclass
 _empty, _CPU = torch.empty, torch.device("cpu")  # named, because the script may have set another default
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Whether a device is the virtual GPU; a second GPU is refused in PyTorch's words."""
+    if device.type != "cuda":
+        return False
+    if device.index:
+        raise getattr(torch, "AcceleratorError", RuntimeError)(  # PyTorch before 2.8 has no name for it
+            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
+        )
+    return True
+
+
 def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     """A plain `torch.Tensor` on cuda:0 with a storage of its own, of the right length, and no data.
 

@@ -8,12 +8,13 @@ numbers, 0 for flags such as "found an infinity") and a line in the notes says t
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.host import Host
+from ullage.virtual.memory import DeviceMemory
 
 LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smaller
 
@@ -31,8 +32,8 @@ class _Unknown(Exception):
 class Values:
     """What is known of the values on one virtual GPU."""
 
-    def __init__(self, gpu: VirtualGPU) -> None:
-        self._gpu = gpu
+    def __init__(self, memory: DeviceMemory, host: Host, note: Callable[[str, str], None]) -> None:
+        self._memory, self._host, self._note = memory, host, note
 
     def copied(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """A small CPU tensor was copied to the GPU: its values are known there."""
@@ -41,20 +42,20 @@ class Values:
             if known is not None:
                 self.set(target, known.to(target.dtype))
         elif source.numel() <= LARGEST_KNOWN and (not source.is_floating_point() or source.numel() <= 1):
-            self._gpu.host.fill(source)
+            self._host.fill(source)
             self.set(target, source.detach().to(target.dtype, copy=True))
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values as a CPU tensor, or `None`."""
         value = getattr(tensor, "ullage_value", None)
-        if value is None or value[1] != self._gpu.memory.writes(tensor):
+        if value is None or value[1] != self._memory.writes(tensor):
             return None
         known: torch.Tensor = value[0]
         return known
 
     def set(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Give a tensor known values; they hold until something writes to its memory."""
-        tensor.ullage_value = value, self._gpu.memory.writes(tensor)  # type: ignore[attr-defined]
+        tensor.ullage_value = value, self._memory.writes(tensor)  # type: ignore[attr-defined]
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat a call on known values, if all of its tensors are known and the result is small."""
@@ -85,7 +86,7 @@ class Values:
         except (_Unknown, RuntimeError, AttributeError):
             known = None
         for tensor in written:
-            self._gpu.memory.written(tensor)
+            self._memory.written(tensor)
         if known is not None and len(lists) == 1:
             for tensor, value in zip(lists[0], known[0], strict=True):
                 self.set(tensor, value)
@@ -109,7 +110,7 @@ class Values:
         known = self.known(tensor)
         if known is not None:
             return known.item()
-        self._gpu.note("values", _asked(tensor, "one value"))
+        self._note("values", _asked(tensor, "one value"))
         if tensor.dtype is torch.bool:
             return False
         if tensor.is_complex():
@@ -122,8 +123,8 @@ class Values:
         if known is not None:
             return known.to(dtype)
         if tensor.numel() <= LARGEST_KNOWN:
-            self._gpu.note("values", _asked(tensor, "values"))
-        call = self._gpu.host.call
+            self._note("values", _asked(tensor, "values"))
+        call = self._host.call
         fill = torch.ops.aten.zeros.default if dtype is torch.bool else torch.ops.aten.ones.default
         out: torch.Tensor = call(fill, (list(tensor.shape),), {"dtype": dtype})
         return out

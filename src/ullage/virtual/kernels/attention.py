@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import CUDNN, New, Output, Plan, Steps, is_contiguous, new
-from ullage.virtual.kernels.registry import Call, kernel
+from ullage.virtual.kernels.plan import CUDNN, Call, New, Output, Plan, Steps, is_contiguous, kernel, new
 
 _SEED = 8  # bytes: one 64-bit number
 
@@ -68,7 +67,7 @@ def flash_forward(call: Call) -> Plan:
     steps = Steps().output(0, 1)
     splits = 1
     if not call.argument(3, "dropout_p", 0.0):
-        splits = _splits(batch * heads * -(-length // 64), key.shape[2], size, 2 * (call.gpu.spec.sms or 1))
+        splits = _splits(batch * heads * -(-length // 64), key.shape[2], size, 2 * (call.gpu.sms or 1))
     if splits > 1:
         rows = splits * batch * heads * length
         steps.temporary(rows * 4, rows * _rounded_head(size) * 4)

@@ -1,12 +1,20 @@
-"""Matrix products: the outputs are plain, the workspace is the library's (see `workspaces`)."""
+"""Matrix products. The workspace belongs to cuBLAS, which keeps it: see `virtual/libraries.py`."""
 
 from __future__ import annotations
 
 import torch
 
-from ullage.virtual.kernels.layouts import ceil_div
-from ullage.virtual.kernels.plan import CUBLAS, CUBLAS_LT, New, Plan, Same, Steps
-from ullage.virtual.kernels.registry import Call, kernel
+from ullage.virtual.kernels.plan import (
+    CUBLAS,
+    CUBLAS_LT,
+    Call,
+    New,
+    Plan,
+    Same,
+    Steps,
+    ceil_div,
+    kernel,
+)
 
 _POINTER, _STRIDE, _PROBLEM_SIZE = 8, 8, 12  # bytes; three 32-bit sizes make a problem
 _TENSOR_MAPS = 4 * 128  # bytes a multiprocessor: descriptors of the operands
@@ -73,12 +81,12 @@ def grouped_product(call: Call) -> Plan:
     offsets = call.argument(2, "offs")
     groups = offsets.shape[0] if offsets is not None else (left if left.dim() == 3 else right).shape[0]
     plan = Plan([_grouped_output(left, right, groups)], single=True)
-    generation = (call.gpu.spec.compute_capability or (0, 0))[0]
+    generation = (call.gpu.compute_capability or (0, 0))[0]
     if left.dtype is not torch.bfloat16 or generation not in (9, 10):
         return plan
     pointers = (groups + groups % 2) * 3 * _POINTER
     arguments = pointers + groups * (3 * _STRIDE + _PROBLEM_SIZE)
-    workspace = _TENSOR_MAPS * (call.gpu.spec.sms or 1)
+    workspace = _TENSOR_MAPS * (call.gpu.sms or 1)
     plan.steps = Steps().output(0).temporary(arguments, workspace).steps
     return plan
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+from ullage.hardware import GPU
 
 OUTPUT, TEMPORARY, FREE, DOUBT = range(4)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
@@ -168,3 +170,142 @@ class Steps:
             if self._sizes[number]:
                 self.steps.append((FREE, number))
         return self
+
+
+# Where a kernel's rule is found: a dictionary from the operator's name to a function, and a decorator that fills it.
+#
+# A rule says what the CUDA kernel does that PyTorch's shape inference cannot know: other outputs, temporaries, and the
+# order of the requests. An operator without a rule takes its outputs in order and nothing else.
+
+
+@dataclass(slots=True)
+class Call:
+    """One operator call on the virtual GPU: its arguments (metadata only) and what the GPU is set to."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    gpu: GPU
+    infer: Callable[[], Plan]  # what PyTorch's own shape inference says
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """An argument given by place or by name.
+
+        >>> Call(None, (1, 2), {}, None, None).argument(1, "dim")
+        2
+        """
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+Rule = Callable[[Call], Plan]
+RULES: dict[str, Rule] = {}
+
+
+def register(table: dict[str, F], names: tuple[str, ...]) -> Callable[[F], F]:
+    """A decorator that enters a function under these names; a name that is taken is refused.
+
+    >>> table = {}
+    >>> @register(table, ("a", "b"))
+    ... def both(): ...
+    >>> sorted(table)
+    ['a', 'b']
+    """
+
+    def enter(function: F) -> F:
+        for name in names:
+            if name in table:
+                raise ValueError(f"{name} is taken by {table[name].__qualname__}")
+            table[name] = function
+        return function
+
+    return enter
+
+
+def kernel_switches() -> tuple[bool, ...]:
+    """The global switches of PyTorch that decide which kernel it takes; part of what a plan is remembered by."""
+    get = torch._C
+    return (
+        get._get_cudnn_enabled(),
+        get._get_cudnn_benchmark(),
+        get._get_cudnn_deterministic(),
+        get._get_cudnn_allow_tf32(),
+        get._get_deterministic_algorithms(),
+    )
+
+
+def kernel(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators by name, such as `"aten.sum.dim_IntList"`."""
+    return register(RULES, names)
+
+
+# Questions that many CUDA kernels ask of a tensor's layout before they choose what to do.
+
+_INT_MAX = 2**31 - 1
+
+
+def accumulate_type(dtype: torch.dtype) -> torch.dtype:
+    """aten/src/ATen/AccumulateType.h: half precision is summed in single.
+
+    >>> accumulate_type(torch.bfloat16)
+    torch.float32
+    """
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def twin(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of the same layout on "meta", to ask PyTorch about layouts."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
+
+
+def like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> New:
+    """An output as `at::empty_like(tensor)` makes it: dense layouts are kept."""
+    made = torch.empty_like(twin(tensor))
+    return new(tuple(made.shape), dtype or tensor.dtype, made.stride())
+
+
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """`tensor.suggest_memory_format()`: channels last if the strides say so."""
+    return torch._prims_common.suggest_memory_format(tensor)
+
+
+def copy_size(tensor: torch.Tensor | None, memory_format: torch.memory_format = torch.contiguous_format) -> int:
+    """Bytes that `tensor.contiguous(memory_format)` takes: none if it is laid out so already."""
+    if tensor is None or tensor.is_contiguous(memory_format=memory_format):
+        return 0
+    return tensor.numel() * tensor.element_size()
+
+
+def fits_32_bits(tensor: torch.Tensor) -> bool:
+    """aten/src/ATen/native/CanUse32BitIndexMath.cpp: the farthest element can be counted in 32 bits."""
+    return tensor.numel() < _INT_MAX and span_of_elements(tensor.shape, tensor.stride()) - 1 < _INT_MAX
+
+
+def elements(size: Sequence[int]) -> int:
+    """How many elements a size has.
+
+    >>> elements((2, 3, 4))
+    24
+    """
+    count = 1
+    for length in size:
+        count *= length
+    return count
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """The quotient, rounded up.
+
+    >>> ceil_div(7, 2)
+    4
+    """
+    return -(-number // divisor)
+
+
+def last_power_of_two(number: int) -> int:
+    """The largest power of two that is not larger (at least 1).
+
+    >>> last_power_of_two(48)
+    32
+    """
+    return 1 << (max(number, 1).bit_length() - 1)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ullage.virtual.kernels.layouts import accumulate_type, copy_size, like
-from ullage.virtual.kernels.plan import New, Plan, Steps, new
-from ullage.virtual.kernels.registry import Call, kernel
+from ullage.virtual.kernels.plan import Call, New, Plan, Steps, accumulate_type, copy_size, kernel, like, new
 
 
 @kernel("aten.native_dropout.default")

@@ -9,10 +9,138 @@ import math
 
 import torch
 
-from ullage.virtual.kernels import cub
-from ullage.virtual.kernels.layouts import ceil_div, copy_size, twin
-from ullage.virtual.kernels.plan import New, Plan, Steps, is_dense
-from ullage.virtual.kernels.registry import Call, kernel
+from ullage.hardware import GPU
+from ullage.virtual.kernels.plan import Call, New, Plan, Steps, ceil_div, copy_size, is_dense, kernel, twin
+
+# How much temporary storage CUB's algorithms ask for. PyTorch takes it from its allocator for the time of one call.
+#
+# Every formula is CUB's own (cub/device/dispatch/dispatch_*.cuh and tuning/tuning_*.cuh, CUDA 13.0), with the tile
+# sizes of the GPU's generation: threads of a block times items of a thread. CUB packs its buffers at multiples of 256
+# bytes and adds 255 for alignment. PyTorch counts elements in 64 bits.
+#
+# Not covered: sorts of 1- and 2-byte keys before compute capability 9.0, which use another algorithm there (the
+# formula of the newer one is used), and the retuned tiles of compute capability 10.0.
+
+_ALIGNMENT = 256
+_COUNT = 8  # bytes of a count of elements
+_RADIX_BITS, _RADIX_DIGITS = 8, 256
+_WARP = 32
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _packed(*sizes: int) -> int:
+    """util_device.cuh, AliasTemporaries."""
+    return sum(_aligned(size) for size in sizes) + _ALIGNMENT - 1
+
+
+def _generation(gpu: GPU) -> int:
+    major: int = (gpu.compute_capability or (9, 0))[0]
+    return 9 if major >= 9 else max(7, major)
+
+
+# tuning_radix_sort.cuh: threads and items (for 4-byte types) of keys with 0 or 8 bytes of value beside them
+_SMALL_KEYS = {
+    (1, 0): (512, 19),
+    (2, 0): (512, 19),
+    (1, 8): (384, 18),
+    (2, 8): (512, 23),
+    (1, 4): (512, 14),
+    (2, 4): (512, 12),
+}
+
+
+def _onesweep_tile(key: int, value: int, generation: int) -> int:
+    if generation >= 9:
+        if key < 4:
+            threads, items = _SMALL_KEYS.get((key, value), (384, 23))
+        elif key == 4:
+            threads, items = 384, 19 if not value else 17 if value < 8 else 29
+        else:
+            threads, items = 384, 30 if value < 8 else 24
+    elif generation == 8:
+        threads, items = 384, 17 if key == 4 and value else 21
+    else:
+        threads, items = 256, 46 if key == value == 4 else 23
+    return threads * max(1, items * 4 // max(4, key, value))
+
+
+def radix_sort(count: int, key: int, value: int, bits: int, gpu: GPU) -> int:
+    """cub::DeviceRadixSort::SortPairs (or SortKeys, with a value of 0 bytes), out of place, on the lowest `bits`."""
+    if count == 0:
+        return 1
+    if count <= 256 * max(1, 19 * 4 // max(4, key, value)):
+        return 1  # one block sorts it all
+    passes = -(-bits // _RADIX_BITS)
+    blocks = -(-count // _onesweep_tile(key, value, _generation(gpu)))
+    again = passes > 1  # the result of a pass needs a place
+    return _packed(
+        passes * _RADIX_DIGITS * _COUNT,
+        blocks * _RADIX_DIGITS * 4,
+        count * key if again else 0,
+        count * value if again else 0,
+        passes * 4,
+    )
+
+
+def segmented_radix_sort(count: int, key: int, value: int) -> int:
+    """cub::DeviceSegmentedRadixSort::SortPairs, out of place: room for keys and values once more."""
+    return _packed(count * key, count * value)
+
+
+def bits_of(largest: int) -> int:
+    """cub.cuh of PyTorch, get_num_bits: how many bits the largest key has.
+
+    >>> bits_of(168)
+    8
+    """
+    return max(1, largest.bit_length())
+
+
+def _tile_states(count: int, tile: int, itemsize: int, one_word: bool = True) -> int:
+    """agent/single_pass_scan_operators.cuh: what blocks tell each other, one entry a tile and 32 more."""
+    entries = -(-count // tile) + _WARP
+    if one_word:
+        return _packed(_packed(entries * 2 * max(2, itemsize)))
+    return _packed(_packed(entries * 4, entries * itemsize, entries * itemsize))
+
+
+def scan(count: int, itemsize: int, is_plain_number: bool = True) -> int:
+    """cub::DeviceScan with PyTorch's own operator; half precision is a class of its own there.
+
+    >>> scan(128, 8), scan(1, 4)
+    (1279, 1023)
+    """
+    items = max(1, min(15 * 4 // itemsize, 30))
+    return _tile_states(count, 128 * items, itemsize, is_plain_number)
+
+
+_UNIQUE_TILES = {(9, 8): 640 * 7, (9, 4): 512 * 14, (8, 8): 256 * 7, (8, 4): 256 * 11, (7, 8): 64 * 5, (7, 4): 64 * 11}
+
+
+def unique_by_key(count: int, key: int, gpu: GPU) -> int:
+    """cub::DeviceSelect::UniqueByKey with 32-bit values."""
+    return _tile_states(count, _UNIQUE_TILES[_generation(gpu), key], _COUNT)
+
+
+# tuning_scan_by_key.cuh: keys and sums of 8 bytes each, or of 4
+_BY_KEY_TILES = {
+    (9, 8): 224 * 11,
+    (9, 4): 288 * 14,
+    (8, 8): 224 * 10,
+    (8, 4): 256 * 15,
+    (7, 8): 256 * 9,
+    (7, 4): 256 * 9,
+}
+
+
+def scan_by_key(count: int, key: int, gpu: GPU) -> int:
+    """cub::DeviceScan::InclusiveSumByKey, values as long as keys: 16 bytes a tile, and each tile's first key."""
+    tiles = -(-count // _BY_KEY_TILES[_generation(gpu), key])
+    return _packed((tiles + _WARP) * 16, (tiles + 1) * key)
+
 
 _SMALL = 4096  # Sort.cpp, should_use_small_sort: up to so many elements are sorted in place by one block
 _INDEX = 8  # bytes of an index
@@ -53,15 +181,15 @@ def _add_large_sort(steps: Steps, call: Call, source: torch.Tensor, length: int)
     if segments == 1 or length >= _LONG_SEGMENT:
         steps.temporary(length * _INDEX)
         for _ in range(segments):
-            steps.temporary(cub.radix_sort(length, key, _INDEX, 8 * key, call.gpu)).free(-1)
+            steps.temporary(radix_sort(length, key, _INDEX, 8 * key, call.gpu)).free(-1)
         steps.free(-1 - segments)
     elif segments < _FEW_SEGMENTS:
         first, second = steps.take(count * _INDEX), steps.take(count * _INDEX)
-        steps.temporary(count * key, cub.radix_sort(count, key, _INDEX, 8 * key, call.gpu)).free(-1, -2)
+        steps.temporary(count * key, radix_sort(count, key, _INDEX, 8 * key, call.gpu)).free(-1, -2)
         bits = max(1, math.ceil(math.log2(segments)))
-        steps.temporary(cub.radix_sort(count, _INDEX, 0, bits, call.gpu)).free(-1, second, first)
+        steps.temporary(radix_sort(count, _INDEX, 0, bits, call.gpu)).free(-1, second, first)
     else:
-        steps.temporary(count * _INDEX, cub.segmented_radix_sort(count, key, _INDEX)).free(-1, -2)
+        steps.temporary(count * _INDEX, segmented_radix_sort(count, key, _INDEX)).free(-1, -2)
 
 
 # TensorTopK.cu: rows and their lengths from which several blocks share a row; threads of a block; registers of a
@@ -104,7 +232,7 @@ def _shares_rows(rows: int, length: int) -> bool:
 
 def _add_shared_search(steps: Steps, call: Call, source: torch.Tensor, rows: int, length: int) -> None:
     """TensorTopK.cu, mbtopk::launch: what the blocks of a row count together."""
-    blocks_at_once = _REGISTERS_A_MULTIPROCESSOR // (_REGISTERS * _THREADS) * (call.gpu.spec.sms or 1)
+    blocks_at_once = _REGISTERS_A_MULTIPROCESSOR // (_REGISTERS * _THREADS) * (call.gpu.sms or 1)
     items = min(max(ceil_div(length * rows, blocks_at_once * _THREADS), _FEWEST_ITEMS), _MOST_ITEMS)
     blocks = rows * ceil_div(length, items * _THREADS)
     taken = (
@@ -118,7 +246,7 @@ def _add_shared_search(steps: Steps, call: Call, source: torch.Tensor, rows: int
     )
     steps.temporary(*taken)
     for _ in range(2):
-        steps.temporary(cub.scan_by_key(blocks, 4, call.gpu)).free(-1)
+        steps.temporary(scan_by_key(blocks, 4, call.gpu)).free(-1)
     steps.free(*range(-3, -3 - len(taken), -1))
 
 
@@ -135,7 +263,7 @@ def running_sum(call: Call) -> Plan:
     length = source.shape[call.args[1]] if source.dim() else 1
     if source.numel() == length and source.numel() > 0 and source.dim():
         plain = source.dtype not in (torch.float16, torch.bfloat16)
-        steps.temporary(cub.scan(source.numel(), source.element_size(), plain))
+        steps.temporary(scan(source.numel(), source.element_size(), plain))
     elif copy_size(source):
         steps.temporary(copy_size(source))
     return Plan(plan.outputs, steps.steps, single=True)

@@ -1,0 +1,358 @@
+"""Blocks, the sorted lists of free ones, and the two pools that hold them.
+
+Two deviations from PyTorch's bookkeeping that change no result: a split hands out the object at the front
+and makes a new one for the rest, and a merge keeps the object with the lower address. So the first block of a
+segment stays one object for the segment's life, and a snapshot needs no set of blocks in use.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+# The constants of PyTorch's CUDA caching allocator, each once, with the file that defines it.
+#
+# The names in PyTorch are given beside each; versions 2.6 to 2.13 agree on all of them.
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+
+# c10/core/AllocatorConfig.h (before 2.9: c10/cuda/CUDACachingAllocator.cpp)
+MIN_BLOCK_SIZE: Final = 512  # kMinBlockSize: every size is a multiple of it
+SMALL_SIZE: Final = 1 * MIB  # kSmallSize: the largest request that the small pool serves
+SMALL_BUFFER: Final = 2 * MIB  # kSmallBuffer: a segment of the small pool
+LARGE_BUFFER: Final = 20 * MIB  # kLargeBuffer, since 2.10 large_segment_size_: a segment shared by requests
+MIN_LARGE_ALLOC: Final = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segment of its own
+ROUND_LARGE: Final = 2 * MIB  # kRoundLarge: such a segment is a multiple of it
+
+# c10/core/AllocatorConfig.cpp: roundup_power2_divisions is a table over powers of two, 1 MiB to 64 GiB
+ROUNDUP_INTERVALS: Final = 16  # kRoundUpPowerOfTwoIntervals
+ROUNDUP_START: Final = 1 * MIB  # kRoundUpPowerOfTwoStart
+
+# c10/core/AllocatorConfig.h: std::numeric_limits<size_t>::max(), "any block may be split"
+UNLIMITED: Final = 2**64 - 1
+
+# c10/cuda/CUDACachingAllocator.cpp, ExpandableSegment: address space reserved is 1 1/8 of the card's memory
+EXPANDABLE_EXTRA_DIVISOR: Final = 8
+
+# Not PyTorch's: cudaMalloc hands out address space in units of 32 MiB (seen on an H200, driver 580.159)
+ADDRESS_UNIT: Final = 32 * MIB
+# Not PyTorch's: CUDA's unified addresses fit in 48 bits, so (size, address) packs into one integer key
+ADDRESS_BITS: Final = 48
+# Not PyTorch's: where imitated addresses begin, downwards; real ones lie near 0x7f0000000000
+HIGHEST_ADDRESS: Final = 1 << 47
+
+# The actions of allocator histories, numbered as in recorded ones (PyTorch names them, see TraceEntry)
+ALLOC: Final = 0
+FREE_REQUESTED: Final = 1
+FREE_COMPLETED: Final = 2
+SEGMENT_ALLOC: Final = 3
+SEGMENT_FREE: Final = 4
+
+
+FREE, IN_USE, UNMAPPED = 0, 1, 2
+
+
+class Block:
+    """A piece of a segment: what ``malloc`` hands out and ``free`` takes back.
+
+    After ``free`` the object belongs to the allocator again: its numbers may change at any later call.
+
+    >>> Block(0, 1024, 0, 1).size
+    1024
+    """
+
+    __slots__ = (
+        "address",
+        "born",
+        "key",
+        "next",
+        "pool",
+        "prev",
+        "requested",
+        "segment_id",
+        "size",
+        "state",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        stream: int,
+        segment_id: int,
+        pool: Pool | None = None,
+        state: int = FREE,
+    ) -> None:
+        self.address = address
+        self.size = size
+        self.stream = stream
+        self.segment_id = segment_id
+        self.pool = pool
+        self.state = state
+        self.requested = 0
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.key = 0  # where a free block stands in its FreeList
+        self.born = 0  # the pool's count of searches when the block became free: its age under collection
+
+    @property
+    def allocated(self) -> bool:
+        """Whether the block is handed out.
+
+        >>> Block(0, 1024, 0, 1).allocated
+        False
+        """
+        return self.state == IN_USE
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the block is only a part of its segment.
+
+        >>> Block(0, 1024, 0, 1).is_split
+        False
+        """
+        return self.prev is not None or self.next is not None
+
+    def __repr__(self) -> str:
+        state = ("free", "in use", "unmapped")[self.state]
+        return f"Block(address={self.address:#x}, size={self.size}, stream={self.stream}, {state})"
+
+
+class FreeList:
+    """The free blocks of one pool and stream, sorted by (size, address).
+
+    >>> free = FreeList(); free.add(Block(4096, 1024, 0, 1)); free.add(Block(0, 512, 0, 1))
+    >>> [block.size for block in free.blocks]
+    [512, 1024]
+    """
+
+    __slots__ = ("blocks", "keys", "unmapped")
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+        self.blocks: list[Block] = []
+        self.unmapped: list[Block] = []  # of expandable segments, sorted by address
+
+    def add(self, block: Block) -> None:
+        """Insert a free block."""
+        block.key = key = block.size << ADDRESS_BITS | block.address
+        index = bisect_left(self.keys, key)
+        self.keys.insert(index, key)
+        self.blocks.insert(index, block)
+
+    def remove(self, block: Block) -> None:
+        """Take a block out; it must not have changed since it was added."""
+        index = bisect_left(self.keys, block.key)
+        del self.keys[index]
+        del self.blocks[index]
+
+    def first_at_least(self, size: int) -> int:
+        """The index of the best fit, or the length of the list where nothing fits."""
+        return bisect_left(self.keys, size << ADDRESS_BITS)
+
+    def add_unmapped(self, block: Block) -> None:
+        """Insert a range of addresses without memory behind it."""
+        addresses = [other.address for other in self.unmapped]
+        self.unmapped.insert(bisect_left(addresses, block.address), block)
+
+
+class Pool:
+    """The small or the large pool: free blocks by stream, and everything that is counted by pool.
+
+    Counts and bytes in use are kept as two running totals (in and out), their difference is what is in use.
+
+    >>> Pool("small_pool", 512).free_list(0).blocks
+    []
+    """
+
+    __slots__ = (
+        "allocated_in",
+        "allocated_out",
+        "by_stream",
+        "count_in",
+        "count_out",
+        "inactive_bytes",
+        "inactive_bytes_in",
+        "inactive_count",
+        "inactive_count_in",
+        "name",
+        "peak_allocated",
+        "peak_count",
+        "peak_inactive_bytes",
+        "peak_inactive_count",
+        "peak_requested",
+        "peak_reserved",
+        "peak_segments",
+        "requested_in",
+        "requested_out",
+        "reserved",
+        "reserved_in",
+        "searches",
+        "segments",
+        "segments_in",
+        "smallest_remainder",
+        "split_below",
+    )
+
+    def __init__(self, name: str, smallest_remainder: int, split_below: int = UNLIMITED) -> None:
+        self.name = name
+        self.smallest_remainder = smallest_remainder  # a smaller rest stays part of the block
+        self.split_below = split_below  # a request of this size or more gets a whole block
+        self.by_stream: dict[int, FreeList] = {}
+        self.searches = 0
+        self.count_in = self.count_out = self.peak_count = 0
+        self.allocated_in = self.allocated_out = self.peak_allocated = 0
+        self.requested_in = self.requested_out = self.peak_requested = 0
+        self.inactive_count = self.inactive_count_in = self.peak_inactive_count = 0
+        self.inactive_bytes = self.inactive_bytes_in = self.peak_inactive_bytes = 0
+        self.segments = self.segments_in = self.peak_segments = 0
+        self.reserved = self.reserved_in = self.peak_reserved = 0
+
+    def free_list(self, stream: int) -> FreeList:
+        """The list of a stream, made at its first use."""
+        return self.by_stream.setdefault(stream, FreeList())
+
+    def free_blocks(self) -> list[Block]:
+        """All free blocks in PyTorch's order: by stream, size and address."""
+        return [block for stream in sorted(self.by_stream) for block in self.by_stream[stream].blocks]
+
+
+# How many bytes a request takes: of a block, and of a new segment.
+
+_FIRST_INTERVAL = ROUNDUP_START.bit_length() - 1
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Round up to a multiple.
+
+    >>> round_up(1000, 512)
+    1024
+    """
+    return -(-size // multiple) * multiple
+
+
+def block_size(size: int, divisions: Sequence[int]) -> int:
+    """The size of the block that serves a request (PyTorch's round_size).
+
+    >>> block_size(1, (0,) * 16), block_size(5 * 2**20, (4,) * 16), block_size(9 * 2**20, (4,) * 16)
+    (512, 5242880, 10485760)
+    """
+    if size < MIN_BLOCK_SIZE:
+        return MIN_BLOCK_SIZE
+    interval = min(max(size.bit_length() - 1 - _FIRST_INTERVAL, 0), ROUNDUP_INTERVALS - 1)
+    parts = divisions[interval]
+    if parts > 1 and size > MIN_BLOCK_SIZE * parts:
+        # The step is at least 512 here, so that the result stays a multiple of 512.
+        step = (1 << (size.bit_length() - 1)) // parts
+        return round_up(size, step)
+    return round_up(size, MIN_BLOCK_SIZE)
+
+
+def segment_size(block: int, large_segment_size: int) -> int:
+    """The size of the segment that is taken from the driver for a block (PyTorch's get_allocation_size).
+
+    >>> segment_size(512, 20 * 2**20), segment_size(2**21, 20 * 2**20), segment_size(11 * 2**20, 20 * 2**20)
+    (2097152, 20971520, 12582912)
+    """
+    if block <= SMALL_SIZE:
+        return SMALL_BUFFER
+    if block < MIN_LARGE_ALLOC:
+        return large_segment_size
+    return round_up(block, ROUND_LARGE)
+
+
+# Where cudaMalloc puts segments: a deterministic imitation.
+#
+# Addresses matter because best fit breaks ties between free blocks of one size by address. The rule was read
+# off 27,291 segments in 243 histories recorded on one H200 (driver 580.159, PyTorch 2.11): the driver takes
+# address space in units of 32 MiB, each new piece below the one before; a segment lies at the beginning of its
+# piece, and what is left behind it serves later segments that fit, newest piece first.
+#
+# Replaying the requests of those histories with addresses by different rules, in how many do all segments come
+# out with the recorded sizes in the recorded order, and how far off is peak reserved memory at worst:
+#
+# rule                                                  segments equal   worst error
+# this one                                              237 of 243       0.5 %
+# as this one, what is left served oldest piece first   211              3.3 %
+# as this one, best fit among what is left              207              3.3 %
+# each segment directly below the last                  209              4.4 %
+# each segment directly above the last                  160              17.3 %
+#
+# Peak reserved memory is equal in the same 237. The others differ where libraries (cuBLAS, cuDNN, kernels as
+# they load) take addresses too, which no history shows. No history gives segments back, so that the reuse of
+# addresses is a guess: a piece that is wholly free is forgotten, a new piece takes the highest room it fits.
+
+Span = tuple[int, int]  # where it begins, how long it is
+
+
+class AddressSpace:
+    """Hands out addresses as cudaMalloc would.
+
+    >>> space = AddressSpace(top=2**30)
+    >>> [space.place(size * 2**20) // 2**20 for size in (20, 20, 2, 40)]
+    [992, 960, 980, 896]
+    """
+
+    def __init__(self, top: int = HIGHEST_ADDRESS) -> None:
+        self._pieces: dict[int, int] = {}  # where each begins and how long it is
+        self._gaps: dict[int, list[Span]] = {}  # the room left in each piece, oldest piece first
+        self._holes: list[Span] = [(0, top)]  # room for new pieces, sorted
+
+    def place(self, size: int) -> int:
+        """Find an address for a segment.
+
+        >>> AddressSpace(top=2**30).place(2**21) == 2**30 - 2**25
+        True
+        """
+        for piece in reversed(self._gaps):
+            gaps = self._gaps[piece]
+            for index, (start, length) in enumerate(gaps):
+                if length >= size:
+                    gaps[index : index + 1] = [(start + size, length - size)] if length > size else []
+                    if not gaps:
+                        del self._gaps[piece]
+                    return start
+        return self._new_piece(size)
+
+    def release(self, address: int, size: int) -> None:
+        """Take back the addresses of a segment.
+
+        >>> space = AddressSpace(top=2**30); space.release(space.place(2**21), 2**21)
+        >>> space.place(2**29) // 2**20
+        512
+        """
+        piece = max(start for start in self._pieces if start <= address)
+        gaps = _merged([*self._gaps.get(piece, []), (address, size)])
+        if gaps == [(piece, self._pieces[piece])]:
+            self._gaps.pop(piece, None)
+            self._holes = _merged([*self._holes, (piece, self._pieces.pop(piece))])
+        else:
+            self._gaps[piece] = gaps
+
+    def _new_piece(self, size: int) -> int:
+        total = round_up(size, ADDRESS_UNIT)
+        for index in reversed(range(len(self._holes))):
+            start, length = self._holes[index]
+            if length >= total:
+                self._holes[index : index + 1] = [(start, length - total)] if length > total else []
+                piece = start + length - total
+                self._pieces[piece] = total
+                if total > size:
+                    self._gaps[piece] = [(piece + size, total - size)]
+                return piece
+        raise ValueError(f"a segment of {size} bytes needs more addresses than are left")
+
+
+def _merged(spans: list[Span]) -> list[Span]:
+    """Sort spans and join those that touch."""
+    result: list[Span] = []
+    for start, length in sorted(spans):
+        if result and sum(result[-1]) == start:
+            result[-1] = (result[-1][0], result[-1][1] + length)
+        else:
+            result.append((start, length))
+    return result

@@ -1,0 +1,452 @@
+"""`ullage evaluate`: estimates beside measured runs, ours in depth or all estimators as a ranking."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from ullage.cli.options import Json
+from ullage.errors import InvalidValue, UllageError
+from ullage.units import format_bytes, format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from ullage.research.measure.accuracy import Comparison
+    from ullage.research.ranking.standings import Errors, Rounds, Standing
+    from ullage.research.ranking.truth import TruthSet
+    from ullage.research.ranking.worker import Record
+    from ullage.research.training.examples import Examples
+    from ullage.research.training.table2 import Line
+
+
+RANKING = "Ranking (with --estimators)"
+LEARNED = "Table 2 of the GPUMemNet paper (with walknet)"
+
+
+def evaluate(
+    what: Annotated[
+        str | None, typer.Argument(help="walknet: judge its networks on data sets, beside the paper's Table 2.")
+    ] = None,
+    truth: Annotated[
+        Path | None,
+        typer.Option(help="Measured runs: JSONL, or a data set (Parquet); with --estimators also an A100 table."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="The GPU they were measured on.", show_default="H200, A100-40GB for .csv")
+    ] = None,
+    every: Annotated[int, typer.Option(help="Only every Nth run.", min=1)] = 1,
+    worst: Annotated[int, typer.Option(help="List so many of the worst runs.", min=0)] = 5,
+    estimators: Annotated[
+        str | None, typer.Option(help="Rank estimators: 'all', or names with commas.", metavar="all|A,B,C",
+                                 rich_help_panel=RANKING)
+    ] = None,
+    sample: Annotated[
+        list[str] | None, typer.Option(help="Only N runs, always the same; NAME=N for one estimator. Repeat it for "
+                                       "more.", metavar="N|NAME=N", rich_help_panel=RANKING)
+    ] = None,
+    limit: Annotated[
+        str, typer.Option(help="Give an estimate up after so long.", metavar="TIME", rich_help_panel=RANKING)
+    ] = "2m",
+    resume: Annotated[
+        Path | None, typer.Option(help="Keep answers in this file; those that it has are not asked for again.",
+                                  metavar="FILE.jsonl", rich_help_panel=RANKING)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the ranking as one HTML page.", metavar="FILE.html",
+                                  rich_help_panel=RANKING)
+    ] = None,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Rank the answers that --resume has and ask nothing: how far a ranking is.",
+                           rich_help_panel=RANKING)
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(help="Ask so many at once; times are then those of a busy machine.", min=1,
+                          rich_help_panel=RANKING)
+    ] = 1,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Rows of 'ullage dataset clean' (Parquet) or the authors' table (.csv). "
+                                        "Repeat it for more.", show_default="benchmarks/data/generated_h200.parquet",
+                                        rich_help_panel=LEARNED)
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="A folder of weights.", show_default="those that are shipped",
+                                  rich_help_panel=LEARNED)
+    ] = None,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Train anew on these data, with cross-validation: minutes.",
+                           rich_help_panel=LEARNED)
+    ] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Compare estimates with measured runs.
+
+    Without --estimators: ours, in depth. With it: the ranking of estimators by error, underestimates, xMem's two-round
+    protocol, time and coverage.
+
+    Examples:
+
+      ullage evaluate --truth h200_train_steps.jsonl --every 10
+
+      ullage evaluate --truth h200_train_steps.jsonl --estimators all --sample 300 --sample xmem=40 --resume out.jsonl
+
+      ullage evaluate --truth realworld_a100.csv --estimators ullage,horus --report out.html
+
+      ullage evaluate walknet
+
+      ullage evaluate walknet --data gpumemnet_mlp_a100.csv --retrain
+    """
+    if kept and resume is None:
+        raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
+    if what is not None:
+        _learned(what, data or [], weights, retrain, as_json)
+        return
+    if truth is None:
+        raise typer.BadParameter("needed a file of measured runs", param_hint="--truth")
+    if estimators is not None:
+        rank_estimators(
+            RankingPlan(truth, gpu, every, estimators, sample or [], limit, resume, report, as_json, workers, kept)
+        )
+        return
+    given = {"--sample": sample, "--resume": resume, "--report": report}
+    unused = [name for name, value in given.items() if value]
+    if unused:
+        raise InvalidValue(f"{unused[0]} belongs to a ranking: add --estimators all, or names with commas")
+    _ours(truth, gpu or "H200", every, worst, as_json)
+
+
+def _learned(what: str, data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
+    if what != "walknet":
+        raise InvalidValue(f"needed nothing or walknet after 'evaluate'; found {what!r} (--truth takes a file of runs)")
+    evaluate_gpumemnet(Table2Plan(data=data, weights=weights, retrain=retrain, as_json=as_json))
+
+
+def _ours(truth: Path, gpu: str, every: int, worst: int, as_json: bool) -> None:
+    from rich.progress import track
+
+    from ullage.research.measure import accuracy
+    from ullage.research.ranking.truth import measured_rows
+
+    rows = measured_rows(truth)[::every]
+    if not rows:
+        raise UllageError(f"{truth} holds no runs")
+    results = [accuracy.compare(row, gpu) for row in track(rows, "estimating", console=Console(stderr=True))]
+    if as_json:
+        print(json.dumps(accuracy.as_dict(results)))
+        return
+    _print_accuracy(results, worst)
+
+
+def _print_accuracy(results: list[Comparison], worst: int) -> None:
+    from ullage.research.measure import accuracy
+
+    console = Console(width=130)
+    table = Table("rows", "figure", "count", "given", "exact", "median", "mean", "90 %", "99 %", "too low")
+    for line in accuracy.summarize(results):
+        shares = [f"{value:.2%}" for value in (line.median, line.mean, line.p90, line.p99)]
+        cells = [line.group, line.figure, str(line.rows), str(line.given), f"{line.exact:.0%}", *shares]
+        table.add_row(*cells, f"{line.under:.0%}")
+    console.print(table)
+    limits = accuracy.bound(results)
+    if limits:
+        print(f"upper holds for {limits['holds']:.1%} of the runs and lies {limits['above']:.2%} above (median)")
+    times = [result.seconds for result in results]
+    print(
+        f"one estimate: {accuracy.quantile(times, 0.5):.2f} s (median), {accuracy.quantile(times, 0.95):.2f} s (95 %)"
+    )
+    known = [result for result in results if result.error("reserved") is not None]
+    for result in sorted(known, key=lambda result: -abs(result.error("reserved") or 0))[:worst]:
+        print(f"worst: {result.id} {result.model} {result.precision}: reserved {result.error('reserved'):+.2%}")
+    for result in results:
+        if result.failed:
+            print(f"not estimated: {result.id} {result.model}: {result.failed}")
+
+
+# `ullage evaluate walknet`: the paper's Table 2 again, on one's own data.
+
+# The project's data lie in its source, not in the package that is installed.
+SHIPPED_DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
+NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
+
+
+@dataclass(frozen=True)
+class Table2Plan:
+    """What the command line asked for."""
+
+    data: list[Path] = field(default_factory=list)
+    weights: Path | None = None
+    retrain: bool = False
+    seed: int = 1
+    as_json: bool = False
+
+
+def evaluate_gpumemnet(plan: Table2Plan) -> None:
+    """Judge both estimators on every family in the data, and print the lines beside the paper's."""
+    files = plan.data or [SHIPPED_DATA]
+    if not plan.data and not SHIPPED_DATA.is_file():
+        raise InvalidValue(
+            "needed --data: a Parquet file of 'ullage dataset clean', or the authors' table "
+            "(ullage evaluate walknet --data FILE); the project's own is in its source, benchmarks/data"
+        )
+    if plan.weights is not None and not plan.weights.is_dir():
+        raise InvalidValue(
+            f"--weights: needed a folder with files as walknet_cnn_mlp.safetensors; found {plan.weights}"
+        )
+    lines = [line for file in files for line in _lines(file, plan)]
+    if plan.as_json:
+        print(json.dumps([line.to_dict() for line in lines]))
+        return
+    print_lines(lines)
+
+
+def _lines(file: Path, plan: Table2Plan) -> list[Line]:
+    from ullage.research.training.examples import examples_of, read_rows
+
+    rows = read_rows(file)
+    found: list[Line] = []
+    for family in dict.fromkeys(str(row["family"]) for row in rows):
+        examples = examples_of([row for row in rows if row["family"] == family])
+        for estimator in ("mlp", "transformer"):
+            found += _judged(examples, family, estimator, plan)
+    return found
+
+
+def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan) -> list[Line]:
+    from ullage.cli.training import bars
+    from ullage.research.training.table2 import retrained_lines, shipped_lines
+
+    if not plan.retrain:
+        return shipped_lines(examples, family, estimator, plan.weights)
+    with bars() as (begin, notify):
+
+        def named(name: str, steps: int) -> None:
+            begin(f"{family} {estimator}, {name}", steps)
+
+        return retrained_lines(examples, family, estimator, seed=plan.seed, begin=named, notify=notify)
+
+
+def print_lines(lines: list[Line]) -> None:
+    """The table."""
+    table = Table("data", "GPU", "estimator", "bin", "rows", "paper", "goal", "ours", "folds", "F1 paper", "F1 ours",
+                  "too low", "too high", "one job")  # fmt: skip
+    for line in lines:
+        table.add_row(
+            NAMES.get(line.family, line.family), line.gpu, NAMES[line.estimator], format_bytes(line.bin),
+            str(line.rows), _share(line.paper), _share(line.goal), _told(line), _share(line.validation),
+            _share(line.paper_f1), _share(line.f1), f"{line.under:.1%}", f"{line.over:.1%}",
+            format_duration(line.seconds),
+        )  # fmt: skip
+    console = Console(width=150)
+    console.print(table)
+    console.print(
+        "ours: accuracy on the held-out 30 %; folds: mean of 3-fold cross-validation on the rest, a new network in "
+        "each; one job: the processor's time for the longest one, on one core (paper: at most 32 ms)",
+        highlight=False,
+    )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _told(line: Any) -> str:
+    return f"[{'green' if line.reached else 'red'}]{line.accuracy:.3f}[/]"
+
+
+# `ullage evaluate --estimators`: asks, shows the ranking as tables, JSON or a page.
+
+
+@dataclass(frozen=True)
+class RankingPlan:
+    """What the command line asked for."""
+
+    truth: Path
+    gpu: str | None
+    every: int
+    estimators: str
+    sample: list[str]
+    limit: str
+    resume: Path | None
+    report: Path | None
+    as_json: bool
+    workers: int = 1
+    kept: bool = False
+
+
+def rank_estimators(plan: RankingPlan) -> None:
+    """Ask all, then show."""
+    from ullage.estimation.asking import estimator_list
+    from ullage.research.ranking.truth import read_truth
+
+    for file in (plan.resume, plan.report):
+        if file is not None and (not file.parent.is_dir() or file.is_dir()):
+            raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
+    names = estimator_list(plan.estimators)
+    counts = sample_counts(names, plan.sample)
+    sets = [replace(one, runs=one.runs[:: plan.every]) for one in read_truth(plan.truth, plan.gpu)]
+    records = _ask(plan, sets, counts)
+    ranked = [(one, [record for record in records if record.gpu == one.gpu]) for one in sets]
+    if plan.report is not None:
+        from ullage.research.ranking.page import write
+
+        write(ranked, plan.report)
+    if plan.as_json:
+        from ullage.research.ranking.standings import as_dict
+
+        print(json.dumps([as_dict(one, found) for one, found in ranked]))
+        return
+    for one, found in ranked:
+        print_ranking(one, found)
+
+
+def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]:
+    """How many runs each estimator is asked about; `None` is all.
+
+    >>> sample_counts(["ullage", "xmem"], ["300", "xmem=40"])
+    {'ullage': 300, 'xmem': 40}
+    """
+    counts: dict[str, int | None] = dict.fromkeys(names)
+    for text in sorted(samples, key=lambda text: "=" in text):  # the one for all first, whatever the order
+        name, equals, number = text.rpartition("=")
+        if not number.strip().isdigit() or not int(number):
+            raise InvalidValue(
+                f"--sample: needed a number such as 300, or an estimator's such as xmem=40; found {text!r}"
+            )
+        if equals and name not in counts:
+            raise InvalidValue(f"--sample: {name!r} is not among the estimators that are ranked: {', '.join(names)}")
+        counts |= {name: int(number)} if equals else dict.fromkeys(names, int(number))
+    return counts
+
+
+def _ask(plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None]) -> list[Record]:
+    from ullage.estimation.asking import ask
+    from ullage.research.ranking.questions import answers, questions, read_answers
+
+    asked = questions(sets, counts)
+    if plan.kept and plan.resume is not None:
+        known = read_answers(plan.resume)
+        asked = [question for question in asked if question.key in known]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    given = answers(asked, ask, limit=parse_duration(plan.limit), file=plan.resume, workers=plan.workers)
+    found = []
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("asking", total=len(asked))
+        for question, record in given:
+            found.append(record)
+            progress.update(task, advance=1, description=f"{question.estimator} {question.run.id}"[:40].ljust(40))
+    return found
+
+
+def print_ranking(truth: TruthSet, records: list[Record]) -> None:
+    """The ranking of one set as tables."""
+    from ullage.research.ranking.standings import rank, shared_runs
+
+    console = Console(width=180)  # a table that wraps cannot be read
+    console.print(f"\n[bold]{truth.name}[/] ({truth.gpu}): {len(truth.runs)} runs", highlight=False)
+    ooms = sum(run.oom for run in truth.runs)
+    if ooms:
+        console.print(f"{ooms} of them ran out of memory: they are in the protocol and not in the errors")
+    for reason, count in truth.left_out.items():
+        console.print(f"left out: {count} ({reason})", highlight=False)
+    for note in truth.notes:
+        console.print(f"note: {note}", highlight=False)
+    standings = rank(truth, [*records, *truth.published])
+    console.print(_table(standings))
+    _print_families(console, standings)
+    _print_decided(console, standings)
+    _print_reasons(console, standings)
+    _print_shared(console, truth, records, shared_runs(records))
+    _print_versions(console, records)
+
+
+def _print_versions(console: Console, records: list[Record]) -> None:
+    """Answers kept in a file may be older than this code."""
+    from ullage.research.ranking.questions import code_version
+
+    old = Counter(record.estimator for record in records if record.code != code_version())
+    if old:
+        which = ", ".join(f"{count} of {name}" for name, count in sorted(old.items()))
+        console.print(f"answers by another version of this package: {which}", highlight=False)
+
+
+def _table(standings: list[Standing]) -> Table:
+    table = Table(
+        Column("estimator", no_wrap=True), "asked", "given",
+        "median", "mean", "bias", "too low", "own figure", "own median", "own low",
+        "PEF", "MCP", "PEF xMem", "MCP xMem", "time", "95 %", "CPU", box=None, padding=(0, 1),
+    )  # fmt: skip
+    for one in standings:
+        mended, published = one.rounds["mended"], one.rounds["published"]
+        table.add_row(
+            one.estimator, str(one.asked), f"{one.coverage:.0%}", *_error_cells(one.process), one.kind or "-",
+            *((f"{one.own.median:.2%}", f"{one.own.under:.0%}") if one.own else ("-", "-")),
+            *_round_cells(mended), *_round_cells(published),
+            *("-" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
+        )  # fmt: skip
+    return table
+
+
+def _error_cells(errors: Errors | None) -> tuple[str, ...]:
+    if errors is None:
+        return ("-",) * 4
+    return f"{errors.median:.2%}", f"{errors.mean:.2%}", f"{errors.bias:+.2%}", f"{errors.under:.0%}"
+
+
+def _round_cells(rounds: Rounds | None) -> tuple[str, str]:
+    return ("-", "-") if rounds is None else (f"{rounds.failure:.1%}", format_bytes(round(rounds.conserved)))
+
+
+def _print_families(console: Console, standings: list[Standing]) -> None:
+    families = sorted({family for one in standings for family in one.families})
+    if len(families) < 2:
+        return
+    console.print("\nmedian error against the process's memory (share too low) by family:")
+    table = Table("estimator", *families, box=None, padding=(0, 2))
+    for one in standings:
+        found: list[Any] = [one.families.get(family) for family in families]
+        table.add_row(one.estimator, *(f"{e.median:.2%} ({e.under:.0%} of {e.count})" if e else "-" for e in found))
+    console.print(table)
+
+
+def _print_decided(console: Console, standings: list[Standing]) -> None:
+    """How the second round was decided, which is the same for all estimators but for their coverage."""
+    words = {
+        "replay": "by an exact replay of the recorded history",
+        "reserved": "by comparing with the reserved memory",
+        "process": "by comparing with the memory of the process",
+        "first round": "by the first round (said not to fit)",
+    }
+    decided: dict[str, list[str]] = {}
+    for one in standings:
+        rounds = one.rounds["mended"]
+        if rounds is not None:
+            told = ", ".join(f"{rounds.by[name]} {words[name]}" for name in words if name in rounds.by)
+            decided.setdefault(told, []).append(one.estimator)
+    console.print("\nsecond round decided:")
+    for told, names in decided.items():
+        console.print(f"  {told}: {', '.join(names)}", highlight=False, soft_wrap=True)
+
+
+def _print_reasons(console: Console, standings: list[Standing]) -> None:
+    for one in standings:
+        if one.estimator.endswith("(upper)"):
+            continue
+        for reason, count in one.reasons.items():
+            console.print(f"{one.estimator}: {count} x {reason}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_shared(console: Console, truth: TruthSet, records: list[Record], shared: set[str]) -> None:
+    """The ranking on the runs that all gave an estimate for, where that is not all runs."""
+    from ullage.research.ranking.standings import rank
+
+    if not shared or len({record.estimator for record in records}) < 2 or len(shared) == len(truth.runs):
+        return
+    fewer = [record for record in records if record.run in shared]
+    console.print(f"\nOn the {len(shared)} runs that all of them gave an estimate for:", highlight=False)
+    console.print(_table(rank(truth, fewer)))

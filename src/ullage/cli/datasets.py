@@ -1,0 +1,371 @@
+"""`ullage dataset`: what learned estimators are trained on, from drawing models to one file of measured runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ullage.cli.options import Json
+from ullage.errors import InvalidValue
+from ullage.units import format_bytes, parse_bytes
+
+# `ullage dataset clean`: measured files to one Parquet file.
+
+_CLEAN_EXAMPLES = """Clean measured runs and write them as one Parquet file.
+
+FILES are what 'ullage dataset measure' wrote (also .gz), in any order: memory and utilisation of the same run are
+joined. Tables of GPUMemNet's authors (.csv) are read too. What was dropped and why is told; docs/dataset.md has the
+columns.
+
+Examples:
+
+  ullage dataset clean cnn_measured.jsonl cnn_busy.jsonl --out cnn.parquet
+
+  ullage dataset clean *.jsonl.gz --out h200.parquet --report dropped.json
+
+  ullage dataset clean gpumemnet_mlp_a100.csv --out a100.parquet --json
+"""
+
+
+def clean(
+    files: Annotated[list[Path], typer.Argument(help="Measured files: .jsonl, .jsonl.gz, or the authors' .csv.")],
+    out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
+    report: Annotated[
+        Path | None, typer.Option(help="Write the report with every dropped line to this JSON file.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes that look at models (default: one a core).", min=1)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Clean measured runs and write them as one Parquet file."""
+    from rich.progress import track
+
+    from ullage.research.datasets.cleaning import clean as clean_files
+    from ullage.research.datasets.schema import frame, load_polars, write_dataset
+
+    load_polars()
+    console = Console(stderr=True)
+    rows, found = clean_files(
+        files, processes, lambda runs, total: track(runs, "looking at models", total, console=console, transient=True)
+    )
+    table = frame(rows)
+    if not len(table):
+        raise InvalidValue(f"nothing is left to write: {found.read} lines read, {_counts(found.counts)}")
+    write_dataset(table, out)
+    told = {"file": str(out), **found.to_dict()}
+    if report is not None:
+        try:
+            report.write_text(json.dumps(told, indent=1) + "\n")
+        except OSError as error:
+            raise InvalidValue(f"cannot write {report}: {error.strerror}") from None
+    if as_json:
+        print(json.dumps(told))
+        return
+    Console().print(_clean_table(told))
+
+
+clean.__doc__ = _CLEAN_EXAMPLES
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def _clean_table(told: dict[str, Any]) -> Table:
+    from ullage.research.datasets.measured_files import REASONS
+
+    table = Table(title=f"{told['kept']} runs: {told['file']}")
+    table.add_column("")
+    table.add_column("lines", justify="right")
+    table.add_column("")
+    table.add_row("read", str(told["read"]), f"from {len(told['files'])} files")
+    table.add_row("kept", str(told["kept"]), "")
+    table.add_row("joined", str(told["joined"]), "utilisation of a run whose memory was measured too")
+    for reason, count in told["dropped"].items():
+        table.add_row(f"dropped: {reason}", str(count), REASONS[reason])
+    if told["lent"]:
+        table.add_row("lent", str(told["lent"]), "shared a process: context of most runs of their family and precision")
+    if told["renamed"]:
+        table.add_row("renamed", str(told["renamed"]), "runs of different sets with the same id")
+    for name, count in told["blanked"].items():
+        table.add_row(f"unknown: {name}", str(count), "not measured, or a figure that cannot be")
+    return table
+
+
+# `ullage dataset generate`: draws configurations of generated models.
+
+_GENERATE_EXAMPLES = """Draw training runs of generated models: mlp, cnn or transformer.
+
+The same seed gives the same runs, and a larger count begins with the same ones. Each line is a configuration that
+'ullage dataset measure', 'ullage measure', 'ullage estimate' and 'ullage evaluate' take.
+
+Examples:
+
+  ullage dataset generate cnn --count 3000 --seed 1 --out cnn.jsonl
+
+  ullage dataset generate mlp --count 100 --seed 2 --config ranges.toml --max-memory 8GiB --out small.jsonl
+"""
+
+
+def generate(
+    family: Annotated[str, typer.Argument(help="mlp, cnn or transformer.")],
+    count: Annotated[int, typer.Option(help="How many runs.", min=1)] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the drawing.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The file to write (default: FAMILY.jsonl).")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with ranges of one's own, by family.")] = None,
+    max_memory: Annotated[str, typer.Option(help="Most memory of a run, as far as counting tells.")] = "40GiB",
+    max_step: Annotated[
+        float, typer.Option(help="Most seconds of a step, as far as counting tells.", min=0.001)
+    ] = 0.12,
+    as_json: Json = False,
+) -> None:
+    """Draw training runs of generated models."""
+    from rich.progress import track
+
+    from ullage.research.datasets.generate import Limits, draw, ranges, summary
+
+    known = ranges(family, config)
+    file = out or Path(f"{family}.jsonl")
+    if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
+        raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
+    limits = Limits(parse_bytes(max_memory), max_step)
+    numbers = track(range(count), "drawing", console=Console(stderr=True), transient=True)
+    rows = [draw(family, number, seed, known, limits) for number in numbers]
+    try:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    except OSError as error:
+        raise InvalidValue(f"cannot write {file}: {error.strerror}") from None
+    found = {"family": family, "seed": seed, "file": str(file), **summary(rows)}
+    if as_json:
+        print(json.dumps(found))
+        return
+    Console().print(_generate_table(found))
+
+
+generate.__doc__ = _GENERATE_EXAMPLES
+
+
+def _generate_table(found: dict[str, Any]) -> Table:
+    table = Table(title=f"{found['rows']} runs of generated {found['family']}s, seed {found['seed']}: {found['file']}")
+    table.add_column("")
+    table.add_column("")
+    sizes = (format_bytes(found[name]) for name in ("smallest", "median", "largest"))
+    table.add_row("memory, by counting", "{} to {} (half of them) to {}".format(*sizes))
+    unit = found["class_bytes"]
+    classes = (f"{format_bytes(unit * number)} up: {count}" for number, count in found["classes"].items())
+    table.add_row("classes of " + format_bytes(unit), ", ".join(classes))
+    for name, title in (("arch", "forms"), ("opt", "optimizers"), ("precision", "precisions")):
+        table.add_row(title, ", ".join(f"{word} {count}" for word, count in found[name].items()))
+    return table
+
+
+# `ullage dataset measure`: generated runs on a real GPU, thousands in minutes.
+
+_MEASURE_EXAMPLES = """Measure configurations on this machine's GPU, each in a fresh process.
+
+Memory is measured with many runs at once; --utilization reads each run alone, for --seconds. Rows are appended as they
+come: after an interruption type the same line again. A run that runs out of memory is a row too.
+
+Examples:
+
+  ullage dataset measure cnn.jsonl --out cnn_measured.jsonl
+
+  ullage dataset measure cnn.jsonl --out cnn_busy.jsonl --utilization --every 20 --seconds 1
+
+  ullage dataset measure mlp.jsonl --out minute.jsonl --utilization --seconds 60 --raw logs/
+"""
+
+
+def measure(
+    file: Annotated[Path, typer.Argument(help="Configurations, as 'ullage dataset generate' writes them.")],
+    out: Annotated[Path, typer.Option(help="Append a line a run to this file; runs that it has are skipped.")],
+    at_once: Annotated[int, typer.Option(help="At most so many processes at once.", min=1)] = 14,
+    iterations: Annotated[int, typer.Option(help="Training steps of each run.", min=2)] = 3,
+    utilization: Annotated[bool, typer.Option("--utilization", help="Read utilisation, each run alone.")] = False,
+    seconds: Annotated[float, typer.Option(help="How long to read utilisation, after warming up.", min=0.2)] = 1.0,
+    every: Annotated[int, typer.Option(help="Only every so-many-th configuration.", min=1)] = 1,
+    timeout: Annotated[float, typer.Option(help="Seconds for one run.", min=1)] = 60.0,
+    stop_after: Annotated[
+        float | None, typer.Option(help="Stop after so many seconds; the rest is for another time.", min=1)
+    ] = None,
+    together: Annotated[
+        int, typer.Option(help="Memory runs that share a process, one after the other: many times quicker, the same "
+                          "figures of PyTorch, none of NVML.", min=1)
+    ] = 1,
+    raw: Annotated[Path | None, typer.Option(help="Keep logs here, a folder a configuration.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measure configurations on this machine's GPU, each in a fresh process."""
+    if together > 1 and (utilization or raw):
+        raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
+    from ullage.research.datasets.measuring import Plan, measure_rows
+    from ullage.workloads.configuration import read_rows
+
+    rows = list(read_rows(file))[::every]
+    if not rows:
+        raise InvalidValue(f"{file} has no configurations")
+    plan = Plan(
+        out=out, at_once=at_once, iterations=iterations, utilization=utilization, seconds=seconds, timeout=timeout,
+        raw=raw, together=together,
+    )  # fmt: skip
+    left, measured = measure_rows(rows, plan)
+    console = Console(stderr=True)
+    if left < len(rows):
+        console.print(f"{len(rows) - left} runs are in {out} already; {left} are left")
+    tally = _follow(measured, left, console, stop_after)
+    if as_json:
+        print(json.dumps({"file": str(out), **tally}))
+        return
+    print(
+        f"{tally['measured']} measured, {tally['out_of_memory']} out of memory, {tally['failed']} failed "
+        f"in {tally['seconds']} s: {out}"
+    )
+
+
+measure.__doc__ = _MEASURE_EXAMPLES
+
+
+def _follow(
+    measured: Iterator[dict[str, Any]], left: int, console: Console, stop_after: float | None
+) -> dict[str, Any]:
+    """Count the rows as they come. No thread draws the bar: the process that measures forks."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    tally: dict[str, Any] = {"measured": 0, "out_of_memory": 0, "failed": 0}
+    begin = said = time.monotonic()
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False) as progress:
+        task = progress.add_task("measuring", total=left, rate="")
+        for row in measured:
+            outcome = "failed" if "failed" in row else "out_of_memory" if "oom" in row else "measured"
+            tally[outcome] += 1
+            if outcome != "measured":
+                progress.console.print(f"{row['id']}: {row.get('failed') or row.get('oom')}", markup=False)
+            now, done = time.monotonic(), sum(tally.values())
+            rate = f"{done / max(now - begin, 1e-3):.1f} a second"
+            progress.update(task, advance=1, rate=rate, refresh=console.is_terminal)
+            if not console.is_terminal and now - said > 10:
+                said = now
+                print(f"{done} of {left} done, {rate}", flush=True, file=console.file)
+            if stop_after is not None and now - begin > stop_after:
+                progress.console.print(f"stopped after {stop_after:g} s; type the same line again for the rest")
+                break
+    getattr(measured, "close", lambda: None)()
+    return {**tally, "seconds": round(time.monotonic() - begin, 1)}
+
+
+# `ullage dataset show`: what a data set holds.
+
+_SHOW_EXAMPLES = """Show what a data set holds: runs, memory by classes, optimizers, precisions.
+
+Examples:
+
+  ullage dataset show h200.parquet
+
+  ullage dataset show h200.parquet --family cnn
+
+  ullage dataset show h200.parquet --json
+"""
+_BAR = 30  # characters of the longest bar
+_MOST_CLASSES = 48
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="A Parquet file of 'ullage dataset clean'.")],
+    family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a data set holds."""
+    from ullage.errors import UnknownName
+    from ullage.research.datasets.schema import read_dataset, summarize
+
+    table = read_dataset(file)
+    if family is not None:
+        families = table["family"].drop_nulls().unique().to_list()
+        if family not in families:
+            raise UnknownName(f"family in {file}", family, families)
+        table = table.filter(table["family"] == family)
+    found = {"file": str(file), **summarize(table)}
+    if as_json:
+        print(json.dumps(found))
+        return
+    console = Console()
+    console.print(_overview(found))
+    for name, part in found["families"].items():
+        console.print(_classes(name, part))
+
+
+show.__doc__ = _SHOW_EXAMPLES
+
+
+def _overview(found: dict[str, Any]) -> Table:
+    table = Table(title=f"{found['rows']} runs: {found['file']}")
+    table.add_column("")
+    for name in found["families"]:
+        table.add_column(name, justify="right")
+    parts = list(found["families"].values())
+    for key, title in (("rows", "runs"), ("with_memory", "memory measured"), ("with_utilization", "utilisation read")):
+        table.add_row(title, *(str(part[key]) for part in parts))
+    for key, title in (
+        ("memory", "memory of the process"), ("parameters", "parameters"), ("batch_size", "batch size"),
+        ("layers", "layers"),
+    ):  # fmt: skip
+        table.add_row(title, *(_spread(part[key], key == "memory") for part in parts), end_section=key == "layers")
+    for key, title in (("arch", "forms"), ("optimizer", "optimizers"), ("precision", "precisions")):
+        table.add_row(title, *("\n".join(_shares(part[key], part["rows"])) for part in parts), end_section=True)
+    environment = [f"{name}: {', '.join(found[name])}" for name in ("gpu", "torch", "cuda", "cudnn", "driver")]
+    table.caption = "; ".join(environment)
+    return table
+
+
+def _spread(spread: dict[str, int] | None, is_memory: bool) -> str:
+    if spread is None:
+        return "unknown"
+    texts = [format_bytes(spread[name]) if is_memory else f"{spread[name]:,}" for name in ("smallest", "largest")]
+    middle = format_bytes(spread["median"]) if is_memory else f"{spread['median']:,}"
+    return f"{texts[0]} to {texts[1]}\nmedian {middle}"
+
+
+def _shares(counts: dict[str, int], rows: int) -> list[str]:
+    return [f"{name} {100 * count / rows:.1f} %" for name, count in counts.items()]
+
+
+def _classes(name: str, part: dict[str, Any]) -> Table:
+    """Bars for classes of 1 GiB, and the share of each class of 8 GiB beside its first."""
+    table = Table(title=f"{name}: memory of the process, by classes of 1 and 8 GiB")
+    table.add_column("GiB", justify="right")
+    table.add_column("runs", justify="right")
+    table.add_column("")
+    table.add_column("8 GiB", justify="right")
+    small, large = part["classes_1gib"], part["classes_8gib"]
+    shown = dict(list(small.items())[:_MOST_CLASSES])
+    most, before = max(shown.values(), default=1), None
+    for place, count in shown.items():
+        beside = ""
+        if place // 8 != before:
+            before = place // 8
+            share = 100 * large[before] / part["with_memory"]
+            beside = f"{8 * before} to {8 * before + 8}: {large[before]} ({share:.1f} %)"
+        table.add_row(f"{place} to {place + 1}", str(count), "█" * max(1, round(_BAR * count / most)), beside)
+    if len(small) > len(shown):
+        table.caption = f"{len(small) - len(shown)} larger classes are left out: --json has them"
+    return table
+
+
+dataset = typer.Typer(
+    name="dataset",
+    help="Data sets for learned estimators: generate models, measure them on a GPU, clean, show.",
+    no_args_is_help=True,
+)
+dataset.command()(generate)
+dataset.command()(measure)
+dataset.command()(clean)
+dataset.command()(show)

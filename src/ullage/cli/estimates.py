@@ -1,0 +1,374 @@
+"""`ullage estimate`, `ullage check` and `ullage max-batch`: how much memory a job takes, and what fits."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ullage.cli import completion
+from ullage.cli.options import (
+    DEFAULT_GPU,
+    EstimateTarget,
+    Gpu,
+    Json,
+    Module,
+    ScriptArguments,
+    Source,
+    Steps,
+    Timeout,
+    default_gpu_hint,
+    target_of,
+    with_model_options,
+)
+from ullage.errors import InvalidValue, UllageError
+from ullage.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from ullage.estimation.advice import Option
+    from ullage.estimation.result import Estimate
+    from ullage.estimation.timeline.trace import Trace
+    from ullage.hardware import GPU
+    from ullage.workloads import Configuration
+
+FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2  # exit codes of `ullage check`
+USUAL_TRIALS = 12  # of `ullage max-batch`, for its progress bar
+OUTPUT = "Output"
+
+
+@with_model_options
+def check(
+    source: Source,
+    args: ScriptArguments = None,
+    gpu: Gpu = None,
+    module: Module = False,
+    steps: Steps = 3,
+    timeout: Timeout = None,
+    margin: Annotated[
+        str, typer.Option(help="Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", metavar="SIZE")
+    ] = "0",
+    upper: Annotated[bool, typer.Option("--upper", help="Judge by the upper bound, not by the likely figure.")] = False,
+    as_json: Json = False,
+    **model: Any,
+) -> None:
+    """Check whether a job fits on a GPU, for scripts and CI.
+
+    Prints one line. Exits with 0 if the job fits, 1 if it does not, and 2 if there is no answer, for example because
+    a name is wrong or the script fails.
+
+    Examples:
+
+      ullage check torchvision:resnet50 --batch-size 64 --gpu RTX-4090 --margin 10%
+      ullage check train.py --gpu A100-40GB --upper -- --batch-size 256
+    """
+    from ullage.hardware import gpu as find_gpu
+
+    try:
+        card = find_gpu(gpu or DEFAULT_GPU)
+        needed = parse_margin(margin, card.usable)
+        answer = target_of(source, args, module, steps, timeout, False, model).run(card)
+    except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline
+        known = isinstance(error, UllageError)
+        print(f"ullage: {error}" if known else f"ullage: {type(error).__name__}: {error}", file=sys.stderr)
+        raise typer.Exit(CANNOT_TELL) from None
+    passed, line = judge(answer, needed, upper)
+    if as_json:
+        print(json.dumps({"passed": passed, "margin": needed, **answer.to_dict(timeline=False)}))
+    else:
+        hint = default_gpu_hint(gpu)
+        print(f"{source}: {line}" + (f" ({hint})" if hint else ""))
+    raise typer.Exit(FITS if passed else DOES_NOT_FIT)
+
+
+def judge(answer: Estimate, margin: int, upper: bool) -> tuple[bool, str]:
+    """Whether an estimate leaves `margin` bytes, and the line that says so."""
+    taken = answer.bound if upper else answer.figure
+    passed = answer.fits and taken + margin <= answer.gpu_memory
+    if passed or not answer.fits:
+        line = answer.verdict
+    else:
+        what = "at most" if upper else "it takes"
+        line = f"TOO LITTLE ROOM on {answer.gpu}: {what} {format_bytes(taken)} of {format_bytes(answer.gpu_memory)}" + (
+            f", and {format_bytes(margin)} must be left" if margin else ""
+        )
+    return passed, line
+
+
+def parse_margin(text: str, whole: int) -> int:
+    """Bytes from a size or from a share of `whole`.
+
+    >>> parse_margin("5%", 1000), parse_margin("1KiB", 1000)
+    (50, 1024)
+    """
+    share = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
+    if share is not None and float(share[1]) <= 100:
+        return int(whole * float(share[1]) / 100)
+    try:
+        return parse_bytes(text)
+    except InvalidValue:
+        raise InvalidValue(f"--margin: needed a size such as 2GiB or a share such as 5%; found {text!r}") from None
+
+
+@with_model_options
+def max_batch(
+    source: Source,
+    args: ScriptArguments = None,
+    gpu: Gpu = None,
+    what: Annotated[
+        str, typer.Option(help="What to make larger: batch-size, sequence-length or image-size.", metavar="NAME",
+                          autocompletion=lambda: ["batch-size", "sequence-length", "image-size"])
+    ] = "batch-size",
+    jobs: Annotated[bool, typer.Option("--jobs", help="Count how many such jobs fit on the GPU at once.")] = False,
+    batch_arg: Annotated[
+        str | None, typer.Option(help="For a script: its argument that sets the size.", metavar="--batch-size")
+    ] = None,
+    module: Module = False,
+    steps: Steps = 3,
+    timeout: Timeout = None,
+    as_json: Json = False,
+    **model: Any,
+) -> None:  # fmt: skip
+    """Find the largest batch that trains on a GPU.
+
+    The batch size that is printed fits and the next larger one does not.
+
+    Examples:
+
+      ullage max-batch timm:vit_small_patch16_224 --gpu RTX-4090
+      ullage max-batch hf:BertForMaskedLM --what sequence-length -b 8 -p amp_bf16 --gpu A100-40GB
+      ullage max-batch train.py --batch-arg=--batch-size --gpu L4 -- --epochs 1
+      ullage max-batch torchvision:resnet18 --jobs -b 32 --gpu H200
+    """
+    target = target_of(source, args, module, steps, timeout, False, model)
+    if jobs:
+        _count_jobs(target, gpu, as_json)
+    else:
+        _search(target, gpu, what, batch_arg, as_json)
+
+
+def _search(target: EstimateTarget, gpu: str | None, what: str, batch_arg: str | None, as_json: bool) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    from ullage.estimation.largest_batch import max_batch as largest
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("first estimate", total=USUAL_TRIALS)
+
+        def after_trial(trial: int, number: int, answer: Estimate) -> None:
+            words = f"{number} {'fits' if answer.fits else 'does not fit'}"
+            bar.update(task, completed=trial, total=max(USUAL_TRIALS, trial + 1), description=words)
+
+        found = largest(
+            target.source, gpu=gpu or DEFAULT_GPU, what=what, batch_arg=batch_arg, progress=after_trial,
+            **target.options,
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        print(found.report())
+        print(f"{found.trials} estimates in {found.seconds:.1f} s, without a GPU")
+        _print_default_gpu(gpu)
+
+
+def _count_jobs(target: EstimateTarget, gpu: str | None, as_json: bool) -> None:
+    from ullage.estimation.largest_batch import jobs_together
+    from ullage.hardware import gpu as find_gpu
+
+    with Console(stderr=True).status(f"estimating {target.source} ..."):
+        answer = target.run(find_gpu(gpu or DEFAULT_GPU))
+    count = jobs_together(answer)
+    if as_json:
+        print(json.dumps({"jobs": count, "estimate": answer.to_dict(timeline=False)}))
+        return
+    each = f"each takes at most {format_bytes(answer.bound)} of {format_bytes(answer.gpu_memory)}"
+    print(f"{count} such jobs fit on {answer.gpu} together: {each}")
+    _print_default_gpu(gpu)
+
+
+def _print_default_gpu(gpu: str | None) -> None:
+    if hint := default_gpu_hint(gpu):
+        print(hint)
+
+
+@with_model_options
+def estimate(
+    source: Source,
+    args: ScriptArguments = None,
+    gpu: Gpu = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="Print a table for several GPUs: 'all', or names separated by commas.",
+                                 metavar="all|A,B,C")
+    ] = None,
+    estimator: Annotated[
+        str, typer.Option("--estimator", "-e", help="Which estimator to use: ullage, or a published one such as "
+                          "horus, faketensor, deepspeed, llmem, dnnmem or accelerate. Set its own options with "
+                          "--set NAME.KEY=VALUE.", metavar="NAME", autocompletion=completion.estimators)
+    ] = "ullage",
+    module: Module = False,
+    steps: Steps = 3,
+    timeout: Timeout = None,
+    max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")] = False,
+    batch_arg: Annotated[
+        str | None, typer.Option(help="With --max-batch: the script's argument that sets its batch size.",
+                                 metavar="--batch-size")
+    ] = None,
+    as_json: Json = False,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write the memory over time as an HTML page.", metavar="FILE.html",
+                                  rich_help_panel=OUTPUT)
+    ] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="Write a memory snapshot for PyTorch's viewer, pytorch.org/memory_viz.",
+                                  metavar="FILE.pickle",
+                                  rich_help_panel=OUTPUT)
+    ] = None,
+    advice: Annotated[
+        bool, typer.Option("--advice/--no-advice", help="If the job does not fit, estimate changes that make it fit.",
+                           rich_help_panel=OUTPUT)
+    ] = True,
+    show_output: Annotated[
+        bool, typer.Option("--show-output", help="Show what the script prints.", rich_help_panel=OUTPUT)
+    ] = False,
+    **model: Any,
+) -> None:  # fmt: skip
+    """Estimate how much GPU memory a model or a training script takes.
+
+    SOURCE is one of:
+
+      torchvision:NAME         a model of torchvision
+      timm:NAME                a model of timm
+      hf:CLASS, hf:FOLDER      a class of transformers, or a folder with a config.json
+      package.module:factory   your own function that returns a model
+      path/file.py:factory     the same, in a file
+      path/script.py           a training script as it is; its arguments come after --
+      summary.txt              output of torchsummary or torchinfo, for --estimator horus
+
+    Examples:
+
+      ullage estimate torchvision:resnet50 --batch-size 64 --gpu A100-40GB
+      ullage estimate timm:vit_small_patch16_224 -b 128 -p amp_bf16 --gpus all
+      ullage estimate hf:GPT2LMHeadModel --set n_layer=24 --sequence-length 1024 --checkpointing
+      ullage estimate train.py --gpu RTX-4090 -- --epochs 90 --batch-size 256
+      ullage estimate train.py --max-batch --batch-arg=--batch-size
+      ullage estimate torchvision:resnet50 --estimator deepspeed --set deepspeed.stage=3
+      ullage estimate summary.txt --estimator horus --batch-size 32
+    """
+    target = target_of(source, args, module, steps, timeout, show_output, model, estimator)
+    if not target.is_ullage:
+        _refuse({"--max-batch": max_batch, "--timeline": timeline, "--snapshot": snapshot}, estimator)
+    if max_batch:
+        _search(target, gpu, "batch-size", batch_arg, as_json)
+    elif gpus is not None:
+        _over_gpus(target, gpus, as_json)
+    else:
+        _one(target, gpu, as_json, timeline, snapshot, advice)
+
+
+def _refuse(options: dict[str, Any], estimator: str) -> None:
+    """Options that only Ullage's own estimator has are refused, not ignored."""
+    for name, value in options.items():
+        if value:
+            raise InvalidValue(f"{name} is for Ullage's own estimate; the estimator {estimator} has none")
+
+
+def _one(
+    target: EstimateTarget,
+    gpu: str | None,
+    as_json: bool,
+    timeline: Path | None,
+    snapshot: Path | None,
+    wants_advice: bool,
+) -> None:
+    from ullage.hardware import gpu as find_gpu
+
+    card = find_gpu(gpu or DEFAULT_GPU)
+    errors = Console(stderr=True)
+    _check_writable(timeline, snapshot)
+    doing = f"running {target.source} on a virtual {card.name}" if target.is_ullage else f"asking {target.estimator}"
+    with errors.status(f"{doing} ..."):
+        answer, trace = _traced(target, card) if timeline or snapshot else (target.run(card), None)
+    if trace is not None:
+        _write(trace, answer, timeline, snapshot)
+    if as_json:
+        print(answer.to_json(timeline=False))
+        return
+    options: Sequence[Option] = ()
+    if wants_advice and not answer.fits and target.is_ullage:
+        with errors.status("looking for what would make it fit ...") as status:
+            options = _advice(target, card, answer, lambda text: status.update(f"estimating {text} ..."))
+    from ullage.estimation.report import print_report
+
+    print_report(answer, Console(), options)
+    _print_default_gpu(gpu)
+
+
+def _traced(target: EstimateTarget, card: GPU) -> tuple[Estimate, Trace]:
+    from ullage.estimation.timeline.trace import Trace
+
+    if target.workload.kind != "script":
+        trace = Trace()
+        return target.run(card, trace=trace), trace
+    with tempfile.TemporaryDirectory() as folder:  # a script runs in a process of its own
+        file = Path(folder) / "trace.npz"
+        answer = target.run(card, trace_file=file)
+        return answer, Trace.load(file)
+
+
+def _write(trace: Trace, answer: Estimate, timeline: Path | None, snapshot: Path | None) -> None:
+    from ullage.estimation.timeline import page
+    from ullage.estimation.timeline import snapshot as snapshot_file
+
+    if timeline is not None:
+        page.write(trace, answer, timeline)
+    if snapshot is not None:
+        snapshot_file.write(trace, snapshot)
+
+
+def _check_writable(*files: Path | None) -> None:
+    """Say that a file cannot be written before the work, not after it."""
+    for file in files:
+        if file is not None and (not file.parent.is_dir() or file.is_dir()):
+            raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
+
+
+def _advice(target: EstimateTarget, card: GPU, answer: Estimate, progress: Callable[[str], None]) -> Sequence[Option]:
+    from ullage.estimation import advice
+
+    def run(configuration: Configuration, gpu: GPU) -> Estimate:
+        return replace(target, workload=replace(target.workload, configuration=configuration)).run(gpu)
+
+    if target.workload.configuration is not None:
+        return advice.options(target.workload.configuration, card, run, progress=progress, answer=answer)
+    larger = advice.larger_gpu(target.run, answer, progress)
+    return [] if larger is None else [larger]
+
+
+def _over_gpus(target: EstimateTarget, names: str, as_json: bool) -> None:
+    from ullage.estimation.over_gpus import estimate_over_gpus
+    from ullage.estimation.report import print_gpu_table
+    from ullage.hardware import gpu_list
+    from ullage.hardware import gpus as all_gpus
+
+    whole = [card for card in all_gpus() if not card.is_mig]
+    cards = whole if names.strip().casefold() == "all" else gpu_list(names)
+    with Console(stderr=True).status("estimating ...") as status:
+        if target.is_ullage:
+            answers = estimate_over_gpus(
+                target.run, cards, lambda name: status.update(f"running on a virtual {name} ...")
+            )
+        else:
+            answers = [target.run(card) for card in cards]
+    if as_json:
+        print(json.dumps([answer.to_dict(timeline=False) for answer in answers]))
+    else:
+        print_gpu_table(answers, Console())

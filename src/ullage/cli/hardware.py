@@ -1,0 +1,140 @@
+"""`ullage gpus`: the catalogue of GPUs, and all that is known of one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ullage.cli.options import Json
+from ullage.errors import UllageError, UnknownName
+from ullage.units import format_bytes
+
+if TYPE_CHECKING:
+    from ullage.hardware import GPU
+
+PIPED_WIDTH = 140  # a pipe has no width of its own; rich would cut names at 80 columns
+_WORDS = {
+    "device_name": "name in PyTorch",
+    "memory": "memory (nvidia-smi)",
+    "usable": "usable by PyTorch",
+    "usable_source": "",
+    "compute_capability": "compute capability",
+    "generation": "generation",
+    "sms": "SMs",
+    "max_threads_per_sm": "threads per SM",
+    "shared_memory_per_sm_kib": "shared memory per SM, KiB",
+    "l2_mib": "L2 cache, MiB",
+    "bandwidth": "bandwidth, GB/s",
+    "fp32_tflops": "FP32, TFLOPS",
+    "tf32_tflops": "TF32, TFLOPS",
+    "fp16_tflops": "FP16, TFLOPS",
+    "bf16_tflops": "BF16, TFLOPS",
+    "context": "CUDA context",
+    "context_upper": "CUDA context at most",
+    "context_measured": "measured",
+    "context_source": "",
+    "parent": "slice of",
+    "mig_instances": "instances per GPU",
+    "aliases": "also called",
+    "source": "source",
+}
+_SIZES = ("memory", "usable", "context", "context_upper")
+_MIG_ONLY = ("parent", "mig_instances")
+
+
+def gpus(
+    word: Annotated[
+        str,
+        typer.Argument(
+            help="List only GPUs with this in their name, or of this generation. A full name shows that GPU in detail.",
+            metavar="NAME",
+        ),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """List the GPUs that Ullage knows, or show one in detail.
+
+    To add a GPU, put a TOML file into $ULLAGE_HOME/gpus, or pass its path.
+
+    Examples:
+
+      ullage gpus
+      ullage gpus A100
+      ullage gpus A100-40GB
+      ullage gpus local
+      ullage gpus mycard.toml
+    """
+    from ullage.hardware import gpus as all_gpus
+    from ullage.hardware import own_gpus
+
+    one = _one(word)
+    cards = [*all_gpus(), *own_gpus()]
+    part = word.strip().casefold()
+    found = [one] if one else [card for card in cards if part in card.name.casefold() or part == card.generation]
+    if not found:
+        raise UllageError(f"no GPU has {word!r} in its name; 'ullage gpus' lists them all")
+    if as_json:
+        print(json.dumps([vars(card) for card in found], default=str))
+        return
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    console.print(_details(one) if one else _table(found))
+
+
+def _one(word: str) -> GPU | None:
+    """The GPU that is named in full; `None` for a part of a name."""
+    from ullage.hardware import gpu
+
+    if not word:
+        return None
+    exact = word.strip().endswith(".toml") or word.strip().casefold().startswith("local")
+    try:
+        card = gpu(word)
+    except UnknownName:
+        return None
+    return card if exact or card.name.casefold() == word.strip().casefold() else None
+
+
+def _table(cards: list[GPU]) -> Table:
+    columns = ("memory", "usable", "SMs", "GB/s", "FP32", "FP16", "BF16", "CC", "context")
+    numbers = [Column(name, justify="right", no_wrap=True) for name in columns]
+    table = Table(Column("GPU", no_wrap=True), *numbers, "measured", caption="rates in TFLOPS, dense; CC: capability")
+    for card in cards:
+        capability = ".".join(str(part) for part in card.compute_capability or ("?", "?"))
+        rates = [_number(value) for value in (card.bandwidth, card.fp32_tflops, card.fp16_tflops, card.bf16_tflops)]
+        table.add_row(
+            card.name, format_bytes(card.memory), format_bytes(card.usable), _number(card.sms), *rates, capability,
+            format_bytes(card.context), "yes" if card.context_measured else "no",
+        )  # fmt: skip
+    return table
+
+
+def _details(card: GPU) -> Table:
+    table = Table(show_header=False, title=card.name, title_justify="left", title_style="bold")
+    for name, words in _WORDS.items():
+        value = getattr(card, name)
+        if name in _MIG_ONLY and value is None or name == "aliases" and not value:
+            continue
+        table.add_row(Text(words, style="dim"), Text(_said(name, value)))
+    return table
+
+
+def _said(name: str, value: Any) -> str:
+    if name in _SIZES:
+        return format_bytes(value) if value is None else f"{format_bytes(value)} ({value:,} bytes)"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "compute_capability" and value is not None:
+        return ".".join(map(str, value))
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return _number(value) if isinstance(value, int | float) else str(value or "unknown")
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.6g}" if value < 1000 else f"{value:,.0f}"

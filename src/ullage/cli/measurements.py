@@ -1,0 +1,157 @@
+"""`ullage measure`: runs on a real GPU, each in a fresh process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ullage.errors import InvalidValue, UllageError, UnknownName
+
+if TYPE_CHECKING:
+    from ullage.research.measure.runs import RunRequest
+
+
+_EXAMPLES = """Run training on this machine's GPU and write down what it took.
+
+WHAT is a file of configurations (.jsonl, one run a line), a training script (.py), or nothing with --random.
+
+Examples:
+
+  ullage measure runs.jsonl --out measured.jsonl
+
+  ullage measure --random 200 --seed 7 --out fresh.jsonl --cap
+
+  ullage measure train.py --out measured.jsonl -- --batch-size 64
+"""
+
+
+def measure(
+    what: Annotated[Path | None, typer.Argument(help="Configurations (.jsonl) or a training script (.py).")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script, after --.")] = None,
+    out: Annotated[Path, typer.Option(help="Append a line a run to this file; runs that it has are skipped.")] = Path(
+        "measured.jsonl"
+    ),
+    random: Annotated[int, typer.Option("--random", help="Draw so many random runs.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random runs.")] = 0,
+    avoid: Annotated[Path | None, typer.Option(help="Draw no model that occurs in this file.")] = None,
+    histories: Annotated[Path | None, typer.Option(help="Keep whole allocator histories in this folder.")] = None,
+    cap: Annotated[
+        bool, typer.Option("--cap", help="Limit each run to the bound of its estimate, and say whether it survives.")
+    ] = False,
+    at_once: Annotated[int, typer.Option(help="At most so many runs at once.", min=1)] = 8,
+    iterations: Annotated[int, typer.Option(help="Of each run.", min=1)] = 5,
+    timeout: Annotated[float, typer.Option(help="Seconds for one run.", min=1)] = 300.0,
+    list_only: Annotated[bool, typer.Option("--list", help="Print the runs and measure nothing.")] = False,
+) -> None:
+    """Run training on this machine's GPU and write down what it took."""
+    from ullage.research.measure import runs
+
+    orders = _orders(what, list(args or []), random, seed, avoid, histories, iterations)
+    if list_only:
+        for order in orders:
+            print(json.dumps(order.row))
+        return
+    name, usable = runs.local_gpu()
+    done = _measured_before(out)
+    orders = [order for order in orders if order.row["id"] not in done]
+    console = Console(stderr=True)
+    if done:
+        console.print(f"{len(done)} runs are in {out} already; {len(orders)} are left")
+    found = runs.measure(orders, name, total=usable, at_once=at_once, cap=cap, timeout=timeout)
+    _follow(found, len(orders), out, console)
+
+
+measure.__doc__ = _EXAMPLES
+
+
+def _orders(
+    what: Path | None, args: list[str], random: int, seed: int, avoid: Path | None, histories: Path | None,
+    iterations: int,
+) -> list[RunRequest]:  # fmt: skip
+    from ullage.research.measure.drawing import draw
+    from ullage.research.measure.runs import RunRequest, read_runs
+    from ullage.workloads import read_rows
+
+    if (what is None) == (random == 0):
+        raise InvalidValue("needed either a file (configurations or a script) or --random COUNT")
+    if what is None:
+        known = {str(row.get("model")) for row in read_rows(avoid)} if avoid else set()
+        return read_runs(draw(random, seed, known), iterations, histories)
+    if not what.is_file():
+        raise InvalidValue(f"cannot read {what}: no such file")
+    if what.suffix == ".py":
+        row: dict[str, Any] = {"id": what.stem, "script": str(what), "args": args}
+        history = str(histories / f"{what.stem}.npz") if histories else None
+        return [RunRequest(row=row, script=str(what), args=args, history=history)]
+    return read_runs(list(read_rows(what)), iterations, histories)
+
+
+def _measured_before(out: Path) -> set[str]:
+    from ullage.workloads.configuration import cut_torn_line, read_rows
+
+    if not out.exists():
+        return set()
+    cut_torn_line(out)
+    return {str(row.get("id")) for row in read_rows(out)}
+
+
+def _follow(found: Any, count: int, out: Path, console: Console) -> None:
+    """Write each row as it comes, and say in the end how the runs went."""
+    from rich.progress import track
+
+    tally = {"measured": 0, "ran out of memory": 0, "failed": 0, "survived": 0, "capped": 0}
+    try:
+        file = out.open("a")
+    except OSError as error:
+        raise InvalidValue(f"cannot write {out}: {error.strerror}") from None
+    with file:
+        for row in track(found, "measuring", total=count, console=console):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            outcome = "failed" if "failed" in row else "ran out of memory" if "oom" in row else "measured"
+            tally[outcome] += 1
+            if "capped" in row:
+                tally["capped"] += 1
+                tally["survived"] += row["capped"]["survived"]
+            if outcome != "measured":
+                console.print(f"{row['id']} {row.get('model', '')}: {row.get('failed') or row.get('oom')}")
+    print(f"{tally['measured']} measured, {tally['ran out of memory']} out of memory, {tally['failed']} failed: {out}")
+    if tally["capped"]:
+        print(f"under the bound of the estimate {tally['survived']} of {tally['capped']} survived")
+
+
+# `ullage diff`: the first request in which a virtual run differs from a recorded one.
+
+
+def diff(
+    row: Annotated[str, typer.Argument(help="The id of a measured run.")],
+    truth: Annotated[Path, typer.Option(help="Measured runs: a JSONL file; histories lie beside it.")],
+    gpu: Annotated[str, typer.Option(help="The GPU it was measured on.")] = "H200",
+    around: Annotated[int, typer.Option(help="How many requests to show before and after.", min=1)] = 6,
+) -> None:
+    """Show the first request in which the virtual run differs from the recorded one, and who asked.
+
+    Example: ullage diff d0149 --truth h200_train_steps.jsonl
+    """
+    from ullage.research.measure.differences import first_difference, recorded_requests, virtual_requests
+    from ullage.workloads import Configuration, read_rows, train
+
+    rows = {str(line.get("id")): line for line in read_rows(truth)}
+    if row not in rows:
+        raise UnknownName("measured run", row, rows)
+    history = rows[row].get("events")
+    if not history:
+        with_history = [name for name, line in rows.items() if line.get("events")]
+        raise UllageError(
+            f"run {row} has no recorded history; {len(with_history)} runs have: {', '.join(with_history[:8])} ..."
+        )
+    configuration = Configuration.from_row(rows[row])
+    recorded = recorded_requests(truth.parent / history)
+    virtual = virtual_requests(lambda: train(configuration), gpu)
+    found = first_difference(recorded, virtual, around)
+    print(f"{rows[row]['model']}: {len(recorded):,} requests and frees recorded, {len(virtual):,} on the virtual GPU")
+    print(found if found is not None else "no difference")

@@ -1,0 +1,358 @@
+"""`ullage top`: what the GPUs and the processes on them do now, live, once, as JSON, or recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ullage.cli.options import Json
+from ullage.errors import InvalidValue
+from ullage.units import GIB, parse_duration
+
+if TYPE_CHECKING:
+    from ullage.monitor import Monitor
+    from ullage.monitor.readings import Source
+
+
+_PIPED_WIDTH = 140  # a pipe has no width of its own
+_DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
+_HELP = """Show what GPUs do: memory, activity, power, temperature, clocks, PCIe, and the processes on them.
+
+What is not known is shown as '-' (null in JSON). GRACT, SMACT, SMOCC, DRAMA and TENSOR are means since the last look.
+
+Examples:
+
+  ullage top
+
+  ullage top --once --json
+
+  ullage top --interval 5s --record readings.jsonl
+
+  ullage top --virtual ~/.local/state/ullage/cards/serve
+"""
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one reading and stop.")] = False,
+    as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="With --json: a line a reading, until Ctrl-C.")] = False,
+    interval: Annotated[str, typer.Option(help="Time between two readings, such as 1s or 500ms.")] = "1s",
+    count: Annotated[int | None, typer.Option(help="Stop after so many readings.", min=1)] = None,
+    virtual: Annotated[
+        Path | None,
+        typer.Option(help="Watch the virtual cards of this folder; without a GPU, those of 'ullage serve' are found."),
+    ] = None,
+    record: Annotated[Path | None, typer.Option(help="Append every reading to this file, a line of JSON each.")] = None,
+) -> None:
+    """Show what GPUs and the processes on them do now."""
+    from ullage.monitor import Monitor
+
+    seconds = parse_duration(interval)
+    if not 0.1 <= seconds <= 3600:
+        raise InvalidValue(f"needed an interval from 0.1s to 1h; found {interval!r}")
+    if once and (watch or count):
+        raise InvalidValue("--once prints one reading; leave out --watch and --count, or --once")
+    live = not as_json and not once and sys.stdout.isatty()
+    # Without a terminal there is nothing to redraw: one reading, unless somebody wants them all in a file.
+    endless = live or watch or (record is not None and not once)
+    limit = count if count is not None else None if endless else 1
+    with _recording(record) as file, contextlib.suppress(KeyboardInterrupt), _terminated_like_ctrl_c():
+        monitor = Monitor(_source(virtual, seconds), seconds, max(90.0, seconds), host_interval=0.0)
+        try:
+            with _shown(as_json, live, silent=record is not None and not once and not watch) as show:
+                _go_on(monitor, seconds, limit, show, file)
+        finally:
+            monitor.source.close()
+
+
+top.__doc__ = _HELP
+
+
+def _go_on(
+    monitor: Monitor, interval: float, limit: int | None, show: Callable[[dict[str, Any]], None], file: IO[str] | None
+) -> None:
+    """Look, show, wait; the first look only starts the counters that need two."""
+    from ullage.monitor.snapshot import snapshot
+
+    monitor.look()
+    first = interval if limit != 1 else _DCGM_SPEAKS if monitor.source.name == "dcgm" else min(interval, 1.0)
+    due = time.monotonic() + first
+    done = 0
+    while limit is None or done < limit:
+        time.sleep(max(0.0, due - time.monotonic()))
+        due = max(due + interval, time.monotonic())
+        monitor.look()
+        now = snapshot(monitor)
+        if file is not None:
+            file.write(json.dumps(now) + "\n")
+            file.flush()
+        show(now)
+        done += 1
+
+
+def _source(virtual: Path | None, interval: float) -> Source:
+    """As named; without a GPU the virtual cards of this home, if it has some: a daemon serves them."""
+    from ullage.errors import NoGPUSource
+    from ullage.home import home
+    from ullage.monitor import best_source
+    from ullage.monitor.readings import AT_EVERY_LOOK
+
+    try:
+        return best_source(virtual, interval, rates=AT_EVERY_LOOK)
+    except NoGPUSource:
+        folders = [folder for folder in sorted((home() / "cards").glob("*")) if folder.is_dir()]
+        if virtual is not None or len(folders) != 1:
+            raise
+        return best_source(folders[0], interval)
+
+
+@contextlib.contextmanager
+def _shown(as_json: bool, live: bool, silent: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH)
+    plain = console.options.ascii_only
+    if as_json:
+        yield lambda now: print(json.dumps(now), flush=True)
+    elif live:
+        from rich.live import Live
+
+        with Live(console=console, screen=True, auto_refresh=False) as picture:
+            yield lambda now: picture.update(view(now, console.width, console.height, plain), refresh=True)
+    elif silent:
+        yield lambda now: None
+    else:
+        yield lambda now: console.print(view(now, console.width, ascii_only=plain))
+
+
+@contextlib.contextmanager
+def _recording(path: Path | None) -> Iterator[IO[str] | None]:
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise InvalidValue(f"needed a file to record to; {path} cannot be written: {error.strerror}") from None
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """A polite kill gives the terminal back and ends child processes too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# How `ullage top` looks: a row a GPU, then a row a process; narrow terminals get fewer columns.
+
+Gpu = dict[str, Any]
+UNKNOWN = "-"
+_FULL, _BUSY = 0.9, 0.8  # memory shown in red; SM activity from which another job would suffer shown in yellow
+_NAME, _LEAST_BAR, _MOST_BAR, _SIZES = 14, 6, 24, 9  # widths of columns
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    width: int
+    cell: Callable[[Gpu], Text]
+    left: bool = False
+
+
+def view(snapshot: dict[str, Any], width: int, height: int | None = None, ascii_only: bool = False) -> RenderableType:
+    """The whole picture for a terminal of this size; `height` limits the rows of processes.
+
+    Console().print(view(snapshot(monitor), width=80))
+    """
+    gpus = snapshot["gpus"]
+    columns, hidden = _fitting(width)
+    parts: list[RenderableType] = [_heading(snapshot, width), _gpu_table(gpus, columns, width, ascii_only)]
+    if hidden:
+        parts.append(Text(f"a wider terminal shows {', '.join(hidden)} too", style="dim"))
+    room = None if height is None else max(1, height - len(gpus) - len(parts) - 4)
+    parts += [Text(""), _process_table(gpus, width, room)]
+    if snapshot["hint"]:
+        parts.append(Text(snapshot["hint"], style="dim"))
+    return Group(*parts)
+
+
+def _heading(snapshot: dict[str, Any], width: int) -> Text:
+    clock = time.strftime("%H:%M:%S", time.localtime(snapshot["time"]))
+    count = sum(not gpu["mig"] for gpu in snapshot["gpus"])
+    said = f"ullage top  {clock}  {count} GPU{'' if count == 1 else 's'}, source {snapshot['source']}"
+    if snapshot["failures"]:
+        said += f", {snapshot['failures']} looks failed"
+    heading = Text(said, style="bold")
+    heading.truncate(width, overflow="ellipsis")
+    return heading
+
+
+# GPUs.
+
+
+def _fitting(width: int) -> tuple[list[_Column], list[str]]:
+    """The columns that there is room for, the most telling first, and the titles of the others."""
+    shown = list(_ALWAYS)
+    hidden: list[str] = []
+    left = width - sum(column.width + 1 for column in _ALWAYS) - (2 + 1 + _NAME + 1 + _LEAST_BAR + 1 + _SIZES)
+    for column in _WHEN_WIDE:
+        if not hidden and left >= column.width + 1:
+            shown.append(column)
+            left -= column.width + 1
+        else:
+            hidden.append(column.title)
+    return shown, hidden
+
+
+def _gpu_table(gpus: list[Gpu], columns: list[_Column], width: int, ascii_only: bool) -> Table:
+    spare = width - sum(column.width + 1 for column in columns) - (2 + 1 + 1 + _LEAST_BAR + 1 + _SIZES)
+    name = max(4, min(max((len(_name(gpu)) for gpu in gpus), default=4), spare, 2 * _NAME))
+    bar = max(_LEAST_BAR, min(_MOST_BAR, _LEAST_BAR + spare - name))
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", expand=False)
+    table.add_column("", width=2, no_wrap=True)
+    table.add_column("GPU", width=name, no_wrap=True, overflow="ellipsis")
+    table.add_column("memory", width=bar, no_wrap=True)
+    table.add_column("GiB", width=_SIZES, no_wrap=True, justify="right")
+    for column in columns:
+        table.add_column(column.title, width=column.width, no_wrap=True, justify="right")
+    for gpu in gpus:
+        first = Text("" if gpu["mig"] else str(gpu["index"]), style="bold")
+        if gpu["lost"]:
+            table.add_row(
+                first, Text(_name(gpu)), Text("lost", style="bold red"), *[Text(UNKNOWN)] * (len(columns) + 1)
+            )
+        else:
+            cells = [column.cell(gpu) for column in columns]
+            table.add_row(first, Text(_name(gpu)), _bar(gpu, bar, ascii_only), _memory(gpu), *cells)
+    return table
+
+
+def _name(gpu: Gpu) -> str:
+    name = str(gpu["name"]).removeprefix("NVIDIA ")
+    if gpu["mig"]:
+        return "└ " + name[name.find("MIG") :] if "MIG" in name else f"└ {name}"
+    return name
+
+
+def _bar(gpu: Gpu, width: int, ascii_only: bool) -> Text:
+    used, total = gpu["memory_used"], gpu["memory_total"]
+    if used is None or not total:
+        return Text(UNKNOWN)
+    share = min(1.0, used / total)
+    filled = int(share * width) or (1 if used else 0)  # full only when full
+    full, empty = ("#", ".") if ascii_only else ("█", "░")
+    style = "red" if share >= _FULL else "green"
+    return Text(full * filled, style=style) + Text(empty * (width - filled), style="dim")
+
+
+def _memory(gpu: Gpu) -> Text:
+    return _pair(_gib(gpu["memory_used"]), _gib(gpu["memory_total"]))
+
+
+def _gib(size: int | None) -> str:
+    if size is None:
+        return UNKNOWN
+    value = size / GIB
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def _share(key: str) -> Callable[[Gpu], Text]:
+    def cell(gpu: Gpu) -> Text:
+        value = gpu[key]
+        busy = key == "smact" and value is not None and value > _BUSY
+        return Text(UNKNOWN if value is None else f"{value * 100:.0f}%", style="yellow" if busy else "")
+
+    return cell
+
+
+def _number(key: str, unit: str) -> Callable[[Gpu], Text]:
+    return lambda gpu: Text(UNKNOWN if gpu[key] is None else f"{gpu[key]:.0f}{unit}")
+
+
+def _clocks(gpu: Gpu) -> Text:
+    return _pair(*(UNKNOWN if gpu[key] is None else f"{gpu[key]:.0f}" for key in ("sm_clock_mhz", "memory_clock_mhz")))
+
+
+def _traffic(gpu: Gpu) -> Text:
+    return _pair(_rate(gpu["pcie_rx_bps"]), _rate(gpu["pcie_tx_bps"]))
+
+
+def _pair(one: str, other: str) -> Text:
+    return Text(UNKNOWN if one == other == UNKNOWN else f"{one}/{other}")
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            scaled = value / factor
+            return f"{scaled:.{1 if scaled < 10 else 0}f}{unit}"
+    return f"{value:.0f}"
+
+
+_ALWAYS = [
+    _Column("GRACT", 5, _share("gract")),
+    _Column("SMACT", 5, _share("smact")),
+    _Column("SMOCC", 5, _share("smocc")),
+    _Column("DRAMA", 5, _share("drama")),
+]
+_WHEN_WIDE = [
+    _Column("power", 5, _number("power_w", "W")),
+    _Column("TENSOR", 6, _share("tensor")),
+    _Column("temp", 5, _number("temperature_c", "°C")),
+    _Column("PCIe in/out", 11, _traffic),
+    _Column("MHz SM/mem", 10, _clocks),
+    _Column("UTIL", 4, _share("utilization")),
+]
+
+
+# Processes.
+
+
+def _process_table(gpus: list[Gpu], width: int, room: int | None) -> Table | Text:
+    rows = [(gpu, process) for gpu in gpus for process in gpu["processes"] or []]
+    unknown = [gpu for gpu in gpus if gpu["processes"] is None]
+    if not rows:
+        return Text("processes are unknown" if unknown else "no processes on these GPUs", style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", width=width)
+    for title, size in (("GPU", 3), ("pid", 8)):
+        table.add_column(title, width=size, no_wrap=True, justify="right")
+    table.add_column("user", width=8 if width < 100 else 14, no_wrap=True, overflow="ellipsis")
+    for title, size in (("GiB", 6), ("CPU", 6), ("RAM GiB", 7)):
+        table.add_column(title, width=size, no_wrap=True, justify="right")
+    table.add_column("command", no_wrap=True, overflow="ellipsis", ratio=1)
+    shown = rows if room is None or len(rows) <= room else rows[: max(0, room - 1)]
+    for gpu, process in shown:
+        cpu = UNKNOWN if process["cpu"] is None else f"{process['cpu'] * 100:.0f}%"
+        table.add_row(
+            str(gpu["index"]), str(process["pid"]), _said(process["user"]), _gib(process["memory"]), cpu,
+            _gib(process["ram"]), _said(process["command"]),
+        )  # fmt: skip
+    if len(shown) < len(rows):
+        table.add_row("", "", "", "", "", "", Text(f"and {len(rows) - len(shown)} more", style="dim"))
+    return table
+
+
+def _said(text: str | None) -> Text:
+    """In one line and without control characters: anybody may name a process so that it would upset a terminal."""
+    if not text:
+        return Text(UNKNOWN)
+    return Text("".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split())))

@@ -1,0 +1,240 @@
+"""`ullage train`: estimators trained on one's own measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ullage.cli.options import Json
+from ullage.errors import InvalidValue, UnknownName
+
+if TYPE_CHECKING:
+    from ullage.research.training.networks import Trained
+    from ullage.research.training.regression import Outcome
+
+train = typer.Typer(
+    help="Train estimators on measured data: walknet, fast, regression.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+FAMILIES = ("mlp", "cnn", "transformer")
+Data = Annotated[Path, typer.Option(help="Rows of 'ullage dataset clean' (Parquet), or the authors' table (.csv).")]
+Family = Annotated[str, typer.Option(help="The family of models: mlp, cnn or transformer.", metavar="NAME")]
+Seed = Annotated[int, typer.Option(help="What chance is drawn from: the same seed gives the same weights.", min=0)]
+
+
+def check_file(path: Path | None) -> None:
+    """A file that cannot be written is told of before an hour of training."""
+    if path is not None and (not path.parent.is_dir() or path.is_dir()):
+        raise InvalidValue(f"cannot write {path}: needed a file in a folder that exists")
+
+
+@contextmanager
+def bars() -> Iterator[tuple[Callable[[str, int], None], Callable[[str], None]]]:
+    """A progress bar for every training: `begin(name, steps)` and `notify(text)`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[told]}"), console=Console(stderr=True)) as progress:
+        tasks: list[Any] = []
+
+        def begin(name: str, steps: int) -> None:
+            tasks.append(progress.add_task(name.ljust(28), total=steps, told=""))
+
+        def notify(told: str) -> None:
+            progress.update(tasks[-1], advance=1, told=told)
+
+        yield begin, notify
+
+
+@train.command()
+def walknet(
+    data: Data,
+    family: Family,
+    out: Annotated[Path, typer.Option(help="Write the weights here.", metavar="FILE.safetensors")],
+    estimator: Annotated[str, typer.Option(help="mlp (an ensemble) or transformer.", metavar="NAME")] = "mlp",
+    bin: Annotated[str, typer.Option("--bin", help="The width of a class of memory.", metavar="SIZE")] = "1GiB",
+    seed: Seed = 1,
+    epochs: Annotated[
+        int | None, typer.Option(help="Rounds over the data.", min=1, show_default="by estimator")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write scores and pictures as one HTML page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train walknet: networks over features from a walk through our allocator model.
+
+    They classify jobs into bins of memory.
+
+    30 % of the rows are held out, the rest is cross-validated in 3 folds with a new network in each; then a network
+    learns from all of the rest and is tested once.
+
+    Examples:
+
+      ullage train walknet --data h200.parquet --family cnn --out cnn.safetensors
+
+      ullage train walknet --data x.parquet --family mlp --estimator transformer --out w.safetensors --report x.html
+    """
+    from dataclasses import replace
+
+    from ullage.estimation.estimators.walknet.networks import save
+    from ullage.research.training.examples import examples_of, read_rows
+    from ullage.research.training.networks import SCHEDULES
+    from ullage.research.training.networks import train as learn
+    from ullage.units import parse_bytes
+
+    check_family(family)
+    if estimator not in SCHEDULES:
+        raise UnknownName("walknet estimator", estimator, SCHEDULES, hint="mlp or transformer")
+    for file in (out, report):
+        check_file(file)
+    width = parse_bytes(bin)
+    if width < 1 << 20:
+        raise InvalidValue(f"--bin: needed a class of at least 1 MiB; found {bin}")
+    schedule = replace(SCHEDULES[estimator], epochs=epochs or SCHEDULES[estimator].epochs)
+    examples = examples_of(read_rows(data, family))
+    with bars() as (begin, notify):
+        result = learn(
+            examples,
+            family=family,
+            estimator=estimator,
+            bin=width,
+            seed=seed,
+            schedule=schedule,
+            begin=begin,
+            notify=notify,
+        )
+    save(result.network, result.card, out)
+    if report is not None:
+        from ullage.research.training.report import write_report
+
+        write_report(result, examples, report)
+    if as_json:
+        print(json.dumps({"out": str(out), "figures": result.card.figures, "rows": result.card.rows}))
+        return
+    _print_trained(result, out)
+
+
+def check_family(family: str) -> None:
+    """Refuse a family that there is not."""
+    if family not in FAMILIES:
+        raise UnknownName("family", family, FAMILIES, hint="one of " + ", ".join(FAMILIES))
+
+
+def _print_trained(result: Trained, out: Path) -> None:
+    from rich.table import Table
+
+    table = Table("part", "rows", "accuracy", "precision", "recall", "F1", "too low", "too high")
+    parts = [(f"fold {number}", one) for number, one in enumerate(result.validation, 1)] + [("test", result.test)]
+    for name, one in parts:
+        values = (one.accuracy, one.precision, one.recall, one.f1, one.under, one.over)
+        table.add_row(name, str(one.rows), *(f"{value:.3f}" for value in values))
+    Console(width=110).print(table)
+    print(f"weights: {out} ({out.stat().st_size >> 10} KiB)")
+
+
+@train.command()
+def fast(
+    data: Annotated[list[Path], typer.Option(help="Rows of 'ullage dataset clean' (Parquet); repeat it for more.")],
+    out: Annotated[Path, typer.Option(help="Write the trees here.", metavar="FILE.safetensors")],
+    real: Annotated[
+        Path | None, typer.Option(help="Real models measured by 'ullage measure' (JSONL), to learn from as well.")
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write what trees that had not seen a model's family say of it, for 'ullage evaluate --resume'."
+        ),
+    ] = None,
+    seed: Seed = 1,
+    as_json: Json = False,
+) -> None:
+    """Train fast: a closed formula over totals, corrected by trees, with a 99 % bound calibrated on unseen jobs.
+
+    Examples:
+
+      ullage train fast --data h200.parquet --real benchmarks/data/h200_runs.jsonl.gz --out fast.safetensors
+    """
+    from ullage.estimation.estimators.fast.estimator import save
+    from ullage.research.training.examples import read_rows
+    from ullage.research.training.fast import FOLDS, jobs_of, read_real, train_fast, write_records
+
+    for file in (out, records):
+        check_file(file)
+    rows = [row for file in data for row in read_rows(file)]
+    with bars() as (begin, notify):
+        known: list[dict[str, Any]] = []
+        if real is not None:
+            known = read_real(real, begin, notify)
+        begin("trees", FOLDS + 1)
+        model, unseen = train_fast(jobs_of(rows, known), gpu=str(rows[0].get("gpu")), seed=seed, begin=notify)
+    save(model, out)
+    if records is not None:
+        write_records(records, known, unseen, len(rows), str(rows[0].get("gpu")))
+    if as_json:
+        print(json.dumps({"out": str(out), "card": model.card, "shift": model.shift}))
+        return
+    _print_fast(model.card, out)
+
+
+def _print_fast(card: dict[str, Any], out: Path) -> None:
+    from rich.table import Table
+
+    table = Table(
+        "jobs", "count", "median error", "mean", "too low", "below the bound", "bound lies above", "formula alone"
+    )
+    for name in ("generated", "real"):
+        found = card[name]
+        if found:
+            columns = ("median", "mean", "under", "covered", "bound_above", "formula_median")
+            table.add_row(name, str(found["jobs"]), *(f"{found[column]:.1%}" for column in columns))
+    console = Console(width=130)
+    console.print(table)
+    print("reserved memory; every job judged by trees that had not seen its group (a family of real models)")
+    print(f"trees: {out} ({out.stat().st_size >> 10} KiB)")
+
+
+@train.command()
+def regression(
+    data: Data,
+    family: Family,
+    seed: Seed = 1,
+    epochs: Annotated[int, typer.Option(help="Rounds over the data.", min=1)] = 150,
+    as_json: Json = False,
+) -> None:
+    """Show why a plain regression of memory fails, and what makes it work, one change at a time.
+
+    Examples:
+
+      ullage train regression --data gpumemnet_mlp_a100.csv --family mlp
+    """
+    from ullage.research.training.examples import examples_of, read_rows
+    from ullage.research.training.regression import compare
+
+    check_family(family)
+    examples = examples_of(read_rows(data, family))
+    with bars() as (begin, notify):
+        outcomes = compare(examples, seed=seed, epochs=epochs, begin=begin, notify=notify)
+    if as_json:
+        from dataclasses import asdict
+
+        print(json.dumps([asdict(one) for one in outcomes]))
+        return
+    _print_outcomes(outcomes)
+
+
+def _print_outcomes(outcomes: list[Outcome]) -> None:
+    from rich.table import Table
+
+    table = Table("regression of memory", "epoch 1, MiB off", "last, MiB off", "test, MiB off", "median", "too low",
+                  "below its 99 %", "right GiB")  # fmt: skip
+    for one in outcomes:
+        sizes = (f"{value:,.0f}" for value in (one.first, one.last, one.error_mib))
+        table.add_row(one.name, *sizes, f"{one.error_median:.1%}", f"{one.under:.0%}", f"{one.below_high:.1%}",
+                      f"{one.same_bin:.1%}")  # fmt: skip
+    Console(width=140).print(table)

@@ -1,0 +1,151 @@
+"""What would make a job fit: every option is estimated, none is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU, gpus
+from ullage.hardware import gpu as find_gpu
+from ullage.workloads import Configuration
+
+Run = Callable[[Configuration, GPU], Estimate]
+Report = Callable[[str], Any]
+
+LIGHTER = {  # optimizers that keep less beside each weight, the most alike first
+    "adam": ("adafactor", "sgdm"),
+    "adamw": ("adafactor", "sgdm"),
+    "adamw_fused": ("adafactor", "sgdm"),
+    "rmsprop": ("sgd",),
+    "adagrad": ("sgd",),
+    "sgdm": ("sgd",),
+}
+BF16_CAPABILITY = (8, 0)
+MOST_TRIED_DIVISORS = 3
+MOST_TRIED_GPUS = 4
+WORTH_NAMING = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One change with the estimate of the changed job; `failed` says why there is none."""
+
+    change: str
+    estimate: Estimate | None
+    failed: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job fits with this change."""
+        return self.estimate is not None and self.estimate.fits
+
+
+def options(
+    configuration: Configuration,
+    gpu: str | GPU,
+    run: Run,
+    progress: Report | None = None,
+    answer: Estimate | None = None,
+) -> list[Option]:
+    """What would make a configuration fit on a GPU, each option with its estimate, the least change first.
+
+    `progress` hears what is being estimated; `run` estimates one configuration on one GPU; `answer` is the estimate
+    of the job as it is, where there is one already.
+
+    >>> from ullage.workloads import Configuration
+    >>> job = Configuration(model="mlp:x", widths=[4096, 65536, 4096], batch_size=8)
+    >>> [option.change for option in options(job, "GTX-1650") if option.fits][-1]      # doctest: +SKIP
+    'a larger GPU: T4'
+    """
+    adviser = _Adviser(configuration, find_gpu(gpu), progress or (lambda text: None), run)
+    return adviser.options(answer)
+
+
+def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Report | None = None) -> Option | None:
+    """The smallest whole GPU of the catalogue on which the job fits; `None` where even the largest is too small."""
+    larger = [card for card in gpus() if not card.is_mig and card.usable > answer.gpu_memory]
+    roomy = [card for card in larger if card.usable >= answer.peaks[0] + (card.context or 0)]
+    for card in sorted(roomy, key=lambda card: (card.usable, card.name))[:MOST_TRIED_GPUS]:
+        if progress is not None:
+            progress(f"on {card.name}")
+        found = run(card)
+        if found.fits:
+            return Option(f"a larger GPU: {card.name}", found)
+    return None
+
+
+class _Adviser:
+    """One job that does not fit, and the variants of it that were estimated."""
+
+    def __init__(self, job: Configuration, gpu: GPU, progress: Report, run: Run) -> None:
+        self._job, self._gpu, self._progress, self._run = job, gpu, progress, run
+
+    def options(self, answer: Estimate | None) -> list[Option]:
+        answer = answer or self._estimate("as it is")
+        changes = list(self._changes())
+        found = [self._option(words, **change) for words, change in changes]
+        alone = {words: change for words, change in changes if "optimizer" not in change}
+        if len(alone) > 1 and not any(option.fits for option in found):
+            together = {name: value for change in alone.values() for name, value in change.items()}
+            found.append(self._option(" and ".join(alone), **together))
+        batch = self._largest_batch()
+        if batch is not None:
+            found += self._accumulated(batch)
+            found.append(batch)
+        larger = larger_gpu(lambda card: self._run(self._job, card), answer, self._progress)
+        found += [larger] if larger is not None else []
+        return [option for option in found if option.fits or option.failed or _helps(option, answer)]
+
+    def _changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        job = self._job
+        if job.precision in ("fp32", "tf32"):
+            wide = (self._gpu.compute_capability or (0, 0)) >= BF16_CAPABILITY
+            precision = "amp_bf16" if wide else "amp_fp16"
+            yield f"mixed precision ({precision})", {"precision": precision}
+        if not job.checkpointing:
+            yield "activation checkpointing", {"checkpointing": True}
+        for optimizer in LIGHTER.get(job.optimizer, ()):
+            yield f"optimizer {optimizer} for {job.optimizer}", {"optimizer": optimizer}
+
+    def _estimate(self, words: str, **change: Any) -> Estimate:
+        self._progress(words)
+        return self._run(replace(self._job, **change), self._gpu)
+
+    def _option(self, words: str, **change: Any) -> Option:
+        try:
+            return Option(words, self._estimate(words, **change))
+        except Exception as error:  # a model may refuse a change in any way; the other options are still worth it
+            text = str(error).strip().splitlines() or [type(error).__name__]
+            return Option(words, None, text[0])
+
+    def _largest_batch(self) -> Option | None:
+        """The largest batch that fits below the present one, by halving; the next one does not fit."""
+        low, high = 0, self._job.batch_size
+        best: Estimate | None = None
+        while high - low > 1:
+            middle = (low + high) // 2
+            answer = self._estimate(f"batch {middle}", batch_size=middle)
+            if answer.fits:
+                low, best = middle, answer
+            else:
+                high = middle
+        return Option(f"batch {low} for {self._job.batch_size}", best) if best is not None else None
+
+    def _accumulated(self, batch: Option) -> list[Option]:
+        """The same batch in equal parts whose gradients are added up; part sizes that divide it, the largest first."""
+        whole, largest = self._job.batch_size, int(batch.change.split()[1])
+        divisors = [part for part in range(largest, 0, -1) if whole % part == 0]
+        for part in divisors[:MOST_TRIED_DIVISORS]:
+            times = whole // part
+            words = f"gradient accumulation: {times} micro-batches of {part}"
+            option = self._option(words, batch_size=part, gradient_accumulation=times * self._job.gradient_accumulation)
+            if option.fits:
+                return [option]
+        return []
+
+
+def _helps(option: Option, answer: Estimate) -> bool:
+    """Whether a change that is not enough alone is worth naming."""
+    return option.estimate is not None and option.estimate.figure < WORTH_NAMING * answer.figure

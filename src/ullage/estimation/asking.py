@@ -1,0 +1,171 @@
+"""`ullage.estimate`, and the same question about a workload that is already known."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.estimation.estimators.registry import check_name, estimators, find
+from ullage.hardware import GPU
+from ullage.hardware import gpu as find_gpu
+from ullage.workloads.workload import Workload, workload_of
+
+if TYPE_CHECKING:
+    from ullage.allocator import AllocatorConfig
+    from ullage.estimation.result import Estimate
+    from ullage.estimation.timeline.trace import Trace
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _names_unknown_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """An option that the function does not have raises `UnknownName` with the nearest ones, not `TypeError`."""
+    options = [name for name, it in inspect.signature(function).parameters.items() if it.kind is it.KEYWORD_ONLY]
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **given: _P.kwargs) -> _R:
+        for name in given:
+            if name not in options and name != "source":
+                raise UnknownName("option", name, options)
+        return function(*args, **given)
+
+    return call
+
+
+@_names_unknown_options
+def estimate(
+    source: str | Path | Callable[[], Any],
+    *,
+    gpu: str | GPU = "H200",
+    estimator: str = "ullage",
+    steps: int | None = 3,
+    batch_size: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    sequence_length: int | None = None,
+    num_classes: int | None = None,
+    optimizer: str | None = None,
+    precision: str | None = None,
+    gradient_accumulation: int | None = None,
+    checkpointing: bool = False,
+    attention: str | None = None,
+    channels_last: bool = False,
+    freeze: str | Sequence[str] | None = None,
+    lora_rank: int | None = None,
+    inference: bool = False,
+    config: str | Path | Mapping[str, Any] | None = None,
+    set: Mapping[str, Any] | None = None,
+    args: Sequence[str] | None = None,
+    module: bool = False,
+    timeout: float | None = None,
+    show_output: bool = False,
+    trace: Trace | None = None,
+    trace_file: str | Path | None = None,
+    allocator_config: AllocatorConfig | None = None,
+) -> Estimate:
+    """Estimate how much memory a training job will take on `gpu`. No GPU is needed.
+
+    Args:
+        source: A model's name (`"torchvision:resnet50"`, `"timm:NAME"`, `"hf:CLASS"`, `"package.module:factory"`), a
+            function without arguments that trains on "cuda", the path of a script, or a text file with a model
+            summary for the estimators that read one.
+        gpu: A name from `ullage.gpus()`, the path of a TOML file, `"local"`, or a `GPU`.
+        estimator: Which estimator to use; one of `ullage.estimators()`.
+        steps: Follow the job for at least this many optimizer steps; `None` lets it run to its end.
+        allocator_config: Settings of PyTorch's allocator. By default those of `PYTORCH_ALLOC_CONF`.
+
+    For a model's name:
+
+    Args:
+        batch_size: Samples in a batch. Default: 32.
+        input_shape: Shape of one sample, such as `(3, 224, 224)`. Default: what the model was made for.
+        sequence_length: Tokens in a sample. Default: the model's limit, at most 1024.
+        num_classes: Default: the model's own number.
+        optimizer: `"adamw"` (the default), `"sgd"`, `"adam_fused"`, ... or any class of `torch.optim`.
+        precision: `"fp32"` (the default), `"tf32"`, `"amp_fp16"`, `"amp_bf16"`, `"bf16"` or `"fp16"`.
+        gradient_accumulation: Batches for each optimizer step. Default: 1.
+        checkpointing: Recompute activations in the backward pass.
+        attention: `"sdpa"`, `"eager"`, `"flash"`, `"efficient"`, `"cudnn"` or `"math"`.
+        channels_last: Images and weights in channels-last order.
+        freeze: Layers that are not trained, by name or pattern.
+        lora_rank: Train only LoRA adapters of this rank.
+        inference: The forward pass only, without gradients.
+        config: The config of an `hf:` model: a JSON file, a folder with a `config.json`, or a dict.
+        set: Single values: of that config, arguments of the model, or options of the estimator with its name before
+            them, as in `{"deepspeed.stage": 3}`.
+
+    For a script:
+
+    Args:
+        args: The script's own arguments.
+        module: `source` is the name of a module, as in `python -m`.
+        timeout: Give up after this many seconds. Default: 300.
+        show_output: Show what the script prints, on standard error.
+        trace_file: Save every request to this file.
+
+    For a model's name or a function:
+
+    Args:
+        trace: An empty `Trace`, which is filled with every request.
+
+    Returns:
+        An `Estimate`; `print` shows it as a report.
+
+    Raises:
+        UllageError: With one message that says what was needed and what was found.
+
+    >>> estimate("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64], gpu="A100-40GB").fits
+    True
+    >>> estimate("torchvision:resnet18", batch_size=8, estimator="accelerate").figure_kind
+    'allocated'
+
+    Not covered: several GPUs, except by the estimators that have an option for it.
+    """
+    options = {name: value for name, value in locals().items() if name not in ("source", "gpu", "estimator")}
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    given["steps"] = steps
+    check_name(estimator)
+    return estimate_workload(workload_of(source, given, estimator), gpu, estimator)
+
+
+def estimate_workload(workload: Workload, gpu: str | GPU, estimator: str = "ullage") -> Estimate:
+    """The estimate of one workload on one GPU.
+
+    >>> from ullage.workloads.configuration import Configuration
+    >>> mlp = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
+    >>> estimate_workload(mlp, "T4").fits
+    True
+    """
+    return find(estimator).estimate(workload, find_gpu(gpu))
+
+
+def ask(name: str, row: dict[str, Any], gpu: str) -> Estimate | str:
+    """The estimate that an estimator gives for a line of measurements, or the reason why it does not support it.
+
+    Everything is plain values, so that another process can be asked. `Workload.from_row` says what a line holds.
+
+    >>> ask("ullage", {"model": "mlp:x", "widths": [8, 4], "batch": 2}, "T4").figure_kind
+    'process'
+    """
+    found = find(name)
+    workload = Workload.from_row(row)
+    reason = found.supports(workload)
+    return reason if reason is not None else found.run(workload, find_gpu(gpu))
+
+
+def estimator_list(text: str) -> list[str]:
+    """The estimators that "all" or a comma-separated list means, each once.
+
+    >>> estimator_list("ullage, ullage")
+    ['ullage']
+    """
+    if text.strip().casefold() == "all":
+        return estimators()
+    names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise InvalidValue(f"needed 'all' or names of estimators, separated by commas; found {text!r}")
+    return [find(name).name for name in names]

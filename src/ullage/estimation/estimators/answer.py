@@ -1,0 +1,75 @@
+"""The answer of an estimator that knows one figure: everything else is left out, and a note says what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.estimation.result import BREAKDOWN_WORDS, Estimate
+from ullage.hardware import GPU
+
+_FIELDS = {"allocated": "peak_allocated", "reserved": "peak_reserved", "process": "process_memory"}
+
+
+def answer(
+    name: str,
+    gpu: GPU,
+    kind: str,
+    parts: Mapping[str, int],
+    *,
+    seconds: float,
+    notes: Sequence[str],
+    known: Mapping[str, int | None] | None = None,
+    source: str | None = None,
+) -> Estimate:
+    """An estimate whose figure is the sum of `parts` (names of the breakdown) and of the given kind.
+
+    `known` are further figures that the estimator does know, such as `peak_reserved`.
+
+    >>> from ullage.hardware import gpu
+    >>> e = answer("horus", gpu("T4"), "process", {"parameters": 400, "activations": 600}, seconds=0.1, notes=[])
+    >>> e.figure, e.peak_allocated, e.fits
+    (1000, None, True)
+    """
+    unknown = set(parts) - set(BREAKDOWN_WORDS)
+    if unknown or kind not in _FIELDS:
+        raise InvalidValue(f"no such part or kind of memory: {', '.join(sorted(unknown)) or kind}")
+    figure = sum(parts.values())
+    figures: dict[str, Any] = dict.fromkeys(("peak_allocated", "peak_reserved", "process_memory", "upper"))
+    figures |= dict(known or {}) | {_FIELDS[kind]: figure}
+    return Estimate(
+        gpu=gpu.name,
+        gpu_memory=gpu.usable,
+        breakdown={part: parts[part] for part in BREAKDOWN_WORDS if part in parts},
+        fits=figure <= gpu.usable,
+        headroom=gpu.usable - figure,
+        steps=0,
+        seconds=seconds,
+        source=source,
+        notes=list(notes),
+        estimator=name,
+        figure_kind=kind,
+        **figures,
+    )
+
+
+# An estimator's own options, from `set={"NAME.key": value}` or `--set NAME.key=value`.
+
+
+def read_options(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The options with their defaults; a wrong name lists all, a value of another type is refused.
+
+    >>> read_options("deepspeed", {"stage": 3}, {"stage": 2, "offload": False})
+    {'stage': 3, 'offload': False}
+    """
+    for key, value in given.items():
+        if key not in defaults:
+            valid = [f"{name}.{option}" for option in defaults]
+            raise UnknownName("option", f"{name}.{key}", valid, hint="all: " + ", ".join(valid))
+        wanted = type(defaults[key])
+        if defaults[key] is not None and type(value) is not wanted:
+            raise InvalidValue(f"{name}.{key} needs a value like {defaults[key]!r}; found {value!r}")
+        if wanted is int and value < 0:
+            raise InvalidValue(f"{name}.{key} needs a number of at least 0; found {value!r}")
+    return defaults | given

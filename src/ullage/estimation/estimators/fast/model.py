@@ -1,0 +1,171 @@
+"""What `fast` reads of a job: totals alone, no sequence, and the closed formula over them. It takes microseconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.walknet.features import (
+    COUNTS,
+    ONE_BY_ONE,
+    OPTIMIZERS,
+    PRECISIONS,
+    STATES,
+    TEMPORARIES,
+    optimizer_of,
+)
+from ullage.units import MIB
+
+WORKSPACES = 66 * MIB  # cuBLAS in both passes on compute capability 9, and the smallest segments of the allocator
+_SIZES = ("batch_size", "input_elements", "sequence_length", "parameters", "activations", "depth")
+NAMES = (
+    *_SIZES, *COUNTS, "weights", "state", "kept", "masks", "norms", "widest", "kept_share", "widest_share",
+    "weights_share", "closed_formula", "kept_each", "weights_each",
+    *(f"optimizer_{name}" for name in OPTIMIZERS), "optimizer_fused", *(f"precision_{name}" for name in PRECISIONS),
+)  # fmt: skip
+
+
+def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The closed formula's terms in bytes.
+
+    `kept` is what the backward pass needs (the numbers that autograd keeps where the row tells, else all activations),
+    `widest` the largest output of a layer, of which a gradient or a copy is alive as well.
+
+    >>> row = {"batch_size": 2, "parameters": 10, "kept_numbers": 3, "kept_bytes": 1, "optimizer": "sgd"}
+    >>> parts_of(row | {"precision": "fp32", "layers": []})["kept"]
+    26.0
+    """
+    precision = str(row.get("precision") or "fp32")
+    low, amp = precision in ("bf16", "fp16"), precision.startswith("amp")
+    width, narrow = (2 if low else 4), (2 if low or amp else 4)
+    name, fused = optimizer_of(row)
+    batch, parameters = int(row["batch_size"]), float(row["parameters"])
+    trainable = float(row.get("trainable") or parameters)
+    numbers = row.get("kept_numbers")
+    masks = float(row.get("kept_bytes") or 0) * batch
+    kept = float(row.get("activations") or 0 if numbers is None else numbers) * batch * narrow + masks
+    norms = float(row.get("norm_numbers") or 0) * batch * 2 if amp else 0.0
+    widest = max((int(layer["activations"]) for layer in row.get("layers") or ()), default=0) * batch * narrow
+    return {
+        "weights": parameters * width + (parameters * 2 if amp else 0.0),
+        "gradients": trainable * width,
+        "state": trainable * width * STATES.get(name, 2),
+        "temporaries": 0.0 if fused or name == ONE_BY_ONE else trainable * width * TEMPORARIES.get(name, 1),
+        "kept": kept + norms,
+        "masks": masks,
+        "norms": norms,
+        "widest": float(widest),
+    }
+
+
+def closed_bytes(parts: Mapping[str, float]) -> float:
+    """The closed formula for reserved memory: weights, state, and the larger of two peaks.
+
+    >>> closed_bytes({"weights": 1, "gradients": 1, "state": 2, "temporaries": 1, "kept": 9, "widest": 4}) - WORKSPACES
+    16.0
+    """
+    peak = max(parts["kept"] + parts["widest"], parts["gradients"] + parts["temporaries"])
+    return float(parts["weights"] + parts["state"] + peak + WORKSPACES)
+
+
+def vector_of(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
+    """The features in the order of NAMES, and the closed formula in bytes."""
+    parts = parts_of(row)
+    closed = closed_bytes(parts)
+    name, fused = optimizer_of(row)
+    precision = str(row.get("precision") or "fp32")
+    values = [math.log1p(float(row.get(size) or 0)) for size in _SIZES]
+    values += [math.log1p(float(row.get(count) or 0)) for count in COUNTS]
+    values += [math.log1p(parts[part]) for part in ("weights", "state", "kept", "masks", "norms", "widest")]
+    values += [parts["kept"] / closed, parts["widest"] / closed, parts["weights"] / closed, math.log(closed)]
+    depth = float(row.get("depth") or 1)
+    values += [math.log1p(parts["kept"] / depth), math.log1p(parts["weights"] / depth)]
+    values += [float(name == known) for known in OPTIMIZERS] + [float(fused)]
+    values += [float(precision == known) for known in PRECISIONS]
+    return np.array(values), closed
+
+
+# Regression trees as plain arrays, all walked at once: what LightGBM learned, without LightGBM.
+
+Floats = npt.NDArray[np.float64]
+_ARRAYS = ("feature", "threshold", "left", "right", "value", "depth")
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Trees [trees, nodes]: a node sends values up to its threshold left; a leaf sends all to itself and has a value.
+
+    >>> root = {"feature": 0, "threshold": 2.0, "left": 1, "right": 2}
+    >>> one = Trees.from_lists([[root, {"value": 5.0}, {"value": 7.0}]])
+    >>> one.sum(np.array([1.0])), one.sum(np.array([3.0]))
+    (5.0, 7.0)
+    """
+
+    feature: npt.NDArray[np.int32]
+    threshold: Floats
+    left: npt.NDArray[np.int32]
+    right: npt.NDArray[np.int32]
+    value: Floats
+    depth: int
+
+    def sum(self, features: Floats) -> float:
+        """The sum of the leaves that a job with these features reaches."""
+        return float(self.leaves(features).sum())
+
+    def leaves(self, features: Floats) -> Floats:
+        """The value of the leaf that each tree gives."""
+        node = np.zeros(len(self.feature), dtype=np.int32)
+        tree = np.arange(len(node))
+        for _ in range(self.depth):
+            goes_left = features[self.feature[tree, node]] <= self.threshold[tree, node]
+            node = np.where(goes_left, self.left[tree, node], self.right[tree, node])
+        return self.value[tree, node]
+
+    @classmethod
+    def from_lists(cls, trees: list[list[dict[str, Any]]]) -> Trees:
+        """Trees from lists of nodes, the root first; a leaf has a "value", another node a "feature" and so on."""
+        if not trees:
+            raise InvalidValue("needed one tree at least")
+        nodes = max(len(tree) for tree in trees)
+        shape = (len(trees), nodes)
+        feature, left, right = (np.zeros(shape, dtype=np.int32) for _ in range(3))
+        threshold, value = np.zeros(shape), np.zeros(shape)
+        for row, tree in enumerate(trees):
+            for place, node in enumerate(tree):
+                feature[row, place] = node.get("feature", 0)
+                threshold[row, place] = node.get("threshold", 0.0)
+                left[row, place] = node.get("left", place)
+                right[row, place] = node.get("right", place)
+                value[row, place] = node.get("value", 0.0)
+        return cls(feature, threshold, left, right, value, max(_depth(tree, 0) for tree in trees))
+
+    def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
+        """The arrays under names that begin so, small types where they do."""
+        return {
+            f"{prefix}.feature": self.feature.astype(np.int16),
+            f"{prefix}.threshold": self.threshold.astype(np.float32),
+            f"{prefix}.left": self.left.astype(np.int16),
+            f"{prefix}.right": self.right.astype(np.int16),
+            f"{prefix}.value": self.value.astype(np.float32),
+            f"{prefix}.depth": np.array([self.depth], dtype=np.int32),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Any], prefix: str) -> Trees:
+        """The trees that `arrays` gave."""
+        feature, threshold, left, right, value, depth = (arrays[f"{prefix}.{name}"] for name in _ARRAYS)
+        links = [array.astype(np.int32) for array in (feature, left, right)]
+        return cls(links[0], threshold.astype(np.float64), links[1], links[2], value.astype(np.float64), int(depth[0]))
+
+
+def _depth(tree: list[dict[str, Any]], place: int) -> int:
+    node = tree[place]
+    if "left" not in node:
+        return 0
+    return 1 + max(_depth(tree, node["left"]), _depth(tree, node["right"]))

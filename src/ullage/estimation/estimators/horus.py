@@ -1,0 +1,88 @@
+"""`horus`: the formula of Yeung et al. over a model summary.
+
+Memory = (B·A + P) + B·G + d: batch size B, activations A of one sample, parameters P, gradients G, overhead d. As
+arXiv 2602.17817 evaluates it, G is the number of parameters (so gradients count once a sample: why it is far over
+on wide layers), a number takes 4 bytes, and d is 800 MiB for their real models and 0 for their fully connected ones.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.answer import answer, read_options
+from ullage.estimation.estimators.registry import estimator
+from ullage.estimation.estimators.summary import Summary, read_summary, summarize
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.workloads.workload import Workload
+
+BYTES = 4
+OVERHEAD_MIB = 800
+
+# What the authors' parser counted, found by solving their published figures for A: pooling other than adaptive,
+# dropout, stochastic depth and sigmoid are not among it.
+_COUNTED = re.compile(
+    r"(Lazy)?Conv\w*\d[dD]|\w*Norm\w*|\w*Linear\w*|Embedding|AdaptiveAvgPool\dd|LSTM|GRU|RNN|MultiheadAttention"
+    r"|\w*(ReLU|ReLU6|ELU|SiLU|GELU|GELUActivation|Tanh|Hardswish|Mish)"
+)
+
+
+def memory(batch: int, activations: int, parameters: int, gradients: int | None = None, overhead: int = 0) -> int:
+    """The formula, in bytes.
+
+    >>> memory(batch=32, activations=11, parameters=805)      # published: 0.000100273638963699 GiB
+    107668
+    """
+    per_sample = activations + (parameters if gradients is None else gradients)
+    return BYTES * (batch * per_sample + parameters) + overhead
+
+
+def activations(summary: Summary) -> int:
+    """What the counted layers put out for one sample."""
+    return sum(layer.outputs for layer in summary.layers if _COUNTED.fullmatch(layer.kind))
+
+
+def _supports(workload: Workload) -> str | None:
+    if workload.kind in ("function", "script"):
+        return f"it needs a model summary; this is a {workload.kind}"
+    return None
+
+
+@estimator(
+    "horus",
+    title="a formula over the model summary",
+    source="Yeung et al., Horus, IEEE TPDS 33(1), 2022: memory formula, as evaluated in arXiv 2602.17817",
+    needs="a model summary and the batch size",
+    supports=_supports,
+)
+def run(workload: Workload, gpu: GPU) -> Estimate:
+    """The estimate for a model by its name or from the text of a summary.
+
+    >>> from ullage.hardware import gpu
+    >>> run(Workload(summary_text="Linear-1  [-1, 10]  7,850", batch_size=32), gpu("T4")).breakdown["gradients"]
+    1004800
+    """
+    begin = time.perf_counter()
+    options = read_options("horus", workload.options, {"overhead_mib": OVERHEAD_MIB})
+    if workload.summary_text is not None:
+        summary = read_summary(workload.summary_text)
+        batch = workload.batch_size or summary.batch
+        if batch is None:
+            raise InvalidValue("the summary does not tell the batch size: give it with --batch-size")
+    else:
+        assert workload.configuration is not None
+        summary = summarize(workload.configuration, gpu)
+        batch = workload.configuration.batch_size
+    parts = {
+        "parameters": BYTES * summary.parameters,
+        "gradients": BYTES * batch * summary.parameters,
+        "activations": BYTES * batch * activations(summary),
+        "context": options["overhead_mib"] << 20,
+    }
+    notes = [
+        "the figure is Horus's memory of the process; it knows nothing of optimizer, precision, allocator or kernels",
+        f"overhead d = {options['overhead_mib']} MiB, as its evaluators take it; change it: --set horus.overhead_mib=0",
+    ]
+    return answer("horus", gpu, "process", parts, seconds=time.perf_counter() - begin, notes=notes)

@@ -1,0 +1,116 @@
+"""One list of estimators: each is a name, where it comes from, what it supports, and a function.
+
+An estimator is a file of this room with a function behind `@estimator(...)`. All take the same `Workload` and give the
+same `Estimate`; what an estimator cannot know is `None` there, and a note says what its figure means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from ullage.estimation.result import Estimate
+    from ullage.hardware import GPU
+
+# Name: the module of this room that has it. A table, so that the names are known without importing PyTorch.
+HOMES = {
+    "ullage": "virtual_run",
+    "horus": "horus",
+    "faketensor": "faketensor",
+    "faketensor+margin": "faketensor",
+    "deepspeed": "deepspeed",
+    "llmem": "llmem",
+    "dnnmem": "dnnmem",
+    "xmem": "xmem.estimator",
+    "veritasest": "veritasest",
+    "dnnperf": "dnnperf.estimator",
+    "accelerate": "accelerate",
+    "walknet": "walknet.estimator",
+    "walknet+transformer": "walknet.estimator",
+    "fast": "fast.estimator",
+}
+
+
+Supports = Callable[[Workload], str | None]
+Run = Callable[[Workload, "GPU"], "Estimate"]
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """An estimator. `supports` gives `None`, or the reason why a workload is not supported.
+
+    >>> find("ullage").title
+    'the unmodified code on a virtual GPU'
+    """
+
+    name: str
+    title: str
+    source: str
+    needs: str
+    supports: Supports
+    run: Run
+
+    def estimate(self, workload: Workload, gpu: GPU) -> Estimate:
+        """The estimate; a workload that is not supported is refused with the reason."""
+        reason = self.supports(workload)
+        if reason is not None:
+            raise InvalidValue(f"the estimator {self.name} cannot estimate this: {reason}")
+        answer = self.run(workload, gpu)
+        return answer if workload.source is None else dataclasses.replace(answer, source=workload.source)
+
+
+_REGISTERED: dict[str, Estimator] = {}
+
+
+def estimator(name: str, *, title: str, source: str, needs: str, supports: Supports) -> Callable[[Run], Run]:
+    """Register the function below as the estimator `name`; a name is taken once.
+
+    >>> _ = find("ullage")
+    >>> @estimator("ullage", title="a second one", source="", needs="", supports=lambda workload: None)
+    ... def second(workload, gpu): ...
+    Traceback (most recent call last):
+    ...
+    ullage.errors.InvalidValue: there is an estimator 'ullage' already
+    """
+
+    def register(run: Run) -> Run:
+        if name in _REGISTERED:
+            raise InvalidValue(f"there is an estimator {name!r} already")
+        _REGISTERED[name] = Estimator(name, title, source, needs, supports, run)
+        return run
+
+    return register
+
+
+def estimators() -> list[str]:
+    """The names of all estimators, ours first.
+
+    >>> estimators()[:2]
+    ['ullage', 'horus']
+    """
+    return [*HOMES, *(name for name in _REGISTERED if name not in HOMES)]
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that no estimator has, without importing PyTorch."""
+    if name not in estimators():
+        raise UnknownName("estimator", name, estimators(), hint="all: " + ", ".join(estimators()))
+
+
+def find(name: str) -> Estimator:
+    """The estimator of that name.
+
+    >>> find("horus").source.split(",")[0]
+    'Yeung et al.'
+    """
+    check_name(name)
+    if name not in _REGISTERED:
+        importlib.import_module(f"{__package__}.{HOMES[name]}")
+    return _REGISTERED[name]

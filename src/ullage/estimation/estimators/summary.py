@@ -1,0 +1,157 @@
+"""A model summary: its layers with what they put out and how many parameters they have.
+
+From a model, by one forward pass on a virtual GPU, or from the text that torchsummary or torchinfo print.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.hardware import GPU
+from ullage.virtual import VirtualGPU
+from ullage.workloads.configuration import Configuration
+from ullage.workloads.sources.build import prepare
+
+_NUMBER = re.compile(r"-?\d+")
+_TORCHSUMMARY = re.compile(r"^\s*([A-Za-z_]\w*)-\d+\s+(\[.*\])\s+([\d,]+)\s*$")
+_TORCHINFO = re.compile(r"^([\s│├└─|+]*)([A-Za-z_]\w*)(?: \([^)]*\))?(?:: [\d-]+)?\s+(\[[^\]]*\]|--)\s+(.+?)\s*$")
+_TOTAL = re.compile(r"^\s*Total params:\s*([\d,]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer: its class, the numbers that it puts out for one sample, and its own parameters."""
+
+    kind: str
+    outputs: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The layers of a model, parameters in all, and the batch size it was written with, where the text tells.
+
+    >>> read_summary("Linear-1     [-1, 10]     7,850\\nTotal params: 7,850").layers
+    (Layer(kind='Linear', outputs=10, parameters=7850),)
+    """
+
+    layers: tuple[Layer, ...]
+    parameters: int
+    batch: int | None = None
+
+
+def summarize(configuration: Configuration, gpu: GPU) -> Summary:
+    """The summary of a model by its name: every layer that has no layers inside, in the order of the forward pass."""
+    layers: list[Layer] = []
+
+    def note(module: nn.Module, inputs: Any, output: Any) -> None:
+        found = tensors_in(output)
+        own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        outputs = sum(tensor.numel() for tensor in found) // configuration.batch_size
+        layers.append(Layer(type(module).__name__, outputs, own))
+
+    with VirtualGPU(gpu, limited=False):
+        model = run_forward(configuration, note)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Summary(tuple(layers), parameters, configuration.batch_size)
+
+
+def run_forward(configuration: Configuration, note: Callable[[nn.Module, Any, Any], None] | None = None) -> nn.Module:
+    """Build a model and run its forward pass in training mode on the virtual GPU in use; `note` hooks its layers."""
+    try:
+        model, task = prepare(configuration)
+        model = model.to("cuda").train()
+        for module in model.modules() if note is not None else ():
+            if not any(True for _ in module.children()):
+                module.register_forward_hook(note)  # type: ignore[arg-type]
+        inputs, targets = task.batch(configuration.batch_size)
+        with torch.no_grad():
+            task.forward(model, moved(inputs), moved(targets))
+    except (UllageError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise InvalidValue(
+            f"{configuration.model} does not run: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    return model
+
+
+def moved(batch: Any) -> Any:
+    """A batch with every tensor in it on "cuda"."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to("cuda")
+    if isinstance(batch, dict):
+        return {key: moved(value) for key, value in batch.items()}
+    return [moved(value) for value in batch] if isinstance(batch, list) else batch
+
+
+def read_summary(text: str) -> Summary:
+    """The summary in the text that torchsummary or torchinfo printed.
+
+    >>> read_summary("├─Conv2d: 1-1    [8, 64, 112, 112]    9,408\\nTotal params: 9,408").batch
+    8
+    """
+    rows = _torchsummary_rows(text) or _torchinfo_rows(text)
+    if not rows:
+        raise InvalidValue(
+            "no layers found: needed the text that torchsummary or torchinfo print, with the columns "
+            "layer, output shape and parameters"
+        )
+    total = _TOTAL.search(text)
+    parameters = _whole(total[1]) if total else sum(own for _, _, own in rows)
+    batches = {shape[0] for _, shape, _ in rows if shape and shape[0] > 0}
+    layers = tuple(Layer(kind, _product(shape[1:]), own) for kind, shape, own in rows)
+    return Summary(layers, parameters, batches.pop() if len(batches) == 1 else None)
+
+
+def _torchsummary_rows(text: str) -> list[tuple[str, list[int], int]]:
+    found = (_TORCHSUMMARY.match(line) for line in text.splitlines())
+    return [(row[1], _first_shape(row[2]), _whole(row[3])) for row in found if row]
+
+
+def _torchinfo_rows(text: str) -> list[tuple[str, list[int], int]]:
+    """Rows with deeper rows below are modules that hold the others; they are left out."""
+    found = [row for row in (_TORCHINFO.match(line) for line in text.splitlines()) if row]
+    depths = [len(row[1]) for row in found] + [0]
+    rows = []
+    for place, row in enumerate(found):
+        if depths[place + 1] <= depths[place] and row[3] != "--":
+            rows.append((row[2], _first_shape(row[3]), _whole(row[4].split()[0])))
+    return rows
+
+
+def _first_shape(text: str) -> list[int]:
+    """The shape; of a layer that puts out several tensors the first."""
+    return [int(number) for number in _NUMBER.findall(text.split("]")[0])]
+
+
+def _whole(text: str) -> int:
+    digits = text.replace(",", "")
+    return int(digits) if digits.isdigit() else 0
+
+
+def _product(shape: list[int]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in tensors_in(part)]
+    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")

@@ -1,0 +1,58 @@
+"""What a virtual GPU saw during a run, as an estimate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ullage.estimation.result import Estimate
+from ullage.virtual import VirtualGPU
+from ullage.virtual.tracking.places import Place
+
+LONGEST_TIMELINE = 2000  # points kept; the peaks are always among them
+_PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
+
+
+def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = None) -> Estimate:
+    """The estimate after a run that took `seconds` here; `out_of_memory` is the error that the real GPU would raise."""
+    breakdown = gpu.memory.live_at_peak()
+    parts = {name: breakdown[name] for name in _PARTS}
+    parts["fragmentation"] = gpu.peak_reserved - sum(parts.values())
+    parts["context"] = gpu.context
+    usable = gpu.spec.usable
+    memory, progress = gpu.memory, gpu.progress
+    return Estimate(
+        gpu=gpu.spec.name,
+        gpu_memory=usable,
+        peak_allocated=gpu.peak_allocated,
+        peak_reserved=gpu.peak_reserved,
+        process_memory=gpu.process_memory,
+        upper=gpu.upper,
+        breakdown=parts,
+        fits=out_of_memory is None and gpu.process_memory <= usable,
+        headroom=usable - gpu.process_memory,
+        steps=progress.optimizer_steps,
+        seconds=seconds,
+        out_of_memory=out_of_memory,
+        **_moment("peak", gpu.peak_place, progress.step_at(memory.peak_clock)),
+        **_moment("reserved", gpu.peak_reserved_place, progress.step_at(memory.peak_reserved_clock)),
+        doubtful=gpu.uncertain,
+        measured=gpu.spec.context_measured,
+        notes=gpu.notes,
+        timeline=_thinned(gpu.timeline),
+    )
+
+
+def _moment(name: str, place: Place | None, step: int | None) -> dict[str, Any]:
+    if place is None:
+        return {}
+    words = {"operator": place.operator, "module": place.module, "pass": place.part, "step": step}
+    return {f"{name}_{key}": value for key, value in words.items()}
+
+
+def _thinned(points: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """At most `LONGEST_TIMELINE` points: of each stretch the one with the most allocated, so that no peak is lost."""
+    if len(points) <= LONGEST_TIMELINE:
+        return points
+    stretch = -(-len(points) // LONGEST_TIMELINE)
+    chunks = (points[start : start + stretch] for start in range(0, len(points), stretch))
+    return [max(chunk, key=lambda point: (point[1], point[2])) for chunk in chunks]

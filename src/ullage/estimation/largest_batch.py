@@ -1,0 +1,333 @@
+"""The largest batch that a GPU can train with: exact, in about ten estimates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.estimation.asking import estimate_workload
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.hardware import gpu as find_gpu
+from ullage.units import format_bytes
+from ullage.workloads.configuration import Configuration
+from ullage.workloads.workload import FUNCTION, MODEL, Workload, kind_of, workload_of
+
+# The largest number that fits, with few trials, where what it takes grows nearly linearly with it.
+
+FIRST_GROWTH = 4
+MOST_GROWTH = 64  # times the largest number that fits so far; a line through two small numbers may be far off
+LARGEST = 1 << 24
+TRIALS_BY_LINE = 8  # then by halving alone
+# A card is full when tensors take nearly all of it, not all: the allocator's blocks never fill it quite. Trials that
+# do not know better look between these shares of the limit.
+LEAST_SHARE, FIRST_SHARE = 0.85, 0.98
+
+
+class Search:
+    """Finds the largest number that fits; `trial` says how many bytes a number takes and whether it fits.
+
+    The answer fits and the next one does not. What a number takes is not strictly monotone (kernels change with the
+    shape), so a still larger one might fit again; that is not looked for. `limit` is what can be taken at most.
+
+    >>> search = Search(lambda number: (100 * number + 7, number <= 48), limit=5000)
+    >>> search.largest(start=8), search.trials
+    (48, 4)
+    """
+
+    def __init__(self, trial: Callable[[int], tuple[int, bool]], limit: int, step: int = 1) -> None:
+        self._trial, self._limit, self._step = trial, limit, step
+        self._taken: dict[int, int] = {}
+        self._low, self._high = 0, LARGEST // step + 1  # fits, does not fit (or was not tried); in steps
+        self._stretch = 1
+
+    @property
+    def trials(self) -> int:
+        """How many numbers were tried."""
+        return len(self._taken)
+
+    def largest(self, start: int) -> int:
+        """The largest number that fits, a multiple of the step; 0 where not even the first does."""
+        number = max(1, start // self._step)
+        while True:
+            self._taken[number], fits = self._trial(number * self._step)
+            if fits:
+                self._low = number
+                if number >= self._high:  # it was only a guess
+                    self._high, self._stretch = number + self._stretch, 2 * self._stretch
+            else:
+                self._high = number
+            if self._high - self._low == 1 and (self._high in self._taken or self._high * self._step > LARGEST):
+                return self._low * self._step
+            number = min(max(self._next(), self._low + 1), max(self._high - 1, self._low + 1))
+
+    def _next(self) -> int:
+        """By the line while a bound is far from the limit; then by halving, for that always comes to an end."""
+        low, high, limit = self._low, self._high, self._limit
+        if low == 0:
+            return high // FIRST_GROWTH
+        if high not in self._taken:
+            if self.trials == 1:
+                return FIRST_GROWTH * low
+            if self._taken[low] < LEAST_SHARE * limit:
+                return min(self._by_line(FIRST_SHARE * limit), MOST_GROWTH * low)
+            if high * self._step > LARGEST:
+                self._high = high = max(low + 1, self._by_line(limit) + 1)  # tensors cannot take more than there is
+            return (low + high) // 2
+        most = min(self._taken[high], limit)
+        if self._taken[low] < LEAST_SHARE * most and self.trials < TRIALS_BY_LINE:
+            guess = self._by_line((LEAST_SHARE + 1) / 2 * most)
+            if low < guess < high:
+                return guess
+        return (low + high) // 2
+
+    def _by_line(self, wanted: float) -> int:
+        """Where the line through two trials takes so much; far away where there is no such line.
+
+        The two are the largest that fit, where there are two: a run without limit takes more than one that has to fit.
+        """
+        fit = sorted(number for number in self._taken if number <= self._low)
+        near = fit[-2:] if len(fit) > 1 else list(self._taken)[:2]
+        first, second = min(near), max(near)
+        rise = self._taken[second] - self._taken[first]
+        return LARGEST if rise <= 0 else first + int((wanted - self._taken[first]) * (second - first) / rise)
+
+
+# What can be searched for: the option that says where to begin, where to begin otherwise, and the step.
+WHAT = {
+    "batch-size": ("batch_size", 8, 1),
+    "sequence-length": ("sequence_length", 128, 1),
+    "image-size": ("input_shape", 224, 32),  # most models halve an image five times
+}
+
+SURE_TRIALS = 3
+
+Progress = Callable[[int, int, Estimate], Any]
+
+
+class MaxBatch(int):
+    """The largest number that fits (0: not even the smallest does), an `int` that knows how it was found.
+
+    `sure` is the largest number tried whose `upper` bound fits too; `estimate` is that of the largest number (of the
+    smallest one where none fits), `beyond` that of the next one, which does not fit; `trials` how many estimates were
+    made.
+
+    >>> int(MaxBatch(8, what="batch-size", gpu="T4", sure=7, estimate=None, beyond=None, trials=5, seconds=1.0))
+    8
+    """
+
+    what: str
+    gpu: str
+    sure: int
+    estimate: Estimate | None
+    beyond: Estimate | None
+    trials: int
+    seconds: float
+
+    def __new__(cls, value: int, **facts: Any) -> MaxBatch:
+        made = super().__new__(cls, value)
+        vars(made).update(facts)
+        return made
+
+    @property
+    def largest(self) -> int:
+        """The number itself."""
+        return int(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain values, without timelines."""
+        facts = {
+            name: value.to_dict(timeline=False) if isinstance(value, Estimate) else value
+            for name, value in vars(self).items()
+        }
+        return {"largest": int(self)} | facts
+
+    def report(self) -> str:
+        """The answer in words."""
+        words = self.what.replace("-", " ")
+        if not self or self.estimate is None:
+            need = format_bytes(self.beyond.figure) if self.beyond else "more"
+            has = format_bytes(self.beyond.gpu_memory) if self.beyond else "that"
+            return f"no {words} fits on {self.gpu}: the smallest takes {need} of {has}"
+        held, has = format_bytes(self.estimate.figure), format_bytes(self.estimate.gpu_memory)
+        lines = [f"largest {words} on {self.gpu}: {int(self)} ({held} of {has})"]
+        if self.beyond is not None:
+            lines.append(f"the next one takes {format_bytes(self.beyond.figure)} and does not fit")
+        else:
+            lines.append("no larger one was tried")
+        bound = "this one too" if self.sure == self else str(self.sure) if self.sure else "none"
+        lines.append(f"sure to fit, by the upper bound: {bound}")
+        return "\n".join(lines)
+
+
+def max_batch(
+    source: str | Path | Callable[..., Any],
+    *,
+    gpu: str | GPU = "H200",
+    what: str = "batch-size",
+    parameter: str | None = None,
+    batch_arg: str | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> MaxBatch:
+    """The largest batch (or `what="sequence-length"`, `"image-size"`) that trains on `gpu`: the next one does not.
+
+    `source` and `options` are those of `ullage.estimate`; the option that is searched for says where to begin. A
+    function gets the number as its parameter `parameter`, by default its first; a script as the value of its argument
+    `batch_arg`, for example `"--batch-size"`. `progress` is called with the number of the trial, what was tried and
+    its estimate.
+
+    >>> found = max_batch("torchvision:resnet18", gpu="RTX-3070")
+    >>> found.estimate.fits, found.beyond.fits
+    (True, False)
+
+    Not covered: that a still larger number fits again, as kernels change with the shape.
+    """
+    if what not in WHAT:
+        raise UnknownName("thing to search for", what, WHAT)
+    begin = time.perf_counter()
+    option, start, step = WHAT[what]
+    card = find_gpu(gpu)
+    variant = _variants(source, what, parameter, batch_arg, options)
+    estimates: dict[int, Estimate] = {}
+
+    def estimate_of(number: int) -> Estimate:
+        if number not in estimates:
+            estimates[number] = estimate_workload(variant(number), card)
+            if progress is not None:
+                progress(len(estimates), number, estimates[number])
+        return estimates[number]
+
+    def trial(number: int) -> tuple[int, bool]:
+        answer = estimate_of(number)  # near the limit the reserved memory no longer grows: the allocator gives back
+        return answer.peaks[0], answer.fits
+
+    limit = card.usable - (card.context or 0)
+    first = argument_value(options.get("args", ()), batch_arg) or options.get(option)
+    largest = Search(trial, limit, step).largest(_start(first, start))
+    sure = _sure(largest, step, estimates, estimate_of) if largest else 0
+    return MaxBatch(
+        largest, what=what, gpu=card.name, sure=sure, estimate=estimates.get(largest),
+        beyond=estimates.get(largest + step), trials=len(estimates), seconds=time.perf_counter() - begin,
+    )  # fmt: skip
+
+
+def _sure(largest: int, step: int, estimates: dict[int, Estimate], estimate_of: Callable[[int], Estimate]) -> int:
+    """The largest number tried whose upper bound fits, after a few more trials between the bounds."""
+
+    def fits(number: int) -> bool:
+        return estimate_of(number).bound <= estimate_of(number).gpu_memory
+
+    if fits(largest):
+        return largest
+    low = max((number for number in estimates if number < largest and fits(number)), default=0)
+    high, number = largest, _between(estimates, low)
+    for _ in range(SURE_TRIALS):
+        number = number // step * step
+        if not low < number < high:
+            break
+        low, high = (number, high) if fits(number) else (low, number)
+        number = (low + high) // 2
+    return low
+
+
+def _between(estimates: dict[int, Estimate], low: int) -> int:
+    """Where the upper bound reaches the card's memory, by the line from `low` to the next number tried."""
+    above = min(number for number in estimates if number > low)
+    if not low:
+        return above // 2
+    one, other = estimates[low], estimates[above]
+    rise = max(1, other.bound - one.bound) / (above - low)
+    return low + int((one.gpu_memory - one.bound) / rise)
+
+
+def jobs_together(answer: Estimate) -> int:
+    """How many jobs such as this one fit on its GPU together, each with its own context, by the upper bound.
+
+    >>> from ullage import estimate
+    >>> jobs_together(estimate("torchvision:alexnet", batch_size=8, gpu="A100-40GB")) > 10
+    True
+    """
+    return answer.gpu_memory // answer.bound if answer.fits else 0
+
+
+def _start(given: Any, default: int) -> int:
+    if isinstance(given, list | tuple) and given:
+        return int(given[-1])
+    return given if isinstance(given, int) else default
+
+
+def _variants(
+    source: Any, what: str, parameter: str | None, batch_arg: str | None, options: dict[str, Any]
+) -> Callable[[int], Workload]:
+    """The workload for each number that is tried."""
+    kind = kind_of(source, bool(options.get("module")))
+    if kind == FUNCTION:
+        name = _parameter(source, parameter)
+        rest = {key: value for key, value in options.items() if key != WHAT[what][0]}
+        return lambda number: workload_of(functools.partial(source, **{name: number}), rest)
+    workload = workload_of(source, options)
+    if kind == MODEL:
+        configuration = workload.configuration
+        assert configuration is not None
+        return lambda number: dataclasses.replace(workload, configuration=_with(configuration, what, number))
+    if batch_arg is None:
+        raise InvalidValue("for a script, say which of its arguments is the batch size: --batch-arg=--batch-size")
+    return lambda number: dataclasses.replace(
+        workload, args=tuple(with_argument(list(workload.args), batch_arg, number))
+    )
+
+
+def _with(configuration: Configuration, what: str, number: int) -> Configuration:
+    if what == "batch-size":
+        return dataclasses.replace(configuration, batch_size=number)
+    if what == "sequence-length":
+        return dataclasses.replace(configuration, sequence_length=number)
+    return dataclasses.replace(
+        configuration, input_shape=[*(configuration.input_shape or [3, 0, 0])[:-2], number, number]
+    )
+
+
+def _parameter(source: Callable[..., Any], wanted: str | None) -> str:
+    names = list(inspect.signature(source).parameters)
+    if wanted is not None and wanted not in names:
+        raise UnknownName(f"parameter of {getattr(source, '__name__', 'the function')}", wanted, names)
+    if not names:
+        raise InvalidValue("needed a function with a parameter for the batch size, such as def train(batch_size): ...")
+    return wanted or names[0]
+
+
+def with_argument(args: list[str], name: str, value: int) -> list[str]:
+    """A script's arguments with one of them set, wherever it stands; a name that ends in `=` is written in one word.
+
+    >>> with_argument(["--epochs", "1", "-b", "8"], "-b", 16), with_argument(["--b=8"], "--b", 16)
+    (['--epochs', '1', '-b', '16'], ['--b=16'])
+    >>> with_argument([], "--batch-size", 4), with_argument(["lr=1"], "batch=", 4)
+    (['--batch-size', '4'], ['lr=1', 'batch=4'])
+    """
+    joined = name if name.endswith("=") else f"{name}="
+    for place, word in enumerate(args):
+        if word.startswith(joined):
+            return [*args[:place], f"{joined}{value}", *args[place + 1 :]]
+        if word == name and place + 1 < len(args):
+            return [*args[: place + 1], str(value), *args[place + 2 :]]
+    return [*args, f"{name}{value}"] if name.endswith("=") else [*args, name, str(value)]
+
+
+def argument_value(args: Sequence[str], name: str | None) -> int | None:
+    """The number that a script's arguments give to one of them; `None` where they do not.
+
+    >>> argument_value(["-b", "8"], "-b"), argument_value(["--b=8"], "--b"), argument_value([], "-b")
+    (8, 8, None)
+    """
+    for word, following in zip(args, [*args[1:], ""], strict=False):
+        value = following if word == name else word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else ""
+        if value.isdigit():
+            return int(value)
+    return None

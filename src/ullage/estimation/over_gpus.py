@@ -1,0 +1,95 @@
+"""One job on many GPUs, without running it on each of them.
+
+What a job asks for depends on the GPU only through the kernels that libraries choose: by compute capability and
+sometimes by the number of SMs. So of each capability the GPUs with the fewest and the most SMs are run; where both
+ask for the same, the ones between them share that run and differ in memory and context alone. A card on which the
+allocator would have to give cached memory back to go on is always run itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.virtual.gpu import UNMEASURED_SHARE
+
+Run = Callable[[GPU], Estimate]
+Report = Callable[[str], None]
+
+
+def estimate_over_gpus(run: Run, cards: Iterable[GPU], progress: Report | None = None) -> list[Estimate]:
+    """An estimate for each of `cards`, in their order; `run` estimates the job on one, `progress` hears its name.
+
+    Estimates that share a run say whose in `computed_on`.
+
+    >>> from ullage.hardware import gpu
+    >>> estimate_over_gpus(run, [gpu("T4"), gpu("A40")])      # doctest: +SKIP
+    """
+    cards = list(cards)
+    done: dict[str, Estimate] = {}
+
+    def run_on(card: GPU) -> Estimate:
+        if card.name not in done:
+            if progress is not None:
+                progress(card.name)
+            done[card.name] = run(card)
+        return done[card.name]
+
+    groups: dict[tuple[int, int] | None, list[GPU]] = {}
+    for card in cards:
+        groups.setdefault(card.compute_capability, []).append(card)
+    found: dict[str, Estimate] = {}
+    for group in groups.values():
+        for card in group:
+            found[card.name] = _shared(card, group, run_on) or run_on(card)
+    return [found[card.name] for card in cards]
+
+
+def _shared(card: GPU, group: list[GPU], run_on: Callable[[GPU], Estimate]) -> Estimate | None:
+    """The estimate of a card from the run of another one; `None` where it has to be run itself."""
+    sizes = [other.sms for other in group if other.sms is not None]
+    if card.sms is None:
+        return None
+    fewest = _roomiest(other for other in group if other.sms == min(sizes))
+    most = _roomiest(other for other in group if other.sms == max(sizes))
+    same = _roomiest(other for other in group if other.sms == card.sms)
+    if card.sms in (fewest.sms, most.sms) or not _alike(run_on(fewest), run_on(most)):
+        return _moved(run_on(same), same, card) if same.name != card.name else None
+    return _moved(run_on(most), most, card)
+
+
+def _roomiest(cards: Iterable[GPU]) -> GPU:
+    return max(cards, key=lambda card: card.usable)
+
+
+def _alike(one: Estimate, other: Estimate) -> bool:
+    return one.peaks == other.peaks
+
+
+def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
+    context = e.breakdown["context"] + (card.context or 0) - (ran_on.context or 0)
+    allocated, reserved = e.peaks
+    process = reserved + context
+    fits = process <= card.usable
+    # Between the two the allocator would return cached segments and try again: only a run of its own can tell.
+    if not fits and allocated + context <= card.usable:
+        return None
+    unmeasured = 0 if card.context_measured else reserved // UNMEASURED_SHARE
+    was_unmeasured = 0 if ran_on.context_measured else reserved // UNMEASURED_SHARE
+    contexts = [one.context_upper or one.context or 0 for one in (card, ran_on)]
+    needed = "CUDA out of memory." if not fits else None
+    return replace(
+        e,
+        gpu=card.name,
+        gpu_memory=card.usable,
+        process_memory=process,
+        upper=e.bound + contexts[0] - contexts[1] + unmeasured - was_unmeasured,
+        breakdown={**e.breakdown, "context": context},
+        fits=fits,
+        headroom=card.usable - process,
+        out_of_memory=needed,
+        measured=card.context_measured,
+        computed_on=ran_on.name,
+    )

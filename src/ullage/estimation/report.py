@@ -1,0 +1,133 @@
+"""The report in a terminal: the verdict first, then what it is made of, when, how sure, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from ullage.estimation.result import BREAKDOWN_COLOURS, BREAKDOWN_WORDS, Estimate
+from ullage.units import format_bytes
+
+if TYPE_CHECKING:
+    from ullage.estimation.advice import Option
+
+
+def print_report(estimate: Estimate, console: Console | None = None, options: Sequence[Option] = ()) -> None:
+    """Print the report; `options` is what would make the job fit, from `advice.options`.
+
+    >>> print_report(estimate)      # doctest: +SKIP
+    """
+    console = console or Console()
+    console.print(_head(estimate))
+    console.print(_bar(estimate, min(console.width - 4, 76)))
+    console.print(Padding(_legend(estimate), (0, 0, 1, 2), expand=False))
+    for name, text in _facts(estimate):
+        console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
+    if options:
+        print_options(options, console)
+    if estimate.notes:
+        console.print("\n[bold]Assumed on the way[/]")
+        for note in estimate.notes:
+            console.print(Padding(Text(f"- {note}"), (0, 0, 0, 2), expand=False))
+
+
+def print_options(options: Sequence[Option], console: Console | None = None) -> None:
+    """Print what would make the job fit, each with its estimated figure."""
+    console = console or Console()
+    table = Table(Column("", no_wrap=True), Column("change", overflow="fold"), Column("takes", justify="right"), "")
+    for option in options:
+        e = option.estimate
+        if e is None:
+            table.add_row("[dim]·[/]", escape(option.change), "", f"[dim]{escape(option.failed or '')}[/]")
+            continue
+        mark = "[green]✓[/]" if e.fits else "[red]✗[/]"
+        tight = " (tight: the upper bound does not fit)" if e.tight else ""
+        room = f"{format_bytes(e.headroom)} of room{tight}" if e.fits else "does not fit"
+        table.add_row(mark, escape(option.change), format_bytes(e.figure), room)
+    console.print("\n[bold]What would make it fit[/], each estimated:")
+    console.print(table)
+
+
+def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = None) -> None:
+    """Print one line a GPU. `computed_on` names the GPU whose run a line shares; lines without it ran themselves."""
+    console = console or Console()
+    table = Table(
+        "", Column("GPU", no_wrap=True), Column("takes", justify="right"), Column("of", justify="right"),
+        Column("room", justify="right"), Column("at most", justify="right"), Column("", no_wrap=True), "run on",
+    )  # fmt: skip
+    for e in estimates:
+        mark, style = ("✓", "yellow" if e.tight else "green") if e.fits else ("✗", "red")
+        share = min(1.0, e.figure / max(1, e.gpu_memory))
+        bar = Text("█" * round(12 * share), style=style) + Text("░" * (12 - round(12 * share)), style="dim")
+        table.add_row(
+            Text(mark, style=style), e.gpu, format_bytes(e.figure), format_bytes(e.gpu_memory),
+            format_bytes(e.headroom), "" if e.upper is None else format_bytes(e.upper), bar,
+            Text("itself") if e.computed_on is None else Text(e.computed_on, style="dim"),
+        )  # fmt: skip
+    console.print(table)
+    runs = sum(e.computed_on is None for e in estimates)
+    fitting = sum(e.fits for e in estimates)
+    console.print(f"fits on {fitting} of {len(estimates)} GPUs; {runs} runs, the others share one of the same kernels")
+
+
+def _head(estimate: Estimate) -> Group:
+    style = "bold yellow" if estimate.tight else "bold green" if estimate.fits else "bold red"
+    lines = [Text(f"{'✓' if estimate.fits else '✗'} {estimate.verdict}", style=style)]
+    if estimate.source:
+        lines.insert(0, Text(estimate.source, style="bold"))
+    return Group(*lines, Text())
+
+
+def _bar(estimate: Estimate, width: int) -> Padding:
+    """The card's memory as a bar, or, where the job does not fit, the job's with a mark at the card's end."""
+    whole = max(estimate.gpu_memory, estimate.figure, 1)
+    bar, used, drawn = Text(), 0, 0
+    for name, size in estimate.breakdown.items():
+        used += size
+        cells = round(width * used / whole) - drawn
+        bar.append("█" * cells, style=BREAKDOWN_COLOURS[name])
+        drawn += cells
+    bar.append("░" * (width - drawn), style="dim")
+    if estimate.figure <= estimate.gpu_memory:
+        return Padding(bar, (0, 0, 1, 2), expand=False)
+    end = round(width * estimate.gpu_memory / whole)
+    mark = Text(" " * end + "▲ ", style="red") + Text(f"{estimate.gpu} ends here", style="red")
+    return Padding(Group(bar, mark), (0, 0, 1, 2), expand=False)
+
+
+def _legend(estimate: Estimate) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, size in estimate.breakdown.items():
+        swatch = Text("■ ", style=BREAKDOWN_COLOURS[name]) + Text(name)
+        table.add_row(swatch, Text(format_bytes(size), justify="right"), Text(BREAKDOWN_WORDS[name], style="dim"))
+    return table
+
+
+def _facts(estimate: Estimate) -> list[tuple[str, str]]:
+    e = estimate
+    facts = [] if e.process_memory is None else [("nvidia-smi", f"{format_bytes(e.process_memory)} at the peak")]
+    counted = [(e.peak_reserved, "reserved"), (e.peak_allocated, "allocated")]
+    told = [f"{format_bytes(size)} {word}" for size, word in counted if size is not None]
+    facts += [("PyTorch", ", ".join(told))] if told else []
+    if e.peak_words:
+        facts.append(("the peak", e.peak_words))
+    if e.reserved_words and e.reserved_words != e.peak_words:
+        facts.append(("last growth", e.reserved_words))
+    facts += [(name, f"{format_bytes(size)} reserved at most") for name, size in e.phases.items() if len(e.phases) > 1]
+    facts.append(("how sure", e.certainty))
+    facts.append(("done", e.effort))
+    if e.out_of_memory and not e.fits:
+        facts.append(("PyTorch says", e.out_of_memory.split(" If reserved")[0]))
+    return facts
+
+
+def _pair(name: str, text: str) -> Table:
+    table = Table.grid(Column(width=14), Column())
+    table.add_row(Text(name, style="dim"), Text(text))
+    return table

@@ -1,0 +1,261 @@
+"""The inside of the process in which a script runs on a virtual GPU.
+
+The answer is given once, at the first of: the script has been followed far enough, has ended, has failed, or its time
+is over. The script's output stays on this process's own standard output and error. `estimate_script` starts it.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ullage.allocator import AllocatorConfig
+from ullage.estimation.from_virtual_gpu import estimate_from
+from ullage.estimation.scripts.failures import describe
+from ullage.estimation.scripts.files import Files
+from ullage.estimation.scripts.following import Following
+from ullage.estimation.scripts.processes import Processes
+from ullage.estimation.timeline.trace import Trace
+from ullage.hardware import GPU
+from ullage.isolation.child import give_answer
+from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.tracking.convergence import Settled
+
+GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRequest:
+    """What the child process is asked to do. In `journal` it notes which files to put back afterwards."""
+
+    path: str
+    args: list[str]
+    module: bool
+    gpu: GPU
+    steps: int | None
+    timeout: float
+    limited: bool
+    journal: str
+    config: AllocatorConfig | None = None
+    trace_file: str | None = None
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> ScriptRequest:
+        """The request as `dataclasses.asdict` gave it and JSON carried it."""
+        gpu = GPU(**_with_tuples(values["gpu"]))
+        config = values["config"] and AllocatorConfig(**_with_tuples(values["config"]))
+        return cls(**{**values, "gpu": gpu, "config": config})
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists only."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def run_script(values: dict[str, Any]) -> None:
+    """Run the script of a request; leaves by `os._exit` where the script does not let itself be stopped."""
+    request = ScriptRequest.from_values(values)
+    run = ScriptRun(request, give_answer)
+    _stop_after(request.timeout, run)
+    code = run.run()
+    leave_after(GRACE)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    raise SystemExit(code)
+
+
+def _stop_after(seconds: float, run: ScriptRun) -> None:
+    def wait() -> None:
+        time.sleep(seconds)
+        run.time_is_over()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True, name="ullage-timeout").start()
+
+
+def leave_after(seconds: float) -> None:
+    """Threads and exit handlers of a script that was stopped must not keep the process for ever."""
+
+    def wait() -> None:
+        time.sleep(seconds)
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True, name="ullage-exit").start()
+
+
+Give = Callable[[dict[str, Any]], None]
+
+
+class ScriptRun:
+    """Runs a script as `python` would, follows it and gives one answer."""
+
+    def __init__(self, request: ScriptRequest, give: Give, leave: Callable[[float], None] = leave_after) -> None:
+        self._request, self._give, self._leave = request, give, leave
+        self.card = VirtualGPU(request.gpu, request.config, limited=request.limited)
+        self.following = Following(self.card, request.steps, self._stop)
+        self.processes = Processes(self.card.note, self._failed)
+        self._trace: Trace | None = None
+        if request.trace_file is not None:
+            self._trace = Trace()
+            self._trace.watch(self.card)
+        self._begin = time.perf_counter()
+        self._stopped = 0
+
+    def run(self) -> int:
+        """Run the script to its end or until it is stopped; returns the exit code for the process."""
+        replacements = Replacements()
+        with self.card:
+            self.following.install(replacements)
+            self.processes.install(replacements)
+            self._watch_settings(replacements)
+            Files(Path(self._request.journal)).install(replacements)
+            try:
+                self._execute()
+            except Settled:
+                pass
+            except SystemExit as error:
+                return self._exited(error.code)
+            except BaseException as error:
+                return self._failed(error)
+            finally:
+                replacements.undo()
+            self._ended()
+        return 0
+
+    def _watch_settings(self, replacements: Replacements) -> None:
+        """A script may set PYTORCH_ALLOC_CONF itself, before it first uses the GPU."""
+        if self._request.config is None:
+            replacements.on_undo(follow_allocator_settings(self.card))
+
+    def _execute(self) -> None:
+        request = self._request
+        sys.argv = [request.path, *request.args]
+        if request.module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(request.path, run_name="__main__", alter_sys=True)
+        elif Path(request.path).is_dir():
+            sys.path.insert(0, request.path)
+            runpy.run_path(request.path, run_name="__main__")
+        else:
+            sys.path.insert(0, str(Path(request.path).resolve().parent))
+            main = ModuleType("__main__")
+            main.__dict__.update(__file__=request.path, __builtins__=__builtins__, __cached__=None)
+            sys.modules["__main__"] = main
+            code = compile(Path(request.path).read_bytes(), request.path, "exec", dont_inherit=True)
+            exec(code, main.__dict__)
+
+    # The ways in which a run ends.
+
+    def _stop(self) -> None:
+        """Nothing more is to be seen: answer, then leave the script from inside its step."""
+        self._give_estimate()
+        self._stopped += 1
+        if self._stopped == 1:
+            self._leave(GRACE)
+        elif self._stopped > 3:  # the script catches whatever is raised, and goes on
+            os._exit(0)
+        if threading.current_thread() is not threading.main_thread():
+            self._leave(0.0)  # the main thread may wait for ever
+        raise Settled
+
+    def _ended(self) -> None:
+        if not self._stopped and self._request.steps is not None and not self.following.settled:
+            self.card.note("ended", self._short_run())
+        self._give_estimate()
+
+    def _exited(self, code: Any) -> int:
+        if self._stopped or code in (None, 0) or self.following.settled:
+            self._ended()
+            return 0
+        message = code if isinstance(code, str) else ""
+        self._give_failure({"kind": "exit", "code": 1 if message else code, "message": message})
+        if message:
+            print(message, file=sys.stderr)
+        return code if isinstance(code, int) else 1
+
+    def _failed(self, error: BaseException) -> int:
+        if self._stopped:
+            return 0  # the answer is given; what the script's own cleaning up runs into is nobody's business
+        if self.following.settled and not isinstance(error, torch.OutOfMemoryError):
+            what = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:200]
+            self.card.note(
+                "failed", f"after its training had settled the script failed ({what}): later parts are missing"
+            )
+            self._give_estimate()
+            return 0
+        self._give_failure(describe(error))
+        trace = _without_our_frames(error)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
+
+    def time_is_over(self) -> None:
+        """Called by another thread."""
+        if self.following.steps and self.card.memory.requests:
+            self.card.note(
+                "timeout",
+                f"stopped after {self._request.timeout:g} s and {self.following.steps} optimizer steps, before the "
+                "requests repeated: what comes later is not in these figures",
+            )
+            self._give_estimate()
+        else:
+            self._give_failure({"kind": "timeout", "passes": self.following.backward.count})
+
+    # What the answer says.
+
+    def _short_run(self) -> str:
+        steps = self.following.steps
+        if not steps:
+            return "the script ended without a backward pass or an optimizer step: the figures are what was seen"
+        return f"the script ended after {steps} optimizer step{'s' if steps > 1 else ''}, before the requests repeated"
+
+    def _give_failure(self, failure: dict[str, Any]) -> None:
+        self._give(
+            {
+                "status": "failed",
+                **failure,
+                "out_of_memory": self.card.memory.out_of_memory,
+                "refused": self.card.refused,
+                "steps": self.following.steps,
+            }
+        )
+
+    def _give_estimate(self) -> None:
+        card = self.card
+        if card.memory.out_of_memory is not None and not self.following.settled:
+            self._give_failure({"kind": "out of memory"})
+            return
+        if not card.memory.requests:
+            self._give_failure({"kind": "no gpu", "commands": self.processes.commands})
+            return
+        if card.memory.out_of_memory is not None:
+            card.note("memory", "the script ran out of memory once or more, caught it and went on")
+        card.progress.phases = self.following.phases.peaks(has_trained=self.following.backward.count > 0)
+        estimate = estimate_from(card, time.perf_counter() - self._begin)
+        if self._trace is not None and self._request.trace_file is not None:
+            self._trace.fill(card)
+            self._trace.save(self._request.trace_file)
+        values = estimate.to_dict()
+        values["phases"] = card.progress.phases
+        values["steps"] = self.following.steps
+        self._give({"status": "estimated", "estimate": values})
+
+
+def _without_our_frames(error: BaseException) -> Any:
+    """The traceback from the script's own first line on, as `python` prints it."""
+    trace = error.__traceback__
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace

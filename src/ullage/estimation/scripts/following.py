@@ -1,0 +1,227 @@
+"""How far a script is followed.
+
+First until its training has settled: at least `steps` optimizer steps (backward passes, where there is no optimizer),
+and until an iteration asks for the same memory as the one before. Then it is looked around for what comes beside
+training, validation and checkpoints: epochs over DataLoaders end early (`script_loaders.py`), and the script goes on
+until its end, until a second validation has raised no peak, or until as much time has passed again as settling took.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import dataloader
+
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.tracking.convergence import Settling
+from ullage.virtual.tracking.progress import BackwardPasses, Phases
+
+if TYPE_CHECKING:
+    from ullage.virtual import VirtualGPU
+    from ullage.virtual.memory import DeviceMemory
+
+
+# DataLoaders of a script that is followed: epochs end early once their batches bring nothing new.
+#
+# After training has settled, each epoch over a training loader ends after one batch, so that the script soon comes to
+# its validation, its checkpoints and its end. An epoch over any other loader ends as soon as three batches in a row
+# asked for the same memory and left nothing behind. Passes that do not touch the GPU are left alone.
+
+SAME_BATCHES = 3  # in a row, before an epoch of validation ends early
+LONGEST_EPOCH = 20.0  # seconds, where validation keeps something of each batch on the GPU
+_Iterator: Any = dataloader._BaseDataLoaderIter
+
+
+class _Epoch:
+    """One pass over a loader: where the allocator was when each batch was handed out."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[int, int]] = []  # requests so far, bytes allocated
+        self.begin = time.monotonic()
+
+
+class Loaders:
+    """Watches every DataLoader of the process."""
+
+    def __init__(self, memory: DeviceMemory, note: Callable[[str, str], None]) -> None:
+        self._memory, self._note = memory, note
+        self._epochs: WeakKeyDictionary[Any, _Epoch] = WeakKeyDictionary()
+        self._training: dict[int, Any] = {}  # the samplers of training loaders, by identity
+        self._delivered: dict[int, Any] = {}  # those that handed out a batch since the last backward pass
+        self.hurry = False
+        self.end_training_epochs = True  # not where a framework counts the batches itself
+        self.look_until = math.inf
+
+    def install(self, replacements: Replacements) -> None:
+        """Begin to watch."""
+        following, resetting = _Iterator.__next__, _Iterator._reset
+
+        def __next__(iterator: Any) -> Any:
+            if self._is_over(iterator):
+                raise StopIteration
+            batch = following(iterator)
+            self._handed_out(iterator)
+            return batch
+
+        def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> Any:
+            self._epochs.pop(iterator, None)
+            return resetting(iterator, loader, first_iter)
+
+        replacements.put(_Iterator, "__next__", __next__)
+        replacements.put(_Iterator, "next", __next__)
+        replacements.put(_Iterator, "_reset", _reset)
+
+    def after_backward(self) -> None:
+        """A backward pass is done: the batches handed out before it were for training."""
+        self._training.update(self._delivered)
+        self._delivered.clear()
+
+    def _handed_out(self, iterator: Any) -> None:
+        sampler = iterator._index_sampler
+        self._delivered[id(sampler)] = sampler
+        epoch = self._epochs.setdefault(iterator, _Epoch())
+        epoch.marks.append((len(self._memory.requests), self._memory.allocator.allocated))
+
+    def _is_over(self, iterator: Any) -> bool:
+        epoch = self._epochs.get(iterator)
+        if epoch is None:
+            return False
+        if id(iterator._index_sampler) in self._training:
+            if not self.end_training_epochs:
+                return False
+            if self.hurry:
+                self._note("epochs", "after training had settled, epochs over training data ended after one batch")
+            return self.hurry
+        if time.monotonic() > min(self.look_until, epoch.begin + LONGEST_EPOCH) and self._uses_gpu(epoch):
+            self._note("epochs", "an epoch without training was too long to be followed to its end")
+            return True
+        if self._repeats(epoch):
+            self._note("epochs", "epochs without training ended early, as soon as their batches repeated")
+            return True
+        return False
+
+    def _uses_gpu(self, epoch: _Epoch) -> bool:
+        return len(epoch.marks) > SAME_BATCHES and len(self._memory.requests) > epoch.marks[0][0]
+
+    def _repeats(self, epoch: _Epoch) -> bool:
+        """Whether the last batches asked for the same memory and kept none of it."""
+        if len(epoch.marks) <= SAME_BATCHES:
+            return False
+        memory = self._memory
+        marks = [*epoch.marks[-SAME_BATCHES:], (len(memory.requests), memory.allocator.allocated)]
+        if len({allocated for _, allocated in marks[1:]}) > 1:
+            return False
+        asked = [
+            [number for number in memory.requests[begin:end] if number > 0]
+            for (begin, _), (end, _) in zip(marks, marks[1:], strict=False)
+        ]
+        return bool(asked[0]) and all(sizes == asked[0] for sizes in asked)
+
+
+# Lightning counts the batches of an epoch itself: told that an epoch has one batch, it goes on to its validation.
+
+_LOOPS = ("lightning.pytorch.loops.training_epoch_loop", "pytorch_lightning.loops.training_epoch_loop")
+
+
+def install(loaders: Loaders, replacements: Replacements) -> None:
+    """Let epochs end early after training has settled, in either name of the package."""
+    for name in _LOOPS:
+        replacements.when_imported(name, lambda module: _shorten(module, loaders, replacements))
+
+
+def _shorten(module: ModuleType, loaders: Loaders, replacements: Replacements) -> None:
+    loop: Any = getattr(module, "_TrainingEpochLoop", None)
+    if loop is None:
+        return
+    advance = loop.advance
+
+    def advance_in_a_hurry(self: Any, *args: Any, **options: Any) -> Any:
+        loaders.end_training_epochs = False
+        if loaders.hurry:
+            self.trainer.fit_loop.max_batches = 1
+            self.trainer.val_check_batch = 1
+        return advance(self, *args, **options)
+
+    replacements.put(loop, "advance", advance_in_a_hurry)
+
+
+SHORTEST_LOOK, LONGEST_LOOK = 3.0, 20.0  # seconds
+STEPS_WITHOUT_GPU = 10  # after so many optimizer steps that never asked for memory there, the script trains on the CPU
+
+
+class Following:
+    """Watches one run of a script; calls `stop` when there is nothing more to see."""
+
+    def __init__(self, card: VirtualGPU, steps: int | None, stop: Callable[[], None]) -> None:
+        self._card, self._steps, self._stop = card, steps, stop
+        self._begin = time.monotonic()
+        self._validations_before = self._validations = 0  # seen before training settled, and after
+        self._peaks = 0, 0
+        self.phases = Phases(card)
+        self.loaders = Loaders(card.memory, card.note)
+        self._watch_anew()
+        self.backward = BackwardPasses(self._after_backward, self._watch_anew)
+
+    def install(self, replacements: Replacements) -> None:
+        """Begin to watch."""
+        self._card.progress.on_step = self._after_step
+        replacements.on_undo(self.phases.install())
+        self.backward.install(replacements)
+        self.loaders.install(replacements)
+        install(self.loaders, replacements)
+
+    @property
+    def settled(self) -> bool:
+        """Whether training has settled."""
+        return self._look_until is not None
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps; backward passes where no optimizer was made."""
+        return self._card.progress.optimizer_steps or (0 if self.backward.optimizers else self.backward.count)
+
+    def _watch_anew(self) -> None:
+        """At the beginning, and when the first optimizer is made: backward passes before it were no training."""
+        self._settling = Settling(self._card, self._steps or 1)
+        self._look_until: float | None = None
+        self.loaders.hurry = self.phases.settled = False
+
+    def _after_backward(self) -> None:
+        self.loaders.after_backward()
+        if not self.backward.optimizers:
+            self._after_step()
+
+    def _after_step(self) -> None:
+        if self._steps is None:
+            return
+        if not self._card.memory.requests:
+            if self.steps >= STEPS_WITHOUT_GPU:
+                self._stop()
+        elif self._look_until is None:
+            if self._settling.is_settled(go_on=True):
+                self._look_around()
+        elif self._has_looked_enough():
+            self._stop()
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        self._look_until = now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
+        self.loaders.hurry, self.loaders.look_until = True, self._look_until
+        self.phases.settled = True
+        self._validations_before = len(self.phases.stretches())
+
+    def _has_looked_enough(self) -> bool:
+        assert self._look_until is not None
+        if time.monotonic() > self._look_until:
+            return True
+        seen = len(self.phases.stretches()) - self._validations_before
+        if seen <= self._validations:
+            return False
+        peaks, before = (self._card.peak_allocated, self._card.peak_reserved), self._peaks
+        self._validations, self._peaks = seen, peaks
+        return seen >= 2 and peaks == before

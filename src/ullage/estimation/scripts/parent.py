@@ -1,0 +1,153 @@
+"""Estimate a script that trains on "cuda", as it stands, in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ullage.allocator import AllocatorConfig
+from ullage.errors import InvalidValue, ScriptFailed
+from ullage.estimation.result import Estimate
+from ullage.estimation.scripts.child import GRACE, ScriptRequest
+from ullage.estimation.scripts.failures import is_launcher_missing, message
+from ullage.estimation.scripts.files import put_back
+from ullage.hardware import GPU
+from ullage.hardware import gpu as find_gpu
+from ullage.isolation.environment import environment
+from ullage.isolation.limits import Limits
+from ullage.isolation.parent import run
+
+DEFAULT_TIMEOUT = 300.0  # seconds
+_PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
+TAIL = 20  # lines of the script's output that are shown when it fails
+_LAUNCHER = {  # what `torchrun --nproc-per-node 1` sets
+    "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
+
+
+def estimate_script(
+    path: str | os.PathLike[str],
+    args: Sequence[str] = (),
+    *,
+    module: bool = False,
+    gpu: str | GPU = "H200",
+    steps: int | None = 3,
+    timeout: float = DEFAULT_TIMEOUT,
+    config: AllocatorConfig | None = None,
+    trace_file: str | os.PathLike[str] | None = None,
+    show_output: bool = False,
+) -> Estimate:
+    """How much memory a script will take on `gpu`, found without a GPU.
+
+    The script runs as `python path args...` would (`python -m path args...` with `module`), in this folder and in a
+    process of its own, on a virtual GPU. It is followed until its training has settled, at least `steps` optimizer
+    steps, and a little further for validation and checkpoints; then it is stopped. `steps=None` lets it run to its end.
+    Its output is kept apart: shown on standard error with `show_output`, and its last lines when it fails. If it runs
+    out of memory, it is run once more on a card without limit to say how much it would need.
+
+    >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
+    True
+
+    Not covered: several GPUs, CUDA graphs, Triton and other custom kernels (`ScriptFailed` says so).
+    """
+    shown = f"-m {path}" if module else str(path)
+    _check(path, module, steps, timeout)
+    request = ScriptRequest(
+        path=str(path),
+        args=[str(value) for value in args],
+        module=module,
+        gpu=find_gpu(gpu),
+        steps=steps,
+        timeout=timeout,
+        limited=True,
+        journal="",
+        config=config,
+        trace_file=None if trace_file is None else os.path.abspath(trace_file),
+    )
+    notes: list[str] = []
+    variables = dict(os.environ)
+    answer = _run(request, variables, show_output)
+    if is_launcher_missing(answer):
+        variables |= _LAUNCHER
+        notes.append("the script wants to be started by torchrun: it was given what torchrun gives to a single process")
+        answer = _run(request, variables, show_output)
+    out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None
+    if out_of_memory is not None:
+        notes.append("ran out of memory; the figures are those of a card without limit")
+        answer = _run(dataclasses.replace(request, limited=False), variables, show_output)
+    if answer["status"] == "failed":
+        raise ScriptFailed(message(answer, shown, timeout), answer["output"])
+    return _estimate(answer["estimate"], notes, out_of_memory, shown)
+
+
+def _estimate(values: dict[str, Any], notes: list[str], out_of_memory: str | None, shown: str) -> Estimate:
+    values |= {"notes": notes + values["notes"], "source": shown}
+    if out_of_memory is not None:
+        values |= {"out_of_memory": out_of_memory, "fits": False}
+    return Estimate.from_dict(values)
+
+
+def _check(path: str | os.PathLike[str], module: bool, steps: int | None, timeout: float) -> None:
+    if steps is not None and steps < 1:
+        raise InvalidValue(f"needed at least one step to follow; found {steps}")
+    if not timeout > 0:
+        raise InvalidValue(f"needed a time limit above zero seconds; found {timeout}")
+    if module:
+        _check_module(str(path))
+        return
+    file = Path(path)
+    if file.is_dir():
+        if not (file / "__main__.py").is_file():
+            found = ", ".join(sorted(child.name for child in file.glob("*.py"))[:8])
+            raise InvalidValue(f"needed a script; {path} is a folder" + (f" (in it: {found})" if found else ""))
+    elif not file.is_file():
+        folder = file.parent if file.parent.is_dir() else Path()
+        near = ", ".join(sorted(child.name for child in folder.glob("*.py"))[:8])
+        raise InvalidValue(f"needed a script; there is no file {path}" + (f" (in {folder}: {near})" if near else ""))
+
+
+def _check_module(name: str) -> None:
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        found = None
+    finally:
+        sys.path.pop(0)
+    if found is None:
+        raise InvalidValue(f"needed a module that `python -m {name}` would run; found none of that name from here")
+
+
+def _run(request: ScriptRequest, variables: dict[str, str], show_output: bool) -> dict[str, Any]:
+    """Run the script in a child process and read its answer, with the end of the script's output."""
+    with tempfile.TemporaryDirectory(prefix="ullage-") as folder:
+        journal = Path(folder, "files")
+        try:
+            outcome = run(
+                "ullage.estimation.scripts.child:run_script",
+                dataclasses.asdict(dataclasses.replace(request, journal=str(journal))),
+                limits=Limits(seconds=request.timeout + GRACE + _PATIENCE),
+                env=_environment(variables),
+                show=_show if show_output else None,
+            )
+        finally:
+            put_back(journal)
+    found = outcome.answer or {"status": "failed", "kind": "died", "how": outcome.failure}
+    return {**found, "output": outcome.last_lines(TAIL)}
+
+
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    """Trackers on the network stay out of it, unless the user wants them."""
+    return {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", **environment(variables)}
+
+
+def _show(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,259 @@
+"""From TOML tables to `GPU` records: the catalogue's own file, and a file that describes one's own card.
+
+Looking a GPU up by name is in `lookup.py`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.hardware.specification import GPU, generation_of
+from ullage.units import KIB, MIB, parse_bytes
+
+Table = Mapping[str, Any]
+
+_SIZES = ("memory", "usable", "context", "context_bare", "context_upper")
+_WHOLE = ("sms", "shared_memory_per_sm_kib", "max_threads_per_sm")
+_RATES = ("bandwidth", "fp32_tflops", "tf32_tflops", "fp16_tflops", "bf16_tflops", "l2_mib")
+_TEXTS = ("device_name", "family", "source", "usable_source", "context_source")
+_SCALED_BY_SMS = ("fp32_tflops", "tf32_tflops", "fp16_tflops", "bf16_tflops")
+_KEYS = sorted(
+    [*_SIZES, *(f"{size}_mib" for size in _SIZES), *_WHOLE, *_RATES, *_TEXTS]
+    + ["name", "compute_capability", "context_measured", "aliases"]
+)
+
+
+@cache
+def catalogue_tables() -> dict[str, Any]:
+    """The catalogue's file as it stands: the tables `generation`, `capability`, `gpu` and `mig`.
+
+    >>> sorted(catalogue_tables())
+    ['capability', 'generation', 'gpu', 'mig']
+    """
+    return tomllib.loads(files("ullage.hardware").joinpath("catalogue.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def read_catalogue() -> dict[str, GPU]:
+    """Every GPU of the catalogue by name, each card followed by its MIG instances. Not to be changed.
+
+    >>> list(read_catalogue())[:2]
+    ['P100-16GB', 'P40']
+    """
+    tables, cards = catalogue_tables(), {}
+    for name, table in tables["gpu"].items():
+        cards[name] = card_from_table(name, table, f"catalogue.toml, {name}")
+        for instance in _mig_instances(cards[name], tables["mig"].get(name)):
+            cards[instance.name] = instance
+    return cards
+
+
+def gpus() -> tuple[GPU, ...]:
+    """Every GPU of the catalogue, MIG instances after their card.
+
+    >>> len([card for card in gpus() if not card.is_mig]) >= 45
+    True
+    """
+    return tuple(read_catalogue().values())
+
+
+def card_from_table(name: str, table: Table, where: str, base: GPU | None = None) -> GPU:
+    """One GPU from its keys; what they leave out comes from `base`, or else from its generation.
+
+    `where` names the file in an error's text.
+
+    >>> card_from_table("X", {"memory": "24GiB", "compute_capability": "8.6"}, "x.toml").max_threads_per_sm
+    1536
+    """
+    given = _checked(table, where)
+    if base is not None:
+        return _inherited(name, given, base, where)
+    for key in ("memory", "compute_capability"):
+        if key not in given:
+            raise InvalidValue(f"{where}: needed {key}, or base = the name of a GPU; found neither")
+    known = {"device_name": name, "source": where, **defaults(given["compute_capability"]), **given}
+    return GPU(name=name, **_with_usable(known))
+
+
+def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
+    """What the catalogue says of every GPU of a compute capability, as fields of `GPU`.
+
+    >>> defaults((8, 0))["shared_memory_per_sm_kib"]
+    164
+    """
+    tables = catalogue_tables()
+    generation = tables["generation"].get(generation_of(compute_capability), {})
+    known = {key: value for key, value in generation.items() if not key.startswith("reserved")}
+    known |= tables["capability"].get("{}.{}".format(*compute_capability), {})
+    return _checked(known, "catalogue.toml")
+
+
+def derived_usable(memory: int, compute_capability: tuple[int, int] | None) -> tuple[int, str]:
+    """What is left of `memory` after the driver's share, and how that was reckoned.
+
+    The shares were fitted to the cards whose usable memory is published: within 1 % of each.
+
+    >>> derived_usable(24564 * 1024**2, (8, 9))[0] // 1024**2
+    24074
+    """
+    generation = generation_of(compute_capability) if compute_capability else None
+    # An unknown generation gets Ampere's share, a large one: too little usable memory is the safe mistake.
+    share = catalogue_tables()["generation"][generation or "ampere"]
+    reserved = share["reserved_mib"] * MIB + int(share["reserved_fraction"] * memory)
+    usable = max(memory - reserved, 0) // KIB * KIB
+    return usable, f"derived: memory less the driver's share on {generation or 'ampere'}"
+
+
+def read_own_card(path: Path, named: Callable[[str], GPU]) -> GPU:
+    """The GPU that a short TOML file describes; `base = "A100-40GB"` starts from a card of the catalogue.
+
+    `named` finds that card. Every mistake in the file is one `InvalidValue` that names the file and the key.
+
+    >>> import tempfile; card = Path(tempfile.mkdtemp(), "mycard.toml")
+    >>> _ = card.write_text('base = "A100-40GB"\\nmemory = "20GiB"')
+    >>> read_own_card(card, read_catalogue().__getitem__).name
+    'mycard'
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InvalidValue(f"{path}: needed a TOML file that describes a GPU; found: {reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidValue(f"{path}: needed TOML; found a mistake: {error}") from None
+    base = _base(table.pop("base"), named, path) if "base" in table else None
+    name = _value("name", table.get("name", path.stem), str(path))
+    return card_from_table(name, table, str(path), base)
+
+
+def _base(name: Any, named: Callable[[str], GPU], path: Path) -> GPU:
+    if not isinstance(name, str):
+        raise InvalidValue(f"{path}: base: needed the name of a GPU; found {name!r}")
+    try:
+        return named(name)
+    except UnknownName as error:
+        raise InvalidValue(f"{path}: base: {error}") from None
+
+
+def _inherited(name: str, given: dict[str, Any], base: GPU, where: str) -> GPU:
+    known = {field.name: getattr(base, field.name) for field in fields(base)}
+    if given.get("compute_capability", base.compute_capability) != base.compute_capability:
+        known |= defaults(given["compute_capability"])
+    if "memory" in given or "usable" in given:
+        # Another amount of memory leaves another amount usable, unless the file says how much.
+        del known["usable"], known["usable_source"]
+    if "context" in given:
+        known |= dict.fromkeys(("context_bare", "context_upper")) | {"context_measured": False}
+        known["context_source"] = where
+    known |= {"source": f"{where}, from {base.name}: {base.source}", "aliases": ()} | given | {"name": name}
+    return GPU(**_with_usable(known))
+
+
+def _with_usable(known: dict[str, Any]) -> dict[str, Any]:
+    if "usable" not in known:
+        usable, reckoned = derived_usable(known["memory"], known.get("compute_capability"))
+        return {**known, "usable": usable, "usable_source": reckoned}
+    memory, usable = known["memory"], known["usable"]
+    if usable > memory:
+        raise InvalidValue(f"{known['source']}: usable: needed at most memory, {memory}; found {usable}")
+    return {"usable_source": known["source"], **known}
+
+
+def _mig_instances(card: GPU, table: Table | None) -> list[GPU]:
+    if table is None or card.sms is None:
+        return []
+    return [_mig_instance(card, row, table["slices"], table["source"]) for row in table["profiles"]]
+
+
+def _mig_instance(card: GPU, row: Table, slices: int, source: str) -> GPU:
+    assert card.sms is not None
+    of_memory, of_sms = row["memory_slices"] / slices, row["sms"] / card.sms
+    scaled: dict[str, Any] = {key: _times(getattr(card, key), of_sms) for key in _SCALED_BY_SMS}
+    scaled |= {key: _times(getattr(card, key), of_memory) for key in ("bandwidth", "l2_mib")}
+    scaled |= {"l2_mib": row["l2_mib"]} if "l2_mib" in row else {}
+    return replace(
+        card,
+        name=f"{card.name}-MIG-{row['profile']}",
+        device_name=f"{card.device_name} MIG {row['profile']}",
+        memory=row["memory_mib"] * MIB,
+        usable=row["memory_mib"] * MIB,
+        usable_source="the instance's memory",
+        sms=row["sms"],
+        context_measured=False,
+        context_source=f"as on the whole {card.name}",
+        parent=card.name,
+        mig_instances=row["instances"],
+        aliases=(),
+        source=f"{source}; rates in proportion to {card.name}",
+        **scaled,
+    )
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else round(value * factor, 2)
+
+
+def _checked(table: Table, where: str) -> dict[str, Any]:
+    """The table's keys as fields of `GPU`, or one error that says which key is wrong and what it needs."""
+    known: dict[str, Any] = {}
+    for key, value in table.items():
+        field = key.removesuffix("_mib") if key.removesuffix("_mib") in _SIZES else key
+        if key not in _KEYS:
+            raise InvalidValue(f"{where}: unknown key {key!r}; known keys: base, {', '.join(_KEYS)}")
+        if field in known:
+            raise InvalidValue(f"{where}: {field} is given twice, as {field} and as {field}_mib")
+        if key != "name":
+            known[field] = _value(key, value, where)
+    return known
+
+
+def _value(key: str, value: Any, where: str) -> Any:
+    def wrong(needed: str) -> InvalidValue:
+        return InvalidValue(f"{where}: {key}: needed {needed}; found {value!r}")
+
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if key in _SIZES:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise wrong("bytes or a size such as '24GiB'")
+        try:
+            size = parse_bytes(value)
+        except InvalidValue:
+            raise wrong("bytes or a size such as '24GiB'") from None
+        if size <= 0:
+            raise wrong("a size above 0")
+        return size
+    if key.removesuffix("_mib") in _SIZES or key in _WHOLE:
+        if not number or not isinstance(value, int) or value <= 0:
+            raise wrong("a whole number above 0")
+        return value * MIB if key.endswith("_mib") else value
+    if key in _RATES:
+        if not number or value <= 0:
+            raise wrong("a number above 0")
+        return float(value)
+    if key == "context_measured":
+        if not isinstance(value, bool):
+            raise wrong("true or false")
+        return value
+    if key == "compute_capability":
+        return _capability(value, wrong("text such as '8.6'"))
+    if key == "aliases":
+        if not isinstance(value, list) or not all(isinstance(alias, str) for alias in value):
+            raise wrong("a list of texts")
+        return tuple(value)
+    if not isinstance(value, str) or not value:
+        raise wrong("text")
+    return value
+
+
+def _capability(value: Any, wrong: InvalidValue) -> tuple[int, int]:
+    major, dot, minor = value.partition(".") if isinstance(value, str) else ("", "", "")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise wrong
+    return int(major), int(minor)

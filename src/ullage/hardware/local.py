@@ -1,0 +1,109 @@
+"""The GPUs of this machine, through NVML."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ullage.hardware.catalogue import defaults, derived_usable, gpus
+from ullage.hardware.specification import GPU
+
+# Two cards of one device name (RTX 4060 Ti: 8 and 16 GB) differ by far more; ECC on or off by up to 7 %.
+_SAME_MEMORY = 0.10
+
+
+def local_gpus(nvml: Any = None) -> list[GPU]:
+    """The GPUs of this machine in NVML's order, a card in MIG mode as its instances; `[]` without a driver.
+
+    A GPU that the catalogue knows by device name and size keeps its figures, with the memory that NVML
+    reports; of another one, what NVML does not say is `None`. `nvml` is the module `pynvml` (package
+    nvidia-ml-py) or one like it. Not covered: `CUDA_VISIBLE_DEVICES`, what is in use now, and GPUs that NVML
+    cannot reach, which are left out.
+
+    >>> isinstance(local_gpus(), list)
+    True
+    """
+    module = nvml or _pynvml()
+    if module is None:
+        return []
+    try:
+        module.nvmlInit()
+    except module.NVMLError:
+        return []
+    try:
+        return [_described(module, handle) for handle in _handles(module)]
+    finally:
+        module.nvmlShutdown()
+
+
+def _pynvml() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def _handles(nvml: Any) -> Iterator[Any]:
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            card = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError:
+            continue
+        instances = list(_mig_handles(nvml, card))
+        yield from instances or [card]
+
+
+def _mig_handles(nvml: Any, card: Any) -> Iterator[Any]:
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(card)
+        places = nvml.nvmlDeviceGetMaxMigDeviceCount(card) if current else 0
+    except nvml.NVMLError:
+        return  # before Ampere there is no MIG to ask about
+    for place in range(places):
+        try:
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
+        except nvml.NVMLError:
+            continue  # an empty place
+
+
+def _described(nvml: Any, handle: Any) -> GPU:
+    name = nvml.nvmlDeviceGetName(handle)
+    device_name = name.decode() if isinstance(name, bytes) else str(name)
+    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    known = _in_catalogue(device_name, memory)
+    if known is not None:
+        reserved = known.memory - known.usable
+        return replace(known, memory=memory, usable=max(memory - reserved, 0))
+    capability = _capability(nvml, handle)
+    usable, reckoned = derived_usable(memory, capability)
+    return GPU(
+        name=device_name,
+        device_name=device_name,
+        memory=memory,
+        usable=usable,
+        usable_source=reckoned,
+        source="NVML",
+        compute_capability=capability,
+        **(defaults(capability) if capability else {}),
+    )
+
+
+def _in_catalogue(device_name: str, memory: int) -> GPU | None:
+    same = [card for card in gpus() if _plain(card.device_name) == _plain(device_name)]
+    same = [card for card in same if abs(card.memory - memory) <= _SAME_MEMORY * card.memory]
+    return min(same, key=lambda card: abs(card.memory - memory), default=None)
+
+
+def _plain(device_name: str) -> str:
+    # Drivers before R470 wrote "GeForce RTX 3090" and "A100-SXM4-40GB", later ones put NVIDIA in front.
+    return device_name.casefold().removeprefix("nvidia ").strip()
+
+
+def _capability(nvml: Any, handle: Any) -> tuple[int, int] | None:
+    try:
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except nvml.NVMLError:
+        return None
+    return int(major), int(minor)

@@ -1,0 +1,163 @@
+"""Looking GPUs up: by the names that people write, by a file of one's own, "local" for this machine's, or several."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.hardware.catalogue import gpus, read_catalogue, read_own_card
+from ullage.hardware.local import local_gpus
+from ullage.hardware.specification import GPU
+from ullage.home import home
+
+_MAKERS = re.compile(r"^(nvidia|geforce|tesla)+")
+_MODEL_LINE = re.compile(r"rtx|gtx")
+_FORM = re.compile(r"pcie|nvl|sxm[0-9]?")
+_MEMORY = re.compile(r"[0-9]+gb")
+_LOCAL = re.compile(r"local(?::([0-9]+))?", re.IGNORECASE)
+_COUNT_AND_NAME = re.compile(r"(?:([0-9]+)\s*[x×*]\s*)?(.+)")
+
+
+def gpu(name: str | Path | GPU) -> GPU:
+    """The GPU of that name, whatever its case, hyphens, underscores and spaces; or of a TOML file's path.
+
+    A short name will do where only one GPU is called so (`"4090"`, `"gh200"`), and so does what PyTorch
+    prints (`"NVIDIA A100-SXM4-40GB"`). A name that fits several ("a100") raises `UnknownName` with them all.
+    A path that ends in `.toml` describes one's own card: `base = "A100-40GB"` and the keys that differ, for
+    example `memory = "20GiB"`; files in `$ULLAGE_HOME/gpus` are found by their names without `.toml`. `"local"` is
+    the first GPU of this machine, `"local:1"` the second. A `GPU` is returned as it is.
+
+    >>> gpu("rtx_4090").name, gpu("4090").name, gpu("NVIDIA H200").name
+    ('RTX-4090', 'RTX-4090', 'H200')
+    """
+    if isinstance(name, GPU):
+        return name
+    if not isinstance(name, str | Path):
+        raise InvalidValue(f"needed the name of a GPU or the path of a TOML file; found {name!r}")
+    if isinstance(name, Path) or name.strip().endswith(".toml"):
+        return read_own_card(Path(str(name).strip()), _named)
+    local = _LOCAL.fullmatch(name.strip())
+    if local is not None:
+        return _local(int(local[1] or 0))
+    own = own_files().get(name.strip().casefold())
+    return read_own_card(own, _named) if own is not None else _named(name)
+
+
+def own_files() -> dict[str, Path]:
+    """The files of one's own GPUs, in `$ULLAGE_HOME/gpus`, by name in small letters.
+
+    >>> isinstance(own_files(), dict)
+    True
+    """
+    try:
+        return {path.stem.casefold(): path for path in sorted((home() / "gpus").glob("*.toml"))}
+    except PermissionError:  # somebody else's home, which a job of theirs was given
+        return {}
+
+
+def own_gpus() -> tuple[GPU, ...]:
+    """One's own GPUs, from the files in `$ULLAGE_HOME/gpus`; a mistake in one of them is said.
+
+    >>> isinstance(own_gpus(), tuple)
+    True
+    """
+    return tuple(read_own_card(path, _named) for path in own_files().values())
+
+
+def select_gpus(text: str) -> list[GPU]:
+    """GPUs to compare: `"all"` (every whole card and one's own), `"mig"`, a generation, or names with commas.
+
+    >>> len(select_gpus("all")) > 45, {card.generation for card in select_gpus("hopper")}
+    (True, {'hopper'})
+    """
+    word = text.strip().casefold()
+    whole = [card for card in gpus() if not card.is_mig]
+    if word == "all":
+        return [*whole, *own_gpus()]
+    if word == "mig":
+        return [card for card in gpus() if card.is_mig]
+    if word in {card.generation for card in whole}:
+        return [card for card in whole if card.generation == word]
+    return list({card.name: card for card in map(gpu, text.split(","))}.values())
+
+
+def gpu_list(text: str) -> list[GPU]:
+    """Several GPUs, in order: `"4xA100-40GB"`, `"2x4090, H200"`, or a single name.
+
+    >>> [card.name for card in gpu_list("2xH200,T4")]
+    ['H200', 'H200', 'T4']
+    """
+    cards: list[GPU] = []
+    for part in text.split(","):
+        match = _COUNT_AND_NAME.fullmatch(part.strip())
+        if match is None or match[1] is not None and int(match[1]) == 0:
+            raise InvalidValue(f"needed GPUs such as 4xA100-40GB or 2xH200,T4; found {text!r}")
+        cards += [gpu(match[2])] * int(match[1] or 1)
+    return cards
+
+
+def _local(index: int) -> GPU:
+    found = local_gpus()
+    if index >= len(found):
+        raise InvalidValue(
+            f"needed GPU {index} of this machine; NVML found {len(found) or 'none'}. "
+            "Give a name instead ('ullage gpus' lists them), or type: pip install nvidia-ml-py"
+        )
+    return found[index]
+
+
+def _named(name: str) -> GPU:
+    exact = _exact_names().get(_folded(name))
+    found = [exact] if exact else _short_names().get(_folded(name), [])
+    if len(found) == 1:
+        return read_catalogue()[found[0]]
+    if found:
+        raise UnknownName("GPU", name, found, hint=f"{name} can be any of {', '.join(found)}")
+    # Beside a card's name its MIG instances would crowd the other cards out of the advice.
+    wants_mig = "mig" in name.casefold()
+    raise UnknownName("GPU", name, [card.name for card in gpus() if wants_mig or not card.is_mig])
+
+
+@cache
+def _exact_names() -> dict[str, str]:
+    aliases = {_folded(alias): card.name for card in gpus() for alias in card.aliases}
+    return aliases | {_folded(name): name for name in read_catalogue()}
+
+
+@cache
+def _short_names() -> dict[str, list[str]]:
+    """Every other way to write a name, with the GPUs that it can mean."""
+    meanings: dict[str, list[str]] = {}
+    for card in read_catalogue().values():
+        for short in sorted(_ways_to_write(card)):
+            meanings.setdefault(short, []).append(card.name)
+    return meanings
+
+
+def _ways_to_write(card: GPU) -> set[str]:
+    ways = {_folded(way) for way in (card.device_name, *card.aliases)}
+    if card.parent is not None:
+        profile = card.name.removeprefix(f"{card.parent}-MIG-")
+        stems = {card.parent, "-".join(_words(card.parent, without=_MEMORY))}
+        return ways | {_folded(stem + mig + profile) for stem in stems for mig in ("", "mig")}
+    for written in (card.name, *card.aliases):
+        for form in (None, _FORM):
+            for memory in (None, _MEMORY):
+                words = [word for word in _words(written, without=form) if not _is(word, memory)]
+                ways |= {"".join(words), "".join(word for word in words if not _is(word, _MODEL_LINE))}
+    return ways
+
+
+def _words(name: str, without: re.Pattern[str] | None) -> list[str]:
+    return [word for word in name.casefold().split("-") if not _is(word, without)]
+
+
+def _is(word: str, pattern: re.Pattern[str] | None) -> bool:
+    return pattern is not None and pattern.fullmatch(word) is not None
+
+
+def _folded(name: str) -> str:
+    letters = re.sub(r"[^a-z0-9]", "", name.casefold())
+    return _MAKERS.sub("", letters) or letters

@@ -1,0 +1,95 @@
+"""What a GPU is: one frozen record, the same for a card, a MIG instance and a card that only NVML knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The minor number only matters where one major number covers two generations.
+_GENERATIONS = {
+    (6, None): "pascal",
+    (7, 5): "turing",
+    (7, None): "volta",
+    (8, 9): "ada",
+    (8, None): "ampere",
+    (9, None): "hopper",
+    (10, None): "blackwell",
+    (11, None): "blackwell",
+    (12, None): "blackwell",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPU:
+    """One GPU as a job sees it. Sizes are bytes; a figure that is not known is `None`, never 0.
+
+    - `memory` is the total that nvidia-smi prints; `usable` what PyTorch can get (`cudaMemGetInfo`'s total),
+      from `usable_source`, which begins with "derived" where no published figure is known.
+    - `context` is what a training process takes outside PyTorch's allocator, `context_upper` the most to
+      expect, `context_bare` a process that only created its context; `context_measured` says whether these
+      were measured on this very card.
+    - `*_tflops` are dense rates with 32-bit accumulation, `bandwidth` is in GB/s.
+    - `parent` and `mig_instances` (how many fit on one card) are set for a MIG instance only.
+
+    Not covered: clocks, power, NVLink, what other processes hold now.
+
+    >>> from ullage.hardware import gpu
+    >>> card = gpu("A100-40GB")
+    >>> card.memory, card.sms, card.generation, card.is_mig
+    (42949672960, 108, 'ampere', False)
+    """
+
+    name: str
+    device_name: str
+    memory: int
+    usable: int
+    usable_source: str
+    source: str
+    family: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    sms: int | None = None
+    bandwidth: float | None = None
+    fp32_tflops: float | None = None
+    tf32_tflops: float | None = None
+    fp16_tflops: float | None = None
+    bf16_tflops: float | None = None
+    l2_mib: float | None = None
+    shared_memory_per_sm_kib: int | None = None
+    max_threads_per_sm: int | None = None
+    context: int | None = None
+    context_bare: int | None = None
+    context_upper: int | None = None
+    context_source: str | None = None
+    context_measured: bool = False
+    parent: str | None = None
+    mig_instances: int | None = None
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def generation(self) -> str | None:
+        """The architecture, `"pascal"` to `"blackwell"`; `None` where the compute capability is not known.
+
+        >>> from ullage.hardware import gpu
+        >>> gpu("T4").generation
+        'turing'
+        """
+        return None if self.compute_capability is None else generation_of(self.compute_capability)
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether this is a slice of a card rather than a whole one.
+
+        >>> from ullage.hardware import gpu
+        >>> gpu("A100-40GB-MIG-3g.20gb").is_mig
+        True
+        """
+        return self.parent is not None
+
+
+def generation_of(compute_capability: tuple[int, int]) -> str | None:
+    """The generation of a compute capability; `None` for one that is not in the table.
+
+    >>> generation_of((8, 9)), generation_of((3, 5))
+    ('ada', None)
+    """
+    major, minor = compute_capability
+    return _GENERATIONS.get((major, minor)) or _GENERATIONS.get((major, None))

@@ -1,0 +1,5 @@
+"""Child processes for Ullage's own work: limits, JSON messages, death with the parent, and the environment.
+
+`parent` starts and watches a child, `child` is what runs inside it, `forking` saves the imports by forking. Callers
+bring a function and a request; everything about the process itself belongs here.
+"""

@@ -1,0 +1,78 @@
+"""The inside of a child process: it ends with who asked for it, calls one function, and answers on its channel."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ullage.isolation.process_identity import Process, is_alive
+from ullage.isolation.protocol import Channel
+
+_EVERY = 0.2  # seconds between two looks at the parent
+
+_channel: Channel | None = None
+
+
+def main(entry: str, channel: str, parent: str) -> None:
+    """The life of a child that `parent.start` started. What shuts it in comes first, then the caller's code."""
+    pid, start = parent.split(":")
+    end_with(Process(int(pid), int(start)))
+    request = json.load(sys.stdin.buffer)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request
+    answer(Channel(int(channel)), lambda: function_named(entry)(request))
+
+
+def answer(channel: Channel, work: Callable[[], dict[str, Any] | None]) -> None:
+    """Do the work and give what it returns as the answer, or its exception as the error."""
+    global _channel
+    _channel = channel
+    try:
+        found = work()
+        if found is not None:
+            channel.answer(found)
+    except Exception as error:
+        traceback.print_exc()
+        channel.error(error)
+
+
+def give_answer(found: dict[str, Any]) -> None:
+    """For a function that goes on after its answer, or is left from another thread: answer now, once."""
+    assert _channel is not None, "not in a child process"
+    _channel.answer(found)
+
+
+def function_named(entry: str) -> Callable[..., Any]:
+    """The function that `MODULE:FUNCTION` names.
+
+    >>> function_named("os.path:join")("a", "b")
+    'a/b'
+    """
+    module, _, name = entry.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def end_with(parent: Process) -> None:
+    """End this process's group soon after that process is gone, however it ended: nobody waits for the answer.
+
+    The kernel could kill this process itself (PR_SET_PDEATHSIG), but not what it has started, and it would do so when
+    the thread that started it ends.
+    """
+
+    def watch() -> None:
+        while is_alive(parent):
+            time.sleep(_EVERY)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="ullage-parent").start()

@@ -1,0 +1,33 @@
+"""The environment of a child: it imports this very Ullage, and otherwise what its user would import."""
+
+from __future__ import annotations
+
+import os
+import site
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+_HOME = str(Path(__file__).resolve().parents[2])  # the folder that `ullage` is imported from
+
+
+def environment(base: Mapping[str, str] | None = None, *, import_from: Iterable[str] = ()) -> dict[str, str]:
+    """The variables of `base` (by default this process's own) for a child process.
+
+    `import_from` names more places to import from, `sys.path` for a child that has to find what is importable here.
+    Output is not buffered, unless `base` says so, so that the last words of a process that is killed are known.
+
+    >>> environment({"PYTHONPATH": "/mine"}, import_from=["/models"])["PYTHONPATH"].endswith("/models:/mine")
+    True
+    """
+    base = os.environ if base is None else base
+    own = [] if _HOME in _installed() else [_HOME]  # site-packages in front would hide what the user put before them
+    places = [*own, *(place or os.getcwd() for place in import_from)]
+    places += filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
+    found = {"PYTHONUNBUFFERED": "1", **base}
+    if places:
+        found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
+    return found
+
+
+def _installed() -> list[str]:
+    return [os.path.realpath(place) for place in site.getsitepackages()]

@@ -1,0 +1,234 @@
+"""Starts a child process that calls one function, watches it, and says in one sentence how it ended.
+
+    outcome = run("ullage.research.measure.runs:estimate_here", {"gpu": "T4"}, limits=Limits(seconds=300))
+    print(outcome.answer or outcome.failure)
+
+The function gets the request (plain values) and returns the answer (a dict of plain values). What it prints is kept
+apart: the last part of it is in the outcome. When the wait is over, for whatever reason, the child is gone and its
+whole process group with it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from ullage.isolation.environment import environment
+from ullage.isolation.limits import NO_LIMITS, Exceeded, Limits, Watch
+from ullage.isolation.process_identity import this_process
+from ullage.isolation.protocol import Messages, encode
+
+_LOOK, _LAST_LOOK = 0.05, 0.005  # seconds: between two looks at a child, and at one that has closed its channel
+_CHUNK = 1 << 16
+_KEPT = 1 << 16  # bytes of a child's output, the last ones
+_PIPE = 1 << 20  # bytes: the most that a pipe holds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a child: its answer, or why there is none.
+
+    `failure` goes on after "the process" ("was ended by SIGKILL") except for an `"error"` that the function raised,
+    which is told as it is ("ValueError: no such layer").
+    """
+
+    answer: dict[str, Any] | None = None
+    failure: str | None = None
+    reason: Literal["error", "died", "time", "memory", "answer"] | None = None
+    output: str = ""
+
+    def last_lines(self, count: int) -> str:
+        """The end of what the child printed, without empty lines."""
+        lines = self.output.replace("\r", "\n").splitlines()
+        return "\n".join([line for line in lines if line.strip()][-count:])
+
+
+class _Process(Protocol):
+    """What is needed of a process, whoever started it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> Any: ...
+
+
+def run(
+    entry: str,
+    request: dict[str, Any],
+    *,
+    limits: Limits = NO_LIMITS,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    rights: Mapping[str, int | str] | None = None,
+    show: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
+    return start(entry, request, env=env, cwd=cwd, rights=rights).wait(limits, show=show, stop=stop)
+
+
+def start(
+    entry: str,
+    request: dict[str, Any],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    rights: Mapping[str, int | str] | None = None,
+) -> Child:
+    """Start a fresh process for a function. `env` defaults to `environment()`.
+
+    `rights` (`uid`, `gid` and `user`) makes it another user's process, which only root may do.
+    """
+    answers, child_answers = os.pipe()
+    output, child_output = os.pipe()
+    parent = this_process()
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ullage.isolation",
+        entry,
+        str(child_answers),
+        f"{parent.pid}:{parent.start}",
+    ]
+    try:
+        with tempfile.TemporaryFile() as file:  # a pipe would block on a long request
+            file.write(encode(request))
+            file.seek(0)
+            process = subprocess.Popen(
+                command, stdin=file, stdout=child_output, stderr=child_output, pass_fds=[child_answers],
+                start_new_session=True, cwd=cwd, env=environment() if env is None else dict(env), **_as_user(rights),
+            )  # fmt: skip
+    except BaseException:
+        os.close(answers)
+        os.close(output)
+        raise
+    finally:
+        os.close(child_answers)
+        os.close(child_output)
+    return Child(process, answers, output)
+
+
+def _as_user(rights: Mapping[str, int | str] | None) -> dict[str, Any]:
+    if not rights:
+        return {}
+    groups = os.getgrouplist(str(rights["user"]), int(rights["gid"]))
+    return {"user": rights["uid"], "group": rights["gid"], "extra_groups": groups}
+
+
+class Child:
+    """A child process at work, to be waited for once."""
+
+    def __init__(self, process: _Process, answers: int, output: int) -> None:
+        self.pid = process.pid
+        self._process, self._answers, self._output = process, answers, output
+        self._messages, self._printed = Messages(), bytearray()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def wait(
+        self,
+        limits: Limits = NO_LIMITS,
+        *,
+        show: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> Outcome:
+        """Follow the child to its end, or end it at a limit or when another thread sets `stop`.
+
+        `show` gets its output as it comes.
+        """
+        watch = Watch(self.pid, limits)
+        exceeded = None
+        try:
+            try:
+                with selectors.DefaultSelector() as selector:
+                    for descriptor in (self._answers, self._output):
+                        os.set_blocking(descriptor, False)
+                        selector.register(descriptor, selectors.EVENT_READ)
+                    while self._process.poll() is None and exceeded is None and not (stop and stop.is_set()):
+                        self._listen(selector, show)
+                        exceeded = watch.exceeded(self._messages.pending)
+            finally:
+                self._end()
+            for descriptor in (self._answers, self._output):
+                self._read_rest(descriptor, show)
+        finally:
+            os.close(self._answers)
+            os.close(self._output)
+        return self._outcome(exceeded)
+
+    def _end(self) -> None:
+        """End the process and its group, if they have not ended by themselves."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if self._process.poll() is None:  # it had not come to be a group of its own, or is about to be gone
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _listen(self, selector: selectors.BaseSelector, show: Callable[[str], None] | None) -> None:
+        """Read for a moment. A child whose channel is closed is about to end; its worker processes may keep it open."""
+        for key, _ in selector.select(_LOOK if self._answers in selector.get_map() else _LAST_LOOK):
+            if self._read(key.fd, show) == b"":
+                selector.unregister(key.fd)
+
+    def _read(self, descriptor: int, show: Callable[[str], None] | None) -> bytes | None:
+        """Take what is there: `None` if there is nothing now, no bytes at the end of the pipe."""
+        try:
+            part = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return None
+        if descriptor == self._answers:
+            self._messages.add(part)
+            return part
+        self._printed += part
+        del self._printed[:-_KEPT]
+        if show is not None and (text := self._decoder.decode(part)):
+            show(text)
+        return part
+
+    def _read_rest(self, descriptor: int, show: Callable[[str], None] | None) -> None:
+        """What an ended child left in a pipe; never more, since a process that left its group may write for ever."""
+        for _ in range(_PIPE // _CHUNK):
+            if not self._read(descriptor, show):
+                return
+
+    def _outcome(self, exceeded: Exceeded | None) -> Outcome:
+        messages, output = self._messages, bytes(self._printed).decode(errors="replace")
+        if messages.answer is not None:
+            return Outcome(answer=messages.answer, output=output)
+        if messages.error is not None:
+            return Outcome(failure=messages.error, reason="error", output=output)
+        if exceeded is not None:
+            return Outcome(failure=exceeded.message, reason=exceeded.kind, output=output)
+        return Outcome(failure=how_it_ended(self._process.poll(), output), reason="died", output=output)
+
+
+def how_it_ended(code: int | None, output: str = "") -> str:
+    """The end of a process that gave no answer, in words that go on after "the process".
+
+    >>> how_it_ended(-9), how_it_ended(3, "loading\\nno such file\\n")
+    ('was ended by SIGKILL (was memory short?)', 'ended without an answer, with exit code 3: no such file')
+    """
+    if code is not None and code < 0:
+        return f"was ended by {_signal_name(-code)}" + (" (was memory short?)" if code == -signal.SIGKILL else "")
+    last = Outcome(output=output).last_lines(1)[:400]
+    return f"ended without an answer, with exit code {code}" + (f": {last}" if last else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

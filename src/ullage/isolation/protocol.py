@@ -1,0 +1,124 @@
+"""What parent and child say to each other: one JSON object a line, on a pipe that nothing else is written to.
+
+The child says `{"at": NAME}` where it waits to be told to go on, and ends with `{"answer": {...}}` or
+`{"error": TEXT}`. A line counts when its newline is there, so an answer that was cut off by a kill is no answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any
+
+from ullage.errors import InvalidValue, UllageError
+
+_LONGEST_ERROR = 500
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as a line of bytes.
+
+    >>> encode({"answer": {"upper": 5}})
+    b'{"answer": {"upper": 5}}\\n'
+    """
+    try:
+        return json.dumps(message).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(f"needed plain values (text, numbers, lists) for another process; {error}") from None
+
+
+def error_text(error: BaseException) -> str:
+    """An exception in one line; Ullage's own messages speak for themselves.
+
+    >>> error_text(KeyError("RANK")), error_text(InvalidValue("needed a script"))
+    ("KeyError: 'RANK'", 'needed a script')
+    """
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, UllageError) and first:
+        return first[:_LONGEST_ERROR]
+    return f"{type(error).__name__}: {first}"[:_LONGEST_ERROR].removesuffix(": ")
+
+
+class Channel:
+    """The child's end. Only the first answer counts, and only from the process that the channel was made in."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
+        self._descriptor, self._owner, self._lock = descriptor, os.getpid(), threading.Lock()
+        self._answered = False
+
+    def at(self, name: str) -> None:
+        """Say where this process has come to."""
+        self._write(encode({"at": name}))
+
+    def answer(self, answer: dict[str, Any]) -> None:
+        """Give the answer. Worker processes that were forked from this one, and later answers, are ignored."""
+        self._give(encode({"answer": answer}))
+
+    def error(self, error: BaseException) -> None:
+        """Say why there is no answer."""
+        self._give(encode({"error": error_text(error)}))
+
+    def _give(self, line: bytes) -> None:
+        with self._lock:
+            if not self._answered and os.getpid() == self._owner:
+                self._answered = True
+                self._write(line)
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+
+
+class Messages:
+    """The parent's end: bytes as they come, and the last of each kind of message in them.
+
+    >>> messages = Messages()
+    >>> messages.add(b'{"at": "ready"}\\n{"answer": {"upper"')
+    >>> messages.at, messages.answer
+    ('ready', None)
+    >>> messages.add(b': 5}}\\n')
+    >>> messages.answer
+    {'upper': 5}
+    """
+
+    def __init__(self) -> None:
+        self.at: str | None = None
+        self.answer: dict[str, Any] | None = None
+        self.error: str | None = None
+        self._torn = bytearray()
+
+    @property
+    def final(self) -> bool:
+        """Whether the child has said its last."""
+        return self.answer is not None or self.error is not None
+
+    @property
+    def pending(self) -> int:
+        """How many bytes of a line have come whose end has not."""
+        return len(self._torn)
+
+    def add(self, part: bytes) -> None:
+        """Take what was read from the pipe."""
+        self._torn += part
+        if b"\n" not in part:
+            return
+        *lines, rest = self._torn.split(b"\n")
+        self._torn = rest
+        for line in lines:
+            self._take(bytes(line))
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(message, dict) or self.final:
+            return
+        if isinstance(message.get("answer"), dict):
+            self.answer = message["answer"]
+        elif isinstance(message.get("error"), str):
+            self.error = message["error"]
+        elif isinstance(message.get("at"), str):
+            self.at = message["at"]

@@ -1,0 +1,264 @@
+"""The REST API: what the command line can ask, over HTTP with a token; `GET /openapi.json` describes it.
+
+The app knows nothing of the daemon but a function that does an order (`ullage.manager.core.orders`) for somebody.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import ullage
+from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
+from ullage.manager.api import answers as answers
+from ullage.manager.api.metrics import CONTENT_TYPE, metrics
+from ullage.manager.identity import Caller
+from ullage.workloads.validation import first_problem
+
+# Around the API: nothing too long is read, and whatever goes wrong becomes one message.
+
+LARGEST_BODY = 4 << 20
+_STATUS: tuple[tuple[type[UllageError], int], ...] = (
+    (NoSuchJob, 404), (UnknownName, 404), (NotAllowed, 403), (StoreFull, 507), (NoDaemon, 503),
+)  # fmt: skip
+_PATHS = "needed a path and a method of this API (GET /openapi.json lists them); found another"
+
+
+class BodyLimit:
+    """Reads at most `LARGEST_BODY` bytes of a request, whatever its headers say."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > LARGEST_BODY:
+                raise HTTPException(413, f"needed a request of at most {LARGEST_BODY} bytes; found a longer one")
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def problem(kind: str, message: str, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
+    """An answer that says what is wrong."""
+    return JSONResponse({"error": kind, "message": message}, status, headers)
+
+
+def say_problems(app: FastAPI, say: Callable[[str], None]) -> None:
+    """Let every error become one message of the same form."""
+
+    async def ours(request: Request, error: Any) -> JSONResponse:
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
+        return problem(type(error).__name__, str(error), status)
+
+    async def unreadable(request: Request, error: Any) -> JSONResponse:
+        return problem("InvalidValue", _said(error), 422)
+
+    async def of_http(request: Request, error: Any) -> JSONResponse:
+        text = _PATHS if error.status_code in (404, 405) else str(error.detail)
+        kind = "NotAllowed" if error.status_code == 401 else "InvalidValue"
+        return problem(kind, text, error.status_code, dict(error.headers or {}))
+
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        say(f"the API failed at {request.method} {request.url.path[:80]!r}: {type(error).__name__}: {str(error)[:200]}")
+        return problem(type(error).__name__, "the daemon failed at this request; its log says more", 500)
+
+    app.add_exception_handler(UllageError, ours)
+    app.add_exception_handler(RequestValidationError, unreadable)
+    app.add_exception_handler(HTTPException, of_http)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _said(error: RequestValidationError) -> str:
+    """The first thing that is wrong with a request."""
+    found = error.errors()
+    if any(each["type"] == "json_invalid" for each in found):
+        return "needed a body of JSON; found something else"
+    return first_problem(found, answers.Submission, skip=1)
+
+
+Ask = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
+HEARTBEAT = 15.0  # seconds after which a silent stream says that it is alive
+_PART = 1000  # events at a time
+
+JobName = Annotated[str, Path(max_length=200, description="a number, 12_3 or 12_all of an array, or a name")]
+GPUName = Annotated[str, Path(max_length=200, description="an index or a UUID")]
+User = Annotated[str | None, Query(max_length=200, description="only this user's")]
+EventNumber = Annotated[int, Query(ge=0, le=2**62)]
+
+
+async def authorised(
+    request: Request,
+    given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
+) -> Caller:
+    """Whose token a request has; without one it is refused."""
+    caller: Caller | None = request.app.state.whose(given.credentials) if given is not None else None
+    if caller is None:
+        raise HTTPException(
+            401,
+            "needed the header 'Authorization: Bearer TOKEN' with a token of this daemon (run/api-token in its home); "
+            f"found {'none' if given is None else 'another'}",
+            {"WWW-Authenticate": "Bearer"},
+        )
+    return caller
+
+
+Asker = Annotated[Caller, Depends(authorised)]
+
+
+async def known_names(request: Request) -> None:
+    """A name in the query that means nothing here is refused: it may be another one, misspelt."""
+    names = [field.alias for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in names:
+            near = nearest(name[:80], names)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
+            raise HTTPException(422, f"there is no {name[:80]!r} in this query; {advice}")
+
+
+def make_app(
+    ask: Ask,
+    whose: Callable[[str], Caller | None],
+    ending: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda text: None,
+) -> FastAPI:
+    """The app: `ask` does an order, `whose` says whose token it is, `ending` whether streams are to end."""
+    app = FastAPI(
+        title="Ullage",
+        version=ullage.__version__,
+        description="Many jobs on shared GPUs. Every request needs the header `Authorization: Bearer TOKEN`.",
+        docs_url=None,  # these two load their scripts from elsewhere
+        redoc_url=None,
+    )
+    say_problems(app, say)
+    app.add_middleware(BodyLimit)
+    app.state.whose = whose
+    router = APIRouter(responses=answers.PROBLEMS, dependencies=[Depends(authorised), Depends(known_names)])
+    _job_routes(router, ask)
+    _other_routes(router, ask, ending)
+    app.include_router(router)
+    return app
+
+
+def _job_routes(router: APIRouter, ask: Ask) -> None:
+    @router.post("/v1/jobs", status_code=201, response_model=answers.Submitted, tags=["jobs"])
+    async def submit(caller: Asker, submission: answers.Submission) -> Response:
+        """Submit a job. It is on disk when the answer comes."""
+        job = submission.job.said()
+        key = submission.key or secrets.token_hex(16)
+        return JSONResponse(await ask(caller, "submit", {"job": job, "key": key}, 0.0), 201)
+
+    @router.get("/v1/jobs", response_model=list[answers.Job], tags=["jobs"])
+    async def queue(caller: Asker, user: User = None) -> Response:
+        """Jobs that are not over."""
+        return JSONResponse(await ask(caller, "queue", {"user": user}, 0.0))
+
+    @router.get("/v1/jobs/{job}", response_model=list[answers.WholeJob], tags=["jobs"])
+    async def status(caller: Asker, job: JobName) -> Response:
+        """All about a job, or the jobs of an array."""
+        return JSONResponse(await ask(caller, "status", {"job": job}, 0.0))
+
+    @router.get("/v1/jobs/{job}/logs", response_model=answers.Log, tags=["jobs"])
+    async def logs(
+        caller: Asker,
+        job: JobName,
+        attempt: Annotated[int | None, Query(ge=1, le=2**31, description="the newest by default")] = None,
+        stream: Literal["stdout", "stderr"] = "stdout",
+        offset: Annotated[int, Query(ge=0, le=2**60)] = 0,
+    ) -> Response:
+        """A piece of a job's output."""
+        asked = {"job": job, "attempt": attempt, "stream": stream, "offset": offset}
+        return JSONResponse(await ask(caller, "logs", asked, 0.0))
+
+    def changes(verb: str, text: str) -> None:
+        async def change(caller: Asker, job: JobName) -> Response:
+            return JSONResponse(await ask(caller, verb, {"jobs": [job]}, 0.0))
+
+        change.__doc__ = text
+        router.post(f"/v1/jobs/{{job}}/{verb}", response_model=list[answers.Done], tags=["jobs"], name=verb)(change)
+
+    changes("cancel", "Take a job out of the queue, or stop it if it runs.")
+    changes("hold", "Keep a waiting job from starting.")
+    changes("release", "Let a held job go on.")
+
+    @router.get("/v1/history", response_model=list[answers.Job], tags=["jobs"])
+    async def history(
+        caller: Asker, limit: Annotated[int, Query(ge=1, le=100_000)] = 50, user: User = None
+    ) -> Response:
+        """Jobs that are over, the last one first."""
+        return JSONResponse(await ask(caller, "history", {"limit": limit, "user": user}, 0.0))
+
+
+def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> None:
+    @router.get("/v1/ping", response_model=answers.About, tags=["daemon"])
+    async def ping(caller: Asker) -> Response:
+        """What the daemon is, and who you are to it."""
+        return JSONResponse(await ask(caller, "ping", {}, 0.0))
+
+    @router.get("/v1/gpus", response_model=list[answers.GPUNow], tags=["gpus"])
+    async def gpus(caller: Asker) -> Response:
+        """The GPUs now."""
+        return JSONResponse(await ask(caller, "gpus", {}, 0.0))
+
+    @router.post("/v1/gpus/{gpu}/drain", response_model=answers.Drained, tags=["gpus"])
+    async def drain(caller: Asker, gpu: GPUName, why: answers.Reason | None = None) -> Response:
+        """No new jobs for a GPU; those that are there go on. For operators."""
+        return JSONResponse(await ask(caller, "drain", {"gpu": gpu, "reason": why.reason if why else ""}, 0.0))
+
+    @router.post("/v1/gpus/{gpu}/resume", response_model=answers.Drained, tags=["gpus"])
+    async def resume(caller: Asker, gpu: GPUName) -> Response:
+        """New jobs for a GPU again. For operators."""
+        return JSONResponse(await ask(caller, "resume", {"gpu": gpu}, 0.0))
+
+    @router.get("/v1/events", response_model=answers.Events, tags=["events"])
+    async def events(
+        caller: Asker,
+        since: EventNumber = 0,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        wait: Annotated[float, Query(ge=0, le=60, description="seconds to wait for one")] = 0.0,
+    ) -> Response:
+        """What happened after event number `since`."""
+        return JSONResponse(await ask(caller, "events", {"since": since, "limit": limit}, wait))
+
+    @router.get(
+        "/v1/events/stream", tags=["events"], responses={200: {"content": {"text/event-stream": {}}}},
+        response_class=StreamingResponse,
+    )  # fmt: skip
+    async def stream(request: Request, caller: Asker, since: EventNumber = 0) -> Response:
+        """Events as they happen (server-sent events); after a break the header Last-Event-ID goes on from there."""
+        last = request.headers.get("last-event-id", "")
+        begin = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else since
+        return StreamingResponse(
+            _events(ask, caller, begin, ending), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+
+    @router.get("/metrics", tags=["daemon"], response_class=Response,
+                responses={200: {"content": {"text/plain": {}}}})  # fmt: skip
+    async def figures(caller: Asker) -> Response:
+        """Figures for Prometheus."""
+        return Response(metrics(await ask(caller, "figures", {}, 0.0)), media_type=CONTENT_TYPE)
+
+
+async def _events(ask: Ask, caller: Caller, since: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
+    while not ending():
+        found = await ask(caller, "events", {"since": since, "limit": _PART}, HEARTBEAT)
+        since = max(since, found["last"]) if found["events"] else since
+        for event in found["events"]:
+            yield f"id: {event['id']}\nevent: {event['kind']}\ndata: {json.dumps(event)}\n\n"
+        if not found["events"]:
+            yield ": still here\n\n"

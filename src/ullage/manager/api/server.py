@@ -1,0 +1,116 @@
+"""The API beside the daemon: in a thread of its own, so that slow readers do not hold up the jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import re
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from ullage.errors import InvalidValue, NoDaemon
+from ullage.manager.api.app import make_app
+from ullage.manager.identity import TOKEN_FILE, Caller, Tokens, write_token
+
+DEFAULT_HOST = "127.0.0.1"
+ADDRESS_FILE = "api.json"
+_MOST_CONNECTIONS, _LONGEST_HEADERS = 256, 64 << 10
+
+Call = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
+
+
+class ApiServer:
+    """Listens from its making on; `start` answers, `stop` ends it."""
+
+    def __init__(
+        self, listen: str, run: Path, tokens: Tokens, me: Caller, call: Call, say: Callable[[str], None]
+    ) -> None:
+        self._call, self._say, self.tokens = call, say, tokens
+        host, port = parse_listen(listen)
+        self._socket = _listening(host, port)
+        self.url = _url(host, self._socket.getsockname()[1])
+        self._ending = threading.Event()
+        self._server: uvicorn.Server | None = None  # from `start` on
+        self._thread: threading.Thread | None = None
+        if not _is_loopback(host):
+            say(f"the API listens on {host}, where others can reach it, and without encryption: put TLS before it")
+        write_token(run / TOKEN_FILE, tokens.token_of(me.uid))
+        self._address = run / ADDRESS_FILE
+        self._address.write_text(json.dumps({"url": self.url}) + "\n")
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to answer; orders are done in the daemon's loop."""
+
+        async def ask(caller: Caller, verb: str, arguments: dict[str, Any], wait: float) -> Any:
+            if self._ending.is_set():
+                raise NoDaemon("the daemon is ending; ask the next one")
+            done = asyncio.run_coroutine_threadsafe(_as_coroutine(self._call(caller, verb, arguments, wait)), loop)
+            return await asyncio.wrap_future(done)
+
+        app = make_app(ask, self.tokens.caller, self._ending.is_set, self._say)
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, limit_concurrency=_MOST_CONNECTIONS, timeout_keep_alive=5,
+            timeout_graceful_shutdown=1, h11_max_incomplete_event_size=_LONGEST_HEADERS, http="h11", ws="none",
+            lifespan="off", server_header=False, date_header=False,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, args=(self._server,), daemon=True, name="ullage-api")
+        self._thread.start()
+
+    def _run(self, server: uvicorn.Server) -> None:
+        try:
+            server.run(sockets=[self._socket])
+        except BaseException as error:
+            self._say(f"the API ended: {type(error).__name__}: {error}")
+
+    def stop(self) -> None:
+        """Stop answering; called by another thread than the daemon's loop, which open requests may wait for."""
+        self._ending.set()
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(5)
+        self._socket.close()
+        self._address.unlink(missing_ok=True)
+
+
+async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Host and port of `8600`, `127.0.0.1:8600` or `[::1]:8600`.
+
+    >>> parse_listen("8600"), parse_listen("[::1]:0")
+    (('127.0.0.1', 8600), ('::1', 0))
+    """
+    match = re.fullmatch(r"(?:(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):)?([0-9]{1,5})", text.strip())
+    if match is None or int(match[2]) > 65535:
+        raise InvalidValue(f"--api: needed a port such as 8600, or 127.0.0.1:8600; found {text[:80]!r}")
+    return (match[1] or DEFAULT_HOST).strip("[]"), int(match[2])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise InvalidValue(f"the API cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,250 @@
+"""Follows attempts that may be alive: sees them begin and end, and decides what becomes of their jobs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.recovery import Ended, Next, after_failure, classify
+from ullage.manager.fault_injection import crash_point
+from ullage.manager.running.cgroups import Cgroups
+from ullage.manager.running.launcher import STDERR, STDOUT, Look, read_record, tail
+from ullage.manager.running.supervisor import STARTED, boot_now
+from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, STARTING, AttemptRecord, Cause, JobRecord, State
+from ullage.units import format_bytes
+
+_TAIL = 64 << 10  # bytes of each output file that are read for the cause of an end
+_LONGEST_PAUSE = 60.0  # seconds between two tries after failures of the system
+_MPS_BLAME = 30.0  # seconds after the loss of MPS in which a failure is put down to it
+_FINAL = {Cause.FINISHED: State.DONE, Cause.CANCELLED: State.CANCELLED}
+
+
+class AttemptTracker:
+    """Looks at the folders of all live attempts. Every change of a look is one transaction; a look may be repeated."""
+
+    def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
+        self._context, self._cgroups = context, cgroups
+        self.adopting = True  # until the first look is over, nobody of this process has started anything
+
+    def adopt(self) -> int:
+        """After a start: promises of what may be alive are in force again, orders to stop are given again."""
+        context = self._context
+        context.queued_at |= context.store.history.last_ends()
+        for number, attempt in context.store.attempts.items():
+            memory = dict.fromkeys(attempt.slots, attempt.promised or 0)
+            context.ledger.adopt(number, memory, attempt.exclusive)
+            started = read_record(context.attempt_folder(attempt) / STARTED)
+            if started is not None:
+                context.pids[number] = int(started["job_pid"])
+        crash_point("adopt-begun")
+        self.follow()
+        self.adopting = False
+        for number in list(context.store.attempts):
+            job = context.store.job(number)
+            if job.state is State.STOPPING:
+                self.send_stop(job)
+        return len(context.store.attempts)
+
+    def follow(self) -> bool:
+        """One look at all of them; whether one ended."""
+        context, looks = self._context, []
+        for attempt in list(context.store.attempts.values()):
+            try:
+                look = self._look(attempt)
+            except OSError as error:  # a full disk, say: the next look may do better
+                context.say(f"job {attempt.job} cannot be looked at: {error}")
+                continue
+            if look is not None:
+                looks.append((attempt, look))
+        if looks:
+            with context.store.transaction():
+                ended = [attempt for attempt, look in looks if self._see(attempt, look)]
+                names = (["over"] if ended else []) + (["running"] if len(ended) < len(looks) else [])
+                for name in names:
+                    crash_point(f"{name}-before-commit")
+            for name in names:
+                crash_point(name)
+            for attempt in ended:
+                self._let_go(attempt)
+        context.launcher.reap()
+        return bool(looks)
+
+    def _look(self, attempt: AttemptRecord) -> Look | None:
+        """What has changed for an attempt, or `None`."""
+        launcher, folder = self._context.launcher, self._context.attempt_folder(attempt)
+        look = launcher.look(folder, attempt.token)
+        if look.state == "absent":
+            if not launcher.revoke(folder):
+                return None  # it has just begun after all: seen at the next look
+            crash_point("adopt-revoked")
+        if look.state in ("orphaned", "lost") and (launcher.sweep(folder, attempt.token) or look.state == "orphaned"):
+            return None  # gone at the next look
+        news = look.state in ("absent", "lost", "ended") or look.state == "alive" and attempt.state == STARTING
+        return look if news else None
+
+    def _see(self, attempt: AttemptRecord, look: Look) -> bool:
+        """Write down what was seen; true if the attempt is over."""
+        context = self._context
+        if look.state == "alive":
+            if look.started is not None:
+                context.store.run(attempt, float(look.started["time"]))
+                context.pids[attempt.job] = int(look.started["job_pid"])
+            return False
+        job, record = context.store.job(attempt.job), look.record or {}
+        ended = self._how(attempt, look)
+        if job.stop_reason == "cancelled" and ended.cause is not Cause.FINISHED:
+            ended = Ended(Cause.CANCELLED, "cancelled")
+        taken, started = context.peaks.get(attempt.token), look.started or {}
+        context.store.end_attempt(
+            attempt, ended.cause, ended.detail, exit_code=record.get("code"), signal=record.get("signal"),
+            started=attempt.started or started.get("time"), ended=record.get("time", context.clock()),
+            elapsed=record.get("elapsed"), gpu_memory=taken, host_memory=record.get("max_rss"),
+        )  # fmt: skip
+        self._move_on(job, attempt, ended, record, started, taken)
+        return True
+
+    def _how(self, attempt: AttemptRecord, look: Look) -> Ended:
+        context, folder = self._context, self._context.attempt_folder(attempt)
+        if look.state == "absent":
+            refusal = context.launcher.refusal(folder)
+            if refusal is not None:
+                return Ended(Cause.OWN_FAILURE, refusal)
+            if self.adopting:
+                return Ended(Cause.NOT_STARTED, "the daemon ended before it was started")
+            return Ended(Cause.NOT_STARTED, f"it could not be started: {context.launcher.failure(folder)}")
+        if look.state == "lost":
+            if (look.started or {}).get("boot") != boot_now():
+                return Ended(Cause.HOST_RESTARTED, "this machine was restarted")
+            return Ended(Cause.SUPERVISOR_LOST, "the process that watched it was killed")
+        output = tail(folder / STDOUT, _TAIL) + "\n" + tail(folder / STDERR, _TAIL)
+        lost = {slot.id for slot in context.slots if slot.lost}
+        since = context.sharing.lost_at
+        mps_lost = since is not None and time.monotonic() - since < _MPS_BLAME
+        return classify(look.record or {}, output, bool(lost.intersection(attempt.slots)), mps_lost)
+
+    def _move_on(
+        self, job: JobRecord, attempt: AttemptRecord, ended: Ended, record: dict[str, Any], started: dict[str, Any],
+        taken: int | None,
+    ) -> None:  # fmt: skip
+        context = self._context
+        ran = job.ran + float(record.get("elapsed") or 0.0)
+        common = {"ran": ran, "started": job.started or started.get("time"), "stop_reason": None, "cause": ended.cause,
+                  "exit_code": record.get("code")}  # fmt: skip
+        over = {"ended": record.get("time", context.clock())}
+        if ended.cause in _FINAL:
+            context.store.move(job, "end", _FINAL[ended.cause], ended.detail, detail=ended.detail, **over, **common)
+            return
+        if ended.cause is Cause.SLOT_ENDED:
+            context.store.move(job, "retry", State.QUEUED, ended.detail, detail=ended.detail, **common)
+            return
+        if ended.cause is Cause.NOT_STARTED and self.adopting:
+            context.store.move(job, "retry", State.QUEUED, ended.detail, recovery=True, **common)
+            return
+        following = after_failure(job, attempt, ended, taken, context.largest, context.settings.recovering)
+        if not following.again:
+            text = f"{ended.cause}: {following.text}"
+            context.store.move(job, "end", State.FAILED, text, detail=following.text, **over, **common)
+            return
+        self._again(job, ended, following, common)
+
+    def _again(self, job: JobRecord, ended: Ended, following: Next, common: dict[str, Any]) -> None:
+        memory = job.memory_failures + (ended.cause in MEMORY - {Cause.HOST_MEMORY})
+        others = job.other_failures + (ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY)
+        crash_point("retry-before-commit")
+        self._context.store.move(
+            job, "retry", State.QUEUED, following.text, detail=following.text, need=following.need,
+            exclusive=following.exclusive, recovery=True, memory_failures=memory, other_failures=others, **common,
+        )  # fmt: skip
+        if others > job.other_failures:
+            pause = min(_LONGEST_PAUSE, 2.0 ** (others - 1) - 1.0)  # the first retry comes at once
+            self._context.not_before[job.id] = time.monotonic() + pause
+
+    def _let_go(self, attempt: AttemptRecord) -> None:
+        context = self._context
+        context.ledger.release(attempt.job)
+        context.peaks.pop(attempt.token, None)
+        context.used.pop(attempt.token, None)
+        context.warned.discard(attempt.token)
+        context.pids.pop(attempt.job, None)
+        context.queued_at[attempt.job] = context.clock()
+        self._cgroups.remove(attempt.token)
+
+    def stop(self, job: JobRecord, reason: str, text: str) -> None:
+        """Have a live job end, for a reason that its supervisor writes into the exit record."""
+        with self._context.store.transaction():
+            job = self._context.store.move(job, "stop", State.STOPPING, text, stop_reason=reason)
+            crash_point("stop-before-commit")
+        crash_point("stop-decided")
+        self.send_stop(job)
+
+    def send_stop(self, job: JobRecord) -> None:
+        """Tell the supervisor; may be repeated."""
+        context = self._context
+        folder = context.attempt_folder(context.store.live_attempt(job.id))
+        if folder.exists():
+            reason = job.stop_reason or "cancelled"
+            own = job.spec["asked"]["checkpoint_lead"]
+            lead = (context.settings.fairness.checkpoint_lead if own is None else own) if reason == "slot-end" else None
+            context.launcher.stop(folder, reason, context.settings.running.grace, lead)
+
+
+# Watches running jobs against their promises and their time slots.
+
+
+class RunningJobGuard:
+    """Looks at running jobs; what they may not do is reported and, by the site's choice, ended."""
+
+    def __init__(self, context: ManagerContext, attempts: AttemptTracker) -> None:
+        self._context, self._attempts = context, attempts
+
+    def look(self) -> None:
+        """Once over all that run."""
+        for number, attempt in list(self._context.store.attempts.items()):
+            job = self._context.store.job(number)
+            if job.state is State.RUNNING:
+                self._memory(job, attempt)
+                self._slot(job, attempt)
+
+    def _memory(self, job: JobRecord, attempt: AttemptRecord) -> None:
+        context = self._context
+        held = context.used.get(attempt.token, {})
+        promised, rules = attempt.promised, context.settings.running
+        too_much = {slot: taken for slot, taken in held.items() if taken > (promised or 0) + rules.tolerance}
+        if promised is None or attempt.exclusive or not too_much:
+            return
+        slot, taken = max(too_much.items(), key=lambda item: item[1])
+        text = f"took {format_bytes(taken)} on {slot}; {format_bytes(promised)} were promised"
+        if attempt.token not in context.warned:
+            context.warned.add(attempt.token)
+            context.store.event("over promise", job, text, attempt.number)
+            context.say(f"job {job.label} {text}")
+        if rules.over_promise == "stop" and self._others_in_danger(attempt, slot):
+            self._attempts.stop(job, "over-promise", text)
+
+    def _others_in_danger(self, attempt: AttemptRecord, slot: str) -> bool:
+        """Whether what others were promised there and have not taken yet is more than what is left."""
+        context = self._context
+        found = next((each for each in context.slots if each.id == slot), None)
+        if found is None or found.used is None:
+            return False
+        missing = 0
+        for other in context.store.attempts.values():
+            if slot in other.slots and other.token != attempt.token:
+                missing += max(0, (other.promised or 0) - context.used.get(other.token, {}).get(slot, 0))
+        return missing > found.total - found.used
+
+    def _slot(self, job: JobRecord, attempt: AttemptRecord) -> None:
+        """A time slot ends for a job that can resume, and only if somebody waits who could have its place."""
+        rules = self._context.settings.fairness
+        if rules.slot is None or not job.spec["asked"]["resumable"]:
+            return
+        own = job.spec["asked"]["checkpoint_lead"]
+        lead = rules.checkpoint_lead if own is None else own
+        ran = self._context.launcher.running_for(self._context.attempt_folder(attempt))
+        if ran is not None and ran >= max(0.0, rules.slot - lead) and self._somebody_waits():
+            self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")
+
+    def _somebody_waits(self) -> bool:
+        context = self._context
+        return any(job.state is State.QUEUED and job.id in context.reasons for job in context.store.jobs.values())

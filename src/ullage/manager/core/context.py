@@ -1,0 +1,162 @@
+"""What the parts of one daemon share: settings, records, the ledger, and the GPUs as they are now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ullage.isolation.process_identity import Process, start_of
+from ullage.manager.running.launcher import Launcher
+from ullage.manager.running.sharing import Sharing
+from ullage.manager.running.supervisor import TOKEN
+from ullage.manager.settings import Settings
+from ullage.manager.storage.job_store import JobStore
+from ullage.manager.storage.records import AttemptRecord
+from ullage.monitor import Monitor
+from ullage.monitor.readings import Device
+from ullage.placement import Activity, Ledger, Slot, Waiting
+
+_MARK = f"{TOKEN}=".encode()
+
+
+class SlotReader:
+    """Turns readings of the monitor into the slots that placement sees, and into what each attempt holds.
+
+    A process belongs to an attempt by the token in its environment, whoever started it.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+        self._tokens: dict[Process, str | None] = {}
+
+    def devices(self) -> list[Device]:
+        """The devices that jobs can be placed on: GPUs, MIG instances, virtual GPUs."""
+        return [device for device in self.monitor.devices() if device.takes_jobs]
+
+    def look(self, drained: Mapping[str, str]) -> tuple[list[Slot], dict[str, dict[str, int]]]:
+        """The slots now, and the bytes that each attempt holds, by token and slot."""
+        held: dict[str, dict[str, int]] = {}
+        slots = [self._slot(device, device.id in drained, held) for device in self.devices()]
+        self._forget_ended_processes()
+        return slots, held
+
+    def _slot(self, device: Device, drained: bool, held: dict[str, dict[str, int]]) -> Slot:
+        lost = self.monitor.lost(device.id) is not None
+        latest, window = self.monitor.latest(device.id), self.monitor.window(device.id)
+        foreign = 0
+        for pid, taken in (self.monitor.processes(device.id) or {}).items():
+            owner = self._owner(pid)
+            if owner is None:
+                continue  # a process that cannot be seen from here (another container's) may be anybody's
+            if not owner:
+                foreign += taken or 0
+            elif taken is not None:
+                of_job = held.setdefault(owner, {})
+                of_job[device.id] = of_job.get(device.id, 0) + taken
+        return Slot(
+            id=device.id, index=device.index, name=device.name, total=device.total or 0,
+            used=latest.memory_used if latest else None, mig=device.mig, drained=drained, lost=lost, foreign=foreign,
+            activity=Activity(
+                gract=window.mean("gract"), smact=window.mean("smact"), smocc=window.mean("smocc"),
+                drama=window.mean("drama"), age=window.age("smact"),
+            ),
+        )  # fmt: skip
+
+    def _owner(self, pid: int) -> str | None:
+        """The token of a process; "" for a process without one, `None` for one that cannot be seen."""
+        start = start_of(pid)
+        if start is None:
+            return None
+        process = Process(pid, start)
+        if process not in self._tokens:
+            self._tokens[process] = _token_of(pid)
+        return self._tokens[process]
+
+    def _forget_ended_processes(self) -> None:
+        if len(self._tokens) > 4096:
+            self._tokens = {process: token for process, token in self._tokens.items() if start_of(process.pid)}
+
+
+def _token_of(pid: int) -> str | None:
+    with contextlib.suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(_MARK):
+                return variable.removeprefix(_MARK).decode(errors="replace")
+        return ""
+    return None
+
+
+@dataclass
+class ServiceState:
+    """Whether the daemon has work to do or is to end, and what its last step could not do.
+
+    Any part may call `wake` and `end`; the daemon's loop waits for both. It can be made before the loop runs.
+    """
+
+    began: float
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    trouble: str | None = None
+    disk_full: bool = False
+
+    def wake(self) -> None:
+        """Take a step soon."""
+        self.woken.set()
+
+    def end(self) -> None:
+        """Stop serving. Running jobs go on."""
+        self.ending.set()
+
+
+@dataclass
+class ManagerContext:
+    """The parts and the present state of one daemon. Used by the thread of its event loop only."""
+
+    folder: Path
+    settings: Settings
+    store: JobStore
+    launcher: Launcher
+    slot_reader: SlotReader
+    sharing: Sharing
+    ledger: Ledger
+    service: ServiceState
+    clock: Callable[[], float]
+    say: Callable[[str], None]
+    cards: Path | None = None  # the folder of the virtual GPUs, if it serves those
+    slots: list[Slot] = field(default_factory=list)
+    reasons: dict[int, str | Waiting] = field(default_factory=dict)  # why a job waits
+    not_before: dict[int, float] = field(default_factory=dict)  # by the monotonic clock
+    queued_at: dict[int, float] = field(default_factory=dict)  # when a job last came into the queue
+    used: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes held now, by token and slot
+    peaks: dict[str, int] = field(default_factory=dict)  # the most bytes held on one GPU, by token
+    pids: dict[int, int] = field(default_factory=dict)  # the first process of each job, for readings of the host
+    warned: set[str] = field(default_factory=set)  # tokens of attempts that were reported for using too much
+
+    def attempt_folder(self, attempt: AttemptRecord) -> Path:
+        """Where an attempt's files are."""
+        return self.launcher.folder(attempt.job, attempt.number)
+
+    def look(self) -> None:
+        """Take over what the monitor sees: the slots, and what each attempt holds."""
+        self.slots, self.used = self.slot_reader.look(self.store.drained())
+        self.ledger.see(self.slots)
+        self.slot_reader.monitor.follow(self.pids.values())
+        for job, attempt in self.store.attempts.items():
+            held = self.used.get(attempt.token, {})
+            for slot in attempt.slots:
+                self.ledger.observe(job, slot, held.get(slot))
+            if held:
+                self.peaks[attempt.token] = max(self.peaks.get(attempt.token, 0), *held.values())
+
+    def reason(self, job: int) -> str | None:
+        """Why a job waits, if placement has decided about it."""
+        found = self.reasons.get(job)
+        return found if found is None or isinstance(found, str) else found.reason
+
+    @property
+    def largest(self) -> int:
+        """The memory of the largest GPU that answers."""
+        return max((slot.total for slot in self.slots if not slot.lost), default=0)

@@ -1,0 +1,335 @@
+"""The daemon: one process, one event loop, one writer. It waits for orders, ends and readings, and then takes a step.
+
+A step looks at what is true (folders of attempts, readings of the monitor), writes down what has changed, and starts
+what may start. A step can be repeated at any time, so an interrupted one is simply taken again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ullage.errors import AlreadyServing, NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError, UnknownName
+from ullage.manager.api.socket import SocketServer
+from ullage.manager.client import reachable, socket_file
+from ullage.manager.core.attempts import AttemptTracker, RunningJobGuard
+from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
+from ullage.manager.core.intake import NOBODY, Intake
+from ullage.manager.core.orders import Orders, arguments_of
+from ullage.manager.core.scheduler import Scheduler
+from ullage.manager.identity import Caller, this_user
+from ullage.manager.running.cgroups import Cgroups
+from ullage.manager.running.launcher import Launcher
+from ullage.manager.running.sharing import sharing_of
+from ullage.manager.settings import Settings
+from ullage.manager.storage.database import Database
+from ullage.manager.storage.job_store import GroupCommit, JobStore
+from ullage.manager.storage.records import AttemptRecord, JobRecord
+from ullage.monitor import Monitor, Source, best_source
+from ullage.placement import Ledger
+from ullage.workloads.validation import checked
+
+if TYPE_CHECKING:
+    from ullage.manager.api.server import ApiServer
+
+TICK = 1.0  # seconds between two steps when nothing happens
+_REST = 9.0  # times as long as a step took, the daemon only answers orders after it
+_CARE_EVERY = 6 * 3600.0
+CARDS = "serve"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+
+
+class Daemon:
+    """One daemon of one home. `run` serves until it is told to end; jobs go on without it.
+
+    asyncio.run(Daemon(home(), read_settings(None), Monitor(best_source())).run())
+    """
+
+    def __init__(
+        self, folder: Path, settings: Settings, monitor: Monitor, *, cards: Path | None = None,
+        clock: Callable[[], float] = time.time, say: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
+        self._run = folder / "run"
+        folder = folder / "manager"
+        for place in (folder, self._run):
+            place.mkdir(parents=True, exist_ok=True, mode=0o755)
+        self._lock = lock_home(folder)
+        self.database = Database(folder)
+        sharing = sharing_of(settings.sharing, self._run, say)
+        self.context = ManagerContext(
+            folder=folder, settings=settings, store=JobStore(self.database, clock), clock=clock, say=say, cards=cards,
+            launcher=Launcher(folder, self._run / "wake.sock"), slot_reader=SlotReader(monitor), sharing=sharing,
+            ledger=Ledger(), service=ServiceState(began=clock()),
+        )  # fmt: skip
+        cgroups = Cgroups() if settings.running.cgroup else Cgroups(root=Path("/nonexistent"))
+        self.attempts = AttemptTracker(self.context, cgroups)
+        self.guard = RunningJobGuard(self.context, self.attempts)
+        self.intake = Intake(self.context)
+        self.scheduler = Scheduler(self.context, cgroups)
+        self._monitor = monitor
+        self._group_commit = GroupCommit(self.context.store)
+        self._next_care = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
+        self._news = asyncio.Condition()
+        self._wake_socket: socket.socket | None = None  # while it listens for words of supervisors
+        self.api = self._make_api()
+        self.orders = Orders(self.context, self.intake, self.attempts, cgroups, self.api)
+
+    def _make_api(self) -> ApiServer | None:
+        listen, rules = self.context.settings.api.listen, self.context.settings.access
+        if listen is None:
+            return None
+        from ullage.manager.api.server import ApiServer  # FastAPI takes half a second to import
+        from ullage.manager.identity import Tokens
+
+        tokens = Tokens(self.context.folder, rules.operators)
+        return ApiServer(listen, self._run, tokens, this_user(), self.call, self.context.say)
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until `end` is called or a signal comes."""
+        self._loop = loop = asyncio.get_running_loop()
+        self.context.store.on_change = self._tell_news
+        service = self.context.service
+        # A supervisor that is killed cannot send word, but it is a child of this process.
+        for number, do in ((signal.SIGTERM, service.end), (signal.SIGINT, service.end), (signal.SIGCHLD, service.wake)):
+            with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
+                loop.add_signal_handler(number, do)
+        self._monitor.start()
+        rules = self.context.settings.access
+        server = SocketServer(socket_file(self._run.parent), self.call, rules.operators, rules.group, self.context.say)
+        try:
+            self.context.sharing.start()
+            self.context.look()
+            self._listen_for_ends(loop)
+            skipped = self.context.store.skip_numbers(max(self.context.launcher.jobs(), default=0))
+            if skipped:
+                self.context.say(
+                    f"the database does not know the last {skipped} jobs, whose files are there: an older copy?"
+                )
+            adopted = self.attempts.adopt()
+            if adopted:
+                self.context.say(f"{adopted} running jobs were adopted")
+            self.intake.resume()
+            await server.start()
+            if self.api is not None:
+                self.api.start(loop)
+            ready()
+            await self._steps()
+        finally:
+            await server.stop()
+            if self.api is not None:
+                await asyncio.to_thread(self.api.stop)
+            await self.intake.estimates.close()
+            self._finish(loop)
+
+    async def _steps(self) -> None:
+        service = self.context.service
+        ending = asyncio.ensure_future(service.ending.wait())
+        while not service.ending.is_set():
+            service.woken.clear()
+            began = time.monotonic()
+            placed = self.step()
+            rest = began + (time.monotonic() - began) * (1 + _REST)
+            for job, attempt in placed:
+                self._start(job, attempt)
+                await asyncio.sleep(0)  # orders are answered between two starts
+            if self.context.sharing.watched:
+                await asyncio.to_thread(self.context.sharing.watch)
+            waking = asyncio.ensure_future(service.woken.wait())
+            await asyncio.wait({waking, ending}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+            waking.cancel()
+            with contextlib.suppress(TimeoutError):  # orders that come meanwhile are answered, and answered together
+                await asyncio.wait_for(asyncio.shield(ending), max(0.0, rest - time.monotonic()))
+        ending.cancel()
+
+    def step(self) -> list[tuple[JobRecord, AttemptRecord]]:
+        """See what is true, and write down what follows; the attempts that are to be started now."""
+        service = self.context.service
+        before, service.trouble, service.disk_full = service.trouble, None, False
+        try:
+            self.attempts.follow()
+            self.context.look()
+            self.guard.look()
+            self.intake.write_answers()
+            if time.monotonic() > self._next_care:
+                self._next_care = time.monotonic() + _CARE_EVERY
+                self._care()
+            return self.scheduler.place()
+        except StoreDamaged:
+            raise
+        except Exception as error:  # orders are still answered, and the next step may do better
+            known, service.disk_full = isinstance(error, UllageError), isinstance(error, StoreFull)
+            service.trouble = str(error) if known else f"a step failed: {type(error).__name__}: {error}"
+            if service.trouble != before:
+                self.context.say(service.trouble if known else f"{service.trouble}\n{traceback.format_exc()}")
+            return []
+
+    def _start(self, job: JobRecord, attempt: AttemptRecord) -> None:
+        try:
+            self.scheduler.start(job, attempt)
+        except Exception as error:  # the next look finds nobody in its folder and ends the attempt
+            self.context.say(f"job {job.label} could not be started: {type(error).__name__}: {error}")
+
+    def _care(self) -> None:
+        """A copy of the database; what is older than the site wants to keep goes."""
+        self.database.back_up()
+        days = self.context.settings.running.keep_days
+        if days is not None:
+            old = self.context.store.forget(self.context.clock() - days * 86400.0)
+            for job in self.context.launcher.jobs().intersection(old):
+                self.context.launcher.remove(job)
+
+    # What the socket and the API use.
+
+    async def call(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
+        """Do an order, in the thread of the event loop; `events` may wait for something to happen."""
+        do, arguments = self._verb(verb, arguments)
+        if verb == "events" and wait > 0 and self.context.store.last_event <= int(arguments.get("since") or 0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait), self._news:
+                    await self._news.wait()
+        if verb == "submit":
+            return await self._group_commit.do(partial(do, caller, **arguments))
+        return do(caller, **arguments)
+
+    def call_from_thread(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
+        """The same, from any other thread."""
+        assert self._loop is not None, "the daemon is not serving yet"
+        return asyncio.run_coroutine_threadsafe(self.call(caller, verb, arguments, wait), self._loop).result()
+
+    def _verb(self, verb: str, arguments: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+        if verb not in Orders.names:
+            raise UnknownName("order", verb[:80], Orders.names)
+        values = checked(arguments_of(verb), arguments, verb)
+        return getattr(self.orders, verb), {name: getattr(values, name) for name in type(values).model_fields}
+
+    def _tell_news(self) -> None:
+        async def tell() -> None:
+            async with self._news:
+                self._news.notify_all()
+
+        asyncio.get_running_loop().create_task(tell())
+
+    def _listen_for_ends(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Supervisors send a word when a job begins or ends."""
+        file = self._run / "wake.sock"
+        with contextlib.suppress(FileNotFoundError):
+            file.unlink()
+        self._wake_socket = listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        listening.bind(reachable(file))
+        os.chmod(file, 0o600)
+        listening.setblocking(False)
+        loop.add_reader(listening, self._on_wake_word, listening)
+
+    def _on_wake_word(self, listening: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                listening.recv(256)
+                self.context.service.wake()
+
+    def _finish(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._wake_socket is not None:
+            loop.remove_reader(self._wake_socket)
+            self._wake_socket.close()
+            self._wake_socket = None
+        left = len(self.context.store.attempts)
+        if left:
+            self.context.say(f"{left} jobs go on without this daemon; the next `ullage serve` adopts them")
+        else:
+            self.context.sharing.stop()
+        self._monitor.stop()
+        self.database.close()
+        os.close(self._lock)
+
+
+def lock_home(folder: Path) -> int:
+    """The lock that one daemon holds for as long as it lives; a second one is refused."""
+    descriptor = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise AlreadyServing(
+            f"a daemon is running in {folder.parent} already (process {pid or 'unknown'}); "
+            "`ullage queue` speaks to it, and another one needs another ULLAGE_HOME"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+@contextlib.contextmanager
+def usable_home(folder: Path) -> Iterator[None]:
+    """A home that cannot be written to is one clear message, whichever file was the first that could not.
+
+    >>> with usable_home(Path("/dev/null")):
+    ...     Path("/dev/null/manager").mkdir()
+    Traceback (most recent call last):
+    ullage.errors.NotAllowed: nothing was started: /dev/null/manager cannot be written (Not a directory); \
+ULLAGE_HOME names another folder to keep everything in
+    """
+    try:
+        yield
+    except UllageError:
+        raise
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StoreFull(
+                f"nothing was started: there is no room in {folder} ({error.strerror}). "
+                "Make room on that disk and try again; running jobs go on meanwhile"
+            ) from error
+        if error.errno in _NOT_OURS:
+            raise NotAllowed(
+                f"nothing was started: {error.filename or folder} cannot be written ({error.strerror}); "
+                "ULLAGE_HOME names another folder to keep everything in"
+            ) from error
+        raise
+
+
+def make_daemon(
+    folder: Path, settings: Settings, say: Callable[[str], None], clock: Callable[[], float] = time.time
+) -> Daemon:
+    """A daemon of a home, ready to run. What is wrong with the settings or the machine is one clear message."""
+    check_names(settings)
+    cards = None if settings.virtual is None else folder / "cards" / CARDS
+    source = find_source(settings, cards)
+    monitor = Monitor(source, settings.monitoring.interval, settings.monitoring.window)
+    return Daemon(folder, settings, monitor, cards=cards, say=say, clock=clock)
+
+
+def check_names(settings: Settings) -> None:
+    """Names of a policy and of an estimator that are not there list those that are."""
+    from ullage.estimation.estimators.registry import estimators, find
+    from ullage.placement.policies import find_policy
+
+    find_policy(settings.policy)
+    name = settings.estimating.estimator
+    if name not in (NOBODY, *estimators()):  # those that are there are not loaded here: that would import PyTorch
+        find(name)
+
+
+def find_source(settings: Settings, cards: Path | None) -> Source:
+    """Where readings come from: virtual cards, or this machine's GPUs."""
+    if cards is not None and settings.virtual is not None:
+        from ullage.virtual.shared_card.cards import Cards
+
+        Cards.create(cards, settings.virtual)
+        return best_source(cards)
+    try:
+        return best_source()
+    except NoGPUSource as error:
+        reason = str(error).partition(". Virtual")[0]
+        raise NoGPUSource(f"{reason}; to serve virtual GPUs type: ullage serve --virtual 4xA100-40GB") from None

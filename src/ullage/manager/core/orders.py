@@ -1,0 +1,366 @@
+"""Everything that can be asked of a daemon: one method a verb, for the socket and for the API alike.
+
+Each takes who asks and plain values, and gives plain values (ready for JSON). Errors are `UllageError`s with one clear
+message. All methods are called in the thread of the daemon's event loop (`Daemon.call`, `Daemon.call_from_thread`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+import ullage
+from ullage.errors import InvalidValue, NoSuchJob, NotAllowed
+from ullage.manager.core.attempts import AttemptTracker
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.intake import Intake
+from ullage.manager.identity import Caller, check_submitter
+from ullage.manager.running.cgroups import Cgroups
+from ullage.manager.running.launcher import STDERR, STDOUT
+from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
+from ullage.placement import Ledger, Slot
+from ullage.workloads.job_files import JobSpec
+from ullage.workloads.validation import checked
+
+if TYPE_CHECKING:
+    from ullage.manager.api.server import ApiServer
+
+
+# Jobs, attempts and GPUs as answers show them: plain values, ready for JSON.
+
+# Said for a state in which placement was not asked.
+_REASONS = {
+    State.ESTIMATING: "is being estimated",
+    State.HELD: "is held; 'ullage release' lets it go",
+    State.QUEUED: "has just come",
+}
+
+
+def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool) -> dict[str, Any]:
+    """A job. With `whole`, its command, folder and environment's names too."""
+    asked = job.spec["asked"]
+    shown: dict[str, Any] = {
+        "id": job.id, "name": job.name, "user": job.user, "state": job.state.value, "priority": job.priority,
+        "array_id": job.array_id, "array_index": job.array_index, "gpus": asked["gpus"],
+        "need": job.need, "estimate": job.estimate_note, "exclusive": job.exclusive, "recovery": job.recovery,
+        "submitted": job.submitted, "started": job.started, "ended": job.ended,
+        "waited": _span(job.submitted, job.started or job.ended or now),
+        "ran": job.ran if not job.state.is_live else job.ran + (_span(job.started, now) or 0.0),
+        "completion": _span(job.submitted, job.ended),
+        "cause": job.cause, "detail": job.detail, "exit_code": job.exit_code,
+        "reason": (reason if job.state is State.QUEUED else None) or _REASONS.get(job.state),
+    }  # fmt: skip
+    if whole:
+        names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
+                 "resumable", "mps_threads", "mps_memory")  # fmt: skip
+        shown |= {name: asked[name] for name in names} | {"env": sorted(asked["env"])}
+    return shown
+
+
+def attempt_shown(attempt: AttemptRecord) -> dict[str, Any]:
+    """An attempt; its token stays between the daemon and its processes."""
+    shown = dataclasses.asdict(attempt)
+    shown.pop("token")
+    return shown
+
+
+def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None) -> dict[str, Any]:
+    """A GPU, with what the ledger says about it."""
+    shown = dataclasses.asdict(slot)
+    shown |= {
+        "promised": ledger.promised(slot.id), "free": ledger.free(slot.id), "jobs": list(ledger.holders(slot.id)),
+        "alone": ledger.exclusive(slot.id), "drain_reason": drained,
+    }  # fmt: skip
+    return shown
+
+
+def _span(begin: float | None, end: float | None) -> float | None:
+    """Seconds between two times of the wall clock, which may have been set back meanwhile."""
+    return None if begin is None or end is None else max(0.0, end - begin)
+
+
+MOST_ROWS, MOST_LOG = 100_000, 256 << 10
+_OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
+
+
+class Orders:
+    """The verbs. `names` lists them; anything else is no order.
+
+    A job is named by its number (`17`), by its place in an array (`12_3`), a whole array by `12_all`, and a job of
+    one's own by its name.
+    """
+
+    names = ("ping", "submit", "queue", "status", "history", "logs", "cancel", "hold", "release", "drain", "resume",
+             "gpus", "events", "api", "figures", "stop_serving")  # fmt: skip
+
+    def __init__(
+        self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, cgroups: Cgroups, api: ApiServer | None
+    ) -> None:
+        self._context, self._store, self._service = context, context.store, context.service
+        self._intake, self._attempts, self._cgroups, self._api = intake, attempts, cgroups, api
+
+    def ping(self, caller: Caller) -> dict[str, Any]:
+        """That somebody is there, and who."""
+        return self.about() | {"you": caller.user, "operator": caller.operator}
+
+    def about(self) -> dict[str, Any]:
+        """What this daemon is."""
+        settings, service = self._context.settings, self._service
+        return {
+            "version": ullage.__version__, "pid": os.getpid(), "since": service.began, "policy": settings.policy,
+            "sharing": settings.sharing, "estimator": settings.estimating.estimator, "virtual": settings.virtual,
+            "gpus": len(self._context.slots), "jobs": self._store.history.counts(),
+            "last_event": self._store.last_event, "estimates_pending": self._intake.estimates.pending,
+            "trouble": service.trouble, "disk_full": service.disk_full,
+        }  # fmt: skip
+
+    def submit(self, caller: Caller, job: dict[str, Any], key: str) -> dict[str, Any]:
+        """New jobs; on disk when this answers. `key` is any text of the submitter's own that is used once: the same
+        key again (after a lost answer) gives the same jobs."""
+        check_submitter(caller)
+        if not 8 <= len(key) <= 200:
+            raise InvalidValue("needed a key of 8 to 200 characters, used once for each submission")
+        made = self._intake.submit(caller, checked(JobSpec, job, "the job"), key)
+        self._service.wake()
+        notes = []
+        if job.get("host_memory") is not None and not self._cgroups.available:
+            notes.append(f"its limit of host memory cannot be kept here: {self._cgroups.why}")
+        return {"jobs": [one.id for one in made], "array": made[0].array_id, "state": made[0].state.value,
+                "estimate": made[0].estimate_note, "need": made[0].need, "notes": notes}  # fmt: skip
+
+    def queue(self, caller: Caller, user: str | None = None) -> list[dict[str, Any]]:
+        """All jobs that are not over, in the order of their numbers, with why they wait."""
+        return [self._shown(caller, job) for job in self._store.jobs.values() if user is None or job.user == user]
+
+    def status(self, caller: Caller, job: str | int) -> list[dict[str, Any]]:
+        """All that is known of jobs: estimate, promise, attempts with their causes."""
+        found = []
+        for number in self.resolve(caller, job):
+            attempts = [attempt_shown(each) for each in self._store.attempts_of(number)]
+            found.append(self._shown(caller, self._store.job(number), whole=True) | {"attempts": attempts})
+        return found
+
+    def history(self, caller: Caller, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
+        """Jobs that are over, the last one first, with waiting, running and completion time."""
+        if not 1 <= limit <= MOST_ROWS:
+            raise InvalidValue(f"needed a limit from 1 to {MOST_ROWS}; found {limit!r}")
+        return [self._shown(caller, job) for job in self._store.history.over(limit, user)]
+
+    def logs(
+        self, caller: Caller, job: str | int, attempt: int | None = None, stream: str = "stdout", offset: int = 0
+    ) -> dict[str, Any]:
+        """A piece of an output (of the newest attempt by default) from a byte on; `over`: there will be no more."""
+        number = self._one(caller, job)
+        record = self._store.job(number)
+        self._check_mine(caller, record, "read the output of")
+        if stream not in _OUTPUTS or offset < 0:
+            raise InvalidValue(f"needed stdout or stderr and an offset of 0 or more; found {stream!r}, {offset!r}")
+        attempts = self._store.attempts_of(number)
+        chosen = (
+            attempts[-1] if attempts and attempt is None else next((a for a in attempts if a.number == attempt), None)
+        )
+        if chosen is None:
+            if attempt is not None:
+                raise InvalidValue(f"job {number} has {len(attempts)} attempts; found no number {attempt}")
+            return {"job": number, "attempt": None, "offset": 0, "text": "", "over": record.state.is_over}
+        text, end = _read(self._context.attempt_folder(chosen) / _OUTPUTS[stream], offset)
+        newer = attempts[-1].number > chosen.number
+        over = chosen.state == "over" and (newer or record.state.is_over or attempt is not None)
+        return {"job": number, "attempt": chosen.number, "offset": end, "text": text, "over": over and end == offset}
+
+    def cancel(self, caller: Caller, jobs: list[str | int]) -> list[dict[str, Any]]:
+        """Take jobs out of the queue, or stop them if they run."""
+        return self._each(caller, jobs, "cancel", self._cancel)
+
+    def _cancel(self, job: JobRecord) -> str:
+        if job.state in WAITING:
+            self._store.move(job, "withdraw", State.CANCELLED, "cancelled", detail="cancelled", cause="cancelled")
+            return "cancelled"
+        if job.state.is_over:
+            return f"is over already: {job.state}"
+        self._attempts.stop(job, "cancelled", "cancelled")
+        return "is being stopped"
+
+    def hold(self, caller: Caller, jobs: list[str | int]) -> list[dict[str, Any]]:
+        """Keep waiting jobs from starting."""
+
+        def hold(job: JobRecord) -> str:
+            if job.state is State.HELD:
+                return "is held already"
+            self._store.move(job, "hold", State.HELD)
+            return "is held"
+
+        return self._each(caller, jobs, "hold", hold)
+
+    def release(self, caller: Caller, jobs: list[str | int]) -> list[dict[str, Any]]:
+        """Let held jobs go on."""
+
+        def release(job: JobRecord) -> str:
+            known = job.estimate_note is not None
+            self._store.move(job, "release", State.QUEUED if known else State.ESTIMATING)
+            return "is released"
+
+        return self._each(caller, jobs, "release", release)
+
+    def drain(self, caller: Caller, gpu: str | int, reason: str = "") -> dict[str, Any]:
+        """No new jobs for a GPU (by index or UUID); those that are there go on."""
+        return self._drain(caller, gpu, True, reason)
+
+    def resume(self, caller: Caller, gpu: str | int) -> dict[str, Any]:
+        """New jobs for a GPU again."""
+        return self._drain(caller, gpu, False, "")
+
+    def gpus(self, caller: Caller) -> list[dict[str, Any]]:
+        """GPUs as they are now: what is used, what is promised, what is left, and to whom."""
+        drained = self._store.drained()
+        return [gpu_shown(slot, self._context.ledger, drained.get(slot.id)) for slot in self._context.slots]
+
+    def events(self, caller: Caller, since: int = 0, limit: int = 1000) -> dict[str, Any]:
+        """What happened after event number `since`; `last` is the number to ask with next."""
+        if since < 0 or not 1 <= limit <= 10_000:
+            raise InvalidValue("needed since of 0 or more and a limit from 1 to 10000")
+        found = self._store.history.events(min(since, 1 << 62), limit)
+        return {"events": found, "last": found[-1]["id"] if found else self._store.last_event}
+
+    def api(self, caller: Caller) -> dict[str, Any]:
+        """Where the REST API listens, and a token for who asks."""
+        if self._api is None:
+            raise InvalidValue("this daemon has no API; start it with `ullage serve --api 8600`")
+        return {"url": self._api.url, "token": self._api.tokens.token_of(caller.uid)}
+
+    def figures(self, caller: Caller) -> dict[str, Any]:
+        """What `GET /metrics` shows."""
+        waiting = [job.submitted for job in self._store.jobs.values() if job.state in WAITING]
+        return {
+            "about": self.about(), "gpus": self.gpus(caller),
+            "attempts": self._store.history.causes(),
+            "oldest_waiting": max(0.0, self._context.clock() - min(waiting)) if waiting else None,
+        }  # fmt: skip
+
+    def stop_serving(self, caller: Caller) -> dict[str, Any]:
+        """End the daemon; jobs go on and are adopted by the next one."""
+        self._check_operator(caller, "stop the daemon")
+        self._service.end()
+        return {"running": len(self._store.attempts)}
+
+    def resolve(self, caller: Caller, reference: str | int) -> list[int]:
+        """The numbers of the jobs that a reference means."""
+        text = str(reference)
+        match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,9}|all))?", text)
+        if match is None:
+            mine = [
+                number for number in self._store.history.find("name", text) if self._store.job(number).uid == caller.uid
+            ]
+            if not mine:
+                raise NoSuchJob(repr(text[:80]))
+            return mine
+        if match[2] is None:
+            return [self._store.job(int(match[1])).id]
+        parts = self._store.history.find("array_id", int(match[1]))
+        chosen = [number for number in parts if match[2] in ("all", str(self._store.job(number).array_index))]
+        if not chosen:
+            raise NoSuchJob(text)
+        return chosen
+
+    def _one(self, caller: Caller, reference: str | int) -> int:
+        found = self.resolve(caller, reference)
+        if len(found) > 1:
+            raise InvalidValue(f"needed one job; {reference} means {len(found)} ({found[0]} to {found[-1]})")
+        return found[0]
+
+    def _each(
+        self, caller: Caller, jobs: list[str | int], doing: str, do: Callable[[JobRecord], str]
+    ) -> list[dict[str, Any]]:
+        """The same for several jobs; what cannot be done for one is said beside it and does not stop the others."""
+        if not jobs:
+            raise InvalidValue(f"needed the jobs to {doing}, by number or name")
+        numbers = list(dict.fromkeys(number for one in jobs for number in self.resolve(caller, one)))
+        records = [self._store.job(number) for number in numbers]
+        for record in records:
+            self._check_mine(caller, record, doing)
+        answers = []
+        for record in records:
+            try:
+                answers.append({"job": record.id, "done": True, "text": do(self._store.job(record.id))})
+            except InvalidValue as error:
+                answers.append({"job": record.id, "done": False, "text": str(error)})
+        self._service.wake()
+        return answers
+
+    def _drain(self, caller: Caller, gpu: str | int, drained: bool, reason: str) -> dict[str, Any]:
+        self._check_operator(caller, "drain or resume a GPU")
+        devices = self._context.slot_reader.devices()
+        found = [device for device in devices if str(gpu) in (str(device.index), device.id)]
+        if not found:
+            there = ", ".join(f"{device.index} ({device.id})" for device in devices[:16])
+            raise InvalidValue(f"needed a GPU by index or UUID; found {str(gpu)[:80]!r}. There are: {there}")
+        self._store.drain(found[0].id, drained, str(reason)[:200])
+        self._service.wake()
+        return {"gpu": found[0].id, "index": found[0].index, "drained": drained}
+
+    def _shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:
+        shown = job_shown(
+            job, self._context.reason(job.id), self._context.clock(), whole and caller.may_change(job.uid)
+        )
+        attempt = self._store.attempts.get(job.id)
+        live = asdict(attempt) if attempt else {}
+        held = self._context.used.get(attempt.token) if attempt else None
+        pid = self._context.pids.get(job.id) if attempt else None
+        host = None if pid is None else self._context.slot_reader.monitor.host(pid)
+        return shown | {
+            "gpus_used": list(live.get("slots", ())), "promised": live.get("promised"),
+            "alone": live.get("exclusive"), "gpu_memory": max(held.values()) if held else None,
+            "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
+        }  # fmt: skip
+
+    def _check_mine(self, caller: Caller, job: JobRecord, doing: str) -> None:
+        if not caller.may_change(job.uid):
+            raise NotAllowed(f"{caller.user} may not {doing} job {job.id}, which is {job.user}'s; operators may")
+
+    def _check_operator(self, caller: Caller, doing: str) -> None:
+        if not caller.operator:
+            raise NotAllowed(f"{caller.user} may not {doing}; operators may (access.operators in the settings)")
+
+
+@functools.cache
+def arguments_of(verb: str) -> type[BaseModel]:
+    """What an order takes, as its method says it, to check requests by.
+
+    >>> sorted(arguments_of("history").model_fields)
+    ['limit', 'user']
+    """
+    method = getattr(Orders, verb)
+    hints = get_type_hints(method)
+    fields: dict[str, Any] = {
+        name: (hints[name], ... if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in list(inspect.signature(method).parameters.items())[2:]
+    }
+    return create_model(verb, __config__=ConfigDict(extra="forbid", strict=True), **fields)
+
+
+def _read(file: Any, offset: int) -> tuple[str, int]:
+    """A piece of an output file as text, and where it ends; a piece never ends inside a character."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return "", offset
+    with open(descriptor, "rb") as source:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return "", offset
+        piece = os.pread(descriptor, MOST_LOG, min(offset, 1 << 60))
+        for cut in range(min(3, max(0, len(piece) - 1)) + 1):
+            try:
+                return piece[: len(piece) - cut].decode(), offset + len(piece) - cut
+            except UnicodeDecodeError:
+                continue
+        source.close()
+    return piece.decode(errors="replace"), offset + len(piece)

@@ -1,0 +1,230 @@
+"""Why an attempt ended, by evidence, and what becomes of its job: another attempt with more room, or the end."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from ullage.manager.running.supervisor import CHECKPOINT_EXIT
+from ullage.manager.settings import Recovering
+from ullage.manager.storage.records import INFRASTRUCTURE, AttemptRecord, Cause, JobRecord
+from ullage.units import format_bytes, parse_bytes
+
+# What the end of a job's output says about why it ended: the words of PyTorch, TensorFlow, JAX, CUDA and Python.
+
+_GPU_MEMORY = re.compile(
+    r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"
+    r"|OOM when allocating tensor|Allocator \(GPU_\d+_bfc\) ran out of memory"
+    r"|RESOURCE_EXHAUSTED: (?:Out of memory|Failed to allocate)|RESOURCE_EXHAUSTED:.*?(?:allocating|allocate)"
+)
+_HOST_MEMORY = re.compile(
+    r"^MemoryError\b|DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|std::bad_alloc"
+    r"|Cannot allocate memory|numpy\._core\._exceptions\._ArrayMemoryError|unable to mmap .*Cannot allocate"
+    r"|DataLoader worker .* is killed by signal: (?:Killed|Bus error)",
+    re.MULTILINE,
+)
+_MPS_LOST = re.compile(
+    r"cudaErrorMps\w+|CUDA_ERROR_MPS_\w+|MPS (?:server|client|control daemon|RPC)[^\n]{0,80}"
+    r"(?:fail|not ready|terminat|lost|exceeded|connect)",
+    re.IGNORECASE,
+)
+_GPU_LOST = re.compile(
+    r"GPU is lost|fallen off the bus|uncorrectable ECC error|cudaErrorECCUncorrectable"
+    r"|is/are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
+    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_NOT_READY|Unable to determine the device handle"
+)
+# How a Python program that was not caught says goodbye: the name of an exception at the beginning of a line.
+_LAST_WORDS = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Exhausted))\b.*$", re.MULTILINE
+)
+# Exceptions that only pass on that another process failed.
+_MESSENGERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException"})
+_TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]iB)")
+_IN_USE = re.compile(r"this process has ([\d.]+ [KMGT]iB) memory in use")
+
+_KINDS = (
+    (Cause.GPU_MEMORY, _GPU_MEMORY),
+    (Cause.MPS_LOST, _MPS_LOST),
+    (Cause.GPU_LOST, _GPU_LOST),
+    (Cause.HOST_MEMORY, _HOST_MEMORY),
+)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The cause that the output names, the line that does, and the GPU memory that the job would have needed."""
+
+    cause: Cause
+    line: str
+    needed: int | None = None
+
+
+def read_output(text: str) -> Words | None:
+    """The last thing in the output that explains an end, or `None`; an error that was overcome does not count.
+
+    >>> read_output("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 ... "
+    ...             "Including non-PyTorch memory, this process has 4.00 GiB memory in use.").needed == 6 << 30
+    True
+    >>> read_output("CUDA out of memory. Trying a smaller batch\\nValueError: no such file") is None
+    True
+    """
+    found = [(match.start(), cause, match) for cause, pattern in _KINDS for match in pattern.finditer(text)]
+    if not found:
+        return None
+    place, cause, _ = max(found, key=lambda item: item[0])
+    if _something_else_came_later(text, place):
+        return None
+    line = _line_at(text, place)
+    return Words(cause, line, needed_memory(text) if cause is Cause.GPU_MEMORY else None)
+
+
+def needed_memory(text: str) -> int | None:
+    """What PyTorch had and what it asked for in its last out-of-memory message.
+
+    >>> needed_memory("nothing of the kind") is None
+    True
+    """
+    tried, in_use = list(_TRIED.finditer(text)), list(_IN_USE.finditer(text))
+    if not tried or not in_use:
+        return None
+    return parse_bytes(tried[-1][1]) + parse_bytes(in_use[-1][1])
+
+
+def _something_else_came_later(text: str, place: int) -> bool:
+    """Whether the program ended by another exception than the one at that place."""
+    after = text.find("\n", place)
+    if after < 0:
+        return False
+    own_names = {"OutOfMemoryError", "ResourceExhaustedError", "XlaRuntimeError", "JaxRuntimeError", *_MESSENGERS}
+    words = [match for match in _LAST_WORDS.finditer(text, after + 1) if match[1] not in own_names]
+    return bool(words) and not any(pattern.search(words[-1][0]) for _, pattern in _KINDS)
+
+
+def _line_at(text: str, place: int) -> str:
+    begin, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
+    return text[begin : end if end >= 0 else len(text)].strip()[:500]
+
+
+_STOPPED = {
+    "cancelled": (Cause.CANCELLED, "cancelled"),
+    "time-limit": (Cause.TIME_LIMIT, "it ran longer than its time limit"),
+    "over-promise": (Cause.OVER_PROMISE, "it took more GPU memory than promised and others were in danger"),
+    "supervisor-stopped": (Cause.KILLED, "the process that watches it was told to stop"),
+}
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an attempt ended: the cause, what shows it, and the GPU memory that it is known to need."""
+
+    cause: Cause
+    detail: str
+    needed: int | None = None
+
+
+def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lost: bool = False) -> Ended:
+    """The cause of an end from its exit record, the end of its output, and what was seen of the GPU at that time.
+
+    A program that ended well is finished whatever it printed; one that we stopped was stopped; only of the others the
+    output is read.
+
+    >>> classify({"code": 0, "signal": None, "reason": None}, "CUDA out of memory; smaller batch").cause.value
+    'finished'
+    >>> classify({"code": 1, "signal": None, "reason": None}, "torch.OutOfMemoryError: CUDA out of memory").cause.value
+    'out of GPU memory'
+    >>> classify({"code": 1, "signal": None, "reason": None}, "ValueError: x").cause.value
+    'failed by itself'
+    """
+    code, number, reason = record.get("code"), record.get("signal"), record.get("reason")
+    if reason in _STOPPED:
+        return Ended(*_STOPPED[reason])
+    if code == 0:
+        return Ended(Cause.FINISHED, "exit code 0")
+    if reason == "slot-end":
+        return Ended(Cause.SLOT_ENDED, "its time slot was over")
+    if code == CHECKPOINT_EXIT and record.get("checkpoint_asked"):
+        return Ended(Cause.TIME_LIMIT, "it saved itself before its time limit")
+    if record.get("could_not_run"):
+        return Ended(Cause.OWN_FAILURE, record["could_not_run"])
+    words = read_output(output)
+    memory = _host_memory(record)
+    if memory is not None and (words is None or words.cause is not Cause.GPU_MEMORY):
+        return Ended(Cause.HOST_MEMORY, memory)
+    return _by_words(words, code, number, gpu_lost, mps_lost)
+
+
+def _by_words(words: Words | None, code: int | None, number: int | None, gpu_lost: bool, mps_lost: bool) -> Ended:
+    how = f"exit code {code}" if number is None else f"ended by {_signal_name(number)}"
+    if words is not None:
+        return Ended(words.cause, f"{how}: {words.line}", words.needed)
+    if gpu_lost:
+        return Ended(Cause.GPU_LOST, f"{how} while its GPU did not answer")
+    if mps_lost:
+        return Ended(Cause.MPS_LOST, f"{how} as the MPS server was lost")
+    if number in _OUTSIDE or code in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
+        return Ended(Cause.KILLED, f"{how}, sent by somebody else")
+    return Ended(Cause.OWN_FAILURE, how)
+
+
+def _host_memory(record: dict[str, Any]) -> str | None:
+    """Whether the kernel ended it for want of memory: its own cgroup counts that, or the whole system's counter."""
+    if record.get("cgroup_kills"):
+        return f"the kernel ended {record['cgroup_kills']} of its processes at its memory limit"
+    killed = record.get("signal") == signal.SIGKILL or record.get("code") == 128 + signal.SIGKILL
+    if killed and record.get("host_kills") and not record.get("signals_sent"):
+        return "the kernel ended it as the system ran out of memory"
+    return None
+
+
+@dataclass(frozen=True)
+class Next:
+    """What becomes of a job: again (with what need, alone or not) or not, and the words for it."""
+
+    again: bool
+    need: int | None
+    exclusive: bool
+    text: str
+
+
+def after_failure(
+    job: JobRecord, attempt: AttemptRecord, ended: Ended, taken: int | None, largest: int, rules: Recovering
+) -> Next:
+    """Whether a job gets another attempt. `taken` is the most that was seen in use, `largest` the largest GPU's memory.
+
+    More room by steps: the promise, what was seen and what the error message says are what is known to be too little;
+    a step more is asked for, at last a GPU for itself.
+    """
+    stay = Next(False, job.need, job.exclusive, ended.detail)
+    if ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY:
+        made = job.other_failures + 1
+        if made > rules.others:
+            return Next(False, job.need, job.exclusive, f"{ended.detail}; {made} such failures are the limit")
+        return Next(True, job.need, job.exclusive, f"{ended.cause}: {ended.detail}; tried again")
+    if ended.cause not in (Cause.GPU_MEMORY, Cause.OVER_PROMISE):
+        return stay
+    if job.memory_failures + 1 >= rules.attempts:
+        return Next(False, job.need, job.exclusive, f"{ended.detail}; {rules.attempts} attempts are the limit")
+    if attempt.exclusive and ended.cause is Cause.GPU_MEMORY:
+        return Next(False, job.need, True, f"{ended.detail}; it had a GPU for itself, so no more room can be given")
+    return _grown(job, attempt, ended, taken, largest, rules)
+
+
+def _grown(
+    job: JobRecord, attempt: AttemptRecord, ended: Ended, taken: int | None, largest: int, rules: Recovering
+) -> Next:
+    known = max(attempt.promised or 0, job.need or 0, taken or 0, ended.needed or 0)
+    need = known + rules.step
+    if job.memory_failures + 1 >= rules.exclusive_after or need >= largest or not known:
+        return Next(True, min(known, largest) or None, True, f"{ended.cause}; next with a GPU for itself")
+    return Next(True, need, job.exclusive, f"{ended.cause}; next with {format_bytes(need)}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,209 @@
+"""Puts waiting jobs on GPUs: what may go now is asked of `placement`, written down, promised, and then started."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ullage.errors import InvalidValue, Overbooked
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.fault_injection import crash_point
+from ullage.manager.identity import rights
+from ullage.manager.running.cgroups import Cgroups
+from ullage.manager.running.environment import gpu_variables, job_environment
+from ullage.manager.settings import Settings
+from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, State
+from ullage.placement import Decision, Job, Rules, Running, decide
+from ullage.units import format_bytes
+from ullage.workloads.job_files import JobSpec
+
+_USAGE_KEPT = 10.0  # seconds until what users have used is summed up again
+
+
+class Scheduler:
+    """One pass after another over the queue."""
+
+    def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
+        self._context, self._cgroups = context, cgroups
+        self._rules = rules_of(context.settings, context.cards is not None)
+        self._used: dict[str, float] = {}
+        self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
+        self._usage_until = 0.0
+        self._ready: dict[int, Job] = {}
+        self._blocked: set[int] = set()  # those that wait for other jobs, or for a time
+
+    def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
+        """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it."""
+        context = self._context
+        self._settle_dependencies()
+        waiting = self._waiting()
+        if not waiting:
+            return []
+        running = [self._running(attempt) for attempt in context.store.attempts.values()]
+        outcome = decide(
+            context.settings.policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
+            usage=self._usage(running),
+        )  # fmt: skip
+        for waits in outcome.waiting:
+            context.reasons[waits.job] = waits
+        return self._promise(outcome.placed)
+
+    def _waiting(self) -> list[Job]:
+        """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""
+        now = time.monotonic()
+        for number in self._context.store.changed() | self._blocked:
+            self._sort_in(number, now)
+        return list(self._ready.values())
+
+    def _sort_in(self, number: int, now: float) -> None:
+        context = self._context
+        job = context.store.jobs.get(number)
+        self._ready.pop(number, None)
+        self._blocked.discard(number)
+        if job is None:
+            for kept in (self._seen, context.reasons, context.not_before, context.queued_at):
+                kept.pop(number, None)
+        elif job.state is State.QUEUED:
+            others = context.store.needs.get(number)
+            pause = context.not_before.get(number, 0.0) - now
+            if others:
+                context.reasons[number] = "waits for " + ", ".join(f"job {other}" for other in sorted(others))
+            elif pause > 0:
+                context.reasons[number] = f"is tried again in {pause:.0f} s"
+            else:
+                self._ready[number] = self._as_placement(job)
+                return
+            self._blocked.add(number)
+
+    def _settle_dependencies(self) -> None:
+        """Jobs that are waited for and are over: met, or never to be met."""
+        store = self._context.store
+        if not store.needs:
+            return
+        for number, needs in list(store.needs.items()):
+            over = {other: kind for other, kind in needs.items() if other not in store.jobs}
+            if not over:
+                continue
+            failed = [other for other, kind in over.items() if kind == "ok" and store.job(other).state != State.DONE]
+            if failed and not store.job(number).state.is_over:
+                text = f"job {failed[0]}, which it needs, did not end well"
+                store.move(store.job(number), "withdraw", State.CANCELLED, text, detail=text)
+            else:
+                store.needs[number] = {other: kind for other, kind in needs.items() if other in store.jobs}
+
+    def _as_placement(self, job: JobRecord) -> Job:
+        """The job as placement sees it; made anew when the record has changed, since queues are long."""
+        queued = self._context.queued_at.get(job.id)
+        known = self._seen.get(job.id)
+        if known is None or known[0] is not job or known[1] != queued:
+            known = self._seen[job.id] = (job, queued, self._made(job, queued))
+        return known[2]
+
+    def _made(self, job: JobRecord, queued: float | None) -> Job:
+        context, spec = self._context, job.spec
+        back = queued if job.cause is Cause.SLOT_ENDED else None  # who had a slot stands behind those who had none
+        return Job(
+            id=job.id, user=job.user, submitted=job.submitted if back is None else back, gpus=spec["gpus"],
+            need=job.need, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
+            time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
+        )  # fmt: skip
+
+    def _running(self, attempt: AttemptRecord) -> Running:
+        return Running(self._as_placement(self._context.store.job(attempt.job)), attempt.slots, attempt.placed)
+
+    def _usage(self, running: Sequence[Running]) -> dict[str, float]:
+        context = self._context
+        if time.monotonic() >= self._usage_until:
+            self._used = context.store.history.usage(context.clock() - context.settings.fairness.usage_window)
+            self._usage_until = time.monotonic() + _USAGE_KEPT
+        used = dict(self._used)
+        for run in running:
+            seconds = max(0.0, context.clock() - run.since) * len(run.slots)
+            used[run.job.user] = used.get(run.job.user, 0.0) + seconds
+        return used
+
+    def _promise(self, decisions: Sequence[Decision]) -> list[tuple[JobRecord, AttemptRecord]]:
+        """The ledger first, then the disk, both for all of them; what does not reach the disk is not promised."""
+        context, placed = self._context, []
+        try:
+            with context.store.transaction():
+                for decision in decisions:
+                    try:
+                        context.ledger.accept(decision)
+                    except Overbooked as refused:
+                        context.reasons[decision.job] = str(refused)
+                        continue
+                    placed.append(self._write_down(decision))
+                crash_point("place-before-commit")
+        except BaseException:
+            for job, _ in placed:
+                context.ledger.release(job.id)
+            raise
+        if placed:
+            crash_point("placed")
+        return placed
+
+    def _write_down(self, decision: Decision) -> tuple[JobRecord, AttemptRecord]:
+        context = self._context
+        job = context.store.job(decision.job)
+        attempt = AttemptRecord(
+            job=job.id, number=context.store.next_attempt(job.id), token=secrets.token_hex(16), state=STARTING,
+            slots=decision.slots, promised=decision.bytes, exclusive=decision.exclusive, placed=context.clock(),
+        )  # fmt: skip
+        alone = ", alone" if decision.exclusive else ""
+        context.store.place(job, attempt, f"on {', '.join(decision.slots)}: {format_bytes(decision.bytes)}{alone}")
+        context.reasons.pop(job.id, None)
+        return job, attempt
+
+    def start(self, job: JobRecord, attempt: AttemptRecord) -> None:
+        """Start one that was promised; one that was cancelled meanwhile is left to the next look at its folder."""
+        context, folder = self._context, self._context.attempt_folder(attempt)
+        if context.store.job(job.id).state is not State.STARTING:
+            return
+        try:
+            order = self._order(job, attempt)
+        except InvalidValue as error:  # a conda environment that is gone, say; the next look sees to it
+            context.launcher.refuse(folder, str(error))
+        else:
+            context.launcher.start(folder, order)
+
+    def _order(self, job: JobRecord, attempt: AttemptRecord) -> dict[str, Any]:
+        """What the supervisor is told."""
+        context, spec = self._context, JobSpec.model_validate(job.spec["asked"])
+        if context.cards is not None:
+            from ullage.virtual.shared_card.cards import environment
+
+            base = job_environment(job, spec, attempt, {})
+            env = base | environment(context.cards, attempt.slots, base)
+        else:
+            env = job_environment(job, spec, attempt, gpu_variables(attempt.slots))
+        env |= context.sharing.variables(spec, attempt.slots)
+        lead = checkpoint_lead(context, spec)
+        limit = None if spec.host_memory is None else self._cgroups.make(attempt.token, spec.host_memory)
+        return {
+            "token": attempt.token, "command": spec.command, "cwd": spec.folder, "env": env, "umask": spec.umask,
+            "time_limit": spec.time_limit, "grace": context.settings.running.grace, "checkpoint_lead": lead,
+            "checkpoint_signal": spec.checkpoint_signal,
+            "limits": job.spec["limits"], "cgroup": limit, **rights(job.uid, job.gid),
+        }  # fmt: skip
+
+
+def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:
+    """How long before its end a job is told to save itself; `None` for one that did not say that it can."""
+    if not spec.resumable and spec.checkpoint_signal is None:
+        return None
+    return context.settings.fairness.checkpoint_lead if spec.checkpoint_lead is None else spec.checkpoint_lead
+
+
+def rules_of(settings: Settings, virtual: bool) -> Rules:
+    """The site's settings as placement takes them. Virtual GPUs compute nothing, so they are never too busy."""
+    placing = settings.placing
+    free = virtual or placing.smact_limit == "off"
+    return Rules(
+        smact_limit=None if free else float(placing.smact_limit), free_floor=placing.free_floor, margin=placing.margin,
+        unknown=placing.unknown, max_jobs_per_gpu=placing.max_jobs_per_gpu, unmeasured=placing.unmeasured,
+        backfill=placing.backfill, patience=placing.patience, fresh_busy=placing.fresh_busy,
+        window=settings.monitoring.window, stale_after=max(30.0, 3 * settings.monitoring.interval),
+    )  # fmt: skip

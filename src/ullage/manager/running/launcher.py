@@ -1,0 +1,285 @@
+"""Starts attempts, finds them again, stops them. The lock of an attempt's folder says whether it lives, not a pid.
+
+A folder is used once. What it holds tells its story to whoever comes later:
+
+    order.json            what to run, written before anything is started
+    lock                  held while the supervisor or the job lives
+    started.json          the supervisor has the lock and has made the job's process
+    stop.json             somebody wants it to end
+    revoked               it will never be started (written under the lock, looked for under the lock)
+    exit.json             how it ended
+    stdout, stderr        what it printed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ullage.isolation.process_identity import Process, is_alive, start_of
+from ullage.manager.fault_injection import crash_point
+from ullage.manager.running import supervisor
+
+# Processes of an attempt: found by the mark in their environment or the lock that they hold, and signalled surely.
+
+
+def processes_of(token: str) -> list[Process]:
+    """The living processes that were started with an attempt's token in their environment."""
+    mark = f"{supervisor.TOKEN}={token}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            start = start_of(int(name))
+            with contextlib.suppress(OSError):
+                if start is not None and mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    found.append(Process(int(name), start))
+    return found
+
+
+def holders_of(lock: Path) -> list[Process]:
+    """The living processes that have a lock's file open, this one aside."""
+    wanted, found = lock.stat(), []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        start = start_of(int(name))
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{name}/fd"):
+                opened = os.stat(f"/proc/{name}/fd/{number}")
+                if start is not None and (opened.st_dev, opened.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    found.append(Process(int(name), start))
+                    break
+    return found
+
+
+def signal_process(process: Process, number: signal.Signals) -> bool:
+    """Send a signal to exactly that process, never to another one that got its pid."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        if not is_alive(process):  # asked after the descriptor was opened, which stays with the process
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+STDOUT, STDERR, LOG = "stdout", "stderr", "supervisor.log"
+_LARGEST_RECORD = 1 << 16
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found in a folder.
+
+    "starting": its supervisor is on its way. "absent": nobody is there and it was never begun. "alive": it has begun
+    and is not over. "ended": with its record. "orphaned": who watched it is gone, and something of it lives.
+    "lost": all of it is gone without a record.
+    """
+
+    state: str
+    started: dict[str, Any] | None = None
+    record: dict[str, Any] | None = None
+
+
+class Launcher:
+    """All attempts of one daemon, in folders `jobs/JOB/ATTEMPT` below its own."""
+
+    def __init__(self, folder: Path, wake: Path) -> None:
+        self._folder, self._wake = folder / "jobs", wake
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._failures: dict[Path, str] = {}
+        self._refused: dict[Path, str] = {}
+
+    def folder(self, job: int, number: int) -> Path:
+        """The folder of an attempt."""
+        return self._folder / str(job) / str(number)
+
+    def start(self, folder: Path, order: dict[str, Any]) -> None:
+        """Start the supervisor of an attempt that is written down already. What goes wrong is told by `failure`."""
+        try:
+            self._start(folder, order)
+        except OSError as error:
+            self._failures[folder] = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+
+    def refuse(self, folder: Path, text: str) -> None:
+        """An attempt will not be started, for a reason that is the job's own."""
+        self._refused[folder] = text
+
+    def refusal(self, folder: Path) -> str | None:
+        """Why an attempt was refused; `None` for one that was not."""
+        return self._refused.pop(folder, None)
+
+    def jobs(self) -> set[int]:
+        """The numbers of the jobs that have files here."""
+        try:
+            return {int(name) for name in os.listdir(self._folder) if name.isdigit()}
+        except OSError:
+            return set()
+
+    def _start(self, folder: Path, order: dict[str, Any]) -> None:
+        if any((folder / name).exists() for name in (supervisor.STARTED, supervisor.EXIT)):
+            return  # the database is an older copy: this very attempt was made before, and its folder tells how it is
+        folder.mkdir(parents=True, mode=0o755, exist_ok=True)
+        crash_point("folder-made")
+        order = {**order, "stdout": str(folder / STDOUT), "stderr": str(folder / STDERR), "wake": str(self._wake)}
+        write_whole(folder / supervisor.ORDER, order, mode=0o600)
+        crash_point("order-written")
+        with (folder / LOG).open("ab") as log:
+            command = [sys.executable, "-I", "-S", supervisor.__file__, str(folder)]
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+            )
+        self._children[order["token"]] = child
+        crash_point("supervisor-started")
+
+    def look(self, folder: Path, token: str) -> Look:
+        """What has become of an attempt. Of one that this process started itself, its child tells at no cost."""
+        started = read_record(folder / supervisor.STARTED)
+        record, state = read_record(folder / supervisor.EXIT), "ended"
+        if record is None:
+            child = self._children.get(token)
+            if child is not None and child.poll() is None:
+                return Look("alive" if started else "starting", started)
+            record, state = self._by_lock(folder)
+            if state == "alive" and started is not None and not is_alive(_supervisor_of(started)):
+                state = "orphaned"
+        return Look(state, started, record)
+
+    def reap(self) -> None:
+        """Supervisors of ours that have ended leave nothing behind."""
+        for token in [token for token, child in self._children.items() if child.poll() is not None]:
+            self._children.pop(token)
+
+    def _by_lock(self, folder: Path) -> tuple[dict[str, Any] | None, str]:
+        if not folder.exists():
+            return None, "absent"
+        with locked(folder) as mine:
+            if not mine:
+                return None, "alive"
+            record = read_record(folder / supervisor.EXIT)  # it may have ended since
+            if record is not None:
+                return record, "ended"
+            return None, "lost" if (folder / supervisor.STARTED).exists() else "absent"
+
+    def revoke(self, folder: Path) -> bool:
+        """Make sure that an attempt which has not begun never begins; false if it has."""
+        if not folder.exists():
+            return True
+        with locked(folder) as mine:
+            if not mine or (folder / supervisor.STARTED).exists() or (folder / supervisor.EXIT).exists():
+                return False
+            (folder / supervisor.REVOKED).touch()
+            sync_folder(folder)
+            return True
+
+    def stop(self, folder: Path, reason: str, grace: float, checkpoint: float | None = None) -> None:
+        """Ask the supervisor to end the job: SIGTERM, and SIGKILL after the grace; with `checkpoint`, SIGUSR1 first and
+        so many seconds for it."""
+        order = {"reason": reason, "grace": grace} | ({} if checkpoint is None else {"checkpoint": checkpoint})
+        write_whole(folder / supervisor.STOP, order)
+        crash_point("stop-written")
+        started = read_record(folder / supervisor.STARTED)
+        if started is not None:
+            signal_process(_supervisor_of(started), signal.SIGUSR2)
+        crash_point("stop-sent")
+
+    def sweep(self, folder: Path, token: str) -> int:
+        """Kill what is left of an attempt whose supervisor is gone; how many processes there were."""
+        left = {*processes_of(token), *holders_of(folder / supervisor.LOCK)}
+        return len([process for process in left if signal_process(process, signal.SIGKILL)])
+
+    def running_for(self, folder: Path) -> float | None:
+        """Seconds since an attempt's supervisor started, by a clock that nobody can set; `None` before it has."""
+        started = read_record(folder / supervisor.STARTED)
+        if started is None:
+            return None
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started["supervisor_start"]) / os.sysconf("SC_CLK_TCK")
+
+    def failure(self, folder: Path) -> str:
+        """Why an attempt could not begin, from what was met here or from its supervisor's own log."""
+        if folder in self._failures:
+            return self._failures.pop(folder)
+        lines = tail(folder / LOG, 4096).strip().splitlines()
+        return lines[-1][:300] if lines else "it left no word"
+
+    def remove(self, job: int) -> None:
+        """Delete all that is kept of a job's attempts."""
+        shutil.rmtree(self._folder / str(job), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Whether the lock of an attempt is free; held inside the `with` if so."""
+    descriptor = os.open(folder / supervisor.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _supervisor_of(started: dict[str, Any]) -> Process:
+    return Process(int(started["supervisor_pid"]), int(started["supervisor_start"]))
+
+
+def write_whole(file: Path, record: dict[str, Any], mode: int = 0o644) -> None:
+    """A record on disk as a whole or not at all."""
+    new = file.with_name(file.name + ".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with open(descriptor, "w") as target:
+        json.dump(record, target)
+        target.flush()
+        os.fsync(target.fileno())
+    new.rename(file)
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """What was created or renamed in it is on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_record(file: Path) -> dict[str, Any] | None:
+    """A record, or `None` where there is none."""
+    try:
+        with file.open("rb") as source:
+            found: dict[str, Any] = json.loads(source.read(_LARGEST_RECORD))
+            return found
+    except (OSError, ValueError):
+        return None
+
+
+def tail(file: Path, size: int) -> str:
+    """The last bytes of a file as text; empty where there is none."""
+    try:
+        with file.open("rb") as source:
+            source.seek(0, os.SEEK_END)
+            source.seek(max(0, source.tell() - size))
+            return source.read(size).decode(errors="replace")
+    except OSError:
+        return ""

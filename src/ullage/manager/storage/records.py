@@ -1,0 +1,213 @@
+"""A job and an attempt as they stand in the database, as values that do not change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ullage.errors import InvalidValue
+
+# What a job can be, how it gets from one state to the next, and why an attempt ended.
+#
+# submit ─► estimating ─► queued ─► starting ─► running ─► done
+# │  ▲         │ ▲        │           │ ├───► failed
+# hold release   │ └─retry──┴───────────┤ └───► cancelled
+# ▼  │         │                      ▼
+# held ◄───────┘                   stopping ─► cancelled, failed, or queued again
+#
+# A transition has a name and is in the table below, or it does not happen.
+
+
+class State(StrEnum):
+    """The state of a job."""
+
+    ESTIMATING = "estimating"
+    QUEUED = "queued"
+    HELD = "held"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing will happen to the job any more.
+
+        >>> State.DONE.is_over, State.HELD.is_over
+        (True, False)
+        """
+        return self in OVER
+
+    @property
+    def is_live(self) -> bool:
+        """A process of the job may be alive.
+
+        >>> State.STARTING.is_live
+        True
+        """
+        return self in LIVE
+
+
+OVER = frozenset({State.DONE, State.FAILED, State.CANCELLED})
+LIVE = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
+WAITING = frozenset({State.ESTIMATING, State.QUEUED, State.HELD})
+
+
+class Cause(StrEnum):
+    """Why an attempt ended, by evidence; docs/manager.md says by which."""
+
+    FINISHED = "finished"
+    OWN_FAILURE = "failed by itself"
+    GPU_MEMORY = "out of GPU memory"
+    HOST_MEMORY = "out of host memory"
+    KILLED = "killed"
+    TIME_LIMIT = "time limit"
+    SLOT_ENDED = "time slot ended"
+    CANCELLED = "cancelled"
+    OVER_PROMISE = "took more than promised"
+    MPS_LOST = "MPS server lost"
+    GPU_LOST = "GPU lost"
+    NOT_STARTED = "not started"
+    SUPERVISOR_LOST = "watching process lost"
+    HOST_RESTARTED = "host restarted"
+
+
+# Nothing the program itself did; tried again without a larger promise.
+INFRASTRUCTURE = frozenset(
+    {Cause.MPS_LOST, Cause.GPU_LOST, Cause.NOT_STARTED, Cause.SUPERVISOR_LOST, Cause.HOST_RESTARTED, Cause.KILLED}
+)
+MEMORY = frozenset({Cause.GPU_MEMORY, Cause.HOST_MEMORY, Cause.OVER_PROMISE})
+
+TRANSITIONS: dict[str, tuple[frozenset[State], frozenset[State]]] = {
+    "estimated": (frozenset({State.ESTIMATING}), frozenset({State.QUEUED})),
+    "hold": (frozenset({State.ESTIMATING, State.QUEUED}), frozenset({State.HELD})),
+    "release": (frozenset({State.HELD}), frozenset({State.ESTIMATING, State.QUEUED})),
+    "place": (frozenset({State.QUEUED}), frozenset({State.STARTING})),
+    "run": (frozenset({State.STARTING}), frozenset({State.RUNNING})),
+    "stop": (frozenset({State.STARTING, State.RUNNING, State.STOPPING}), frozenset({State.STOPPING})),
+    "end": (LIVE, OVER),
+    "retry": (LIVE, frozenset({State.QUEUED, State.HELD})),
+    "withdraw": (WAITING, frozenset({State.CANCELLED})),
+}
+
+
+def check_transition(name: str, before: State, after: State) -> None:
+    """Refuse what is not in the table.
+
+    >>> check_transition("place", State.QUEUED, State.STARTING)
+    >>> check_transition("place", State.DONE, State.STARTING)
+    Traceback (most recent call last):
+    ...
+    ullage.errors.InvalidValue: cannot place: needed a job that is queued; found one that is done
+    """
+    sources, targets = TRANSITIONS[name]
+    if before not in sources or after not in targets:
+        needed = " or ".join(sorted(sources))
+        raise InvalidValue(f"cannot {name}: needed a job that is {needed}; found one that is {before}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """A job. `spec` is what was asked for (`JobSpec` as a dict, under `asked`); unknown is `None`."""
+
+    id: int
+    submission: str
+    part: int
+    user: str
+    uid: int
+    gid: int
+    name: str
+    state: State
+    submitted: float
+    started: float | None = None
+    ended: float | None = None
+    priority: int = 0
+    array_id: int | None = None
+    array_index: int | None = None
+    spec: dict[str, Any] = field(default_factory=dict, repr=False)
+    estimate_key: str | None = None
+    estimate_note: str | None = None
+    need: int | None = None
+    exclusive: bool = False
+    recovery: bool = False
+    memory_failures: int = 0
+    other_failures: int = 0
+    stop_reason: str | None = None
+    cause: Cause | None = None
+    detail: str | None = None
+    exit_code: int | None = None
+    ran: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """How people name it: its number, and for a part of an array the array's number and its index.
+
+        >>> JobRecord(id=9, submission="k", part=0, user="a", uid=1, gid=1, name="x", state=State.QUEUED,
+        ...           submitted=0.0, array_id=7, array_index=3).label
+        '9 (7_3)'
+        """
+        return str(self.id) if self.array_id is None else f"{self.id} ({self.array_id}_{self.array_index})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecord:
+    """One time that a job was placed: where, with what promise, how it ended and why."""
+
+    job: int
+    number: int
+    token: str
+    state: str
+    slots: tuple[str, ...]
+    promised: int | None
+    exclusive: bool
+    placed: float
+    started: float | None = None
+    ended: float | None = None
+    elapsed: float | None = None
+    cause: Cause | None = None
+    detail: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    gpu_memory: int | None = None
+    host_memory: int | None = None
+
+
+STARTING, RUNNING, ENDED = "starting", "running", "over"
+JOB_COLUMNS = tuple(found.name for found in dataclasses.fields(JobRecord))
+ATTEMPT_COLUMNS = tuple(found.name for found in dataclasses.fields(AttemptRecord))
+
+
+def job_from_row(row: sqlite3.Row) -> JobRecord:
+    """The job of a row."""
+    values = {name: row[name] for name in JOB_COLUMNS}
+    values["state"] = State(values["state"])
+    values["spec"] = json.loads(values["spec"])
+    values["cause"] = values["cause"] and Cause(values["cause"])
+    values["exclusive"], values["recovery"] = bool(values["exclusive"]), bool(values["recovery"])
+    return JobRecord(**values)
+
+
+def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
+    """The attempt of a row."""
+    values = {name: row[name] for name in ATTEMPT_COLUMNS}
+    values["slots"] = tuple(json.loads(values["slots"]))
+    values["cause"] = values["cause"] and Cause(values["cause"])
+    values["exclusive"] = bool(values["exclusive"])
+    return AttemptRecord(**values)
+
+
+def stored(value: Any) -> Any:
+    """A field as SQLite keeps it.
+
+    >>> stored(("GPU-1", "GPU-2")), stored(State.DONE), stored(None)
+    ('["GPU-1", "GPU-2"]', 'done', None)
+    """
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value)
+    return str(value) if isinstance(value, State | Cause) else value

@@ -1,1 +1,0 @@
-"""The same workloads on a real GPU."""

@@ -1,0 +1,219 @@
+"""Measures a file of configurations on this machine's GPU: memory with many runs at once, or utilisation one by one.
+
+Rows are appended as they come, so that a session that was killed goes on where it stopped. The file's first line says
+which GPU and which versions its rows come from; a line like it is added where those change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.research.datasets.fork_server import ForkServer, Trade
+from ullage.units import GIB, MIB
+from ullage.workloads.configuration import Configuration, cut_torn_line, read_rows
+
+SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
+BASE = 800 * MIB  # a process that has a context and has not trained yet
+# The count of `costs.py` is not exact, and cached memory comes on top of it: most for convolutions in 16 bits, whose
+# workspaces are large. Runs that meet the end of the card all the same are tried again alone.
+SAFETY, SAFETY_CONVOLUTIONS = 1.35, 1.6
+MARGIN = GIB
+UNKNOWN_NEED = 30 * GIB
+TURNS = 8  # children that make their first step together, and then are read one by one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How to measure. `utilization` reads each run alone, for `seconds`."""
+
+    out: Path
+    at_once: int = 14
+    iterations: int = 3
+    utilization: bool = False
+    seconds: float = 1.0
+    timeout: float = 60.0
+    raw: Path | None = None
+    together: int = 1  # memory runs that share a process, one after the other
+
+    @property
+    def kind(self) -> str:
+        """What a row of this plan says it is."""
+        return "utilization" if self.utilization else "memory"
+
+
+def measure_rows(rows: Sequence[dict[str, Any]], plan: Plan) -> tuple[int, Iterator[dict[str, Any]]]:
+    """How many of the rows are left to measure, and those rows as they are measured; each is in the file already.
+
+    left, measured = measure_rows(rows, Plan(out=Path("measured.jsonl")))
+    for row in measured:
+        print(row["id"], row.get("peak_reserved"))
+    """
+    orders = read_orders(rows, plan)
+    done = mend(plan.out, plan.kind)
+    orders = [order for order in orders if order["id"] not in done]
+    return len(orders), _measured(orders, plan)
+
+
+def read_orders(rows: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
+    """What children are told: a row with an id of its own, checked before anything runs."""
+    orders, seen = [], set()
+    for number, row in enumerate(rows):
+        if "header" in row:
+            continue
+        name = str(row.get("id") or f"r{number:05d}")
+        if name in seen or "/" in name:
+            raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
+        seen.add(name)
+        Configuration.from_row(row)
+        extra = {"seconds": plan.seconds} if plan.utilization else {"iterations": plan.iterations}
+        orders.append({**row, "id": name, **extra, **({"raw": True} if plan.raw else {})})
+    return orders
+
+
+def _measured(orders: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, Any]]:
+    if not orders:
+        return
+    server, header = make_server(plan)
+    known = _last_header(plan.out)
+    with _appending(plan.out) as file:
+        if known != header:
+            file.write(json.dumps({"header": header}) + "\n")
+        for order, answer in _answers(server, orders, plan):
+            row = {key: value for key, value in order.items() if key not in ("iterations", "seconds", "raw")}
+            row |= {"pass": plan.kind, **answer}
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            if plan.raw is not None:
+                (plan.raw / order["id"] / f"{plan.kind}.json").write_text(json.dumps(row, indent=1) + "\n")
+            yield row
+
+
+def _answers(server: ForkServer, orders: list[dict[str, Any]], plan: Plan) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Orders with their answers; with bundles, what a bundle left undone gets a fresh process afterwards."""
+    if plan.together > 1 and not plan.utilization:
+        from ullage.research.datasets.memory_run import bundle, prepare_bundle, run_bundle, untied
+
+        left = []
+        trade = replace(server.trade, prepare=prepare_bundle, run=run_bundle, log=lambda order: None)
+        bundles = ForkServer(
+            trade, total=server.total, at_once=server.at_once, timeout=plan.timeout + 2 * plan.together,
+            host_total=server.host_total, retry=lambda answer: False,
+        )  # fmt: skip
+        for parcel, found in bundles.work(bundle(orders, plan.together, need)):
+            for order, answer in untied(parcel, found):
+                if answer is None:
+                    left.append(order)
+                else:
+                    yield order, answer
+        orders = left
+    yield from server.work(orders)
+
+
+def make_server(plan: Plan) -> tuple[ForkServer, dict[str, Any]]:
+    """The server for a plan, and what it found out about the GPU. This process itself never touches CUDA."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import torch
+
+    from ullage.research.datasets import memory_run, utilization_run
+    from ullage.research.datasets.memory_run import no_compiler
+
+    torch.set_num_threads(1)
+    no_compiler()
+    header = look_at_gpu()
+    if plan.utilization:
+        trade = Trade(
+            prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization, needs=need, base=BASE,
+            turns=TURNS, host=_host, log=_logs(plan),
+        )  # fmt: skip
+    else:
+        trade = Trade(
+            prepare=memory_run.prepare_memory, run=memory_run.run_memory, needs=need, base=BASE, host=_host,
+            log=_logs(plan),
+        )  # fmt: skip
+    server = ForkServer(
+        trade, total=max(GIB, header["free"] - SPARE), at_once=plan.at_once, timeout=plan.timeout + plan.seconds,
+        host_total=_host_total(), retry=_is_doubtful,
+    )  # fmt: skip
+    return server, {key: value for key, value in header.items() if key != "free"}
+
+
+def look_at_gpu() -> dict[str, Any]:
+    """Name, memory and versions, asked by a child: a process that has asked CUDA itself cannot fork others."""
+    from ullage.research.datasets.memory_run import describe_gpu
+
+    trade = Trade(prepare=lambda order: None, run=lambda prepared, pause: describe_gpu(), needs=lambda order: 0)
+    answer = next(found for _, found in ForkServer(trade, total=GIB, at_once=1, timeout=120).work([{}]))
+    if "failed" in answer:
+        raise UllageError(
+            f"needed an NVIDIA GPU to measure on; PyTorch finds none here: {answer['failed']}. "
+            "'ullage dataset generate' and 'ullage dataset clean' need no GPU."
+        )
+    return answer
+
+
+def need(order: dict[str, Any]) -> int:
+    """How much of the card a run may take, its context aside: what was counted, and some.
+
+    >>> need({"need": 20 * GIB}) == 28 * GIB
+    True
+    """
+    counted: int | None = order.get("need")
+    if counted is None:
+        return UNKNOWN_NEED
+    wide = order.get("family") == "cnn" and order.get("precision") != "fp32"
+    return round(counted * (SAFETY_CONVOLUTIONS if wide else SAFETY)) + MARGIN
+
+
+def _host(order: dict[str, Any]) -> int:
+    """Weights on the CPU, a second time where they are cast, and a context's share."""
+    return GIB + 6 * int(order.get("parameters") or 500_000_000)
+
+
+def _host_total() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available * 0.75)
+
+
+def _is_doubtful(answer: dict[str, Any]) -> bool:
+    """Whether others may have been the reason: no memory left, too slow, or cached memory that had to be given back."""
+    return "failed" in answer or "oom" in answer or bool(answer.get("retries"))
+
+
+def _logs(plan: Plan) -> Any:
+    def log(order: dict[str, Any]) -> Path | None:
+        if plan.raw is None:
+            return None
+        folder = plan.raw / str(order["id"])
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{plan.kind}.log"
+
+    return log
+
+
+def mend(out: Path, kind: str) -> set[str]:
+    """The ids that a file has measured in this way. A last line that was cut off by a kill is taken away first."""
+    if not out.exists():
+        return set()
+    cut_torn_line(out)
+    return {str(row["id"]) for row in read_rows(out) if "id" in row and row.get("pass") == kind}
+
+
+def _last_header(out: Path) -> dict[str, Any] | None:
+    headers = [row["header"] for row in read_rows(out) if "header" in row] if out.exists() else []
+    return headers[-1] if headers else None
+
+
+def _appending(out: Path) -> Any:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return out.open("a")
+    except OSError as error:
+        raise InvalidValue(f"cannot write {out}: {error.strerror}") from None

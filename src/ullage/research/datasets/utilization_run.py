@@ -1,0 +1,166 @@
+"""What a child does to measure utilisation: train while no other process works on the GPU, warm up, then count over a
+stretch of time.
+
+A first step, which loads kernels and takes the memory, is made while others make theirs; then the child pauses until it
+is its turn. CUDA is touched only with leave to run: the next models are made on the CPU while one is read. Weights
+are random, because power depends on what is multiplied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ullage.monitor.activity import ActivityBetween, activity_between
+from ullage.research.datasets.memory_run import Enough, cheap_start, on_gpu, out_of_memory
+from ullage.research.measure.single_run import ProcessMemory
+from ullage.workloads import Configuration, train
+from ullage.workloads.sources.build import prepare
+from ullage.workloads.training import low_precision
+
+MOST_WARMING = 0.4  # seconds
+LEAST_WARMING = 3  # steps
+STEADY = 0.05  # two stretches of steps that differ by less are steady
+ENDLESS = 10**9
+
+
+@dataclass
+class Prepared:
+    """The model on the CPU, and how long to read."""
+
+    configuration: Configuration
+    made: Any
+    seconds: float
+    log: bool = False
+
+
+def prepare_utilization(order: dict[str, Any]) -> Prepared:
+    """Make the model; no CUDA."""
+    configuration = Configuration.from_row(order)
+    with cheap_start():
+        made = prepare(configuration)
+    return Prepared(configuration, made, float(order.get("seconds", 1.0)), bool(order.get("raw")))
+
+
+class Reading:
+    """Called after every step: first warms up, then counts for so many seconds, then ends the loop."""
+
+    def __init__(self, seconds: float, uuid: str, pause: Callable[[], None], log: bool = False) -> None:
+        self.seconds, self.uuid, self.pause, self.log = seconds, uuid, pause, log
+        self.warm_steps, self.steps = 0, 0
+        self.stack = contextlib.ExitStack()
+        self.activity: ActivityBetween | None = None
+        self.began = self.last = time.perf_counter()
+        self._times: list[float] = []
+        self._cpu = 0.0
+        self.ended: float | None = None
+        self.ram: int | None = None
+        self.cpu_percent: float | None = None
+
+    def __call__(self) -> None:
+        now = time.perf_counter()
+        if self.log:
+            print(f"{'warming' if self.activity is None else 'reading'} {now:.6f}")
+        if self.activity is None:
+            self._warm(now)
+            return
+        self.steps += 1
+        if now - self.began >= self.seconds:
+            self._end()
+            raise Enough
+
+    def _warm(self, now: float) -> None:
+        """Steps wait for each other by themselves: each begins with a copy to the GPU, which ends after all before."""
+        self.warm_steps += 1
+        if self.warm_steps > 1:  # the first one loads kernels and chooses algorithms
+            self._times.append(now - self.last)
+        else:
+            torch.cuda.synchronize()
+            self.pause()
+            self.first = now = time.perf_counter()
+        self.last = now
+        if self.warm_steps >= LEAST_WARMING and (self._steady() or now - self.first > MOST_WARMING):
+            torch.cuda.synchronize()
+            self.activity = self.stack.enter_context(activity_between(self.uuid))
+            self._cpu = time.process_time()
+            self.began = time.perf_counter()
+
+    def _steady(self) -> bool:
+        half = len(self._times) // 2
+        if half < 5:
+            return False
+        before, after = sum(self._times[-2 * half : -half]), sum(self._times[-half:])
+        return sum(self._times) > MOST_WARMING / 4 and abs(after - before) <= STEADY * before
+
+    def _end(self) -> None:
+        torch.cuda.synchronize()
+        self.ended = time.perf_counter()
+        self.cpu_percent = 100 * (time.process_time() - self._cpu) / (self.ended - self.began)
+        self.stack.close()
+        self.ram = _resident()
+
+    def figures(self) -> dict[str, Any]:
+        """What was read; `None` is unknown."""
+        if self.activity is None or self.ended is None or not self.steps:
+            return {}
+        found, taken = self.activity, self.ended - self.began
+        return {
+            "step_s": round(taken / self.steps, 6),
+            "steps": self.steps,
+            "warm_steps": self.warm_steps,
+            "read_s": round(taken, 3),
+            **{name: _rounded(getattr(found, name)) for name in ("gract", "smact", "smocc", "drama", "tensor")},
+            "power_w": _rounded(found.power_w, 1),
+            "pcie_rx": _rounded(found.pcie_rx_bps, 0),
+            "pcie_tx": _rounded(found.pcie_tx_bps, 0),
+            "cpu_percent": _rounded(self.cpu_percent, 1),
+            "ram_bytes": self.ram,
+            **({"unknown_because": found.unknown_because} if found.unknown_because else {}),
+        }
+
+
+def run_utilization(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Train until the reading is there; memory is read as well."""
+    began = time.perf_counter()
+    torch.cuda.synchronize()
+    nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid)
+    figures: dict[str, Any] = {"nvml_ctx": nvml.read()}
+    reading = Reading(prepared.seconds, nvml.uuid, pause, prepared.log)
+    (model, task), prepared.made = prepared.made, None
+    try:
+        made = on_gpu(model, low_precision(prepared.configuration), drawn=True), task
+        train(prepared.configuration, ENDLESS, after_iteration=reading, prepared=made)
+    except Enough:
+        pass
+    except torch.OutOfMemoryError as error:
+        figures |= out_of_memory(error)
+    finally:
+        reading.stack.close()
+    figures |= reading.figures()
+    if figures.get("gract", 0) is None:
+        figures["gpu_percent"] = nvml.gpu_percent()
+    statistics = torch.cuda.memory_stats()
+    figures |= {
+        "nvml_end": nvml.read(),
+        "end_reserved": torch.cuda.memory_reserved(),
+        "peak_alloc": statistics["allocated_bytes.all.peak"],
+        "peak_reserved": statistics["reserved_bytes.all.peak"],
+        "retries": statistics["num_alloc_retries"],
+        "wall_s": round(time.perf_counter() - began, 3),
+    }
+    return figures
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _resident() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

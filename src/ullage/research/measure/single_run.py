@@ -1,0 +1,185 @@
+"""One run on the real GPU, inside the child process that `measure_apart` starts.
+
+The answer has the form of the measured files: peaks, figures after each iteration, NVML's figures. A run that runs out
+of memory is an answer too (`"oom"`: PyTorch's message); only what could not be tried at all is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ullage.workloads import Configuration, train
+
+# What NVML says of the process that asks: its memory on one GPU. `None` where it says nothing.
+
+
+class ProcessMemory:
+    """NVML, started once in a process; it is not shared over a fork.
+
+    >>> ProcessMemory("GPU-00000000-0000-0000-0000-000000000000").read() is None
+    True
+    """
+
+    def __init__(self, uuid: Any) -> None:
+        text = str(uuid)
+        self.uuid = text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+        self.driver: str | None = None
+        self._nvml: Any = None
+        self._handle: Any = None
+        try:
+            nvml: Any = importlib.import_module("pynvml")
+        except ImportError:
+            return
+        try:
+            nvml.nvmlInit()
+            self._handle = nvml.nvmlDeviceGetHandleByUUID(self.uuid)
+            driver = nvml.nvmlSystemGetDriverVersion()
+        except nvml.NVMLError:
+            return
+        self._nvml = nvml
+        self.driver = driver.decode() if isinstance(driver, bytes) else str(driver)
+
+    def read(self) -> int | None:
+        """Bytes that this process takes on the GPU."""
+        if self._nvml is None:
+            return None
+        try:
+            for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle):
+                if process.pid == os.getpid() and process.usedGpuMemory:
+                    return int(process.usedGpuMemory)
+        except self._nvml.NVMLError:
+            return None
+        return None
+
+    def gpu_percent(self) -> int | None:
+        """NVML's share of the last second in which any kernel ran, for GPUs that have no finer counters."""
+        if self._nvml is None:
+            return None
+        try:
+            return int(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+        except self._nvml.NVMLError:
+            return None
+
+
+_ACTIONS = {"alloc": 0, "free_requested": 1, "free_completed": 2, "segment_alloc": 3, "segment_free": 4}
+_MOST_EVENTS = 10_000_000
+
+
+def process_memory() -> int | None:
+    """What NVML says this process takes on the GPU; `None` where NVML does not know it."""
+    return ProcessMemory(torch.cuda.get_device_properties(0).uuid).read()
+
+
+def _outside() -> int | None:
+    """What the process takes outside PyTorch's allocator."""
+    taken = process_memory()
+    return None if taken is None else taken - torch.cuda.memory_reserved()
+
+
+def _save_history(file: Path) -> int:
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    events = [event for event in events if event["action"] in _ACTIONS]
+    base = min((event["addr"] for event in events if event["action"] == "segment_alloc"), default=0)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        file,
+        action=np.array([_ACTIONS[event["action"]] for event in events], dtype=np.uint8),
+        addr=np.array([event["addr"] - base for event in events], dtype=np.int64),
+        size=np.array([event["size"] for event in events], dtype=np.int64),
+    )
+    return len(events)
+
+
+def _set_cap(cap: int) -> float:
+    """Allow the allocator so many bytes; PyTorch multiplies the fraction out again, so it is set a little above."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    fraction = min(1.0, (cap + 512) / total)
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    return fraction
+
+
+def _train(row: dict[str, Any], iterations: int, answer: dict[str, Any]) -> None:
+    configuration = Configuration.from_row(row)
+    after: list[list[int]] = []
+    ends: list[list[int]] = []  # while model, batch and loss are still alive
+    outside: list[int | None] = []
+    times = [time.perf_counter()]
+
+    def note() -> None:
+        torch.cuda.synchronize()
+        times.append(time.perf_counter())
+        after.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
+        outside.append(_outside())
+        ends.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
+
+    try:
+        train(configuration, iterations, after_iteration=note)
+    finally:
+        steps = sorted(end - begin for begin, end in zip(times[1:], times[2:], strict=False))
+        answer |= {"per_iter": after, "outside_per_iter": outside}
+        if steps:
+            answer["step_s"] = steps[len(steps) // 2]
+        if ends:
+            answer["end_alloc"], answer["end_reserved"] = ends[-1]
+
+
+def _run_script(path: str, args: list[str], module: bool) -> None:
+    sys.argv = [path, *args]
+    sys.path.insert(0, os.getcwd() if module else str(Path(path).resolve().parent))
+    try:
+        if module:
+            runpy.run_module(path, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise RuntimeError(f"the script ended with exit code {error.code}") from None
+
+
+def measure_here(request: dict[str, Any]) -> dict[str, Any]:
+    """Measure the run of a request; see `ullage.research.measure.runs.RunRequest`."""
+    begin = time.perf_counter()
+    torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
+    answer: dict[str, Any] = {"nvml_ctx": process_memory()}
+    torch.cuda.reset_peak_memory_stats()
+    history = request.get("history")
+    if history:
+        torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=_MOST_EVENTS)
+    if request.get("cap"):
+        answer["cap"] = request["cap"]
+        _set_cap(request["cap"])
+    try:
+        if request.get("script"):
+            _run_script(request["script"], request.get("args", []), bool(request.get("module")))
+        else:
+            _train(request["row"], request.get("iterations", 5), answer)
+    except torch.OutOfMemoryError as error:
+        answer["oom"] = str(error).split(" If reserved")[0]
+    torch.cuda.synchronize()
+    statistics = torch.cuda.memory_stats()
+    current = {
+        "end_alloc": statistics["allocated_bytes.all.current"],
+        "end_reserved": statistics["reserved_bytes.all.current"],
+    }
+    answer = {
+        **current,
+        **answer,
+        "peak_alloc": statistics["allocated_bytes.all.peak"],
+        "peak_reserved": statistics["reserved_bytes.all.peak"],
+        "nvml_end": process_memory(),
+        "retries": statistics["num_alloc_retries"],
+        "segments": statistics["segment.all.peak"],
+    }
+    if history:
+        answer["event_count"] = _save_history(Path(history))
+    answer["wall_s"] = round(time.perf_counter() - begin, 2)
+    return answer

@@ -1,0 +1,13 @@
+"""Imports the packages of models that are there: once in the server, and not in every process forked from it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+
+make_torchvision_importable()
+for name in ("torchvision", "timm", "transformers"):
+    with contextlib.suppress(Exception):
+        importlib.import_module(name)

@@ -1,0 +1,194 @@
+"""Training of DNNPerf's network on measured runs: `python -m ullage.research.training.dnnperf DATA --out FILE`.
+
+DATA is a file of measured runs, a line of JSON each (also .gz): a configuration with `peak_reserved` and `step_s`. The
+folds of the cross-validation are made of whole model families, so that a figure says how well an unseen family is met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.estimation.estimators.dnnperf.graph import graph_of
+from ullage.estimation.estimators.dnnperf.network import Network, Tensors, folded, joined, tensors_of
+from ullage.estimation.estimators.weights_file import write_weights
+from ullage.workloads.configuration import Configuration
+
+SEED = 20
+FOLDS = 5
+EPOCHS = 24
+TIME_WEIGHT = 0.3  # step times are noisier than memory: they must not lead
+
+
+@dataclass
+class Sample:
+    """A graph with what was measured: logarithms of bytes and seconds."""
+
+    family: str
+    graph: Tensors
+    truth: torch.Tensor
+
+
+def family(model: str) -> str:
+    """The family of a model: its source and the letters that its name begins with.
+
+    >>> family("timm:vit_small_patch16_224"), family("hf:GPT2LMHeadModel"), family("tv:resnet50")
+    ('vit', 'gpt', 'resnet')
+    """
+    name = model.partition(":")[2].removeprefix("wide_")
+    begin = re.match(r"[A-Z]*[a-z]+|[A-Z]+", re.split(r"For[A-Z]|LMHead", name)[0])
+    return begin.group(0).casefold() if begin else name.casefold()
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file of measured runs, also of a compressed one."""
+    content = path.read_bytes()
+    for line in (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines():
+        if line.strip():
+            yield json.loads(line)
+
+
+def samples(path: Path) -> list[Sample]:
+    """Every run of the file with a measured peak and step time, as a graph."""
+    found = []
+    for row in read(path):
+        if not row.get("peak_reserved") or not row.get("step_s"):
+            continue
+        configuration = Configuration.from_row(row)
+        if configuration.inference:
+            continue
+        truth = torch.tensor([float(row["peak_reserved"]), float(row["step_s"])]).log()
+        found.append(Sample(family(row["model"]), folded(tensors_of(graph_of(configuration))), truth))
+        _say(f"\r{len(found)} graphs")
+    _say("\n")
+    if not found:
+        raise InvalidValue(f"{path} has no line with peak_reserved and step_s")
+    return found
+
+
+def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: int = 8) -> Network:
+    """A network trained on these samples; the same seed gives the same network on the same machine."""
+    torch.manual_seed(seed)
+    network = Network()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=1e-2)
+    steps = max(1, epochs * -(-len(training) // batch))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    weights = torch.tensor([1.0, TIME_WEIGHT])
+    for _ in range(epochs):
+        order = torch.randperm(len(training)).tolist()
+        for start in range(0, len(order), batch):
+            chosen = [training[place] for place in order[start : start + batch]]
+            truth = torch.stack([sample.truth for sample in chosen])
+            answers = network(joined([sample.graph for sample in chosen]))
+            error = functional.smooth_l1_loss(answers, truth, reduction="none", beta=0.1)
+            (error * weights).sum(dim=1).mean().backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    return network.eval()
+
+
+def ratios(network: Network, held_out: list[Sample]) -> list[tuple[float, float]]:
+    """Predicted over measured, memory and time, for each sample."""
+    with torch.no_grad():
+        pairs = [(network(sample.graph)[0] - sample.truth).exp().tolist() for sample in held_out]
+    return [(memory, time) for memory, time in pairs]
+
+
+def cross_validate(found: list[Sample], folds: int = FOLDS, epochs: int = EPOCHS) -> dict[str, float]:
+    """The errors on families that were not trained on."""
+    families = sorted({sample.family for sample in found})
+    if len(families) < 2 or folds < 2:
+        raise InvalidValue(f"needed runs of two model families or more, and two folds; found {len(families)}, {folds}")
+    fold_of = {name: place % folds for place, name in enumerate(families)}
+    met: list[tuple[float, float]] = []
+    for fold in range(folds):
+        held_out = [sample for sample in found if fold_of[sample.family] == fold]
+        training = [sample for sample in found if fold_of[sample.family] != fold]
+        if held_out and training:
+            met += ratios(fit(training, epochs), held_out)
+            _say(f"\rfold {fold + 1} of {folds}")
+    _say("\n")
+    return figures(met) | {"families": len(families)}
+
+
+def figures(met: list[tuple[float, float]]) -> dict[str, float]:
+    """Relative errors of memory and time; the share of memory figures that are too low.
+
+    >>> figures([(1.1, 0.5), (0.9, 1.0)])["memory_median_error"]
+    0.1
+    """
+    memory, time = [abs(pair[0] - 1) for pair in met], [abs(pair[1] - 1) for pair in met]
+    values = {
+        "memory_median_error": statistics.median(memory),
+        "memory_mean_error": statistics.mean(memory),
+        "memory_underestimates": sum(pair[0] < 1 for pair in met) / len(met),
+        "time_median_error": statistics.median(time),
+        "time_mean_error": statistics.mean(time),
+    }
+    return {"runs": len(met)} | {name: round(value, 4) for name, value in values.items()}
+
+
+def save(network: Network, path: Path, card: dict[str, Any]) -> None:
+    """The weights, with the card's facts in the file's own header."""
+    from safetensors.torch import save as packed
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_weights(path, packed(network.state_dict(), metadata={"card": json.dumps(card)}))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Cross-validate, train on all runs, write the weights and print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m ullage.research.training.dnnperf", description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--folds", type=int, default=FOLDS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # sums in one order: the same file comes out again
+    try:
+        network, card = trained(samples(options.data), options.data.name, options.folds, options.epochs)
+    except (UllageError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    save(network, options.out, card)
+    print(json.dumps(card, indent=2))
+    return 0
+
+
+def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[Network, dict[str, Any]]:
+    """The network trained on all samples, and its card with the errors on held-out families."""
+    held_out = cross_validate(found, folds, epochs)
+    network = fit(found, epochs)
+    card = {
+        "data": data,
+        "torch": torch.__version__,
+        "seed": SEED,
+        "epochs": epochs,
+        "folds": folds,
+        "held_out": held_out,
+        "trained_on": figures(ratios(network, found)),
+    }
+    return network, card
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(text, end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,365 @@
+"""Every operator call passes here: calls that touch the virtual GPU are counted, all others run as they are.
+
+A call's plan depends only on the shapes, types and layouts of its arguments (and a few switches), so it is worked
+out once and remembered; the second iteration and every repeated block cost microseconds an operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ullage.errors import UnsupportedOperation
+from ullage.virtual.kernels.plan import (
+    DOUBT,
+    FREE,
+    OUTPUT,
+    RULES,
+    Alias,
+    Call,
+    New,
+    Output,
+    Plan,
+    Same,
+    kernel_switches,
+    span_of_elements,
+)
+from ullage.virtual.native import is_gpu, view_without_data
+from ullage.virtual.operators import (  # noqa: F401  (they register their handlers)
+    copies,
+    data_dependent,
+    gradient_sums,
+    reading_values,
+    recurrent,
+    views,
+)
+from ullage.virtual.operators.foreach import is_list_operator, list_operator
+from ullage.virtual.operators.registry import HANDLERS
+from ullage.virtual.state import GPUState
+from ullage.virtual.tracking.uncertainty import GUESSED
+
+# What an operator returns: sizes, strides, types and aliases, asked of PyTorch's own shape inference.
+#
+# The call is repeated on "meta" tensors, which have shapes and no data, and the outputs are laid beside the inputs:
+# one that shares an input's storage is a view of it, one that is an input is that input.
+
+_META = torch.device("meta")
+
+
+class ArgumentPlaces:
+    """Meta twins of a call's tensors, and the place of each among the arguments."""
+
+    def __init__(self) -> None:
+        self.by_tensor: dict[int, Any] = {}
+        self.by_storage: dict[int, Any] = {}
+        self.twins: list[torch.Tensor] = []
+
+    def twin(self, value: Any, place: Any) -> Any:
+        """The same value with tensors and devices replaced by meta ones."""
+        if isinstance(value, torch.Tensor):
+            twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+            self.twins.append(twin)
+            self.by_tensor[id(twin)] = place
+            self.by_storage[twin.untyped_storage()._cdata] = place
+            return twin
+        if isinstance(value, torch.device):
+            return _META
+        if isinstance(value, torch.Generator):
+            return None
+        if isinstance(value, list | tuple):
+            return type(value)(self.twin(item, (place, index)) for index, item in enumerate(value))
+        return value
+
+    def output(self, value: Any) -> Output:
+        """How an output came to be."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        place = self.by_tensor.get(id(value))
+        if place is not None:
+            return Same(place)
+        size, stride = tuple(value.shape), value.stride()
+        place = self.by_storage.get(value.untyped_storage()._cdata)
+        if place is not None:
+            return Alias(place, size, stride, int(value.storage_offset()))
+        return New(size, stride, value.dtype, span_of_elements(size, stride) * value.dtype.itemsize)
+
+
+def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    """The plan of a call as far as shapes tell it: its outputs in order, no temporaries.
+
+    >>> x = torch.empty(2, 3)
+    >>> infer(torch.ops.aten.t.default, (x,), {}).outputs[0].size
+    (3, 2)
+    """
+    places = ArgumentPlaces()
+    meta_args = [places.twin(value, index) for index, value in enumerate(args)]
+    meta_kwargs = {name: places.twin(value, name) for name, value in kwargs.items()}
+    result = func(*meta_args, **meta_kwargs)
+    if isinstance(result, list | tuple):
+        return Plan([places.output(value) for value in result], as_list=isinstance(result, list))
+    return Plan([places.output(result)], single=True)
+
+
+def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The argument at a place that `infer` gave."""
+    if isinstance(place, tuple):
+        return argument_at(place[0], args, kwargs)[place[1]]
+    return kwargs[place] if isinstance(place, str) else args[place]
+
+
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_Generator = torch._C.Generator  # torch.Generator is another class while a virtual GPU is in use
+
+# Operators whose output shape depends on the value of a float argument; for all others the value is left out of the
+# key, so that a changing learning rate does not make a new entry at every step.
+_FLOATS_MATTER = (
+    "arange",
+    "linspace",
+    "logspace",
+    "range",
+    "upsample",
+    "interpolate",
+    "dropout",
+    "attention",
+    "scalar",
+)
+
+
+class VirtualMode(TorchDispatchMode):
+    """The dispatch mode of one virtual GPU."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper against torch.compile costs microseconds a call and a second to import
+
+    def __init__(self, gpu: GPUState) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self._operators: dict[Any, _Operator] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operator = self._operators.get(func)
+        if operator is None:
+            operator = self._operators[func] = _Operator(func, self)
+        return operator(args, kwargs or {})
+
+
+# Plans do not depend on the run, only on the call and the kind of GPU: they are kept for the whole process.
+_plans: dict[tuple[Any, str], dict[Any, Plan]] = {}
+
+
+class _Operator:
+    """One operator overload on one virtual GPU, with the plans it has remembered."""
+
+    __slots__ = ("composite", "floats_matter", "func", "gpu", "handler", "mode", "name", "plans", "rule", "written")
+
+    def __init__(self, func: Any, mode: VirtualMode) -> None:
+        self.func, self.mode, self.gpu = func, mode, mode.gpu
+        self.name = str(func)
+        self.rule = RULES.get(self.name)
+        self.handler = list_operator if is_list_operator(self.name) else HANDLERS.get(self.name)
+        self.composite = self.handler is None and self.rule is None and _is_composite(func)
+        self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
+        self.written = _written_places(func)
+        self.plans = _plans.setdefault((func, mode.gpu.spec.name if self.rule else ""), {})
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        gpu = self.gpu
+        gpu.operator = self.name
+        if self.handler is not None:
+            result = self.handler(self.gpu, self.func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        key, on_gpu = self._key(args, kwargs)
+        if not on_gpu:
+            return self.gpu.host.call(self.func, args, kwargs)
+        if self.composite:
+            with self.mode:
+                return self.func.decompose(*args, **kwargs)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = self.plans[key] = self._make_plan(args, kwargs)
+            plan.quick = _quick(plan)
+        quick = plan.quick
+        result = carry_out(gpu, plan, args, kwargs) if quick is None else gpu.memory.tensor(*quick)
+        if self.written:
+            for place in self.written:
+                if place < len(args) and args[place] is not None:
+                    gpu.memory.written(args[place])
+        elif not args or hasattr(args[0], "ullage_value") or type(args[0]) is not _Tensor:
+            gpu.values.follow(self.func, args, kwargs, result)
+        return result
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        parts: list[Any] = []
+        on_gpu = _describe(args, parts, self.floats_matter)
+        if kwargs:
+            for name, value in kwargs.items():
+                parts.append(name)
+                on_gpu |= _describe((value,), parts, self.floats_matter)
+        if self.rule is not None:
+            parts.append(kernel_switches())
+        return tuple(parts), on_gpu
+
+    def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        def inferred() -> Plan:
+            try:
+                return infer(self.func, args, kwargs)
+            except NotImplementedError as error:
+                if "sparse" in self.name:
+                    self.gpu.refuse(f"{self.name}, a sparse tensor", "use dense ones (sparse=False in embeddings)")
+                raise UnsupportedOperation(
+                    f"the virtual GPU cannot follow {self.name}: PyTorch has no shape inference for it. "
+                    "Register one with torch.library.register_fake, or replace the operator."
+                ) from error
+
+        _check_devices(self.name, args)
+        if self.rule is not None:
+            return self.rule(Call(self.func, args, kwargs, self.gpu.spec, inferred))
+        return inferred()
+
+
+def _quick(plan: Plan) -> New | None:
+    """The output, if it is all that there is to a plan, which is the common case."""
+    if plan.single and not plan.steps and not plan.library and type(plan.outputs[0]) is New:
+        return plan.outputs[0]
+    return None
+
+
+def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do to the allocator what the kernel would, and return its outputs."""
+    memory = gpu.memory
+    if plan.guessed:
+        gpu.unsure.add(GUESSED)
+        gpu.uncertain = max(gpu.uncertain, plan.uncertain)
+        gpu.surprise = max(gpu.surprise, plan.surprise)
+    if plan.steps is None:
+        results = [_result(memory, output, args, kwargs) for output in plan.outputs]
+    else:
+        results = _carry_out_steps(memory, plan, args, kwargs)
+    if plan.library:
+        gpu.libraries.need(plan.library)
+    if plan.defaults:
+        for place, value in plan.defaults.items():
+            results[place] = value
+    if plan.host_outputs:
+        for place, dtype in plan.host_outputs.items():
+            results[place] = torch.zeros((), dtype=dtype)
+    if plan.single:
+        return results[0]
+    return results if plan.as_list else tuple(results)
+
+
+def _carry_out_steps(memory: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    results: list[Any] = [None] * len(plan.outputs)
+    temporaries: list[Any] = []
+    try:
+        for step, value in plan.steps or ():
+            if step == OUTPUT:
+                results[value] = _result(memory, plan.outputs[value], args, kwargs)
+            elif step == FREE:
+                taken, temporaries[value] = temporaries[value], None
+                memory.give_back(taken)
+            elif step == DOUBT:
+                memory.doubts.append((len(memory.requests), value))
+            else:
+                temporaries.append(memory.take(value) if value else None)
+    finally:
+        for taken in reversed(temporaries):
+            if taken is not None:
+                memory.give_back(taken)
+    for place, output in enumerate(plan.outputs):
+        if output is not None and not isinstance(output, New):
+            results[place] = _result(memory, output, args, kwargs)
+    return results
+
+
+def _result(memory: Any, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if type(output) is New:
+        return memory.tensor(*output)
+    if output is None:
+        return None
+    if type(output) is Same:
+        return argument_at(output.argument, args, kwargs)
+    base = argument_at(output.argument, args, kwargs)
+    return view_without_data(base, output.size, output.stride, base.storage_offset() + output.offset)
+
+
+def _describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
+    """Add what decides a call's plan to `parts`; true if a tensor or a device of the virtual GPU is among it."""
+    on_gpu = False
+    add = parts.append
+    for value in values:
+        kind = type(value)
+        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
+            cuda = value.is_cuda
+            on_gpu |= cuda
+            add(value.shape)
+            add(value.stride())
+            add(value.dtype)
+            add(cuda)
+        elif value is None or kind is torch.dtype:
+            add(value)
+        elif kind is float:
+            add((float, value) if floats_matter else float)
+        elif kind is int or kind is bool:
+            add((kind, value))
+        elif kind is list or kind is tuple:
+            add(len(value))
+            on_gpu |= _describe(value, parts, floats_matter)
+        elif kind is torch.device:
+            on_gpu |= is_gpu(value)
+            add(value)
+        elif kind is torch.Generator:
+            add(kind)
+        else:
+            add(value)
+    return on_gpu
+
+
+def _is_composite(func: Any) -> bool:
+    """Operators that PyTorch takes apart above us, except under `inference_mode`, where they arrive whole."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
+
+
+def _written_places(func: Any) -> tuple[int, ...]:
+    return tuple(
+        place
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write and not argument.kwarg_only
+    )
+
+
+_MAY_MIX_DEVICES = (
+    "_like",
+    ".new_",
+    "copy",
+    "index",
+    "where",
+    "lift",
+    "clamp",
+    "_foreach",
+    "_fused",
+    "_amp",
+    "attention",
+    "dropout",
+    "ctc",
+    "rnn",
+)
+
+
+def _check_devices(name: str, args: tuple[Any, ...]) -> None:
+    """PyTorch refuses a CPU tensor with dimensions beside one on the GPU, and so does the virtual GPU."""
+    if any(word in name for word in _MAY_MIX_DEVICES):
+        return
+    for value in args:
+        if isinstance(value, _Tensor) and not value.is_cuda and value.dim() > 0:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+                f"{value.device}! (when checking argument in method {name})"
+            )

@@ -1,0 +1,469 @@
+"""Convolutions: PyTorch's part. Which backend runs, which copies it makes, and in which order it asks for memory.
+
+aten/src/ATen/native/Convolution.cpp chooses the backend, aten/src/ATen/native/ConvUtils.h the memory format,
+aten/src/ATen/native/cudnn/ConvShared.cpp makes the copies and outputs, aten/src/ATen/native/cuda/DepthwiseConv2d.cu
+and DepthwiseConv3d.cu are PyTorch's own depthwise kernels. How large cuDNN's workspace is, `cudnn_choice.py` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ullage.virtual.kernels.cudnn.workspaces import DATA, FILTER, FORWARD, Problem, Workspace, workspace
+from ullage.virtual.kernels.plan import (
+    CONVOLUTION,
+    Call,
+    Output,
+    Plan,
+    Steps,
+    contiguous_strides,
+    is_contiguous,
+    kernel,
+    new,
+)
+from ullage.virtual.kernels.reductions import Kind, add_buffers, partial_size
+
+# What PyTorch asks before a convolution: layouts, the size of the output, and whether cuDNN runs a depthwise one.
+#
+# aten/src/ATen/native/Convolution.cpp, aten/src/ATen/native/ConvUtils.h, c10/core/MemoryFormat.h
+
+
+class Operand(NamedTuple):
+    """A tensor as far as its layout matters."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense copy."""
+        count = self.dtype.itemsize
+        for length in self.size:
+            count *= length
+        return count
+
+
+class Settings(NamedTuple):
+    """The arguments of a convolution that are no tensors, one entry a spatial dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    def viewed_as_2d(self) -> Settings:
+        """ConvParams::view1d_as_2d."""
+        return Settings(
+            (1, *self.stride),
+            (0, *self.padding),
+            (1, *self.dilation),
+            self.transposed,
+            (0, *self.output_padding),
+            self.groups,
+        )
+
+
+def operand(tensor: torch.Tensor) -> Operand:
+    """What of a tensor matters here."""
+    return Operand(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+def settings_of(arguments: Sequence[Any], dims: int) -> Settings:
+    """Settings from stride, padding, dilation, transposed, output_padding, groups; single numbers are spread.
+
+    >>> settings_of([[2], [1, 1], [1], False, [0], 1], 2).stride
+    (2, 2)
+    """
+    stride, padding, dilation, transposed, output_padding, groups = arguments
+
+    def spread(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(values) * dims if len(values) == 1 else tuple(values)
+
+    return Settings(spread(stride), spread(padding), spread(dilation), bool(transposed), spread(output_padding), groups)
+
+
+def channels_last_strides(size: Sequence[int]) -> tuple[int, ...]:
+    """Strides with the channels closest together.
+
+    >>> channels_last_strides((2, 3, 4, 5))
+    (60, 1, 15, 3)
+    """
+    order = (0, *range(2, len(size)), 1)
+    inner = contiguous_strides([size[dim] for dim in order])
+    strides = [0] * len(size)
+    for dim, step in zip(order, inner, strict=True):
+        strides[dim] = step
+    return tuple(strides)
+
+
+def suggests_channels_last(tensor: Operand) -> bool:
+    """c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d: what `suggest_memory_format` goes by.
+
+    >>> suggests_channels_last(Operand((2, 3, 4, 4), (48, 1, 12, 3), torch.float32))
+    True
+    """
+    size, stride = tensor.size, tensor.stride
+    if len(size) not in (4, 5) or stride[1] == 0:
+        return False
+    least = 0
+    for dim in (1, *reversed(range(2, len(size))), 0):
+        if size[dim] == 0 or stride[dim] < least or (dim == 0 and least == stride[1]):
+            return False
+        least = stride[dim] * max(size[dim], 1)
+    return True
+
+
+def prefers_channels_last(first: Operand, second: Operand) -> bool:
+    """ConvUtils.h, cudnn_conv_suggest_memory_format: one of the two suffices, but not in double precision."""
+    if torch.float64 in (first.dtype, second.dtype):
+        return False
+    return suggests_channels_last(first) or suggests_channels_last(second)
+
+
+def strides_of(size: Sequence[int], channels_last: bool) -> tuple[int, ...]:
+    """Strides of a dense tensor in one of the two layouts."""
+    return channels_last_strides(size) if channels_last else contiguous_strides(size)
+
+
+def copy_bytes(tensor: Operand, channels_last: bool) -> int:
+    """What `tensor.contiguous(format)` takes: nothing if it is laid out so already."""
+    size, stride = tensor.size, tensor.stride
+    if channels_last:
+        order = (0, *range(2, len(size)), 1)
+        size, stride = tuple(size[dim] for dim in order), tuple(stride[dim] for dim in order)
+    return 0 if is_contiguous(size, stride) else tensor.nbytes
+
+
+def laid_out(tensor: Operand, channels_last: bool) -> Operand:
+    """The result of `tensor.contiguous(format)`."""
+    if copy_bytes(tensor, channels_last) == 0:
+        return tensor
+    return tensor._replace(stride=strides_of(tensor.size, channels_last))
+
+
+def output_size(source: Sequence[int], weight: Sequence[int], settings: Settings) -> tuple[int, ...]:
+    """ConvUtils.h, conv_output_size and conv_input_size.
+
+    >>> output_size((2, 3, 8, 8), (16, 3, 3, 3), Settings((2, 2), (1, 1), (1, 1), False, (0, 0), 1))
+    (2, 16, 4, 4)
+    """
+    lengths = []
+    for dim, length in enumerate(source[2:]):
+        border = 2 * settings.padding[dim] - settings.dilation[dim] * (weight[2 + dim] - 1)
+        if settings.transposed:
+            lengths.append((length - 1) * settings.stride[dim] - border + settings.output_padding[dim] + 1)
+        else:
+            lengths.append((length + border - 1) // settings.stride[dim] + 1)
+    channels = weight[1] * settings.groups if settings.transposed else weight[0]
+    return (source[0], channels, *lengths)
+
+
+def is_depthwise(source: Operand, weight: Operand, settings: Settings) -> bool:
+    """Convolution.cpp, ConvParams::is_depthwise."""
+    channels = source.size[1]
+    return (
+        not settings.transposed
+        and len(source.size) in (4, 5)
+        and channels == settings.groups > 1
+        and weight.size[0] % channels == 0
+    )
+
+
+def cudnn_runs_depthwise(source: Operand, weight: Operand, settings: Settings) -> bool:
+    """Convolution.cpp, ConvParams::use_cudnn_depthwise: channels last always, else only some half-precision sizes."""
+    if prefers_channels_last(source, weight):
+        return True
+    size, stride = source.size, settings.stride
+    fits = (
+        source.dtype is torch.float16
+        and weight.dtype is torch.float16
+        and len(size) == 4
+        and all(step == 1 for step in settings.dilation)
+        and (stride[0] == stride[1] or size[2] == 1)
+        and size[1] >= 32
+    )
+    return fits and _cudnn_is_faster(size, stride[1], weight.size)
+
+
+def _cudnn_is_faster(size: Sequence[int], stride: int, weight: Sequence[int]) -> bool:
+    """Convolution.cpp, check_cudnn_depthwise_workload_with_filter."""
+    batch, channels, height, width = size
+    if height == 1 and stride == 1:
+        return True
+    filter_width = weight[3]
+    if weight[2] != filter_width or filter_width not in (1, 3, 5) or width < 7:
+        return False
+    if stride != 2:
+        return stride == 1
+    if batch == 1:
+        return filter_width != 1 or width <= 28
+    if filter_width == 1:
+        return batch <= 16 and channels >= 128 and width <= 7
+    return channels >= 512 or (channels >= 256 and width >= 28)
+
+
+# Shapes that do not go together raise PyTorch's own errors; after check_shape_forward in ATen's Convolution.cpp.
+
+
+def check_shapes(source: Operand, weight: Operand, settings: Settings) -> None:
+    """Raise `RuntimeError` for an input with the wrong number of channels, or one smaller than the kernel."""
+    needed = weight.size[0] if settings.transposed else weight.size[1] * settings.groups
+    if source.size[1] != needed:
+        given = "transposed=1" if settings.transposed else f"groups={settings.groups}"
+        raise RuntimeError(
+            f"Given {given}, weight of size {list(weight.size)}, expected input{list(source.size)} to have "
+            f"{needed} channels, but got {source.size[1]} channels instead"
+        )
+    if settings.transposed:
+        return
+    padded = [length + 2 * padding for length, padding in zip(source.size[2:], settings.padding, strict=True)]
+    kernel = [dilation * (length - 1) + 1 for length, dilation in zip(weight.size[2:], settings.dilation, strict=True)]
+    if any(length < reach for length, reach in zip(padded, kernel, strict=True)):
+        raise RuntimeError(
+            f"Calculated padded input size per channel: ({' x '.join(map(str, padded))}). "
+            f"Kernel size: ({' x '.join(map(str, kernel))}). Kernel size can't be greater than actual input size"
+        )
+
+
+Ask = Callable[[Problem], Workspace]
+
+_KINDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
+
+
+def _problem(
+    direction: str, source: Sequence[int], weight: Operand, out: Sequence[int], settings: Settings, channels_last: bool
+) -> Problem:
+    return Problem(
+        direction,
+        tuple(source),
+        weight.size,
+        tuple(out),
+        settings.stride,
+        settings.padding,
+        settings.dilation,
+        settings.groups,
+        _KINDS.get(weight.dtype, ""),
+        channels_last,
+    )
+
+
+class _Run:
+    """The steps of one call, and the workspaces that it takes on the way."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.steps, self.ask = Steps(), ask
+        self.workspaces: list[Workspace] = []
+
+    def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
+        """`tensor.contiguous(format)`, and the number of its temporary for `drop`."""
+        size = copy_bytes(tensor, channels_last)
+        place = self.steps.take(size) if size else None
+        return laid_out(tensor, channels_last), place
+
+    def drop(self, *places: int | None) -> None:
+        """Give copies back, the last one first."""
+        for place in reversed(places):
+            if place is not None:
+                self.steps.free(place)
+
+    def workspace(self, problem: Problem) -> None:
+        """cuDNN's workspace lives as long as the kernel."""
+        found = self.ask(problem)
+        self.workspaces.append(found)
+        if found.larger > found.size:
+            self.steps.doubt(found.larger)
+        if found.size:
+            self.steps.temporary(found.size).free(-1)
+
+    def plan(self, outputs: list[Output], single: bool = False) -> Plan:
+        """The call as a whole."""
+        return Plan(
+            outputs,
+            self.steps.steps,
+            single=single,
+            library=CONVOLUTION if self.workspaces else "",
+            guessed=any(found.guessed for found in self.workspaces),
+            uncertain=max((found.larger - found.size for found in self.workspaces), default=0),
+            surprise=max((found.surprise for found in self.workspaces), default=0),
+        )
+
+    def convolve(self, place: int, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:
+        """ConvShared.cpp, cudnn_convolution_forward, as which a transposed convolution's input gradient runs too."""
+        channels_last = prefers_channels_last(source, weight)
+        self.steps.output(place)
+        weight_copy = self.copy(weight, channels_last)[1]
+        source_copy = self.copy(source, channels_last)[1]
+        self.workspace(_problem(FORWARD, source.size, weight, out, settings, channels_last))
+        self.drop(weight_copy, source_copy)
+        return new(out, source.dtype, strides_of(out, channels_last))
+
+    def convolve_back(
+        self, place: int, grad: Operand, weight: Operand, size: Sequence[int], settings: Settings
+    ) -> Output:
+        """ConvShared.cpp, cudnn_convolution_backward_input, as which a transposed convolution runs too."""
+        channels_last = prefers_channels_last(grad, weight)
+        self.steps.output(place)
+        weight_copy = self.copy(weight, channels_last)[1]
+        grad_copy = self.copy(grad, channels_last)[1]
+        self.workspace(_problem(DATA, size, weight, grad.size, settings, channels_last))
+        self.drop(weight_copy, grad_copy)
+        return new(size, grad.dtype, strides_of(size, channels_last))
+
+    def filter_gradient(
+        self, place: int, grad: Operand, source: Operand, weight: Operand, settings: Settings
+    ) -> Output:
+        """ConvShared.cpp, cudnn_convolution_backward_weight."""
+        channels_last = prefers_channels_last(source, grad)
+        grad_copy = self.copy(grad, channels_last)[1]
+        source_copy = self.copy(source, channels_last)[1]
+        self.steps.output(place)
+        self.workspace(_problem(FILTER, source.size, weight, grad.size, settings, channels_last))
+        self.drop(grad_copy, source_copy)
+        return new(weight.size, grad.dtype, strides_of(weight.size, channels_last))
+
+
+def _as_2d(tensor: Operand) -> Operand:
+    """`tensor.unsqueeze(2)`: one-dimensional convolutions run as two-dimensional ones."""
+    size, stride = tensor.size, tensor.stride
+    return Operand((*size[:2], 1, size[2]), (*stride[:2], size[2] * stride[2], stride[2]), tensor.dtype)
+
+
+def _as_1d(output: Output) -> Output:
+    if output is None:
+        return None
+    size = (*output.size[:2], output.size[3])  # type: ignore[union-attr]
+    return new(size, output.dtype)  # type: ignore[union-attr]
+
+
+def forward_plan(source: Operand, weight: Operand, settings: Settings, cudnn: bool, ask: Ask) -> Plan:
+    """Convolution.cpp, _convolution. The bias is added in place afterwards and takes nothing."""
+    run = _Run(ask)
+    flat = len(source.size) == 3
+    if flat:
+        source = _as_2d(run.copy(source, False)[0])
+        weight, settings = _as_2d(weight), settings.viewed_as_2d()
+    out = output_size(source.size, weight.size, settings)
+    result: Output
+    if 0 in source.size:
+        result = new(out, source.dtype)
+        run.steps.output(0)
+    elif is_depthwise(source, weight, settings) and not (cudnn and cudnn_runs_depthwise(source, weight, settings)):
+        run.copy(source, False)
+        run.steps.output(0)
+        run.copy(weight, False)
+        result = new(out, source.dtype)
+    elif not cudnn:
+        result = _columns(run, source, weight, out, settings)
+    else:
+        source = run.copy(source, prefers_channels_last(source, weight))[0]
+        run_it = run.convolve_back if settings.transposed else run.convolve
+        result = run_it(0, source, weight, out, settings)
+    outputs = [_as_1d(result) if flat else result]
+    return run.plan(outputs, single=True)
+
+
+def _columns(run: _Run, source: Operand, weight: Operand, out: Sequence[int], settings: Settings) -> Output:
+    """Without cuDNN, im2col for one sample at a time (ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu)."""
+    run.copy(source, False)
+    run.steps.output(0)
+    space = 1
+    for length in (source.size if settings.transposed else out)[2:]:
+        space *= length
+    taps = weight.size[1]
+    for length in weight.size[2:]:
+        taps *= length
+    run.steps.temporary(taps * space * source.dtype.itemsize)
+    return new(out, source.dtype)
+
+
+def backward_plan(
+    grad: Operand, source: Operand, weight: Operand, settings: Settings, mask: Sequence[bool], cudnn: bool, ask: Ask
+) -> tuple[list[Output], _Run]:
+    """Convolution.cpp, convolution_backward, without the bias; the outputs are gradients of input and filter."""
+    run = _Run(ask)
+    flat = len(source.size) == 3
+    if flat:
+        source = _as_2d(run.copy(source, False)[0])
+        grad, weight, settings = _as_2d(grad), _as_2d(weight), settings.viewed_as_2d()
+    if 0 in source.size:
+        outputs: list[Output] = [new(tensor.size, tensor.dtype) for tensor in (source, weight)]
+        run.steps.output(*(place for place in range(2) if mask[place]))
+    elif is_depthwise(source, weight, settings) and not (cudnn and cudnn_runs_depthwise(source, weight, settings)):
+        outputs = _depthwise_back(run, grad, source, weight, mask)
+    else:
+        outputs = _cudnn_back(run, grad, source, weight, settings, mask)
+    outputs = [output if mask[place] else None for place, output in enumerate(outputs)]
+    return [_as_1d(output) if flat else output for output in outputs], run
+
+
+def _depthwise_back(run: _Run, grad: Operand, source: Operand, weight: Operand, mask: Sequence[bool]) -> list[Output]:
+    """DepthwiseConv2d.cu takes the gradient of the filter first, DepthwiseConv3d.cu that of the input."""
+    run.copy(grad, False)
+    places = (1, 0) if len(source.size) == 4 else (0, 1)
+    for place in places:
+        if mask[place]:
+            run.copy((weight, source)[place], False)
+            run.steps.output(place)
+    return [new(source.size, source.dtype), new(weight.size, weight.dtype)]
+
+
+def _cudnn_back(
+    run: _Run, grad: Operand, source: Operand, weight: Operand, settings: Settings, mask: Sequence[bool]
+) -> list[Output]:
+    """ConvShared.cpp, cudnn_convolution_backward and cudnn_convolution_transpose_backward."""
+    kept: list[int | None] = []
+    if mask[1]:
+        source, place = run.copy(source, prefers_channels_last(source, weight))
+        kept.append(place)
+    wanted = suggests_channels_last(source)
+    if suggests_channels_last(grad) is not wanted:  # Tensor.to(memory_format) goes by what the strides suggest
+        grad = grad._replace(stride=strides_of(grad.size, wanted))
+        kept.append(run.steps.take(grad.nbytes))
+    outputs: list[Output] = [None, None]
+    if mask[0]:
+        if settings.transposed:
+            outputs[0] = run.convolve(0, grad, weight, source.size, settings)
+        else:
+            outputs[0] = run.convolve_back(0, grad, weight, source.size, settings)
+    if mask[1]:
+        first, second = (source, grad) if settings.transposed else (grad, source)
+        outputs[1] = run.filter_gradient(1, first, second, weight, settings)
+    run.drop(*kept)
+    return outputs
+
+
+def _asker(call: Call) -> Ask:
+    spec = call.gpu
+    return lambda problem: workspace(problem, spec.compute_capability, spec.sms)
+
+
+@kernel("aten.convolution.default")
+def convolution(call: Call) -> Plan:
+    """Convolution.cpp, convolution"""
+    source, weight = operand(call.args[0]), operand(call.args[1])
+    settings = settings_of(call.args[3:9], len(source.size) - 2)
+    check_shapes(source, weight, settings)
+    return forward_plan(source, weight, settings, torch._C._get_cudnn_enabled(), _asker(call))
+
+
+@kernel("aten.convolution_backward.default")
+def convolution_backward(call: Call) -> Plan:
+    """Convolution.cpp, convolution_backward: the bias gradient is a sum over all but the channels."""
+    grad, source, weight = (operand(tensor) for tensor in call.args[:3])
+    settings = settings_of(call.args[4:10], len(source.size) - 2)
+    mask = call.args[10]
+    outputs, run = backward_plan(grad, source, weight, settings, mask, torch._C._get_cudnn_enabled(), _asker(call))
+    outputs.append(None)
+    if mask[2]:
+        outputs[2] = new((grad.size[1],), grad.dtype)
+        run.steps.output(2)
+        dims = [dim for dim in range(len(grad.size)) if dim != 1]
+        itemsize = grad.dtype.itemsize
+        add_buffers(run.steps, call, call.args[0], dims, Kind(itemsize, partial_size(grad.dtype)), itemsize)
+    return run.plan(outputs)

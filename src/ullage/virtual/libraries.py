@@ -1,0 +1,104 @@
+"""CUDA libraries: the memory that cuBLAS, cuBLASLt and cuDNN take at their first use and keep.
+
+Their code lies outside PyTorch's allocator and makes the CUDA context larger. The workspaces of cuBLAS and cuBLASLt
+come from the allocator: one for each handle and stream, and a handle for each thread that multiplies matrices
+(aten/src/ATen/cuda/CublasHandlePool.cpp). The thread that runs the backward pass has its own.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ullage.hardware import GPU
+from ullage.units import KIB, MIB
+from ullage.virtual.kernels.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN
+from ullage.virtual.memory import WORKSPACE, DeviceMemory
+from ullage.virtual.native import in_backward
+
+_HOPPER_DEFAULT = 4096 * 8 * KIB  # ":4096:8" on compute capability 9 and 10: 32 MiB
+_DEFAULT = 8_519_680  # ":4096:2:16:8" before: 2 * 4 MiB + 8 * 16 KiB
+_LT_DEFAULT = 1 * MIB
+
+# Bytes of code outside the allocator, read off 641 runs on an H200 (CUDA 13.0, cuDNN 9.19): a bare context has
+# 612 MiB, with PyTorch's own kernels 614, with matrix products 742, with cuDNN's attention or recurrent networks 758,
+# with convolutions too 760 (758 to 766), with convolutions and no matrix product 632.
+CODE = {CUBLAS: 128 * MIB, CUDNN: 16 * MIB, CONVOLUTION: 2 * MIB}
+_PARTS = {CUBLAS: (CUBLAS,), CUBLAS_LT: (CUBLAS,), CUDNN: (CUDNN,), CONVOLUTION: (CUDNN, CONVOLUTION)}
+
+
+class Libraries:
+    """The libraries that one virtual GPU has loaded.
+
+    `take_outside` is called with the bytes that a library's code takes outside the allocator, `note` with a kind and
+    a line for the notes of the run.
+    """
+
+    def __init__(
+        self,
+        spec: GPU,
+        memory: DeviceMemory,
+        environment: Mapping[str, str],
+        take_outside: Callable[[int], None],
+        note: Callable[[str, str], None],
+    ) -> None:
+        self._spec, self._memory, self._environment = spec, memory, environment
+        self._take_outside, self._note = take_outside, note
+        self._workspaces: dict[Any, Any] = {}
+        self._not_loaded = dict(CODE)
+
+    @property
+    def not_loaded(self) -> int:
+        """Bytes of code that the run has not needed yet."""
+        return sum(self._not_loaded.values())
+
+    def need(self, library: str) -> None:
+        """Load a library's code and take its workspace, unless the current thread and stream already have them."""
+        for part in _PARTS[library]:
+            if part in self._not_loaded:
+                self._take_outside(self._not_loaded.pop(part))
+                if part == CONVOLUTION:
+                    self._note_switches()
+        if library in (CUBLAS, CUBLAS_LT):
+            self._take_workspace("cublas", self.cublas_size)
+        if library == CUBLAS_LT:
+            self._take_workspace("cublaslt", lambda: _LT_DEFAULT)
+
+    def _take_workspace(self, library: str, size_of: Callable[[], int]) -> None:
+        key = (library, _thread(), self._memory.stream)
+        if key not in self._workspaces:
+            size = size_of()
+            self._workspaces[key] = self._memory.take(size, WORKSPACE) if size else None
+
+    def _note_switches(self) -> None:
+        """Note the switches with which cuDNN chooses other kernels than those that were measured."""
+        get: Any = torch._C
+        for name, on in (("benchmark", get._get_cudnn_benchmark()), ("deterministic", get._get_cudnn_deterministic())):
+            if on:
+                self._note(
+                    "cudnn", f"torch.backends.cudnn.{name} is on: convolutions may take other workspaces than estimated"
+                )
+
+    def cublas_size(self) -> int:
+        """Bytes of one cuBLAS workspace, by `CUBLAS_WORKSPACE_CONFIG` or the GPU's generation."""
+        written = self._environment.get("CUBLAS_WORKSPACE_CONFIG", "")
+        pairs = re.findall(r":(\d+):(\d+)", written)
+        if pairs:
+            return sum(int(kib) * int(count) for kib, count in pairs) * KIB
+        major = (self._spec.compute_capability or (0, 0))[0]
+        return _HOPPER_DEFAULT if major in (9, 10) else _DEFAULT
+
+    def clear_workspaces(self) -> None:
+        """Give all workspaces back: `torch._C._cuda_clearCublasWorkspaces()`."""
+        for taken in self._workspaces.values():
+            if taken is not None:
+                self._memory.give_back(taken)
+        self._workspaces.clear()
+
+
+def _thread() -> Any:
+    return "backward" if in_backward() else threading.get_ident()

@@ -1,0 +1,75 @@
+"""Copies: between CPU and GPU, to another type or layout, and into pinned memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ullage.virtual.kernels.plan import contiguous_strides, is_dense, span_of_elements
+from ullage.virtual.native import is_gpu
+from ullage.virtual.operators.registry import handler
+from ullage.virtual.state import GPUState
+
+
+@handler("aten._to_copy.default")
+def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A copy of another type or to another device. To the GPU it takes memory, from it it has no values."""
+    source: torch.Tensor = args[0]
+    device = kwargs.get("device")
+    to_gpu = is_gpu(device) if device is not None else source.is_cuda
+    if not to_gpu and not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    dtype = kwargs.get("dtype") or source.dtype
+    memory_format = kwargs.get("memory_format")
+    if to_gpu:
+        size, stride = layout_of_copy(source, memory_format)
+        out = gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
+        if not source.is_cuda and isinstance(source, torch.nn.Parameter):
+            gpu.mark_parameter(out)
+        gpu.values.copied(source, out)
+        return out
+    return gpu.values.on_host(source, dtype)
+
+
+@handler("aten.copy_.default")
+def copy_in_place(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`target.copy_(source)`; a cast between devices is done on the CPU."""
+    target, source = args[0], args[1]
+    if target.is_cuda:
+        gpu.memory.written(target)
+        if source.shape == target.shape:
+            gpu.values.copied(source, target)
+        return target
+    if source.is_cuda:
+        gpu.host.fill(target)
+        target.copy_(gpu.values.on_host(source, target.dtype))
+        return target
+    return gpu.host.call(func, args, kwargs)
+
+
+def layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[Any, Any]:
+    """Size and strides of a copy: dense sources keep theirs, others become contiguous (`empty_like`)."""
+    size = source.shape
+    if memory_format is None or memory_format is torch.preserve_format:
+        stride = source.stride()
+        if is_dense(size, stride):
+            return size, stride
+        return size, torch.empty_like(torch.empty_strided(size, stride, device="meta")).stride()
+    if memory_format is torch.contiguous_format:
+        return size, contiguous_strides(size)
+    return size, torch.empty(size, device="meta", memory_format=memory_format).stride()
+
+
+@handler("aten.is_pinned.default")
+def is_pinned(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Pinned memory is ordinary CPU memory that says it is pinned."""
+    return gpu.pinned(args[0])
+
+
+@handler("aten._pin_memory.default", "aten.pin_memory.default")
+def pin_memory(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """A pinned copy."""
+    copy: torch.Tensor = gpu.host.call(torch.ops.aten.clone.default, (args[0],), {})
+    gpu.pin(copy)
+    return copy

@@ -1,0 +1,121 @@
+"""Operators whose output shape depends on data: the known values decide, else the largest shape, with a note."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ullage.virtual.kernels.plan import contiguous_strides
+from ullage.virtual.operators.gradient_sums import called_by_engine
+from ullage.virtual.operators.registry import handler
+from ullage.virtual.state import GPUState
+
+
+@handler("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
+def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """IndexingUtils.h, expandTensors: a mask of flags is turned into the places where it is true."""
+    source, indices = args[0], args[1]
+    if func is torch.ops.aten.index_put.default and source.is_cuda and called_by_engine(frames_up=3):
+        # FunctionsManual.cpp, index_backward: in place, except under a dispatch mode
+        with gpu.counting():
+            return torch.ops.aten._index_put_impl_(source, indices, args[2], True, True)
+    masks = (torch.bool, torch.uint8)
+    if not source.is_cuda or not any(index is not None and index.dtype in masks for index in indices):
+        return NotImplemented
+    places: list[torch.Tensor | None] = []
+    with gpu.counting():
+        for index in indices:
+            if index is not None and index.dtype in masks:
+                places += list(torch.nonzero(index.to(source.device)).unbind(1))
+            else:
+                places.append(index)
+        if len(args) > 2 and args[2].dim() and args[2].shape[0] not in (1, places[0].shape[0]):  # type: ignore[union-attr]
+            places = [None if place is None else place[: args[2].shape[0]] for place in places]
+        return func(source, places, *args[2:], **kwargs)
+
+
+@handler("aten.nonzero.default")
+def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every element may be non-zero."""
+    source = args[0]
+    if not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    known = gpu.values.known(source)
+    if known is not None:
+        count = int(torch.count_nonzero(known))
+    else:
+        count = source.numel()
+        gpu.note("shapes", f"nonzero of {tuple(source.shape)} taken as all {count} elements")
+    size, stride = (count, source.dim()), (1, max(count, 1))  # CUDA writes it transposed
+    return gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
+
+
+@handler("aten.masked_select.default")
+def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every element may be selected; CUDA goes through `nonzero` and `index`."""
+    source, mask = args
+    if not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    size = torch.broadcast_shapes(source.shape, mask.shape)
+    count = size.numel()
+    known = gpu.values.known(mask)
+    if known is not None:
+        count = int(torch.count_nonzero(known.expand(size)))
+    else:
+        gpu.note("shapes", f"masked_select of {tuple(size)} taken as all {count} elements")
+    indices = gpu.memory.take(max(1, count * len(size) * 8))
+    out = gpu.memory.tensor((count,), (1,), source.dtype, count * source.element_size())
+    gpu.memory.give_back(indices)
+    return out
+
+
+@handler("aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default")
+def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every element may be different."""
+    source = args[0]
+    if not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    gpu.note("shapes", f"unique of {tuple(source.shape)} taken as all different")
+    count, memory = source.numel(), gpu.memory
+    values = memory.tensor((count,), (1,), source.dtype, count * source.element_size())
+    inverse = memory.tensor(source.shape, contiguous_strides(source.shape), torch.int64, count * 8)
+    counts = memory.tensor((count,), (1,), torch.int64, count * 8)
+    return values, inverse, counts
+
+
+@handler("aten.bincount.default")
+def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The largest value is not known: `minlength`, or one bin an element."""
+    source = args[0]
+    if not source.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    minimum = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    bins = minimum or source.numel()
+    gpu.note("shapes", f"bincount taken as {bins} bins")
+    return gpu.memory.tensor((bins,), (1,), torch.int64, bins * 8)
+
+
+@handler("aten.repeat_interleave.Tensor")
+def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Needs the sum of the repeats: `output_size`, the known values, or one each."""
+    repeats = args[0]
+    if not repeats.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    size = kwargs.get("output_size")
+    known = gpu.values.known(repeats)
+    if size is None and known is not None:
+        size = int(known.sum())
+    if size is None:
+        size = repeats.numel()
+        gpu.note("shapes", f"repeat_interleave of {repeats.numel()} repeats taken as one each")
+    return gpu.memory.tensor((size,), (1,), repeats.dtype, size * repeats.element_size())
+
+
+@handler("aten._nested_tensor_from_mask_left_aligned.default")
+def without_nested_tensors(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Whether an encoder may leave out padding in evaluation: its lengths are data, so all of it is followed."""
+    if not args[0].is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    gpu.note("nested", "an encoder's padding was followed in full; in evaluation PyTorch may leave it out")
+    return False

@@ -1,0 +1,357 @@
+"""Operators that PyTorch takes apart by asking which libraries it was built with.
+
+On a CPU build the answer would be that there is no cuDNN and no fused attention. While a virtual GPU is in use these
+operators are taken apart here, as a CUDA build does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ullage.virtual.operators import recurrent
+from ullage.virtual.state import GPUState
+
+# Which attention kernel `scaled_dot_product_attention` takes.
+#
+# The rules of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: a list of kernels in order of preference, each with
+# conditions; the first whose conditions hold is taken. Not covered: nested tensors.
+
+CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+_CODES = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}  # at::SDPBackend: math 0, flash 1, efficient 2, cudnn 3
+
+
+class Attention(NamedTuple):
+    """The arguments that decide."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    causal: bool
+    grouped: bool
+
+    @property
+    def trains(self) -> bool:
+        """Whether a backward pass may follow."""
+        tensors = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def choose(attention: Attention, capability: tuple[int, int]) -> str:
+    """The kernel that a GPU of this compute capability takes: "cudnn", "flash", "efficient" or "math".
+
+    >>> q = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16)
+    >>> attention = Attention(q, q, q, None, 0.0, True, False)
+    >>> choose(attention, (9, 0)), choose(attention, (8, 0))
+    ('cudnn', 'flash')
+    """
+    able = {CUDNN: _cudnn, FLASH: _flash_serves, EFFICIENT: _efficient}
+    for name in _order(capability):
+        if name == MATH:
+            if torch._C._get_math_sdp_enabled():
+                return MATH
+        elif able[name](attention, capability):
+            return name
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _order(capability: tuple[int, int]) -> list[str]:
+    """priority_order: Hopper and data-centre Blackwell prefer cuDNN, unless somebody set an order of his own."""
+    written = [_CODES[int(code)] for code in torch._C._get_sdp_priority_order() if int(code) in _CODES]
+    default = [FLASH, EFFICIENT, MATH, CUDNN]
+    if capability[0] in (9, 10) and written == default:
+        return [CUDNN, FLASH, EFFICIENT, MATH]
+    return written
+
+
+def _cudnn(attention: Attention, capability: tuple[int, int]) -> bool:
+    """can_use_cudnn_attention"""
+    query, key, value = attention[:3]
+    if not torch._C._get_cudnn_sdp_enabled() or capability < (8, 0):
+        return False
+    if torch._C._get_deterministic_algorithms() and not torch._C._get_deterministic_algorithms_warn_only():
+        return False
+    if not (_all_have_type(attention, _LOW_PRECISION) and _four_dimensions(attention) and _heads_agree(attention)):
+        return False
+    if not _mask_suits_cudnn(attention):
+        return False
+    if not (_not_empty(attention) and _last_stride_is_one(attention, ignore_single=True)):
+        return False
+    sizes = query.shape[3], value.shape[3]
+    limit = 192 if capability[0] in (9, 10) and sizes == (192, 128) else 128
+    if max(sizes) > limit or sizes[0] % 8 or sizes[1] % 8 or max(query.shape[:2]) > 65535:
+        return False
+    return key.shape[2] != 1 and not (attention.dropout and query.shape[2] == 1)
+
+
+def _flash_serves(attention: Attention, capability: tuple[int, int]) -> bool:
+    """can_use_flash_attention"""
+    query, key, value = attention[:3]
+    if not torch._C._get_flash_sdp_enabled() or capability < (8, 0) or attention.mask is not None:
+        return False
+    if not (_all_have_type(attention, _LOW_PRECISION) and _four_dimensions(attention) and _heads_agree(attention)):
+        return False
+    size = query.shape[-1]
+    if size > 256 or key.shape[-1] != size or value.shape[-1] != size:
+        return False
+    consumer = (8, 6) <= capability <= (8, 9) or capability[0] == 12
+    if attention.trains and consumer and not (size <= 192 or (not attention.dropout and size > 224)):
+        return False
+    if attention.causal and query.shape[-2] != key.shape[-2]:
+        return False
+    return _not_empty(attention) and _last_stride_is_one(attention, ignore_single=True)
+
+
+def _efficient(attention: Attention, capability: tuple[int, int]) -> bool:
+    """can_use_mem_efficient_attention"""
+    query, key, value = attention[:3]
+    if not torch._C._get_mem_efficient_sdp_enabled() or not _four_dimensions(attention):
+        return False
+    if query.shape[1] != key.shape[1]:  # grouped heads: not up to PyTorch 2.11, whose choices these are
+        return False
+    types = (torch.float16, torch.float32, torch.bfloat16) if capability >= (8, 0) else (torch.float16, torch.float32)
+    if not (_all_have_type(attention, types) and _heads_agree(attention)):
+        return False
+    alignment = minimum_alignment(query.dtype, capability)
+    if query.shape[-1] != key.shape[-1] or query.shape[-1] % alignment or value.shape[-1] % alignment:
+        return False
+    return _not_empty(attention) and _last_stride_is_one(attention, ignore_single=False)
+
+
+def minimum_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
+    """minimum_gemm_alignment: elements."""
+    half = dtype in _LOW_PRECISION
+    tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and half)
+    alignment = 4 if capability >= (8, 0) else 1
+    return max(alignment, 128 // (16 if half else 32)) if tensor_cores else alignment
+
+
+def _all_have_type(attention: Attention, types: tuple[torch.dtype, ...]) -> bool:
+    first = attention.query.dtype
+    return first in types and attention.key.dtype == first and attention.value.dtype == first
+
+
+def _four_dimensions(attention: Attention) -> bool:
+    return all(tensor.dim() == 4 for tensor in attention[:3])
+
+
+def _heads_agree(attention: Attention) -> bool:
+    query, key, value = attention[:3]
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        return False
+    heads = query.shape[1], key.shape[1], value.shape[1]
+    if attention.grouped:
+        return heads[1] == heads[2] and heads[0] % heads[1] == 0
+    return heads[0] == heads[1] == heads[2]
+
+
+def _not_empty(attention: Attention) -> bool:
+    return attention.query.shape[-2] > 0 and attention.key.shape[-2] > 0
+
+
+def _last_stride_is_one(attention: Attention, ignore_single: bool) -> bool:
+    def fits(tensor: Any) -> bool:
+        return bool(tensor.stride(-1) == 1 or (ignore_single and tensor.shape[-1] == 1))
+
+    mask = attention.mask
+    mask_fits = mask is None or mask.stride(-1) == 1 or mask.shape[-1] == 1
+    return all(fits(tensor) for tensor in attention[:3]) and mask_fits
+
+
+def _mask_suits_cudnn(attention: Attention) -> bool:
+    """check_attn_mask_shape"""
+    mask = attention.mask
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    lengths = attention.query.shape[2], attention.key.shape[2]
+    if mask.shape[-2] not in (1, lengths[0]) or mask.shape[-1] not in (1, lengths[1]):
+        return False
+    if mask.dim() == 2:
+        return True
+    return mask.shape[0] in (1, attention.query.shape[0]) and mask.shape[1] in (1, attention.query.shape[1])
+
+
+_aten = torch.ops.aten
+_INT_MAX = 2**31 - 1
+_gpus: list[GPUState] = []  # those in use, the innermost last
+
+
+def install(gpu: GPUState) -> Callable[[], None]:
+    """Register the replacements; returns what removes them."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in ("batch_norm", "linear", "scaled_dot_product_attention"):
+        torch.library._impls.discard(f"aten/{name}/AutogradCUDA")  # those of a GPU around this one may be there
+    library.impl("batch_norm", batch_norm, "AutogradCUDA")
+    library.impl("linear", linear, "AutogradCUDA")
+    library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradCUDA")
+    _register_missing_kernels(library)
+    remove_rnn = recurrent.install(gpu, library)
+    _gpus.append(gpu)
+
+    def remove() -> None:
+        _gpus.remove(gpu)
+        remove_rnn()
+        library._destroy()
+
+    return remove
+
+
+# Operators that have a CUDA kernel and a formula for all other devices. On a CPU build, with no kernel for CUDA,
+# autograd would take the formula and the mode would see its parts.
+_KERNEL_OR_FORMULA = ("silu_backward", "mish_backward", "_fused_rms_norm")
+
+
+def _register_missing_kernels(library: torch.library.Library) -> None:
+    for name in _KERNEL_OR_FORMULA:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            torch.library._impls.discard(f"aten/{name}/CUDA")
+            library.impl(name, _never_called, "CUDA")
+
+
+def _never_called(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("the virtual GPU's mode comes before this kernel")
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """Linear.cpp; here because PyTorch's adds the bias out of place under a dispatch mode."""
+    if bias is None:
+        return torch.matmul(input, weight.t())
+    if input.dim() == 2:
+        return torch.addmm(bias, input, weight.t())
+    if input.dim() > 2 and input.is_contiguous():
+        flat = torch.addmm(bias, input.reshape(-1, input.shape[-1]), weight.t())
+        return flat.view(*input.shape[:-1], flat.shape[-1])
+    return torch.matmul(input, weight.t()).add_(bias)
+
+
+def batch_norm(
+    input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, enabled: bool
+) -> Any:
+    """Normalization.cpp, _select_batch_norm_backend and _batch_norm_impl_index."""
+    if _cudnn_normalizes(input, weight, bias, mean, var, training, eps, enabled):
+        fmt = torch._prims_common.suggest_memory_format(input)
+        dense = input.contiguous(memory_format=fmt)
+        return _first(_aten.cudnn_batch_norm(dense, weight, bias, mean, var, training, momentum, eps))
+    return _first(_aten.native_batch_norm(input, weight, bias, mean, var, training, momentum, eps))
+
+
+def _first(results: Any) -> Any:
+    """The first of several results; a C++ tuple lets the others go from its first element on, Python's from the last.
+
+    >>> _first((1, 2, 3))
+    1
+    """
+    kept = list(results)
+    del results
+    first = kept[0]
+    for place in range(len(kept)):
+        kept[place] = None
+    return first
+
+
+def _cudnn_normalizes(
+    input: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, eps: float, enabled: bool
+) -> bool:
+    if not (enabled and torch._C._get_cudnn_enabled()) or weight is None or bias is None:
+        return False
+    if torch.bfloat16 in (input.dtype, weight.dtype):
+        return False
+    if input.dtype is torch.float16 and weight.dtype is not torch.float32:
+        return False
+    tracked = (mean is not None and var is not None) or (mean is None and var is None and training)
+    batch_limit = 880801 if training else 65535
+    return tracked and input.dim() >= 3 and input.shape[0] <= batch_limit and eps >= 0.0 and input.numel() < _INT_MAX
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """attention.cpp, scaled_dot_product_attention"""
+    attention = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    kernel = choose(attention, _gpus[-1].spec.compute_capability or (0, 0))
+    if kernel == CUDNN:  # it takes masks of flags as they are
+        return _first(
+            _aten._scaled_dot_product_cudnn_attention(
+                query, key, value, attn_mask, attention.trains, dropout_p, is_causal, False, scale=scale
+            )
+        )
+    mask = _additive(attn_mask, query.dtype)
+    if kernel == FLASH:
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if kernel == EFFICIENT:
+        if mask is not None:
+            mask = _padded_mask(mask, query, key)
+        return _first(
+            _aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, attention.trains, dropout_p, is_causal, scale=scale
+            )
+        )
+    return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _additive(mask: Any, dtype: torch.dtype) -> Any:
+    """convert_boolean_attn_mask: a mask of flags becomes one of numbers to add."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
+
+
+def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale: float | None) -> Any:
+    """Flash attention works on head sizes that are multiples of 8."""
+    size = query.shape[-1]
+    scale = size**-0.5 if scale is None else scale
+    missing = -size % 8
+    if missing:
+        query, key, value = (torch.constant_pad_nd(tensor, [0, missing]) for tensor in (query, key, value))
+    out = _first(_aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale))
+    return out[..., :size] if missing else out
+
+
+_MASK_ALIGNMENT = 8  # attention.cpp, preprocess_mask: rows of a mask begin at multiples of 8 elements
+
+
+def _padded_mask(mask: Any, query: Any, key: Any) -> Any:
+    target = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    missing = -mask.shape[-1] % _MASK_ALIGNMENT
+    if missing:
+        last = mask.shape[-1]
+        mask = torch.constant_pad_nd(mask, [0, missing])[..., :last]
+    return mask.expand(target)
+
+
+def _math(
+    query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None, grouped: bool
+) -> Any:
+    """_scaled_dot_product_attention_math; written out because PyTorch's adds the mask out of place under a mode."""
+    kind = query.dtype
+    if kind in (torch.float16, torch.bfloat16) and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+        query, key, value = query.float(), key.float(), value.float()
+    factor = (query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
+    query = query * (-factor if scale is not None and scale < 0 else factor)
+    if causal:
+        ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        mask = _additive(ones.tril(), query.dtype)
+    if grouped and key.shape[-3] != query.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    weights = torch.matmul(query, key.transpose(-2, -1) * factor)
+    if mask is not None:
+        weights.add_(mask)
+    weights = _aten._safe_softmax(weights, -1)
+    if dropout > 0.0:
+        weights = torch.dropout(weights, dropout, True)
+    return torch.matmul(weights, value).to(kind)

@@ -1,0 +1,66 @@
+"""Operators over lists of tensors: the foreach and fused kernels of optimizers, and those of GradScaler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ullage.virtual.kernels.plan import span_of_elements
+from ullage.virtual.operators.copies import layout_of_copy
+from ullage.virtual.state import GPUState
+
+# Lists of tensors: torch.optim's foreach and fused kernels work in place and take no memory of their own
+# (aten/src/ATen/native/cuda/ForeachFunctors.cuh); the out-of-place ones make one output a tensor, in order.
+
+
+def is_list_operator(name: str) -> bool:
+    """Operators over lists of tensors, handled by `list_operator`."""
+    return name.startswith(("aten._foreach_", "aten._fused_ada", "aten._fused_sgd", "aten._amp_foreach"))
+
+
+_layouts: dict[Any, Any] = {}  # of outputs; they depend on nothing but the key
+
+
+def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A foreach, fused or GradScaler kernel."""
+    tensors = next((value for value in args if isinstance(value, list | tuple)), ())
+    if not (tensors and tensors[0].is_cuda):
+        gpu.host.fill_all((args, kwargs))
+        return func(*args, **kwargs)
+    gpu.operator = str(func)
+    returns = func._schema.returns
+    if not returns:
+        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+            gpu.values.set(args[1], torch.zeros(()))  # no infinity was found
+        else:
+            gpu.values.follow_in_place(func, args, kwargs)
+        return None
+    if "norm" in func._schema.name or func._schema.name.endswith("_max"):
+        return _foreach_norm(gpu, func, args, kwargs)
+    memory = gpu.memory
+    outputs = []
+    for tensor in tensors:
+        key = (tensor.shape, tensor.stride(), tensor.dtype)
+        layout = _layouts.get(key)
+        if layout is None:
+            size, stride = layout_of_copy(tensor, None)
+            layout = (size, stride, tensor.dtype, span_of_elements(size, stride) * tensor.element_size())
+            _layouts[key] = layout
+        outputs.append(memory.tensor(*layout))
+    return outputs
+
+
+_CHUNK = 65536  # elements a block works on; aten/src/ATen/native/cuda/MultiTensorApply.cuh
+
+
+def _foreach_norm(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """ForeachReduceOp.cu: one partial result a chunk of the longest tensor, then one number a tensor."""
+    tensors = args[0]
+    dtype = kwargs.get("dtype") or tensors[0].dtype
+    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
+    partial_type = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    partial = gpu.memory.take(max(1, chunks) * len(tensors) * partial_type.itemsize)
+    outputs = [gpu.memory.tensor((), (), dtype, dtype.itemsize) for _ in tensors]
+    gpu.memory.give_back(partial)
+    return outputs

@@ -1,0 +1,76 @@
+"""Sums of gradients that meet at one tensor: autograd adds the second into the first if nobody else holds the first.
+
+PyTorch never does so while a dispatch mode is in use (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace),
+so the sum arrives here as an addition out of place. It is told from other additions by its caller, the engine itself.
+That nobody else holds the first summand is told by its reference counts; what those are for a tensor that only the
+engine holds is measured once in a process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.graph import _engine_run_backward
+
+from ullage.virtual.kernels.plan import is_dense
+from ullage.virtual.operators.registry import handler
+from ullage.virtual.state import GPUState
+
+_storage_of: Any = torch._C.TensorBase.untyped_storage
+_ENGINE = _engine_run_backward.__code__
+_MEASURING = (-1, -1)
+_alone: tuple[int, int] | None = None
+
+
+def called_by_engine(frames_up: int) -> bool:
+    """Whether the code so many frames up was called by autograd's engine and not by Python."""
+    return torch._C._current_graph_task_id() != -1 and sys._getframe(frames_up + 1).f_code is _ENGINE
+
+
+def adds_in_place(args: tuple[Any, ...], frames_up: int) -> bool:
+    """Whether this call of `aten.add.Tensor` is the engine's and would be done in place on a real GPU."""
+    global _alone
+    if not called_by_engine(frames_up + 1):
+        return False
+    first = args[0]
+    held = first._use_count(), torch._C._storage_Use_Count(_storage_of(first)._cdata)
+    if _alone == _MEASURING:
+        _alone = held
+        return True
+    return held == _alone and not torch.is_grad_enabled() and is_dense(first.shape, first.stride())
+
+
+def measure_reference_counts(run: Callable[[Callable[[], None]], None]) -> None:
+    """Measure the counts of a tensor that only the engine holds, once; `run` runs a function on a virtual GPU."""
+    global _alone
+    if _alone is not None:
+        return
+    _alone = _MEASURING
+
+    def two_gradients_meet() -> None:
+        leaf = torch.zeros(2, device="cuda", requires_grad=True)
+        torch.autograd.grad(leaf * 2 + leaf * 3, leaf, torch.ones(2, device="cuda"))
+
+    run(two_gradients_meet)
+
+
+@handler("aten.add.Tensor")
+def add(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An addition by autograd itself may reuse its first summand."""
+    if args[0].__class__ is torch.Tensor and args[0].is_cuda and not kwargs and adds_in_place(args, frames_up=3):
+        gpu.memory.written(args[0])
+        return args[0]
+    return NotImplemented
+
+
+@handler("aten.scatter_add.default", "aten.index_add.default")
+def add_at_indices(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """FunctionsManual.cpp, gather_backward and index_select_backward: in place, except under a dispatch mode."""
+    if args[0].is_cuda and called_by_engine(frames_up=3):
+        with gpu.counting():
+            in_place = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::") + "_").default
+            return in_place(*args, **kwargs)
+    return NotImplemented

@@ -1,0 +1,72 @@
+"""Values that the code reads back from the GPU: `.item()`, comparisons, checks, and flags that end a loop.
+
+What is known of values on the virtual GPU is in `virtual/values.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ullage.virtual.kernels.plan import contiguous_strides
+from ullage.virtual.operators.registry import handler
+from ullage.virtual.state import GPUState
+
+
+@handler("aten._local_scalar_dense.default")
+def local_scalar(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`.item()`, `float(x)`, `if x:` ..."""
+    tensor = args[0]
+    if tensor.is_cuda:
+        return gpu.values.scalar(tensor)
+    gpu.host.fill(tensor)
+    return func(tensor)
+
+
+@handler("aten.equal.default", "aten.allclose.default")
+def equal(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.equal` and `allclose` of tensors whose values nobody knows: true if the sizes are equal."""
+    if not (args[0].is_cuda or args[1].is_cuda):
+        return gpu.host.call(func, args, kwargs)
+    gpu.note("values", "torch.equal or allclose compared tensors without data: answered by their sizes")
+    return args[0].shape == args[1].shape
+
+
+@handler("aten._is_all_true.default", "aten._is_any_true.default")
+def checked(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """How PyTorch checks arguments (of distributions, for one): unknown values are taken for valid ones."""
+    if not args[0].is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    with gpu.counting():
+        all_true = func is torch.ops.aten._is_all_true.default
+        result = args[0].all() if all_true else args[0].any()
+    if gpu.values.known(result) is None:
+        gpu.values.set(result, torch.tensor(all_true))
+    return result
+
+
+# Flags of which one known side decides: anything or True is True, anything and False is False. Loops that end on data
+# also end after a number of rounds (`done | (length >= limit)`), and that must be seen.
+_OR = ("aten.bitwise_or.Tensor", "aten.logical_or.default")
+_AND = ("aten.bitwise_and.Tensor", "aten.logical_and.default")
+
+
+@handler(*_OR, *_AND)
+def decided(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One side is known, the other is not; all others go the common way."""
+    sides = args[:2]
+    if not any(isinstance(side, torch.Tensor) and side.is_cuda for side in sides):
+        return NotImplemented
+    known = [gpu.values.known(side) if side.is_cuda else side for side in sides]
+    if all(value is None for value in known) or all(value is not None for value in known):
+        return NotImplemented
+    value = next(value for value in known if value is not None)
+    deciding = bool(value.all()) if str(func) in _OR and value.dtype is torch.bool else not bool(value.any())
+    if not deciding or (str(func) in _OR and value.dtype is not torch.bool):
+        return NotImplemented
+    size = torch.broadcast_shapes(sides[0].shape, sides[1].shape)
+    dtype = torch.bool if "logical" in str(func) else torch.result_type(sides[0], sides[1])
+    result = gpu.memory.tensor(size, contiguous_strides(size), dtype, size.numel() * dtype.itemsize)
+    gpu.values.set(result, torch.full(size, str(func) in _OR, dtype=dtype))
+    return result

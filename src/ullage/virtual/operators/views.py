@@ -1,0 +1,89 @@
+"""Tensors over memory that is already there: `detach`, `set_`, `resize_`, and shapes changed in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ullage.virtual.kernels.plan import contiguous_strides, span_of_elements
+from ullage.virtual.native import same_memory
+from ullage.virtual.operators.registry import handler
+from ullage.virtual.state import GPUState
+
+
+@handler("aten.detach.default", "aten.alias.default")
+def detach(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The commonest call of all (autograd makes one for most tensors it saves): the same memory, nothing else."""
+    source = args[0]
+    if not source.is_cuda:
+        return func(source)
+    result = same_memory(source)
+    if hasattr(source, "ullage_value"):
+        result.ullage_value = source.ullage_value  # type: ignore[attr-defined]
+    return result
+
+
+@handler("aten.lift_fresh.default", "aten.lift.default")
+def lift(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """`torch.tensor(...)` hands its result over: nothing to do."""
+    tensor: torch.Tensor = args[0]
+    return tensor
+
+
+@handler(
+    "aten.set_.default",
+    "aten.set_.source_Tensor",
+    "aten.set_.source_Storage",
+    "aten.set_.source_Storage_storage_offset",
+)
+def set_source(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`set_` on the GPU: the tensor takes over another's memory."""
+    tensor = args[0]
+    if not tensor.is_cuda:
+        return func(*args, **kwargs)
+    if len(args) == 1:
+        tensor.data = gpu.memory.tensor((0,), (1,), tensor.dtype, 0)
+    elif isinstance(args[1], torch.Tensor):
+        tensor.data = args[1]
+    else:
+        gpu.refuse("Tensor.set_ with a bare storage", "use the tensor that owns the storage")
+    return tensor
+
+
+@handler("aten.resize_.default")
+def resize(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`resize_`: a larger storage is a new allocation."""
+    tensor, size = args[0], list(args[1])
+    if not tensor.is_cuda:
+        gpu.host.fill(tensor)
+        return func(*args, **kwargs)
+    stride = contiguous_strides(size)
+    nbytes = span_of_elements(size, stride) * tensor.element_size()
+    if nbytes > tensor.untyped_storage().nbytes():
+        tensor.data = gpu.memory.tensor(size, stride, tensor.dtype, nbytes)
+    else:
+        tensor.as_strided_(size, stride)
+    return tensor
+
+
+@handler("aten.resize_as_.default")
+def resize_as(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`resize_` to the size of another tensor."""
+    if not args[0].is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    return resize(gpu, torch.ops.aten.resize_.default, (args[0], list(args[1].shape)), {})
+
+
+@handler(
+    "aten.as_strided_.default",
+    "aten.t_.default",
+    "aten.transpose_.default",
+    "aten.squeeze_.default",
+    "aten.squeeze_.dim",
+    "aten.squeeze_.dims",
+    "aten.unsqueeze_.default",
+)
+def change_shape(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensor itself, with its new shape."""
+    return func(*args, **kwargs)

@@ -1,0 +1,288 @@
+"""Virtual cards that several processes share: one small file a card, locked while it is read or changed.
+
+A card's file is text in lines of a fixed length: 256 bytes that say what the card is, then 64 bytes a process (pid,
+start time, bytes taken). A process changes its own line with one write inside one page, so a process that is killed at
+any moment leaves a file that can be read. Memory belongs to a process as long as it lives: the line of a dead one is
+cleared by whoever looks next, and its start time is kept beside the pid, so that another process which got the same
+pid later does not inherit it.
+
+PyTorch is not imported here: a daemon or a monitor can watch cards cheaply.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue
+from ullage.hardware import gpu_list
+from ullage.home import home
+from ullage.isolation.process_identity import Process, is_alive, this_process
+
+VARIABLE = "ULLAGE_CARDS"  # names the folder to a job
+STARTUP = Path(__file__).parent / "startup"  # first on a job's PYTHONPATH
+MOST_CARDS = 1024
+_HEADER, _LINE, _SPARE = 256, 64, 64  # bytes, bytes, lines that a new file has room for
+_LARGEST_FILE = _HEADER + _LINE * 65536
+_EMPTY = b"-".ljust(_LINE - 1) + b"\n"
+
+_one_at_a_time = threading.RLock()  # a fork while another thread holds a card's lock would give the lock to the child
+os.register_at_fork(
+    before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_one_at_a_time.release
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One virtual card; `total` is what jobs can use, their contexts included. Made by `Cards`.
+
+    >>> import tempfile
+    >>> card = Cards.create(tempfile.mkdtemp(), "T4").cards[0]
+    >>> card.take(1 << 30), card.processes() == {os.getpid(): 1 << 30}
+    (True, True)
+    >>> card.take(card.total), card.free() == card.total - (1 << 30)
+    (False, True)
+    >>> card.give(1 << 30); card.processes()
+    {}
+
+    Not covered: activity. Nothing is computed on a virtual card, so how busy it is stays unknown.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    total: int
+    path: Path
+
+    def processes(self) -> dict[int, int]:
+        """Bytes taken by each living process."""
+        with _locked(self.path, for_writing=False) as file:
+            table = _read_table(file, self.path)
+        dead = [entry for entry in table.values() if not is_alive(entry[0])]
+        if dead:
+            self._drop_dead()
+        return {process.pid: taken for process, taken in table.values() if (process, taken) not in dead}
+
+    def used(self) -> int:
+        """Bytes taken by all living processes."""
+        return sum(self.processes().values())
+
+    def free(self) -> int:
+        """Bytes that could be taken now."""
+        return max(0, self.total - self.used())
+
+    def take(self, size: int, process: Process | None = None) -> bool:
+        """Take bytes for this process; false, and nothing taken, if the card has fewer left."""
+        if size < 0:
+            raise InvalidValue(f"needed a size of 0 bytes or more; found {size}")
+        with _locked(self.path) as file:
+            table = _without_dead(file, _read_table(file, self.path))
+            if sum(taken for _, taken in table.values()) + size > self.total:
+                return False
+            _change(file, table, process or this_process(), size)
+            return True
+
+    def give(self, size: int, process: Process | None = None) -> None:
+        """Give bytes of this process back; more than it has taken is refused."""
+        owner = process or this_process()
+        with _locked(self.path) as file:
+            table = _without_dead(file, _read_table(file, self.path))
+            held = sum(taken for other, taken in table.values() if other == owner)
+            if not 0 <= size <= held:
+                raise InvalidValue(f"needed at most the {held} bytes that process {owner.pid} holds; found {size}")
+            _change(file, table, owner, -size)
+
+    def _drop_dead(self) -> None:
+        with _locked(self.path) as file:
+            _without_dead(file, _read_table(file, self.path))
+
+
+class Cards:
+    """The cards of one folder.
+
+    >>> import tempfile
+    >>> made = Cards.create(tempfile.mkdtemp(), "2xA100-40GB")
+    >>> [(card.index, card.name, card.total // 2**20) for card in Cards.open(made.folder).cards]
+    [(0, 'A100-40GB', 40335), (1, 'A100-40GB', 40335)]
+    """
+
+    def __init__(self, folder: Path, cards: Sequence[Card]) -> None:
+        self.folder, self.cards = folder, list(cards)
+
+    @classmethod
+    def create(cls, folder: str | os.PathLike[str], gpus: str) -> Cards:
+        """Make the cards that `gpus` names (`"4xA100-40GB"`). Those that are there already are kept, with what jobs
+        hold, and missing ones are added; other ones than asked for are an error."""
+        specs = gpu_list(gpus)
+        if len(specs) > MOST_CARDS:
+            raise InvalidValue(f"needed at most {MOST_CARDS} virtual cards; found {len(specs)}")
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        there = [card.name for card in cls.open(place).cards] if _files(place) else []
+        if there != [spec.name for spec in specs[: len(there)]]:
+            raise InvalidValue(
+                f"needed {gpus}; {place} already has other virtual cards ({', '.join(there)}). "
+                "Name the same ones, another folder, or remove that one."
+            )
+        for index, spec in enumerate(specs[len(there) :], len(there)):
+            about = {"uuid": f"GPU-{uuid.uuid4()}", "index": index, "name": spec.name, "total": spec.usable}
+            _write_new(place / f"card-{index}", about)
+        return cls.open(place)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Cards:
+        """The cards of a folder that `create` made, by index."""
+        place = Path(folder)
+        files = _files(place)
+        if not files:
+            raise InvalidValue(f"needed a folder of virtual cards; {place} has none")
+        return cls(place, sorted((_read_card(file) for file in files), key=lambda card: card.index))
+
+    def card(self, uuid: str) -> Card:
+        """The card with that UUID."""
+        for card in self.cards:
+            if card.uuid == uuid:
+                return card
+        raise InvalidValue(f"needed a card of {self.folder}; none has the UUID {uuid!r}")
+
+    def visible(self, text: str | None) -> list[Card]:
+        """Those that `CUDA_VISIBLE_DEVICES` lets a process see, in its order, read as CUDA reads it.
+
+        Indices and UUIDs (or their beginnings) are both taken; what comes after the first that is no card is not seen.
+        """
+        if text is None:
+            return list(self.cards)
+        seen: list[Card] = []
+        for word in text.split(","):
+            found = _named(self.cards, word.strip())
+            if found is None or found in seen:
+                break
+            seen.append(found)
+        return seen
+
+
+def default_folder(name: str = "default") -> Path:
+    """Where cards of that name are kept unless a folder is given.
+
+    >>> default_folder("demo").parts[-2:]
+    ('cards', 'demo')
+    """
+    return home() / "cards" / name
+
+
+def environment(
+    folder: str | os.PathLike[str], uuids: Sequence[str], base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The variables that let a Python process train on these cards; `base` is the environment they are added to.
+
+    >>> environment("/cards", ["GPU-1", "GPU-2"], base={})["CUDA_VISIBLE_DEVICES"]
+    'GPU-1,GPU-2'
+    """
+    paths = (os.environ if base is None else base).get("PYTHONPATH", "").split(os.pathsep)
+    others = [path for path in paths if path and path != str(STARTUP)]
+    return {
+        VARIABLE: os.path.abspath(folder),
+        "CUDA_VISIBLE_DEVICES": ",".join(uuids),
+        "PYTHONPATH": os.pathsep.join([str(STARTUP), *others]),
+    }
+
+
+def _named(cards: Sequence[Card], word: str) -> Card | None:
+    if word.isascii() and word.isdigit():
+        return next((card for card in cards if card.index == int(word)), None)
+    fits = [card for card in cards if word.startswith("GPU-") and card.uuid.startswith(word)]
+    return fits[0] if len(fits) == 1 else None
+
+
+# The file of a card.
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [file for file in folder.glob("card-*") if file.name.removeprefix("card-").isdigit()]
+
+
+def _write_new(path: Path, about: dict[str, Any]) -> None:
+    header = json.dumps(about).encode().ljust(_HEADER - 1) + b"\n"
+    if len(header) > _HEADER:
+        raise InvalidValue(f"needed a shorter name for a virtual card; found {about['name']!r}")
+    made = path.with_name(f"new-{path.name}-{os.getpid()}")
+    try:
+        made.write_bytes(header + _EMPTY * _SPARE)
+    except OSError:
+        made.unlink(missing_ok=True)
+        raise
+    if os.geteuid() == 0:
+        made.chmod(0o666)  # jobs of other users write their lines; nobody but root can replace the file
+    made.replace(path)
+
+
+def _read_card(path: Path) -> Card:
+    with _locked(path, for_writing=False) as file:
+        try:
+            about = json.loads(os.pread(file, _HEADER, 0))
+            card = Card(str(about["uuid"]), int(about["index"]), str(about["name"]), int(about["total"]), path)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidValue(f"needed the file of a virtual card; {path} is none, or damaged: {error!r}") from error
+    return card
+
+
+@contextmanager
+def _locked(path: Path, for_writing: bool = True) -> Iterator[int]:
+    with _one_at_a_time:
+        try:
+            file = os.open(path, (os.O_RDWR if for_writing else os.O_RDONLY) | os.O_CLOEXEC)
+        except OSError as error:
+            raise InvalidValue(f"the virtual card {path} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if for_writing else fcntl.LOCK_SH)
+            yield file
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+
+def _read_table(file: int, path: Path) -> dict[int, tuple[Process, int]]:
+    """By their place in the file, the lines that are in use."""
+    content = os.pread(file, _LARGEST_FILE, _HEADER)
+    table = {}
+    for place in range(len(content) // _LINE):
+        line = content[place * _LINE : (place + 1) * _LINE]
+        if line == _EMPTY:
+            continue
+        try:
+            pid, start, taken = (int(word) for word in line.split())
+        except ValueError as error:
+            raise InvalidValue(f"line {place + 2} of the virtual card {path} is damaged: {line!r}") from error
+        table[place] = Process(pid, start), taken
+    return table
+
+
+def _without_dead(file: int, table: dict[int, tuple[Process, int]]) -> dict[int, tuple[Process, int]]:
+    for place, (process, _) in list(table.items()):
+        if not is_alive(process):
+            _write_line(file, place, _EMPTY)
+            del table[place]
+    return table
+
+
+def _change(file: int, table: dict[int, tuple[Process, int]], owner: Process, change: int) -> None:
+    place = next((place for place, (process, _) in table.items() if process == owner), None)
+    if place is None:
+        place = next(number for number in range(len(table) + 1) if number not in table)
+    left = change + (table[place][1] if place in table else 0)
+    line = f"{owner.pid} {owner.start} {left}".encode().ljust(_LINE - 1) + b"\n" if left else _EMPTY
+    _write_line(file, place, line)
+
+
+def _write_line(file: int, place: int, line: bytes) -> None:
+    os.pwrite(file, line, _HEADER + place * _LINE)

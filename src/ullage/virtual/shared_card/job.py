@@ -1,0 +1,60 @@
+"""A whole process on a virtual card: installed when PyTorch is imported, and there until the process ends.
+
+`startup/sitecustomize.py` calls this in every Python process of a job. Which cards the process sees is decided as CUDA
+decides it, by `CUDA_VISIBLE_DEVICES`. The virtual GPU is one GPU: a process uses the first card that it sees.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+import torch
+
+from ullage.errors import UllageError
+from ullage.hardware import gpu as find_gpu
+from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.shared_card.cards import VARIABLE, Cards
+from ullage.virtual.shared_card.process import SharedCard
+from ullage.virtual.torch_api.saving import install_safetensors
+
+
+def install() -> VirtualGPU | None:
+    """Put the virtual card in the place of "cuda"; `None` where the process is to see no card.
+
+    A card that cannot be used ends the process with one message and exit code 1: a job must not train without it.
+
+    >>> install()                                                                          # doctest: +SKIP
+    """
+    try:
+        cards = Cards.open(os.environ[VARIABLE]).visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if not cards:
+            return None
+        gpu = VirtualGPU(find_gpu(cards[0].name), shared=SharedCard(cards[0]))
+        gpu.__enter__()
+    except UllageError as error:
+        print(f"ullage: this process cannot use its virtual card: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    replacements = Replacements()  # which stay
+    install_safetensors(replacements)
+    follow_allocator_settings(gpu)
+    os.register_at_fork(after_in_child=lambda: _forked(gpu, gpu.shared))
+    atexit.register(_end, gpu)
+    return gpu
+
+
+def _forked(gpu: VirtualGPU, shared: SharedCard | None) -> None:
+    """A child of a process that uses CUDA: what it inherits is not its own, and it can take nothing."""
+    if shared is None or not shared.is_of_parent:
+        return
+    gpu.memory.closed = True
+    gpu.memory.before_request = shared.refuse_if_forked
+    torch.cuda._initialized = False
+    torch.cuda._is_in_bad_fork = lambda: True
+
+
+def _end(gpu: VirtualGPU) -> None:
+    """What the interpreter takes apart at its end is given back by the end of the process itself."""
+    gpu.memory.closed = True

@@ -1,0 +1,98 @@
+"""A virtual card under one process of a job: what its allocator and its CUDA context take comes from the card's file.
+
+As on a real card, the context is taken at the first allocation, and not by processes that only import PyTorch. A
+forked process does not own what its parent took: a worker of a DataLoader takes nothing, and cannot use CUDA if its
+parent did; if the parent did not, it begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from ullage.allocator import format_size
+from ullage.virtual.shared_card.cards import Card
+
+_DeviceError: Any = getattr(torch._C, "AcceleratorError", RuntimeError)
+_FORKED = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+    "you must use the 'spawn' start method"
+)
+_NO_CONTEXT = (
+    "CUDA error: out of memory\nThe card has {free} left, and the CUDA context of this process needs {size}. "
+    "Other processes on it: {others}"
+)
+
+
+class SharedCard:
+    """What one process has of a card; the allocator's `Driver`.
+
+    >>> import tempfile
+    >>> from ullage.virtual.shared_card.cards import Cards
+    >>> card = Cards.create(tempfile.mkdtemp(), "T4").cards[0]
+    >>> shared = SharedCard(card)
+    >>> shared.take_context(100), shared.take(50), card.used()
+    (None, True, 150)
+    """
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self._context = 0  # to be taken with the first segment
+        self._owner: int | None = None  # the process that has a context
+
+    @property
+    def in_use(self) -> bool:
+        """Whether this process has taken something."""
+        return self._owner == os.getpid()
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether what was taken belongs to the process from which this one was forked."""
+        return self._owner not in (None, os.getpid())
+
+    def take(self, size: int) -> bool:
+        """Take bytes of the card, at the first time those of the context too."""
+        if self._owner is None:
+            self._need(self._context)
+            self._owner = os.getpid()
+        self.refuse_if_forked()
+        return self.card.take(size)
+
+    def give(self, size: int) -> None:
+        """Give bytes back."""
+        if self.in_use:
+            self.card.give(size)
+
+    def free(self) -> int:
+        """What the card has left."""
+        return self.card.free()
+
+    def take_context(self, size: int) -> None:
+        """The context grows: by its first part, or by the code of a library."""
+        if self._owner is None:
+            self._context += size
+        elif self.in_use:
+            self._need(size)
+
+    def report(self) -> str:
+        """The processes on the card, as PyTorch's message names them."""
+        return "".join(
+            ("Including non-PyTorch memory, this process" if pid == os.getpid() else f"Process {pid}")
+            + f" has {format_size(taken)} memory in use. "
+            for pid, taken in self.card.processes().items()
+        )
+
+    def refuse_if_forked(self) -> None:
+        """A child of a process that uses CUDA cannot use it, in PyTorch's words."""
+        if self.is_of_parent:
+            raise RuntimeError(_FORKED)
+
+    def _need(self, size: int) -> None:
+        if not self.card.take(size):
+            taken = self.card.processes()
+            others = ", ".join(f"{pid} with {format_size(held)}" for pid, held in taken.items() if pid != os.getpid())
+            raise _DeviceError(
+                _NO_CONTEXT.format(free=format_size(self.card.free()), size=format_size(size), others=others or "none")
+            )

@@ -1,0 +1,119 @@
+"""The state of one virtual GPU: everything that its parts read, change or report to.
+
+Operators, kernels, trackers and the replacements in `torch_api/` are given a `GPUState`. They import this module and
+never `gpu.py`, which puts them together.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ullage.allocator import AllocatorConfig, CachingAllocator
+from ullage.errors import UnsupportedOperation
+from ullage.hardware import GPU
+from ullage.virtual.host import Host
+from ullage.virtual.libraries import CODE, Libraries
+from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
+from ullage.virtual.shared_card.process import SharedCard
+from ullage.virtual.values import Values
+
+_storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
+
+
+class GPUState:
+    """Memory, known values, loaded libraries and notes of one virtual GPU."""
+
+    mode: TorchDispatchMode  # sees every operator; set by `VirtualGPU`, because it is built on this class
+
+    def __init__(
+        self,
+        spec: GPU,
+        config: AllocatorConfig | None = None,
+        limited: bool = True,
+        shared: SharedCard | None = None,
+    ) -> None:
+        self.spec, self.shared = spec, shared
+        self.config = config or AllocatorConfig.from_environment()
+        self.context = max(0, (spec.context or 0) - sum(CODE.values()))  # grows as libraries are loaded
+        self._total = spec.usable if limited else WITHOUT_LIMIT
+        if shared is not None:
+            shared.take_context(self.context)
+        self.memory = DeviceMemory(self._allocator(), self.context, spec.usable, keeps_history=shared is None)
+        self.host = Host()
+        self.values = Values(self.memory, self.host, self.note)
+        self.environment = dict(os.environ)
+        self.libraries = Libraries(spec, self.memory, self.environment, self.take_outside, self.note)
+        self.operator = ""  # the one that runs now
+        self.refused: str | None = None  # what was last refused; code may have caught the exception
+        self.unsure: set[str] = set()  # why another run, or the real one, may reserve a little more
+        self.uncertain = 0  # bytes by which the most doubtful temporary of the run could be larger
+        self.surprise = 0  # bytes by which the least sure guess of a workspace may fail beyond that
+        self._notes: dict[tuple[str, str], int] = {}
+        self._kept_peaks = 0, 0
+
+    def _allocator(self) -> CachingAllocator:
+        room = self._total - self.context
+        return CachingAllocator(room, self.config, total_memory=self._total, driver=self.shared)
+
+    def configure(self, config: AllocatorConfig) -> None:
+        """Change the allocator's settings, unless it is in use already: PyTorch reads them at the first request."""
+        if not self.memory.clock:
+            self.config = config
+            self.memory.allocator = self._allocator()
+
+    @property
+    def peak_allocated(self) -> int:
+        """The most bytes that tensors held at once, as `torch.cuda.max_memory_allocated()`."""
+        return max(self._kept_peaks[0], self.memory.allocator.peak_allocated)
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most bytes that the allocator held at once, as `torch.cuda.max_memory_reserved()`."""
+        return max(self._kept_peaks[1], self.memory.allocator.peak_reserved)
+
+    def keep_peaks(self) -> None:
+        """Remember the peaks of the run so far, because the code is about to reset PyTorch's."""
+        self._kept_peaks = self.peak_allocated, self.peak_reserved
+
+    @property
+    def notes(self) -> list[str]:
+        """Every assumption made during the run, in the order of its first use."""
+        return [text + (f" ({count} times)" if count > 1 else "") for (_, text), count in self._notes.items()]
+
+    def note(self, kind: str, text: str) -> None:
+        """Add a line to the notes; a line that is there already is counted."""
+        self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
+
+    def refuse(self, what: str, advice: str) -> NoReturn:
+        """Raise `UnsupportedOperation` for something that cannot be followed."""
+        self.refused = f"the virtual GPU cannot follow {what}: {advice}"
+        raise UnsupportedOperation(self.refused)
+
+    def take_outside(self, size: int) -> None:
+        """Take memory of the card outside PyTorch's allocator, for the code of a library."""
+        if self.spec.context:
+            if self.shared is not None:
+                self.shared.take_context(size)
+            self.context += size
+            self.memory.context = self.context
+            self.memory.allocator.capacity -= size
+
+    def mark_parameter(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's memory as a parameter's."""
+        self.memory.mark(tensor, PARAMETERS)
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Treat a CPU tensor as pinned."""
+        _storage_of(tensor).ullage_pinned = True
+
+    def pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor is treated as pinned."""
+        return not tensor.is_cuda and getattr(_storage_of(tensor), "ullage_pinned", False)
+
+    def counting(self) -> TorchDispatchMode:
+        """A `with` inside which operators that a handler calls are counted like the user's own."""
+        return self.mode

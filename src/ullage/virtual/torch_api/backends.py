@@ -1,0 +1,77 @@
+"""torch.backends.cuda and torch.backends.cudnn: their switches work, and both are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.backends import ContextProp
+
+from ullage.virtual.kernels.plan import RULES
+from ullage.virtual.operators.registry import HANDLERS
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.state import GPUState
+
+CUDNN_VERSION = 91900
+_FLATTEN = "aten._cudnn_rnn_flatten_weight.default"
+
+
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    """Put the backends in place."""
+    limit = [10]  # aten/src/ATen/Context.h, benchmark_limit_cudnn
+
+    def get_limit() -> int:
+        return limit[0]
+
+    def set_limit(number: int) -> None:
+        limit[0] = number
+
+    cudnn: Any = torch.backends.cudnn
+    replacements.put(cudnn.m, "_init", lambda: True)
+    replacements.put(cudnn.m, "__cudnn_version", CUDNN_VERSION)
+    limit_switch = ContextProp(get_limit, set_limit)
+    replacements.put(type(cudnn), "benchmark_limit", limit_switch)
+    replacements.put_all(
+        torch._C,
+        {
+            "_has_cudnn": True,
+            "_cuda_get_cudnn_benchmark_limit": get_limit,
+            "_cuda_set_cudnn_benchmark_limit": set_limit,
+            "_is_flash_attention_available": lambda: True,
+        },
+    )
+    _remember_preference(replacements, "linalg")
+    _remember_preference(replacements, "blas")
+    # Weights are flattened for cuDNN where there is a rule that says what that takes.
+    replacements.put(torch, "_use_cudnn_rnn_flatten_weight", lambda: _FLATTEN in RULES or _FLATTEN in HANDLERS)
+    _put_plan_cache(replacements)
+
+
+def _remember_preference(replacements: Replacements, library: str) -> None:
+    """`preferred_linalg_library("magma")`: a build without MAGMA refuses it, the virtual GPU remembers it."""
+    getter, setter = f"_get_{library}_preferred_backend", f"_set_{library}_preferred_backend"
+    if not hasattr(torch._C, getter):
+        return
+    preferred = [getattr(torch._C, getter)()]
+    replacements.put(torch._C, getter, lambda: preferred[0])
+    replacements.put(torch._C, setter, lambda backend: preferred.__setitem__(0, backend))
+
+
+class _PlanCache:
+    """A cuFFT plan cache that stays empty."""
+
+    def __init__(self) -> None:
+        self.size, self.max_size = 0, 4096  # aten/src/ATen/native/cuda/CuFFTPlanCache.h
+
+    def clear(self) -> None:
+        """Nothing to clear."""
+
+
+def _put_plan_cache(replacements: Replacements) -> None:
+    manager: Any = torch.backends.cuda.cufft_plan_cache
+    before, manager.caches[:] = list(manager.caches), [_PlanCache()]
+
+    def put_back() -> None:
+        manager.caches[:] = before
+
+    replacements.on_undo(put_back)

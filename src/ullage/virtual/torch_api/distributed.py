@@ -1,0 +1,198 @@
+"""torch.distributed with one process: collectives have nobody to talk to, but DistributedDataParallel keeps buckets.
+
+Any backend becomes PyTorch's own stand-in that does nothing. More than one process is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch
+import torch.distributed
+
+from ullage.virtual.operators.registry import handler
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.state import GPUState
+
+_c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
+_SEVERAL = "run it for one process with the batch that one GPU gets: every GPU of such a run takes about as much"
+_NCCL = "torch.distributed has one process here; what NCCL itself takes, outside PyTorch's allocator, is not counted"
+
+
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    """Put the process group of one in place."""
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed import distributed_c10d
+
+    homes: tuple[Any, Any] = (torch.distributed, distributed_c10d)
+    for name, value in (_process_group(gpu, distributed_c10d) | _object_collectives(distributed_c10d)).items():
+        for home in homes:
+            replacements.put(home, name, value)
+    for home in homes:
+        replacements.put(home, "is_nccl_available", lambda: True)
+    # What DistributedDataParallel logs of its run needs CUDA's timers; its reducer starts them by counting iterations.
+    replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
+    if torch.version.cuda:
+        replacements.put(homes[0].Reducer, "prepare_for_forward", lambda self: None)
+    replacements.on_undo(_end_stand_in)
+    for module in ("torch.distributed.fsdp.fully_sharded_data_parallel", "torch.distributed.fsdp._fully_shard"):
+        replacements.when_imported(module, lambda loaded: _refuse_sharding(gpu, replacements, loaded))
+
+
+_asked_for: list[str] = []  # the backend of the group that stands, as it was named
+
+
+def _process_group(gpu: GPUState, home: Any) -> dict[str, Any]:
+    init, get_backend, destroy = home.init_process_group, home.get_backend, home.destroy_process_group
+
+    def init_process_group(
+        backend: Any = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        """`torch.distributed.init_process_group`."""
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the stand-in)
+
+        processes = _processes(init_method, world_size, store)
+        if processes > 1:
+            gpu.refuse(f"torch.distributed with {processes} processes", _SEVERAL)
+        gpu.note("distributed", _NCCL)
+        init("fake", store=_c10d.HashStore(), rank=0, world_size=1)
+        _asked_for.append(str(backend or "nccl").split(":")[-1])
+
+    def backend_of(group: Any = None) -> str:
+        """`torch.distributed.get_backend`."""
+        found = str(get_backend(group))
+        return _asked_for[-1] if found == "fake" and _asked_for else found
+
+    def destroy_process_group(group: Any = None) -> None:
+        """`torch.distributed.destroy_process_group`."""
+        destroy(group)
+        if group is None:
+            _asked_for.clear()
+
+    return {
+        "init_process_group": init_process_group,
+        "get_backend": backend_of,
+        "destroy_process_group": destroy_process_group,
+    }
+
+
+def _processes(init_method: str | None, world_size: int, store: Any) -> int:
+    """How many processes are asked for, found and checked in PyTorch's order: argument, address, environment."""
+    if world_size > 0:
+        return world_size
+    if init_method and not init_method.startswith("env://"):
+        return int(parse_qs(urlparse(init_method).query).get("world_size", ["1"])[0])
+    if store is None:
+        for name in ("RANK", "WORLD_SIZE"):
+            if name not in os.environ:
+                raise ValueError(
+                    f"Error initializing torch.distributed using env:// rendezvous: "
+                    f"environment variable {name} expected, but not set"
+                )
+        return int(os.environ["WORLD_SIZE"])
+    return 1
+
+
+def _object_collectives(home: Any) -> dict[str, Any]:
+    """Python objects stay as they are: through the GPU they would lose their data."""
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        object_list[0] = obj
+
+    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **options: Any) -> None:
+        if object_gather_list:
+            object_gather_list[0] = obj
+
+    def broadcast_object_list(object_list: list[Any], *args: Any, **options: Any) -> None:
+        return
+
+    def scatter_object_list(output: list[Any], inputs: list[Any] | None = None, *args: Any, **options: Any) -> None:
+        if inputs:
+            output[0] = inputs[0]
+
+    made = {
+        "all_gather_object": all_gather_object,
+        "gather_object": gather_object,
+        "broadcast_object_list": broadcast_object_list,
+        "scatter_object_list": scatter_object_list,
+    }
+    return {name: _if_alone(home, value, getattr(home, name)) for name, value in made.items()}
+
+
+def _if_alone(home: Any, here: Any, original: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
+        return (here if _asked_for else original)(*args, **options)
+
+    return call
+
+
+def _end_stand_in() -> None:
+    if _asked_for and torch.distributed.is_initialized():
+        sys.modules["torch.distributed.distributed_c10d"].destroy_process_group()
+    _asked_for.clear()
+
+
+def _refuse_sharding(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        gpu.refuse("FSDP", "its shards depend on the number of GPUs; estimate the model on one GPU without it")
+
+    if hasattr(module, "FullyShardedDataParallel"):
+        replacements.put(module.FullyShardedDataParallel, "__init__", refuse)
+    if hasattr(module, "fully_shard") and not isinstance(module.fully_shard, ModuleType):
+        replacements.put(module, "fully_shard", refuse)
+        for home in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
+            loaded = sys.modules.get(home)
+            if loaded is not None:
+                replacements.put_existing(loaded, "fully_shard", refuse)
+
+
+# Collective operators of a process group of one: what comes out is what went in, and nothing is sent.
+
+# torch/csrc/distributed/c10d/Ops.cpp; their outputs are their first argument, written in place
+_NAMES = sorted(
+    {schema.name.split("::")[1] for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")}
+)
+
+
+@handler(*(f"c10d.{name}.default" for name in _NAMES))
+def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Copy the inputs to the outputs, where they are not the same tensors, and answer that it is done."""
+    targets = list(_tensors(args[0]))
+    if not any(tensor.is_cuda for tensor in targets):
+        return gpu.host.call(func, args, kwargs)
+    sources = list(_tensors(args[1])) if len(args) > 1 else []
+    with gpu.counting(), torch.no_grad():
+        for target, source in zip(targets, sources, strict=False):
+            target.copy_(source.view_as(target))
+            gpu.values.copied(source, target)
+    returned = len(func._schema.returns)
+    done = _work_that_is_done(targets)
+    return None if returned == 0 else done if returned == 1 else (args[0], done)
+
+
+def _work_that_is_done(results: list[torch.Tensor]) -> Any:
+    c10d: Any = torch._C._distributed_c10d
+    future: Any = torch.futures.Future()
+    future.set_result(results)
+    return c10d._create_work_from_future(future).boxed()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,58 @@
+"""What `torch.cuda` and its neighbours answer while a virtual GPU is in use.
+
+PyTorch's own Python code stays in place wherever it can: what it asks of its C++ part is replaced
+(`torch._C._cuda_...`), so that a CPU build, a CUDA build and a machine with a GPU give the same answers. Each
+module here has one subject and puts its replacements into one list; leaving the `with` statement takes them back in
+the opposite order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.state import GPUState
+from ullage.virtual.torch_api import (
+    backends,
+    device,
+    distributed,
+    memory,
+    random,
+    refusals,
+    saving,
+    streams,
+    tensors,
+    torchvision,
+)
+
+_PARTS = (  # in this order: later ones build on what earlier ones put in place
+    device.install,
+    memory.install,
+    streams.install_events,
+    streams.install,
+    device.install_accelerator,
+    random.install,
+    backends.install,
+    tensors.install_construction,
+    tensors.install,
+    saving.install,
+    refusals.install_scripting,
+    tensors.install_legacy_types,
+    device.install_data_parallel,
+    streams.install_threads,
+    refusals.install,
+    distributed.install,
+)
+
+
+def install_torch_api(gpu: GPUState) -> Callable[[], None]:
+    """Put the virtual GPU's answers in place; returns what takes them away again."""
+    torchvision.make_torchvision_importable()
+    replacements = Replacements()
+    try:
+        for install_part in _PARTS:
+            install_part(gpu, replacements)
+    except BaseException:
+        replacements.undo()
+        raise
+    return replacements.undo

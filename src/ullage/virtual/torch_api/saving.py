@@ -1,0 +1,238 @@
+"""torch.save and torch.load.
+
+Saved: tensors of the virtual GPU have no data, so one element of each is written, expanded to the right
+shape; the file says "cuda:0" and can be loaded anywhere. Loaded: the storages are read to the CPU, and those
+whose location maps to "cuda" become storages of the virtual GPU, shared where they were shared.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+from torch import serialization
+
+from ullage.virtual.kernels.plan import contiguous_strides
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.state import GPUState
+from ullage.virtual.torch_api.tensors import view_of
+
+_storage_of: Any = torch._C.TensorBase.untyped_storage
+_in_use: list[GPUState] = []
+_rebuild_original: Any = torch._utils._rebuild_tensor
+_reduce_original: Any = torch.Tensor._reduce_ex_internal
+
+
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    """Put the two directions in place."""
+    _in_use.append(gpu)
+    replacements.on_undo(lambda: _in_use.remove(gpu))
+    entry = (0, _tag, _restore)
+    serialization._package_registry.insert(0, entry)
+    replacements.on_undo(lambda: serialization._package_registry.remove(entry))
+    replacements.put(torch.Tensor, "_reduce_ex_internal", _reduce)
+    replacements.put(torch._utils, "_rebuild_tensor", rebuild_tensor)
+    replacements.put(torch.UntypedStorage, "cuda", _storage_to_gpu)
+
+
+def _tag(storage: Any) -> str | None:
+    """The location that is written to the file."""
+    location: str | None = getattr(storage, "ullage_location", None)
+    return location
+
+
+def _restore(storage: Any, location: Any) -> Any:
+    """A storage that was read: mark it if it belongs on the GPU."""
+    place = location.decode() if isinstance(location, bytes) else str(location)
+    if not place.startswith("cuda"):
+        return None
+    index = torch.device(place).index or 0
+    if index > 0:
+        raise RuntimeError(
+            f"Attempting to deserialize object on CUDA device {index} but torch.cuda.device_count() is 1. "
+            "Please use torch.load with map_location to map your storages to an existing device."
+        )
+    return _storage_to_gpu(storage)
+
+
+def _storage_to_gpu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    """`UntypedStorage.cuda()`, which a `map_location` function calls: marked, moved with its first tensor."""
+    if self.device.type == "cpu":
+        self.ullage_to_gpu = True
+    return self
+
+
+def rebuild_tensor(storage: Any, storage_offset: int, size: Any, stride: Any) -> torch.Tensor:
+    """A tensor over a storage that was read."""
+    untyped = storage._untyped_storage
+    if not (_in_use and getattr(untyped, "ullage_to_gpu", False)):
+        tensor: torch.Tensor = _rebuild_original(storage, storage_offset, size, stride)
+        if _in_use and tensor.numel() > untyped.nbytes() // storage.dtype.itemsize and not any(stride):
+            return torch.ones(tuple(size), dtype=storage.dtype)  # written without data, see _reduce
+        return tensor
+    gpu = _in_use[-1]
+    source: torch.Tensor = _rebuild_original(storage, storage_offset, size, stride)
+    length = untyped.nbytes() // storage.dtype.itemsize
+    if source.numel() > length and not any(stride):
+        stride, length = contiguous_strides(size), source.numel()  # written from a virtual GPU, see _reduce
+    bases = untyped.__dict__.setdefault("ullage_bases", {})
+    base = bases.get((storage.dtype, length))
+    if base is None:
+        base = gpu.memory.tensor((length,), (1,), storage.dtype, length * storage.dtype.itemsize)
+        bases[storage.dtype, length] = base
+    made = view_of(base, size, stride, storage_offset)
+    gpu.values.copied(source, made)
+    return made
+
+
+def _reduce(self: torch.Tensor, proto: int) -> Any:
+    """How a tensor is pickled."""
+    if self.layout is not torch.strided or not _in_use:
+        return _reduce_original(self, proto)
+    gpu = _in_use[-1]
+    if not self.is_cuda:
+        return _reduce_on_host(gpu, self, proto)
+    known = gpu.values.known(self)
+    with torch.no_grad():
+        if known is not None:
+            stand_in = known.detach().clone()
+        else:
+            gpu.note("saving", "tensors of the virtual GPU were saved: shapes and types, without data")
+            stand_in = _one_element(self).expand(self.shape)
+    _storage_of(stand_in).ullage_location = "cuda:0"
+    function, args = _reduce_original(stand_in, proto)
+    place = next(number for number, value in enumerate(args) if isinstance(value, bool))
+    return function, (*args[:place], self.requires_grad, *args[place + 1 :])
+
+
+def _reduce_on_host(gpu: GPUState, tensor: torch.Tensor, proto: int) -> Any:
+    """A CPU tensor that nobody has looked at (weights copied from the GPU, for one) is not filled to be saved."""
+    if not gpu.host.is_unfilled(tensor) or not tensor.numel():
+        return _reduce_original(tensor, proto)
+    function, args = _reduce_original(_one_element(tensor).expand(tensor.shape), proto)
+    place = next(number for number, value in enumerate(args) if isinstance(value, bool))
+    return function, (*args[:place], tensor.requires_grad, *args[place + 1 :])
+
+
+def _one_element(tensor: torch.Tensor) -> torch.Tensor:
+    """One element for a whole storage, so that tensors which share memory share it in the file too."""
+    storage = _storage_of(tensor)
+    elements = storage.__dict__.setdefault("ullage_elements", {})
+    element = elements.get(tensor.dtype)
+    if element is None:
+        element = elements[tensor.dtype] = torch.ones((), device="cpu").to(tensor.dtype)
+    made: torch.Tensor = element
+    return made
+
+
+rebuild_tensor.__name__ = rebuild_tensor.__qualname__ = (
+    "_rebuild_tensor"  # PyTorch's list of safe functions goes by name
+)
+rebuild_tensor.__module__ = "torch._utils"
+
+
+# safetensors writes tensors by itself, outside PyTorch: here its files get shapes without data, and can be read back.
+#
+# The stand-in files are `torch.save`'s, under the name that the script gave; files of others are read as ever.
+
+
+def install_safetensors(replacements: Replacements) -> None:
+    """Put the functions of `safetensors` in place as soon as it is imported."""
+    replacements.when_imported("safetensors.torch", lambda module: _functions(module, replacements))
+    replacements.when_imported("safetensors", lambda module: _opening(module, replacements))
+
+
+def _functions(module: ModuleType, replacements: Replacements) -> None:
+    load_file = module.load_file
+
+    def save_file(tensors: Any, filename: Any, metadata: Any = None, **options: Any) -> None:
+        torch.save(
+            {"tensors": {name: tensor.detach() for name, tensor in tensors.items()}, "metadata": metadata}, filename
+        )
+
+    def load(filename: Any, device: Any = "cpu", **options: Any) -> Any:
+        if not _is_stand_in(filename):
+            return load_file(filename, device=device, **options)
+        return _content(filename, device)["tensors"]
+
+    replacements.put_all(module, {"save_file": save_file, "load_file": load})
+
+
+def _opening(module: ModuleType, replacements: Replacements) -> None:
+    original = module.safe_open
+
+    def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
+        if framework != "pt" or not _is_stand_in(filename):
+            return original(filename, framework, device, **options)
+        return _StandIn(filename, device)
+
+    replacements.put(module, "safe_open", safe_open)
+
+
+def _is_stand_in(filename: Any) -> bool:
+    return os.path.isfile(filename) and zipfile.is_zipfile(filename)
+
+
+def _content(filename: Any, device: Any) -> Any:
+    place = f"cuda:{device}" if isinstance(device, int) else str(device)
+    with open(filename, "rb") as file:  # by its name, PyTorch would take it for a file of safetensors
+        return torch.load(file, map_location=place, weights_only=False)
+
+
+class _StandIn:
+    """What `safe_open` returns for a file of ours."""
+
+    def __init__(self, filename: Any, device: Any) -> None:
+        content = _content(filename, device)
+        self._tensors, self._metadata = content["tensors"], content["metadata"]
+
+    def __enter__(self) -> _StandIn:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+        return
+
+    def keys(self) -> list[str]:
+        """The names of the tensors."""
+        return list(self._tensors)
+
+    offset_keys = keys
+
+    def metadata(self) -> Any:
+        """What was saved beside them."""
+        return self._metadata
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """One tensor."""
+        tensor: torch.Tensor = self._tensors[name]
+        return tensor
+
+    def get_slice(self, name: str) -> Any:
+        """One tensor, to be indexed."""
+        return _Slice(self._tensors[name])
+
+
+class _Slice:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._tensor[index]
+
+    def get_shape(self) -> list[int]:
+        """The size of the tensor."""
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """The type, in safetensors' words."""
+        names = {
+            torch.float32: "F32",
+            torch.float16: "F16",
+            torch.bfloat16: "BF16",
+            torch.int64: "I64",
+            torch.bool: "BOOL",
+        }
+        return names.get(self._tensor.dtype, "F32")

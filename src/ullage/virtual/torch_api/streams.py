@@ -1,0 +1,369 @@
+"""Streams. The allocator keeps free blocks by stream and is told the current one.
+
+In CUDA the current stream belongs to a thread. As long as one thread chooses streams, the memory's `stream`
+is a plain attribute; when a second one does, it becomes a property that knows the thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import time
+from typing import Any
+
+import torch
+from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ullage.virtual.memory import DeviceMemory
+from ullage.virtual.native import backward_in_calling_thread
+from ullage.virtual.operators.registry import handler
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.state import GPUState
+
+# Events: they remember the host's time, since nothing runs on the virtual GPU.
+
+_EVENT_HANDLES = 0x5600_0000_0000  # where imitated cudaEvent_t lie
+_Event: Any = torch.Event
+_events_in_use: list[GPUState] = []
+
+
+class AnyEvent(_Event):  # type: ignore[misc]
+    """`torch.Event` while a virtual GPU is in use: it remembers the host's time."""
+
+    def __new__(cls, device: Any = None, *, enable_timing: bool = False, **named: Any) -> Any:
+        kind = torch.device("cuda" if device is None else "cuda:0" if isinstance(device, int) else device).type
+        if kind != "cuda":
+            return _Event(device=device, enable_timing=enable_timing, **named)
+        event = _Event.__new__(cls, device="cuda", enable_timing=enable_timing)
+        event._timed, event._when = enable_timing, None
+        return event
+
+    def record(self, stream: Any = None) -> None:
+        """Note the time."""
+        self._when = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Everything is done as soon as it is asked for."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds that the host took between two events; nothing ran on the virtual GPU."""
+        if not (self._timed and end_event._timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._when is None or end_event._when is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if _events_in_use:
+            note = "the time between CUDA events was asked for; it is the host's, not a GPU's"
+            _events_in_use[-1].note("time", note)
+        return float(max(1e-3, (end_event._when - self._when) * 1e3))
+
+    def ipc_handle(self) -> Any:
+        """Events are not shared between processes."""
+        _events_in_use[-1].refuse("an event shared between processes", "use one process")
+
+    @property
+    def cuda_event(self) -> int:
+        """The handle; 0 before the first record."""
+        return 0 if self._when is None else _EVENT_HANDLES + (id(self) & 0xFFFF_FFFF)
+
+    event_id = cuda_event
+
+
+class CudaEvent(AnyEvent):
+    """`torch.cuda.Event` while a virtual GPU is in use."""
+
+    def __new__(
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> Any:
+        return super().__new__(cls, enable_timing=enable_timing)
+
+    @property
+    def _as_parameter_(self) -> Any:
+        return ctypes.c_void_p(self.cuda_event)
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {self.cuda_event:#x}>" if self.cuda_event else "<torch.cuda.Event uninitialized>"
+
+
+def install_events(gpu: GPUState, replacements: Replacements) -> None:
+    """Put the events in place."""
+    _events_in_use.append(gpu)
+    replacements.on_undo(lambda: _events_in_use.remove(gpu))
+    original: Any = torch.cuda.Event
+    if original is not CudaEvent:  # code that imported the class before gets the same events from it
+        replacements.put(original, "__new__", staticmethod(lambda cls, *args, **named: CudaEvent(*args, **named)))
+    replacements.put(torch.cuda, "Event", CudaEvent)
+    replacements.put(torch.cuda.streams, "Event", CudaEvent)
+    replacements.put(torch, "Event", AnyEvent)
+
+
+for _event_kind, _module in ((AnyEvent, "torch"), (CudaEvent, "torch.cuda.streams")):
+    _event_kind.__name__ = _event_kind.__qualname__ = "Event"
+    _event_kind.__module__ = _module
+
+
+_CUDA = 1  # c10/core/DeviceType.h
+_POOL = 32  # c10/cuda/CUDAStream.cpp, kStreamsPerPool: streams are handed out in turn from pools of 32
+_FIRST_EXTERNAL = 1000
+_HANDLES = 0x5500_0000_0000  # where imitated cudaStream_t lie
+_Stream: Any = torch.Stream
+
+
+class _MemoryOfManyThreads(DeviceMemory):
+    """A memory whose current stream differs by thread."""
+
+    stream_of_thread: threading.local
+
+    @property
+    def stream(self) -> int:
+        return getattr(self.stream_of_thread, "number", 0)
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        self.stream_of_thread.number = number
+
+
+class Streams:
+    """The streams of one virtual GPU."""
+
+    def __init__(self, gpu: GPUState) -> None:
+        self.gpu = gpu
+        self._made = [0, 0]
+        self._external: dict[int, int] = {}
+        self._home = threading.get_ident()
+
+    def new(self, priority: int) -> int:
+        """The number of a new stream; after 32 of a priority they come again."""
+        pool = 1 if priority < 0 else 0
+        number = 1 + pool * _POOL + self._made[pool] % _POOL
+        self._made[pool] += 1
+        return number
+
+    def external(self, pointer: int) -> int:
+        """The number of a stream that another library made."""
+        return self._external.setdefault(pointer, _FIRST_EXTERNAL + len(self._external)) if pointer else 0
+
+    def current(self) -> int:
+        """The number of the current stream of this thread."""
+        return self.gpu.memory.stream
+
+    def set_current(self, number: int) -> None:
+        """Make a stream current in this thread."""
+        memory = self.gpu.memory
+        if threading.get_ident() != self._home and not isinstance(memory, _MemoryOfManyThreads):
+            known, local = memory.stream, threading.local()
+            memory.__class__ = _MemoryOfManyThreads
+            memory.stream_of_thread = local  # type: ignore[attr-defined]
+            if known:
+                self.gpu.note("streams", "a second thread chose a stream while the first was not on its default stream")
+        memory.stream = number
+        if number:
+            self.gpu.note("streams", "side streams were used; a backward pass is counted on the stream that is current")
+
+
+_in_use: list[Streams] = []
+
+
+class AnyStream(_Stream):  # type: ignore[misc]
+    """`torch.Stream` while a virtual GPU is in use."""
+
+    def __new__(cls, device: Any = None, *, priority: int = 0, **named: Any) -> Any:
+        if "stream_id" in named:
+            return _Stream.__new__(cls, **named)
+        kind = torch.device("cuda" if device is None else "cuda:0" if isinstance(device, int) else device).type
+        if kind != "cuda":
+            return _Stream(device=device, priority=priority)
+        number = _in_use[-1].new(priority)
+        stream = _Stream.__new__(cls, stream_id=number, device_index=0, device_type=_CUDA)
+        stream._priority = priority
+        return stream
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle, as other libraries want it; 0 is the default stream."""
+        return _HANDLES + self.stream_id * 64 if self.stream_id else 0
+
+    native_handle = cuda_stream
+
+    @property
+    def priority(self) -> int:
+        """0, or less for a stream of higher priority."""
+        return max(-1, min(0, getattr(self, "_priority", 0)))
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The lowest and the highest priority."""
+        return 0, -5
+
+    def query(self) -> bool:
+        """Everything is done as soon as it is asked for."""
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Note the time."""
+        event = CudaEvent() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Any:
+        before = self.__dict__.setdefault("_before", [])
+        before.append(_in_use[-1].current())
+        _in_use[-1].set_current(self.stream_id)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _in_use[-1].set_current(self._before.pop())
+
+
+class CudaStream(AnyStream):
+    """`torch.cuda.Stream` while a virtual GPU is in use."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Any:
+        pointer = named.pop("stream_ptr", None)
+        if pointer is not None:
+            named = {"stream_id": _in_use[-1].external(pointer), "device_index": 0, "device_type": _CUDA}
+        return super().__new__(cls, device, priority=priority, **named)
+
+    @property
+    def _as_parameter_(self) -> Any:
+        return ctypes.c_void_p(self.cuda_stream)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.cuda_stream
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class CudaExternalStream(CudaStream):
+    """`torch.cuda.ExternalStream` while a virtual GPU is in use."""
+
+    def __new__(cls, stream_ptr: int, device: Any = None, **named: Any) -> Any:
+        return super().__new__(cls, device, stream_ptr=stream_ptr, **named)
+
+
+def install(gpu: GPUState, replacements: Replacements) -> None:
+    """Put the streams and events in place."""
+    streams = Streams(gpu)
+    _in_use.append(streams)
+    replacements.on_undo(lambda: _in_use.remove(streams))
+
+    def numbered(number: int) -> Any:
+        return CudaStream(stream_id=number, device_index=0, device_type=_CUDA)
+
+    replacements.put_all(
+        torch._C,
+        {
+            "_cuda_getCurrentStream": lambda device=0: (streams.current(), 0, _CUDA),
+            "_cuda_getDefaultStream": lambda device=0: (0, 0, _CUDA),
+            "_cuda_getCurrentRawStream": lambda device=0: numbered(streams.current()).cuda_stream,
+            "_cuda_getStreamFromExternal": lambda pointer, device=0: (streams.external(pointer), 0, _CUDA),
+            "_cuda_setStream": lambda stream_id, device_index=0, device_type=_CUDA: streams.set_current(stream_id),
+            "_accelerator_getStream": lambda device=0: numbered(streams.current()),
+            "_accelerator_setStream": lambda stream: streams.set_current(stream.stream_id),
+        },
+    )
+    # Code that imported the classes before the `with` statement gets the same streams from the old names.
+    for name, stand_in in (
+        ("Stream", CudaStream),
+        ("ExternalStream", CudaExternalStream),
+    ):
+        original = getattr(torch.cuda, name)
+        if original is not stand_in:
+            replacements.put(original, "__new__", _maker(stand_in))
+        replacements.put(torch.cuda, name, stand_in)
+        replacements.put(torch.cuda.streams, name, stand_in)
+    replacements.put(torch, "Stream", AnyStream)
+
+
+def _maker(kind: Any) -> Any:
+    return staticmethod(lambda cls, *args, **named: kind(*args, **named))
+
+
+for _kind, _name, _module in (
+    (AnyStream, "Stream", "torch"),
+    (CudaStream, "Stream", "torch.cuda.streams"),
+    (CudaExternalStream, "ExternalStream", "torch.cuda.streams"),
+):
+    _kind.__name__ = _kind.__qualname__ = _name
+    _kind.__module__ = _module
+
+
+@handler("aten.record_stream.default")
+def record_stream(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Delays the reuse of a block until another stream is done; taken as done at once."""
+    gpu.note("streams", "record_stream was followed without its delay")
+
+
+# Threads that are started while a virtual GPU is in use see it too.
+#
+# Dispatch modes belong to a thread. A DataLoader's thread that pins memory, or a user's thread that copies
+# ahead, would have none and ask the real CUDA. Here each gets a mode of its own that passes on to the virtual
+# GPU's. Not covered: threads that were started before the `with` statement.
+
+
+class _ModeOfThread(TorchDispatchMode):
+    """The virtual GPU's mode in another thread; after the `with` statement, operators run as they are."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, gpu: GPUState, left: threading.Event) -> None:
+        super().__init__()
+        self._gpu, self._left = gpu, left
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._left.is_set():
+            return func(*args, **(kwargs or {}))
+        return self._gpu.mode.__torch_dispatch__(func, types, args, kwargs)
+
+
+def install_threads(gpu: GPUState, replacements: Replacements) -> None:
+    """Let `threading.Thread.start` give the new thread its mode."""
+    original = threading.Thread.start
+    left = threading.Event()
+    replacements.on_undo(left.set)
+
+    @functools.wraps(original)
+    def start(self: threading.Thread) -> None:
+        if "ullage_run" not in self.__dict__:
+            run = self.__dict__["ullage_run"] = self.run
+
+            def run_with_mode() -> None:
+                with backward_in_calling_thread():
+                    _push_on_torch_dispatch_stack(_ModeOfThread(gpu, left))
+                    try:
+                        run()
+                    finally:
+                        _pop_torch_dispatch_stack(None)
+                        for name in ("run", "ullage_run"):  # a thread that is over keeps nothing alive
+                            self.__dict__.pop(name, None)
+
+            self.run = run_with_mode  # type: ignore[method-assign]
+        original(self)
+
+    replacements.put(threading.Thread, "start", start)

@@ -1,0 +1,96 @@
+"""When a training loop's memory has settled: an iteration asked for exactly what the one before it asked for.
+
+From then on nothing new happens, except that the allocator's free blocks may still be cut up further. So the last
+iteration's requests are repeated on the allocator alone until its reserved memory no longer grows, which costs
+milliseconds, and the loop can be stopped.
+"""
+
+from __future__ import annotations
+
+from ullage.units import MIB, format_bytes
+from ullage.virtual.state import GPUState
+
+MOST_REPEATED_CALLS = 200_000  # allocator calls; a second's work
+QUIET_REPETITIONS = 2
+MOST_REPETITIONS = 20
+MOST_UNLIKE = 4  # iterations of equal sizes whose frees cannot be repeated
+LEAST_GROWTH = MIB  # bytes an iteration that are worth a note
+
+
+class Settled(BaseException):
+    """Ends the training function from inside its optimizer step; not an `Exception`, so that code does not catch it."""
+
+
+class Settling:
+    """Watches one run; give `after_step` to `Progress.on_step`.
+
+    `steps` is the least number of optimizer steps, `most_steps` how many to watch if the requests never repeat.
+    """
+
+    def __init__(self, gpu: GPUState, steps: int = 3, most_steps: int = 30) -> None:
+        self._gpu = gpu
+        self._steps, self._most_steps = steps, max(steps, most_steps)
+        self._marks: list[int] = [len(gpu.memory.requests)]
+        self._in_use: list[int] = [0]
+        self._unlike = 0
+
+    def after_step(self) -> None:
+        """One optimizer step is done; raises `Settled` when nothing new is to be expected."""
+        if self.is_settled():
+            raise Settled
+
+    def is_settled(self, go_on: bool = False) -> bool:
+        """One optimizer step is done: whether nothing new is to be expected of the next ones.
+
+        With `go_on` the run can continue afterwards, from the state that the settled loop has.
+        """
+        memory = self._gpu.memory
+        self._marks.append(len(memory.requests))
+        self._in_use.append(memory.allocator.allocated)
+        done = len(self._marks) - 1
+        if done < self._steps:
+            return False
+        period = self._period()
+        if period is not None:
+            requests = memory.requests[self._marks[-1 - period] :]
+            if memory.can_repeat(requests):
+                self._note_growth(period)
+                self._repeat(requests, go_on)
+                return True
+            self._unlike += 1  # the same sizes, but other tensors were let go: the next iterations may be alike
+            if self._unlike > MOST_UNLIKE:
+                return True
+        if done >= self._most_steps:
+            self._gpu.note("settling", f"the requests did not repeat within {done} optimizer steps; stopped there")
+            return True
+        return False
+
+    def _note_growth(self, period: int) -> None:
+        """A loop that keeps tensors of past steps needs more the longer it runs."""
+        now, before, first = (self._in_use[-1 - back * period] for back in range(3))
+        growth = now - before
+        if growth >= LEAST_GROWTH and growth == before - first:
+            self._gpu.note(
+                "growth",
+                f"memory in use grows by {format_bytes(growth)} in each iteration: something keeps tensors of past "
+                f"iterations, and the longer it runs the more it needs (followed for {MOST_REPETITIONS} iterations)",
+            )
+
+    def _period(self) -> int | None:
+        """After how many optimizer steps the requests repeat: 1, or more for several optimizers and accumulation."""
+        requests, marks = self._gpu.memory.requests, self._marks
+        for period in range(1, min(8, (len(marks) - 1) // 2) + 1):
+            middle = marks[-1 - period]
+            last = _sizes(requests[middle:])
+            if last and last == _sizes(requests[marks[-1 - 2 * period] : middle]):
+                return period
+        return None
+
+    def _repeat(self, requests: list[int], go_on: bool) -> None:
+        times = min(MOST_REPETITIONS, MOST_REPEATED_CALLS // max(1, len(requests)))
+        self._gpu.memory.repeat(requests, times, QUIET_REPETITIONS, go_on)
+
+
+def _sizes(requests: list[int]) -> list[int]:
+    """What was asked for, without the frees: how long ago a block was taken differs once more after the first time."""
+    return [number for number in requests if number > 0]

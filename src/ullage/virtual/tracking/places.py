@@ -1,0 +1,188 @@
+"""Who asks for memory: the operator, the module and the pass (forward, backward, optimizer) of every request.
+
+PyTorch calls the hooks of this file at the beginning and end of every module's forward pass, which gives the module
+there. In the backward pass the running node says it: nodes are numbered in the order in which the forward pass made
+them, so the module whose forward pass had begun, and not ended, at that number is the one that the node belongs to.
+
+No module is kept alive by this: what a program lets go of must be freed when it would be on a real GPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+
+from ullage.virtual.state import GPUState
+
+OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
+PASSES = ("outside", "forward", "backward", "optimizer")
+NOWHERE = 0  # the module of what is asked for outside of any module
+# Nodes that add up a weight's gradient have no number of their own; they run right after the one that made it.
+_NO_NUMBER = 2**64 - 1
+
+_graph_task = torch._C._current_graph_task_id
+_current_node: Any = torch._C._current_autograd_node
+_sequence: Any = torch._C._autograd._get_sequence_nr
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request came from; `module` is a path such as `layer3.4.conv2`, `None` outside of any module."""
+
+    operator: str
+    module: str | None
+    part: str  # one of PASSES
+
+
+class Places:
+    """Gives every request a number that stands for its operator, module and pass."""
+
+    def __init__(self, gpu: GPUState) -> None:
+        self._gpu = gpu
+        self.owners: dict[int, int] = {}  # of parameters, gradients and optimizer state: span index to module number
+        self.follow_owners = False
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        self._paths: list[tuple[str, str]] = [("", "")]  # by module number: the root's class and the path in it
+        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._roots_with_children = 0
+        self._stack: list[tuple[int, int]] = []  # module number and backward pass (-1: none) in which it was called
+        self._sequences: list[int] = []  # of autograd nodes: from here on ...
+        self._modules: list[int] = []  # ... this module was running
+        self._last_backward = NOWHERE
+        self._optimizer: int | None = None
+
+    def current(self) -> int:
+        """The number of the present place."""
+        task = _graph_task()
+        stack = self._stack
+        if stack and stack[-1][1] == task:
+            module, part = stack[-1][0], (FORWARD if task == -1 else BACKWARD)
+        elif task != -1:
+            module, part = self._of_node(), BACKWARD
+        elif self._optimizer is not None:
+            module, part = self._optimizer, OPTIMIZER
+        else:
+            module, part = NOWHERE, OUTSIDE
+        key = (self._gpu.operator, module, part)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._numbers)
+        return number
+
+    def table(self) -> list[tuple[str, int, int]]:
+        """By place number: the operator, the number of the module and the pass."""
+        return list(self._numbers)
+
+    def module_names(self) -> list[str | None]:
+        """By module number: the path; with several models, each path begins with its model's class."""
+        several = self._roots_with_children > 1
+        return [
+            None if not root else root if not path else f"{root}.{path}" if several else path
+            for root, path in self._paths
+        ]
+
+    def place(self, number: int) -> Place:
+        """What a number stands for."""
+        operator, module, part = self.table()[number]
+        return Place(operator, self.module_names()[module], PASSES[part])
+
+    def install(self) -> Callable[[], None]:
+        """Begin to watch; returns what ends it."""
+        handles = [
+            module_hooks.register_module_forward_pre_hook(self._enter),
+            module_hooks.register_module_forward_hook(self._leave, always_call=True),
+            optimizer_hooks.register_optimizer_step_pre_hook(self._begin_step),
+            optimizer_hooks.register_optimizer_step_post_hook(self._end_step),
+        ]
+
+        def remove() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return remove
+
+    def _enter(self, module: Any, args: Any) -> None:
+        number = self._known.get(module)
+        if number is None:
+            number = self._learn(module)
+        self._stack.append((number, _graph_task()))
+        self._mark(number)
+
+    def _leave(self, module: Any, args: Any, out: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        self._mark(self._stack[-1][0] if self._stack else NOWHERE)
+
+    def _mark(self, number: int) -> None:
+        sequence = _sequence()
+        if self._sequences and sequence < self._sequences[-1]:  # another thread: its nodes are numbered anew
+            self._sequences.clear()
+            self._modules.clear()
+        self._sequences.append(sequence)
+        self._modules.append(number)
+
+    def _learn(self, module: Any) -> int:
+        """Name a module that is called for the first time, and with a root all that is below it."""
+        if self._stack:  # made while its parent was running, or kept outside of PyTorch's registry
+            return self._name(module, *self._paths[self._stack[-1][0]], type(module).__name__)
+        root = type(module).__name__
+        children = False
+        for path, below in module.named_modules():
+            children |= path != ""
+            if below not in self._known:
+                self._name(below, root, path)
+        self._roots_with_children += children
+        return self._known[module]
+
+    def _name(self, module: Any, root: str, *path: str) -> int:
+        number = self._known[module] = len(self._paths)
+        self._paths.append((root, ".".join(part for part in path if part)))
+        if self.follow_owners:
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                self._own(tensor, number)
+        return number
+
+    def _of_node(self) -> int:
+        node = _current_node()
+        number = node._sequence_nr() if node is not None else _NO_NUMBER
+        if number != _NO_NUMBER:
+            place = bisect_right(self._sequences, number) - 1
+            self._last_backward = self._modules[place] if place >= 0 else NOWHERE
+        return self._last_backward
+
+    def _begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        name = f"{type(optimizer).__name__}.step()"
+        found = [number for number, (root, path) in enumerate(self._paths) if root == name and not path]
+        if not found:
+            self._paths.append((name, ""))
+        self._optimizer = found[0] if found else len(self._paths) - 1
+        if self.follow_owners:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._own_like(parameter, [parameter.grad])
+
+    def _end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._optimizer = None
+        if self.follow_owners:
+            for parameter, state in optimizer.state.items():
+                if isinstance(state, dict):
+                    self._own_like(parameter, list(state.values()))
+
+    def _own_like(self, parameter: Any, others: list[Any]) -> None:
+        span = self._gpu.memory.span_of(parameter)
+        owner = self.owners.get(span.index) if span is not None else None
+        for other in others:
+            if owner is not None and isinstance(other, torch.Tensor) and other.layout is torch.strided:
+                self._own(other, owner)
+
+    def _own(self, tensor: Any, module: int) -> None:
+        span = self._gpu.memory.span_of(tensor) if tensor.layout is torch.strided else None
+        if span is not None:
+            self.owners.setdefault(span.index, module)  # a shared weight belongs to the module that comes first

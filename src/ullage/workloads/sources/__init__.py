@@ -1,0 +1,4 @@
+"""Where a model comes from: torchvision, timm, transformers, or a factory of one's own.
+
+`build.py` turns a configuration into a model and its task; each other module knows one source.
+"""

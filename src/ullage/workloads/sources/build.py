@@ -1,0 +1,138 @@
+"""From a configuration to a model and what it is trained on."""
+
+from __future__ import annotations
+
+import functools
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ullage.errors import InvalidValue, MissingPackage, UnknownName
+from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+from ullage.workloads.configuration import Configuration
+from ullage.workloads.sources.own import build_own, build_perceptron, own_task, perceptron_task
+from ullage.workloads.sources.transformers import TransformersTask, build_transformers
+from ullage.workloads.sources.vision import build_timm, build_torchvision, timm_task, torchvision_task
+from ullage.workloads.tasks import Task, assume
+
+# What is done to a model before it is trained: layers frozen, low-rank adapters added, activations recomputed.
+
+
+def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    """Parameters whose name matches a pattern, or begins with it, need no gradient.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> freeze(model, ("0",))
+    >>> [parameter.requires_grad for parameter in model.parameters()]
+    [False, False, True, True]
+    """
+    named = dict(model.named_parameters())
+    for pattern in patterns:
+        found = [name for name in named if fnmatchcase(name, pattern) or name.startswith(pattern + ".")]
+        if not found:
+            prefixes = {name.rpartition(".")[0] for name in named} | {name.partition(".")[0] for name in named}
+            raise UnknownName("layer to freeze", pattern, prefixes - {""})
+        for name in found:
+            named[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in named.values()):
+        raise InvalidValue(f"freezing {', '.join(patterns)} leaves nothing to train; use --inference for that")
+
+
+def add_lora(model: nn.Module, rank: int) -> nn.Module:
+    """Adapters of low rank beside every linear layer but the last, by peft; all else is frozen."""
+    try:
+        import peft
+    except ImportError:
+        raise MissingPackage("peft", "LoRA adapters (--lora-rank)") from None
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    if hasattr(model, "get_output_embeddings"):
+        targets: Any = "all-linear"
+    elif len(linear) > 1:
+        targets = linear[:-1]
+    else:
+        raise InvalidValue("LoRA adapters need a model with linear layers before its last one; found none")
+    assume(f"LoRA of rank {rank}, alpha {2 * rank}, beside every linear layer but the last")
+    adapted: nn.Module = peft.get_peft_model(
+        model,
+        peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets),
+    )
+    return adapted
+
+
+def checkpoint_activations(model: Any, configuration: Configuration) -> None:
+    """Keep only the inputs of blocks and compute the rest again in the backward pass, by the model's own means."""
+    if hasattr(model, "gradient_checkpointing_enable"):
+        try:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        except ValueError as error:
+            raise InvalidValue(f"{configuration.model} has no activation checkpointing: {error}") from None
+    elif hasattr(model, "set_grad_checkpointing"):
+        try:
+            model.set_grad_checkpointing(True)
+        except (AssertionError, NotImplementedError) as error:
+            raise InvalidValue(f"{configuration.model} has no activation checkpointing: {error}") from None
+    else:
+        _checkpoint_blocks(model, configuration)
+
+
+def _checkpoint_blocks(model: nn.Module, configuration: Configuration) -> None:
+    """For models without means of their own: every block of several layers that stands in a row of blocks."""
+    blocks = list(_blocks(model))
+    if not blocks:
+        raise InvalidValue(f"{configuration.model} has no blocks in an nn.Sequential to checkpoint; leave it out")
+    for block in blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    assume(f"activation checkpointing over {len(blocks)} blocks of the model, by torch.utils.checkpoint")
+
+
+def _blocks(model: nn.Module) -> Any:
+    for child in model.children():
+        in_a_row = isinstance(model, nn.Sequential)
+        is_block = not isinstance(child, nn.Sequential) and next(child.children(), None) is not None
+        if in_a_row and is_block:
+            yield child
+        else:
+            yield from _blocks(child)
+
+
+_BUILDERS = {
+    "torchvision": (build_torchvision, torchvision_task),
+    "timm": (build_timm, timm_task),
+    "hf": (build_transformers, TransformersTask),
+    "mlp": (build_perceptron, perceptron_task),
+    "own": (build_own, own_task),
+}
+
+
+def build(configuration: Configuration) -> nn.Module:
+    """The model, on the CPU and untrained."""
+    return prepare(configuration)[0]
+
+
+def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
+    """The model as it is trained, on the CPU, and its task."""
+    make_torchvision_importable()  # timm and transformers import it too, also outside a virtual GPU
+    _check(configuration)
+    make_model, make_task = _BUILDERS[configuration.source]
+    model = make_model(configuration)
+    task = make_task(configuration, model)
+    if configuration.checkpointing:
+        checkpoint_activations(model, configuration)
+    if configuration.lora_rank is not None:
+        model = add_lora(model, configuration.lora_rank)
+    if configuration.freeze:
+        freeze(model, configuration.freeze)
+    return model, task
+
+
+def _check(configuration: Configuration) -> None:
+    """Options that a source has no use for must not be ignored."""
+    model, source = configuration.model, configuration.source
+    if configuration.sequence_length is not None and source in ("torchvision", "timm"):
+        raise InvalidValue(f"{model} takes images, not sequences: use --input-shape 3,224,224")
+    if configuration.attention == "eager" and source not in ("timm", "hf"):
+        raise InvalidValue(f"{model} has no eager attention to choose; 'math' is the plain kernel of PyTorch's own")
+    if configuration.config_file is not None and source != "hf":
+        raise InvalidValue(f"{model} has no config file; that is for hf:CLASS. Use --set key=value for its arguments")

@@ -1,0 +1,159 @@
+"""What a model is trained on: a batch of random inputs and targets, the forward pass, and the usual loss.
+
+A task makes its batch on the CPU as a pair (inputs, targets). The training loop moves both to the GPU, one after the
+other, as most people's loops do; `forward` and `loss` are apart because what a loop holds between them counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ullage.errors import InvalidValue
+from ullage.virtual.gpu import current
+
+# What was chosen because nobody said otherwise: it goes into the notes of the virtual GPU in use.
+
+
+def assume(text: str) -> None:
+    """Note an assumption; on a real GPU there is nobody to tell.
+
+    >>> assume("batch size 32")
+    """
+    card = current()
+    if card is not None and text not in card.notes:  # said once: each iteration assumes the same
+        card.note("default", text)
+
+
+AUXILIARY_WEIGHT = 0.4  # of the second classifier of Inception-like networks
+SEGMENTATION_AUXILIARY_WEIGHT = 0.5  # torchvision, references/segmentation/train.py
+BOXES_AN_IMAGE = 8
+
+
+class Task:
+    """Image classification, and what the others have in common.
+
+    >>> inputs, targets = Task([3, 8, 8], 10).batch(2)
+    >>> inputs.shape, targets.shape
+    (torch.Size([2, 3, 8, 8]), torch.Size([2]))
+    """
+
+    def __init__(self, shape: list[int], classes: int) -> None:
+        self.shape, self.classes = shape, classes
+
+    def batch(self, size: int) -> tuple[Any, Any]:
+        """Random inputs and targets on the CPU."""
+        return torch.randn(size, *self.shape), torch.randint(0, self.classes, (size,))
+
+    def forward(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
+        """What the loop holds through the backward pass."""
+        return model(inputs)
+
+    def loss(self, out: Any, targets: Any) -> torch.Tensor:
+        """Cross entropy, also of the second classifier of Inception-like networks."""
+        if not hasattr(out, "logits"):
+            return functional.cross_entropy(out, targets)
+        loss = functional.cross_entropy(out.logits, targets)
+        auxiliary = getattr(out, "aux_logits", None)
+        return loss if auxiliary is None else loss + AUXILIARY_WEIGHT * functional.cross_entropy(auxiliary, targets)
+
+    def predict(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
+        """The forward pass alone, for inference."""
+        return model(inputs)
+
+
+class Segmentation(Task):
+    """A class for every pixel, as torchvision's segmentation models give them."""
+
+    def batch(self, size: int) -> tuple[Any, Any]:
+        """Images and maps of classes."""
+        return torch.randn(size, *self.shape), torch.randint(0, self.classes, (size, *self.shape[-2:]))
+
+    def loss(self, out: Any, targets: Any) -> torch.Tensor:
+        """Cross entropy over pixels, with that of the auxiliary classifier where there is one."""
+        loss = functional.cross_entropy(out["out"], targets)
+        if "aux" in out:
+            loss = loss + SEGMENTATION_AUXILIARY_WEIGHT * functional.cross_entropy(out["aux"], targets)
+        return loss
+
+
+class Detection(Task):
+    """Boxes, as torchvision's detection models take them: a list of images and a list of dictionaries."""
+
+    def batch(self, size: int) -> tuple[Any, Any]:
+        """Images of one size with a few boxes each; masks and key points for the models that train on them."""
+        assume(
+            f"each image has {BOXES_AN_IMAGE} boxes; how many are found depends on data: the most possible are taken"
+        )
+        height, width = self.shape[-2:]
+        return [torch.rand(*self.shape) for _ in range(size)], [self._target(height, width) for _ in range(size)]
+
+    def _target(self, height: int, width: int) -> dict[str, torch.Tensor]:
+        corner = torch.rand(BOXES_AN_IMAGE, 2) * torch.tensor([width / 2, height / 2])
+        size = torch.tensor([width / 4, height / 4])
+        return {
+            "boxes": torch.cat([corner, corner + size], dim=1),
+            "labels": torch.randint(1, self.classes, (BOXES_AN_IMAGE,)),
+            "masks": torch.zeros(BOXES_AN_IMAGE, height, width, dtype=torch.uint8),
+            "keypoints": torch.ones(BOXES_AN_IMAGE, 17, 3),  # the 17 points of COCO
+        }
+
+    def forward(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
+        """The sum of the model's losses."""
+        return sum(model(inputs, targets).values())
+
+    def loss(self, out: Any, targets: Any) -> torch.Tensor:
+        """It came out of the forward pass."""
+        loss: torch.Tensor = out
+        return loss
+
+
+class OwnTask(Task):
+    """A model of one's own: its output decides which loss is the usual one."""
+
+    def __init__(self, shape: list[int] | None, length: int | None, vocabulary: int | None) -> None:
+        super().__init__(shape or [], 0)
+        self.length, self.vocabulary = length, vocabulary
+
+    def batch(self, size: int) -> tuple[Any, Any]:
+        """Random numbers of the shape that was given, or random ids of the length that was given."""
+        if self.length is None:
+            return torch.randn(size, *self.shape), None
+        ids = torch.randint(0, self.vocabulary or 1, (size, self.length))
+        return ids, ids
+
+    def loss(self, returned: Any, targets: Any) -> torch.Tensor:
+        """Cross entropy over classes; a loss that the model gives itself is taken."""
+        out = _main_output(returned)
+        if out.dim() == 0:
+            return out
+        if self.length is not None and out.dim() == 3 and out.shape[1] == self.length:
+            assume("loss: cross entropy over the vocabulary at every place")
+            return functional.cross_entropy(out.flatten(0, 1), targets.flatten())
+        if out.dim() >= 2 and out.shape[1] > 1:
+            assume("loss: cross entropy over the output's second dimension")
+            shape = (out.shape[0], *out.shape[2:])
+            return functional.cross_entropy(out, torch.zeros(shape, dtype=torch.int64, device=out.device))
+        assume("loss: mean squared error, as the output has no classes")
+        return functional.mse_loss(out, torch.zeros_like(out))
+
+
+def _main_output(out: Any) -> torch.Tensor:
+    """The tensor that matters among what a model returned: its loss, its logits, its first output."""
+    for name in ("loss", "logits", "out"):
+        value = out.get(name) if isinstance(out, dict) else getattr(out, name, None)
+        if isinstance(value, torch.Tensor):
+            return value
+    if isinstance(out, dict):
+        out = list(out.values())
+    while isinstance(out, list | tuple) and out:
+        out = out[0]
+    if isinstance(out, torch.Tensor) and (out.is_floating_point() or out.is_complex()):
+        return out
+    raise InvalidValue(
+        f"the model returned {type(out).__name__}; needed a tensor of numbers, or a dictionary or tuple that has one, "
+        "to make a loss of. Write a training function and estimate that: ullage.estimate(train, gpu=...)"
+    )

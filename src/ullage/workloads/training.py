@@ -1,0 +1,174 @@
+"""The standard training loop over a configuration: the same on a real GPU and on a virtual one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ullage.workloads.configuration import Configuration
+from ullage.workloads.optimizers import make_optimizer
+from ullage.workloads.sources.build import prepare
+from ullage.workloads.tasks import Task
+
+_ATTENTION_KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def train(
+    configuration: Configuration,
+    iterations: int = 5,
+    device: str = "cuda",
+    after_iteration: Callable[[], Any] | None = None,
+    prepared: tuple[nn.Module, Task] | None = None,
+) -> None:
+    """Train for some iterations (or run the forward pass, for inference); `after_iteration` is called after each.
+
+    `prepared` are model and task on the CPU, as `ullage.workloads.sources.build.prepare` gives them, where they were
+    made beforehand.
+
+    >>> train(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, optimizer="sgd"), iterations=1, device="cpu")
+    """
+    model, task = prepared or prepare(configuration)
+    low = low_precision(configuration)
+    if low is not None:
+        model = model.to(low)
+    model = model.to(device)
+    if configuration.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    run = _infer if configuration.inference else _train
+    with _switches(configuration):
+        run(configuration, model, task, iterations, device, after_iteration or _nothing)
+
+
+def low_precision(configuration: Configuration) -> torch.dtype | None:
+    """The type that weights are cast to; `None` if they stay in 32 bits, with autocast or without.
+
+    >>> low_precision(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="bf16"))
+    torch.bfloat16
+    """
+    weights: torch.dtype = getattr(torch, configuration.types.weights)
+    return None if weights is torch.float32 else weights
+
+
+def autocast_type(configuration: Configuration) -> torch.dtype | None:
+    """The type that autocast uses; `None` without autocast.
+
+    >>> autocast_type(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, precision="amp_fp16"))
+    torch.float16
+    """
+    name = configuration.types.autocast
+    return None if name is None else getattr(torch, name)
+
+
+def _train(
+    configuration: Configuration,
+    model: nn.Module,
+    task: Task,
+    iterations: int,
+    device: str,
+    after_iteration: Callable[[], Any],
+) -> None:
+    """The order of moves, and what is alive when, is that of the measured loop."""
+    model.train()
+    optimizer = make_optimizer(configuration.optimizer, _trainable(model))
+    inputs, targets = _batch(configuration, task)
+    cast = autocast_type(configuration)
+    scaler = torch.amp.GradScaler("cuda") if configuration.types.grad_scaler else None
+    parts = configuration.gradient_accumulation
+    for _ in range(iterations):
+        for part in range(parts):
+            on_device = _moved(inputs, device)
+            wanted = _moved(targets, device)
+            if configuration.channels_last:
+                on_device = _channels_last(on_device)
+            if part == 0:
+                optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", dtype=cast, enabled=cast is not None):
+                out = task.forward(model, on_device, wanted)  # alive through the backward pass, as in most loops
+                loss = task.loss(out, wanted)
+            if parts > 1:
+                loss = loss / parts
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        after_iteration()
+
+
+def _infer(
+    configuration: Configuration,
+    model: nn.Module,
+    task: Task,
+    iterations: int,
+    device: str,
+    after_iteration: Callable[[], Any],
+) -> None:
+    model.eval()
+    inputs, targets = _batch(configuration, task)
+    cast = autocast_type(configuration)
+    for _ in range(iterations):
+        on_device = _moved(inputs, device)
+        wanted = _moved(targets, device)
+        if configuration.channels_last:
+            on_device = _channels_last(on_device)
+        with torch.no_grad(), torch.autocast("cuda", dtype=cast, enabled=cast is not None):
+            out = task.predict(model, on_device, wanted)  # noqa: F841  alive until the next one is there
+        after_iteration()
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _batch(configuration: Configuration, task: Task) -> tuple[Any, Any]:
+    inputs, targets = task.batch(configuration.batch_size)
+    low = low_precision(configuration)
+    if low is None:
+        return inputs, targets
+    return _each(inputs, lambda tensor: tensor.to(low) if tensor.is_floating_point() else tensor), targets
+
+
+def _moved(batch: Any, device: str) -> Any:
+    return _each(batch, lambda tensor: tensor.to(device))
+
+
+def _channels_last(batch: Any) -> Any:
+    return _each(batch, lambda tensor: tensor.to(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor)
+
+
+def _each(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch with every tensor in it replaced."""
+    if isinstance(batch, torch.Tensor):
+        return act(batch)
+    if isinstance(batch, dict):
+        return {key: _each(value, act) for key, value in batch.items()}
+    if isinstance(batch, list):
+        return [_each(value, act) for value in batch]
+    return batch
+
+
+@contextmanager
+def _switches(configuration: Configuration) -> Iterator[None]:
+    """PyTorch's global switches for TensorFloat-32 and attention kernels, for the time of the run."""
+    with ExitStack() as stack:
+        if configuration.types.tensor_float_32:
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high")
+        if configuration.attention in _ATTENTION_KERNELS:
+            stack.enter_context(sdpa_kernel(_ATTENTION_KERNELS[configuration.attention]))
+        yield
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

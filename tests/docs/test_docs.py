@@ -1,0 +1,269 @@
+"""The documentation is true where a program can tell: links, commands, Python blocks, paths.
+
+It needs no MkDocs: `make docs` builds the site and refuses warnings. Pages are read as they are, except that generated
+parts are generated.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+import ullage
+from ullage.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if not page.is_symlink())
+OTHERS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")),
+    *sorted(RESULTS.glob("*.md")),
+]
+EVERYTHING = PAGES + OTHERS
+
+BLOCK = re.compile(r"^(?:<!-- (?P<mark>\w+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+INLINE = re.compile(r"`(ullage [a-zA-Z-][^`]*)`")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hooks = _load("hooks")
+
+
+@functools.cache
+def read(page):
+    """A page with its generated parts."""
+    text = page.read_text()
+    return re.sub(r"^<!-- generated: (\w+) -->$", lambda found: hooks.GENERATORS[found[1]](), text, flags=re.MULTILINE)
+
+
+def blocks(page, *languages):
+    """The code blocks of a page in these languages, with the line of their beginning."""
+    text = read(page)
+    for found in BLOCK.finditer(text):
+        if found["language"] in languages:
+            yield text[: found.start("text")].count("\n") + 1, found["text"], found["mark"]
+
+
+@functools.cache
+def prose(page):
+    """A page without its code blocks."""
+    return BLOCK.sub("", read(page))
+
+
+@functools.cache
+def anchors(page):
+    """What a link to a heading of a page may name."""
+    names = []
+    for heading in HEADING.findall(prose(page)):
+        plain = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        names.append(re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", plain.lower()).strip()))
+    return names
+
+
+def named(page):
+    return str(page.relative_to(ROOT))
+
+
+# Links
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_links_resolve(page):
+    for link in LINK.findall(prose(page)):
+        if re.match(r"https?:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{link} leads nowhere"
+        if anchor:
+            assert anchor in anchors(target), f"{link}: no heading of that name; there are {anchors(target)}"
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_headings_of_a_page_have_names_of_their_own(page):
+    if page.name != "CHANGELOG.md":  # every version has an "Added"
+        assert len(set(anchors(page))) == len(anchors(page))
+
+
+def test_every_page_is_in_the_navigation():
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)
+    results = [f"results/{page.name.replace('README', 'index')}" for page in RESULTS.glob("*.md")]
+    assert sorted(listed) == sorted([str(page.relative_to(DOCS)) for page in PAGES] + results)
+
+
+def test_the_index_links_every_page():
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in LINK.findall((DOCS / "index.md").read_text())}
+    assert set(PAGES) - {DOCS / "index.md"} <= linked
+    listed = {
+        (RESULTS / link.partition("#")[0]).resolve() for link in LINK.findall((RESULTS / "README.md").read_text())
+    }
+    assert set(RESULTS.glob("*.md")) - {RESULTS / "README.md"} <= listed
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_files_of_the_repository_that_are_named_are_there(page):
+    for path in re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]+)`", prose(page)):
+        assert (ROOT / path).exists(), f"{path} is not there"
+
+
+# Commands
+
+COMMANDS = typer.main.get_command(app)
+
+
+def command_lines(page):
+    """The command lines that a page shows, with their line."""
+    for language in ("bash", "console", "yaml"):
+        for line, text, _ in blocks(page, language):
+            for shown in text.replace("\\\n", " ").splitlines():
+                if language != "console" or shown.startswith("$ "):
+                    yield from ((line, part) for part in typed(shown))
+
+
+def typed(shown):
+    """The command lines of Ullage in a line of a shell, or of a workflow that has one."""
+    plain = re.sub(r"^\s*(?:\$ |- run: |run: |entry: )?(?:\w+=\S+ )*", "", shown)
+    return [part for part in re.split(r" && | \| |; ", plain) if part.startswith("ullage ")]
+
+
+def find(words):
+    """The command that words name, and the words after it."""
+    command = COMMANDS
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_commands_that_are_shown_can_be_typed(page):
+    for line, shown in command_lines(page):
+        words = shlex.split(shown, comments=True)[1:]
+        command, rest = find(words)
+        assert command is not COMMANDS or rest[0].startswith("--"), f"line {line}: there is no command {words[0]!r}"
+        if command is not COMMANDS:
+            try:
+                command.make_context(command.name, list(rest))
+            except Exception as error:
+                message = getattr(error, "format_message", lambda error=error: repr(error))()
+                pytest.fail(f"{named(page)}, line {line}: {shown}: {message}")
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_commands_in_the_text_exist_with_their_options(page):
+    for shown in INLINE.findall(" ".join(prose(page).split())):
+        command, rest = find(shown.split()[1:])
+        if command is COMMANDS:
+            assert rest[0].startswith("-") or rest[0].isupper(), f"`{shown}`: there is no such command"
+        known = {name for item in command.params for name in (*item.opts, *item.secondary_opts)} | {"--help"}
+        own = rest[: rest.index("--")] if "--" in rest else rest
+        for word in own:
+            if word.startswith("-"):
+                assert word.partition("=")[0] in known, f"`{shown}`: no option {word}"
+
+
+# Python
+
+PUBLIC = {*ullage.__all__}
+
+
+@pytest.mark.parametrize("page", [page for page in EVERYTHING if page.name != "CONTRIBUTING.md"], ids=named)
+def test_python_blocks_use_public_names_only(page):
+    for line, text, _ in blocks(page, "python"):
+        where = f"{named(page)}, line {line}"
+        for node in ast.walk(ast.parse(text, where)):
+            if isinstance(node, ast.Import):
+                assert not [name.name for name in node.names if name.name.startswith("ullage.")], where
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ullage":
+                assert node.module == "ullage", f"{where}: {node.module} is private"
+                assert {name.name for name in node.names} <= PUBLIC, where
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ullage":
+                assert node.attr in PUBLIC, f"{where}: ullage.{node.attr} is not public"
+
+
+def test_contributing_has_python_that_compiles():
+    for _, text, _ in blocks(ROOT / "CONTRIBUTING.md", "python"):
+        ast.parse(text)
+
+
+def test_marked_python_blocks_run(tmp_path):
+    """All of them in one process, because importing PyTorch takes most of the time."""
+    marked = [(page, line, text) for page in EVERYTHING for line, text, mark in blocks(page, "python") if mark == "run"]
+    assert len(marked) >= 5
+    program = tmp_path / "blocks.py"
+    program.write_text(
+        "".join(f"print({f'{named(page)}, line {line}'!r})\nexec({text!r}, {{}})\n" for page, line, text in marked)
+    )
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Other blocks
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_toml_blocks_can_be_read_also_with_the_lines_that_are_off(page):
+    for _, text, _ in blocks(page, "toml"):
+        tomllib.loads(text)
+        tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
+
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_extras_that_are_named_exist(page):
+    for names in re.findall(r"(?:ullage|\.)\[([\w,]+)\]", page.read_text()):
+        assert set(names.split(",")) <= set(EXTRAS), names
+
+
+def test_the_page_about_installing_tells_what_each_extra_brings():
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (DOCS / "get-started/install.md").read_text(), re.MULTILINE))
+    assert set(told) == set(EXTRAS) - {"dev", "docs"}
+    for extra, packages in told.items():
+        brought = {re.split(r"[>=\[]", package)[0].lower() for package in EXTRAS[extra]}
+        assert {package.strip().lower() for package in packages.split(",")} == brought, extra
+
+
+# Words
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+def test_internal_goals_and_places_stay_out(page):
+    text = page.read_text()
+    assert not re.search(r"\bgoals?\b", text, re.IGNORECASE), "goals are no business of readers"
+    assert not re.search(r"/work/|/tmp/wt|\.\./shared|issue \d", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_private_modules_are_named_in_the_design_only(page):
+    if page.name != "design.md":
+        assert not re.findall(r"\bullage\.(?:[a-z_]+)\.[a-z_]+|src/ullage/", page.read_text())
+
+
+def test_recorded_blocks_are_marked_so_that_they_can_be_recorded_again():
+    """A console block of a command that needs no server and no GPU is recorded by `docs/record.py`."""
+    for page in [*PAGES, ROOT / "README.md"]:
+        for line, text, mark in blocks(page, "console"):
+            if re.search(r"^\$ ullage (estimate|check|max-batch|compare)", text, re.MULTILINE):
+                assert mark == "record", f"{named(page)}, line {line}"
+                assert len(text.splitlines()) > 1, f"{named(page)}, line {line}: not recorded yet"

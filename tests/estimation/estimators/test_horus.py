@@ -1,0 +1,128 @@
+"""Horus against the figures that were published with its evaluation."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ullage
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators import horus
+from ullage.estimation.estimators.registry import find
+from ullage.estimation.estimators.summary import read_summary
+from ullage.hardware import gpu
+from ullage.workloads import Configuration
+from ullage.workloads.workload import Workload
+
+# Published with the evaluation: neurons in a layer, layers, GiB for a batch of 32 of MNIST
+FULLY_CONNECTED = {
+    (1, 1): 0.000100273638963699,
+    (101, 11): 0.0226706154644489,
+    (201, 211): 1.07289439812302,
+    (1050, 351): 47.629116103053,
+    (2500, 101): 77.1392812952399,
+}
+# and MiB for real models with a batch of 32
+REAL_MODELS = [
+    ("resnet50", 7903.9316, 1e-5),
+    ("mobilenet_v2", 3617.0674, 1e-5),
+    ("efficientnet_b0", 3864.9053, 1e-5),
+    ("vgg16", 21525.8262, 1e-3),
+]
+
+TORCHSUMMARY = """
+----------------------------------------------------------------
+        Layer (type)               Output Shape         Param #
+================================================================
+            Conv2d-1           [-1, 32, 26, 26]             320
+         MaxPool2d-2           [-1, 32, 13, 13]               0
+           Dropout-3           [-1, 32, 13, 13]               0
+            Linear-4                   [-1, 10]          54,090
+================================================================
+Total params: 54,410
+"""
+
+TORCHINFO = """
+==========================================================================================
+Layer (type:depth-idx)                   Output Shape              Param #
+==========================================================================================
+Net                                      [16, 10]                  --
+├─Sequential: 1-1                        [16, 32, 26, 26]          --
+│    └─Conv2d: 2-1                       [16, 32, 26, 26]          320
+│    └─ReLU: 2-2                         [16, 32, 26, 26]          --
+├─Linear: 1-2                            [16, 10]                  54,090
+==========================================================================================
+Total params: 54,410
+"""
+
+
+def fully_connected(width: int, depth: int) -> float:
+    """The estimate for a network on MNIST, in GiB."""
+    parameters = 785 * width + (depth - 1) * (width * width + width) + 10 * width + 10
+    return horus.memory(32, depth * width + 10, parameters) / 2**30
+
+
+@pytest.mark.parametrize(("width", "depth"), FULLY_CONNECTED)
+def test_published_figures_of_fully_connected_networks_come_out(width: int, depth: int) -> None:
+    assert fully_connected(width, depth) == pytest.approx(FULLY_CONNECTED[width, depth], rel=1e-9)
+
+
+def test_every_published_figure_of_fully_connected_networks_comes_out(reference: Callable[[str], Path]) -> None:
+    with reference("reference/horus_fc_a100.csv").open() as lines:
+        rows = [row for row in csv.DictReader(lines) if row["model"] == "FC on MNIST"]
+    assert len(rows) > 400
+    for row in rows:
+        found = fully_connected(int(float(row["neurons"])), int(float(row["layers"])))
+        assert found == pytest.approx(float(row["horus_memory_estimation_formula"]), rel=1e-9)
+
+
+def test_a_network_by_its_configuration_gives_the_published_figure() -> None:
+    workload = Workload(
+        configuration=Configuration(model="mlp:x", widths=[784, *[101] * 11, 10], batch_size=32, act="Identity"),
+        options={"overhead_mib": 0},
+    )
+    found = find("horus").estimate(workload, gpu("A100-40GB")).figure / 2**30
+    assert found == pytest.approx(FULLY_CONNECTED[101, 11], rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "mib", "within"), REAL_MODELS)
+def test_real_models_give_the_published_figures(name: str, mib: float, within: float) -> None:
+    found = ullage.estimate(f"torchvision:{name}", batch_size=32, gpu="A100-40GB", estimator="horus")
+    assert found.figure / 2**20 == pytest.approx(mib, rel=within)
+
+
+def test_a_torchsummary_text() -> None:
+    summary = read_summary(TORCHSUMMARY)
+    assert [layer.kind for layer in summary.layers] == ["Conv2d", "MaxPool2d", "Dropout", "Linear"]
+    assert (summary.parameters, summary.batch) == (54_410, None)
+    assert horus.activations(summary) == 32 * 26 * 26 + 10  # pooling and dropout are not counted
+    with pytest.raises(InvalidValue, match="--batch-size"):
+        find("horus").estimate(Workload(summary_text=TORCHSUMMARY), gpu("T4"))
+
+
+def test_a_torchinfo_text_counts_layers_and_not_what_holds_them() -> None:
+    summary = read_summary(TORCHINFO)
+    assert [layer.kind for layer in summary.layers] == ["Conv2d", "ReLU", "Linear"]
+    assert (summary.parameters, summary.batch) == (54_410, 16)
+    found = find("horus").estimate(Workload(summary_text=TORCHINFO), gpu("T4"))
+    assert found.figure == 4 * (16 * (2 * 32 * 26 * 26 + 10 + 54_410) + 54_410) + (800 << 20)
+
+
+@pytest.mark.parametrize("text", ["", "nothing here", "Linear [10]"])
+def test_a_text_that_is_no_summary_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValue, match="no layers found"):
+        read_summary(text)
+
+
+def test_a_file_is_read_through_the_public_face(tmp_path: Path) -> None:
+    file = tmp_path / "net.txt"
+    file.write_text(TORCHSUMMARY)
+    found = ullage.estimate(file, batch_size=8, gpu="T4", estimator="horus")
+    assert found.figure == horus.memory(8, 32 * 26 * 26 + 10, 54_410, overhead=800 << 20)
+    with pytest.raises(InvalidValue, match="only batch_size counts"):
+        ullage.estimate(file, batch_size=8, optimizer="sgd", gpu="T4", estimator="horus")
+    with pytest.raises(InvalidValue, match="a summary has no code"):
+        ullage.estimate(file, batch_size=8, gpu="T4")
+    with pytest.raises(InvalidValue, match="cannot read"):
+        ullage.estimate(tmp_path / "missing.txt", batch_size=8, gpu="T4", estimator="horus")

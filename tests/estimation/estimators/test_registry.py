@@ -1,0 +1,65 @@
+"""One registry, one workload, one answer."""
+
+import json
+
+import pytest
+
+import ullage
+from ullage.errors import InvalidValue, UnknownName
+from ullage.estimation.estimators.answer import answer
+from ullage.estimation.estimators.registry import find
+from ullage.estimation.result import Estimate
+from ullage.hardware import gpu
+from ullage.workloads import Configuration
+from ullage.workloads.workload import Workload
+
+SMALL = Workload(configuration=Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4, optimizer="adam"))
+
+
+@pytest.mark.parametrize("name", ullage.estimators())
+def test_every_estimator_says_where_it_comes_from(name: str) -> None:
+    found = find(name)
+    assert found.name == name
+    assert found.title and found.source and found.needs
+
+
+def test_an_unknown_name_lists_all() -> None:
+    with pytest.raises(UnknownName) as caught:
+        find("oracle")
+    assert all(name in str(caught.value) for name in ullage.estimators())
+
+
+def test_ullage_is_the_first_and_the_default() -> None:
+    assert ullage.estimators()[0] == "ullage"
+    by_name = find("ullage").estimate(SMALL, gpu("T4"))
+    assert (by_name.estimator, by_name.figure, by_name.figure_kind) == ("ullage", by_name.process_memory, "process")
+
+
+def test_a_workload_is_one_thing() -> None:
+    with pytest.raises(InvalidValue, match="needed one of"):
+        Workload().kind  # noqa: B018
+    with pytest.raises(InvalidValue, match="function and script"):
+        Workload(function=print, script="train.py").kind  # noqa: B018
+
+
+def test_what_is_not_supported_is_refused_with_the_reason() -> None:
+    with pytest.raises(InvalidValue, match="a summary has no code to run"):
+        find("ullage").estimate(Workload(summary_text="Linear-1"), gpu("T4"))
+
+
+@pytest.mark.parametrize("kind", ["allocated", "reserved", "process"])
+def test_an_answer_leaves_out_what_it_does_not_know(kind: str) -> None:
+    e = answer("sample", gpu("T4"), kind, {"parameters": 3 << 20}, seconds=0.5, notes=["only weights"])
+    figures = [e.peak_allocated, e.peak_reserved, e.process_memory]
+    assert sorted(figures, key=str) == [3 << 20, None, None]
+    assert (e.figure, e.upper, e.bound, e.headroom) == (3 << 20, None, 3 << 20, gpu("T4").usable - (3 << 20))
+    assert Estimate.from_dict(json.loads(e.to_json())) == e
+    assert "3.00 MiB" in str(e) and "only weights" in str(e) and "None" not in str(e)
+    assert "None" not in e._repr_html_()
+    with pytest.raises(InvalidValue, match="does not tell"):
+        e.peaks  # noqa: B018
+
+
+def test_an_answer_larger_than_the_gpu_does_not_fit() -> None:
+    e = answer("sample", gpu("T4"), "process", {"parameters": 1 << 40}, seconds=0.5, notes=[])
+    assert not e.fits and e.headroom < 0 and e.verdict.startswith("DOES NOT FIT")

@@ -1,0 +1,91 @@
+"""How a script may end, and what is said of it."""
+
+import pytest
+
+from ullage.estimation.scripts.failures import message
+
+HEAD = """
+import sys, torch
+from torch import nn
+model = nn.Linear(64, 64)
+def train(steps, device="cuda"):
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(steps):
+        optimizer.zero_grad(); model(torch.randn(4, 64, device=device)).sum().backward(); optimizer.step()
+"""
+
+
+def told(answer):
+    return message(answer, "train.py", 60.0)
+
+
+def test_a_script_that_ends_early_gives_what_was_seen(follow):
+    answer = follow(HEAD + "train(1); sys.exit(0)")
+    assert answer["estimate"]["steps"] == 1
+    assert any("ended after 1 optimizer step, before" in note for note in answer["estimate"]["notes"])
+
+
+def test_steps_none_lets_a_script_run_to_its_end(follow):
+    assert follow(HEAD + "train(40)", steps=None)["estimate"]["steps"] == 40
+
+
+def test_code_that_catches_everything_is_stopped(follow):
+    answer = follow(HEAD + "try:\n    train(10**6)\nexcept:\n    print('caught')\nfinally:\n    print('finally')")
+    assert answer["status"] == "estimated" and "finally" in answer["printed"]
+
+
+def test_inference_alone_is_estimated(follow):
+    source = HEAD + "model.cuda().eval()\nwith torch.no_grad():\n    model(torch.randn(8, 64, device='cuda'))"
+    estimate = follow(source)["estimate"]
+    assert estimate["phases"] == {"inference": estimate["peak_reserved"]}
+    assert any("without a backward pass" in note for note in estimate["notes"])
+
+
+def test_a_failure_after_training_settled_is_a_note(follow):
+    answer = follow(HEAD + "train(10)\nraise ValueError('no metric')")
+    assert any("failed (ValueError: no metric)" in note for note in answer["estimate"]["notes"])
+
+
+FAILURES = {
+    "train(3, 'cpu')": "never used the GPU in 3 optimizer steps",
+    "train(1000, 'cpu')": "never used the GPU in 10 optimizer steps",
+    "print(1)": 'no tensor was made on "cuda". Is there an option',
+    "import subprocess; subprocess.run([sys.executable, '-c', '1'])": "it started another program",
+    "raise ValueError('too deep')": "ValueError: too deep (line ",
+    "open('data/train.csv')": "needs data that is not there: FileNotFoundError",
+    "raise RuntimeError('Dataset not found or corrupted. You can use download=True')": "needs data that is not there",
+    "import urllib.error; raise urllib.error.URLError('no name')": "asked the network for something",
+    "import not_a_package": "type: pip install not_a_package",
+    "sys.exit('give me a config')": "exit code 1, before anything",
+    "import argparse; argparse.ArgumentParser().parse_args(['--lr'])": "exit code 2, which is how argparse",
+    "torch.zeros(1, device='cuda:1')": "asked for a second GPU",
+    "torch.cuda.set_device(3)": "asked for a second GPU",
+    "torch.cuda.CUDAGraph()": "cannot follow torch.cuda.CUDAGraph",
+    "import torch.multiprocessing as mp; mp.spawn(train, nprocs=4)": "of 4 processes",
+    "torch.distributed.init_process_group('nccl', rank=0, world_size=8)": "torch.distributed with 8 processes",
+    "from torch.distributed.fsdp import FullyShardedDataParallel as F; F(model)": "cannot follow FSDP",
+    "from torch.utils.cpp_extension import load; load('x', ['x.cu'])": "cannot follow torch.utils.cpp_extension.load",
+    "nn.Embedding(9, 9, sparse=True).cuda()(torch.zeros(3).long().cuda()).sum().backward()": "use dense ones",
+    "try:\n    torch.cuda.CUDAGraph()\nexcept Exception:\n    sys.exit(3)": "cannot follow torch.cuda.CUDAGraph",
+    "def f(:": "is not Python",
+}
+
+
+@pytest.mark.parametrize("line", FAILURES)
+def test_a_failure_gets_one_clear_message(follow, line):
+    text = told(follow(HEAD + line))
+    assert FAILURES[line] in text
+    assert "\n" not in text
+
+
+def test_running_out_of_memory_is_told_and_can_be_measured_without_a_limit(follow):
+    source = HEAD + "big = [torch.empty(2**30, device='cuda') for _ in range(40)]\ntrain(5)"
+    answer = follow(source, gpu="RTX-4090")
+    assert "CUDA out of memory" in answer["out_of_memory"]
+    assert follow(source, gpu="RTX-4090", limited=False)["estimate"]["peak_reserved"] > 160 << 30
+
+
+def test_running_out_of_memory_that_the_script_caught_at_its_first_step_counts(follow):
+    source = HEAD + "try:\n    torch.empty(2**40, device='cuda')\nexcept RuntimeError:\n    print('skipped')"
+    assert "CUDA out of memory" in follow(source)["out_of_memory"]

@@ -1,0 +1,131 @@
+"""`estimate_script` as users call it: a process of its own, run as `python` would run it."""
+
+import textwrap
+
+import pytest
+
+from ullage.errors import InvalidValue, ScriptFailed
+from ullage.estimation.scripts.parent import estimate_script
+
+TRAINING = """
+def train(steps=10, batch=8):
+    model = nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(steps):
+        optimizer.zero_grad(); model(torch.randn(batch, 512, device="cuda")).sum().backward(); optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(source, name="train.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+        return name
+
+    return write
+
+
+def test_a_script_runs_as_python_runs_it(script, tmp_path, capfd):
+    script("WIDTH = 512", "project/neighbour.py")
+    for name in ("kept.pt", "best.pt", "old.pt"):
+        (tmp_path / name).write_text("mine")
+    name = script(
+        f"""
+import os, shutil, sys, torch
+from torch import nn
+from neighbour import WIDTH
+assert __name__ == "__main__" and __file__ == sys.argv[0] == "project/train.py", (__file__, sys.argv)
+assert sys.argv[1:] == ["--lr", "0.1"] and os.getcwd() == {str(tmp_path)!r}
+assert sys.path[0] == {str(tmp_path / "project")!r} and sys.modules["__main__"].WIDTH == 512
+{TRAINING}
+os.makedirs("runs/1")
+torch.save(nn.Linear(8, 8).cuda().state_dict(), "kept.pt")
+torch.save({{"epoch": 1}}, "runs/1/last.pt")
+shutil.copyfile("kept.pt", "best.pt")
+os.remove("old.pt")
+open("log.txt", "w").write("new")
+print("a word of the script")
+train(10**6)
+""",
+        "project/train.py",
+    )
+    estimate = estimate_script(name, ["--lr", "0.1"], gpu="A100-40GB", show_output=True)
+    assert estimate.fits and estimate.gpu == "A100-40GB" and estimate.source == name
+    assert estimate.steps >= 3 and estimate.phases == {"training": estimate.peak_reserved}
+    shown = capfd.readouterr()
+    assert "a word of the script" in shown.err and not shown.out
+    assert {file.name for file in tmp_path.iterdir()} == {"project", "kept.pt", "best.pt", "old.pt", "log.txt"}
+    assert all((tmp_path / name).read_text() == "mine" for name in ("kept.pt", "best.pt", "old.pt"))
+
+
+def test_a_module_started_by_torchrun_that_does_not_fit(script):
+    script("", "package/__init__.py")
+    script(
+        f"""
+import os, torch
+from torch import nn
+from . import __name__ as package
+assert package == "package"
+rank = int(os.environ["LOCAL_RANK"])
+torch.distributed.init_process_group("nccl")
+big = torch.empty(8 << 30, device=rank)
+{TRAINING}
+train()
+""",
+        "package/training.py",
+    )
+    estimate = estimate_script("package.training", module=True, gpu="RTX-4090")
+    assert not estimate.fits and "CUDA out of memory" in estimate.out_of_memory
+    assert estimate.peak_reserved > 32 << 30
+    assert any("torchrun" in note for note in estimate.notes)
+    assert any("without limit" in note for note in estimate.notes)
+
+
+def test_a_training_process_that_the_script_starts_is_followed(script):
+    name = script(
+        f"""
+import torch, torch.multiprocessing as mp
+from torch import nn
+{TRAINING}
+if __name__ == "__main__":
+    mp.set_start_method("spawn")
+    process = mp.Process(target=train)
+    process.start(); process.join()
+"""
+    )
+    assert estimate_script(name).peak_allocated > 64 << 20
+
+
+def test_the_scripts_last_words_are_shown_when_it_fails(script):
+    name = script("import argparse\nargparse.ArgumentParser().parse_args()")
+    with pytest.raises(ScriptFailed, match="exit code 2") as failure:
+        estimate_script(name, ["--batch", "8"])
+    assert "unrecognized arguments: --batch 8" in str(failure.value)
+
+
+def test_time_that_is_over_is_told(script):
+    name = script("import time\ntime.sleep(60)")
+    with pytest.raises(ScriptFailed, match="had come to no backward pass after 2 s"):
+        estimate_script(name, timeout=2.0)
+
+
+MISTAKES = [
+    (("nowhere.py",), {}, "there is no file nowhere.py \\(in .: beside.py\\)"),
+    (("folder",), {}, "folder is a folder \\(in it: train.py\\)"),
+    (("no.such.module",), {"module": True}, "found none of that name"),
+    (("beside.py",), {"steps": 0}, "at least one step"),
+    (("beside.py",), {"timeout": 0}, "time limit above zero"),
+    (("beside.py",), {"gpu": "H20O"}, "no GPU named 'H20O'"),
+]
+
+
+@pytest.mark.parametrize(("args", "options", "told"), MISTAKES)
+def test_a_mistake_is_told_before_anything_runs(script, args, options, told):
+    script("", "beside.py")
+    script("", "folder/train.py")
+    with pytest.raises((InvalidValue, LookupError), match=told):
+        estimate_script(*args, **options)

@@ -1,0 +1,163 @@
+"""The report in a terminal, in a notebook and as JSON."""
+
+import io
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import ullage
+from ullage.errors import InvalidValue
+from ullage.estimation.advice import Option
+from ullage.estimation.report import print_gpu_table, print_report
+from ullage.estimation.result import BREAKDOWN_WORDS, Estimate
+
+GIB = 2**30
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def example(**changes) -> Estimate:
+    parts = {"parameters": 1, "gradients": 1, "optimizer": 2, "activations": 6, "workspace": 0, "fragmentation": 3}
+    breakdown = {name: size * GIB for name, size in parts.items()} | {"context": GIB}
+    values = dict(
+        gpu="A100-40GB", gpu_memory=40 * GIB, peak_allocated=10 * GIB, peak_reserved=13 * GIB, process_memory=14 * GIB,
+        upper=15 * GIB, breakdown=breakdown, fits=True, headroom=26 * GIB, steps=3, seconds=1.5,
+        peak_operator="aten.mm.default", peak_module="layer3.4.conv2", peak_pass="backward", peak_step=2,
+        reserved_operator="aten._foreach_sqrt.default", reserved_module="Adam.step()", reserved_pass="optimizer",
+        reserved_step=1, doubtful=0, measured=True, source="torchvision:resnet50", notes=["<i>a note</i>"],
+        timeline=[(1, 2, 3)],
+    )  # fmt: skip
+    return Estimate(**values | changes)
+
+
+def too_large() -> Estimate:
+    return example(fits=False, gpu="T4", gpu_memory=8 * GIB, headroom=-6 * GIB, out_of_memory="CUDA out of memory.")
+
+
+def printed(show, *args) -> str:
+    out = io.StringIO()
+    show(*args[:1], Console(file=out, width=110, color_system=None), *args[1:])
+    return out.getvalue()
+
+
+def test_the_verdict_comes_first_and_everything_is_said():
+    text = printed(print_report, example())
+    assert text.splitlines()[:2] == ["torchvision:resnet50", "✓ fits on A100-40GB: 14.0 of 40.0 GiB, 26.0 GiB of room"]
+    assert all(name in text for name in BREAKDOWN_WORDS)
+    for words in (
+        "backward pass of layer3.4.conv2, step 2 (mm)",
+        "in Adam.step(), step 1",
+        "at most 15.0 GiB",
+        "a note",
+    ):
+        assert words in text
+    bar = next(line for line in text.splitlines() if "█" in line)
+    assert bar.count("█") == round(76 * 14 / 40) and len(bar.strip()) == 76
+
+
+def test_a_job_that_does_not_fit_says_what_would_help():
+    options = [
+        Option("mixed precision", example(gpu="T4", gpu_memory=16 * GIB, headroom=2 * GIB)),
+        Option("batch 3 for 8", example(gpu="T4", gpu_memory=15 * GIB - 1, headroom=GIB - 1)),
+        Option("checkpointing", too_large()),
+        Option("bf16", None, "no [bf16] here"),
+    ]
+    text = printed(print_report, too_large(), options)
+    assert "✗ DOES NOT FIT on T4: takes 14.0 GiB where 8.00 GiB can be had, 6.00 GiB too much" in text
+    assert "T4 ends here" in text and "CUDA out of memory" in text
+    rows = {line.split("│")[2].strip(): line for line in text.splitlines() if line.startswith("│")}
+    assert "2.00 GiB of room" in rows["mixed precision"] and "tight" not in rows["mixed precision"]
+    assert "tight" in rows["batch 3 for 8"]
+    assert "does not fit" in rows["checkpointing"] and "no [bf16] here" in rows["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "every kernel is known"),
+        ({"doubtful": GIB}, "doubtful, one by up to 1.00 GiB"),
+        ({"measured": False}, "A100-40GB was not measured"),
+        ({"measured": None}, "at most 15.0 GiB"),
+    ],
+)
+def test_how_sure_it_is(changes, words):
+    assert words in example(**changes).certainty
+    assert words in " ".join(printed(print_report, example(**changes)).split())
+
+
+def test_phases_are_shown_when_there_are_several():
+    assert "validation" not in printed(print_report, example(phases={"training": GIB}))
+    text = printed(print_report, example(phases={"training": 2 * GIB, "validation": GIB}))
+    assert "validation" in text and "1.00 GiB reserved at most" in text
+
+
+def test_the_table_over_gpus_says_which_share_a_run():
+    text = printed(print_gpu_table, [example(), replace(too_large(), computed_on="A100-40GB")])
+    assert "fits on 1 of 2 GPUs; 1 runs" in text and "itself" in text
+    assert [line.split()[1] for line in text.splitlines() if "✓" in line or "✗" in line] == ["✓", "✗"]
+
+
+def test_json_and_back():
+    e = example()
+    values = json.loads(e.to_json())
+    assert Estimate.from_dict(values) == e and values["schema_version"] == 1
+    assert "timeline" not in json.loads(e.to_json(timeline=False))
+    assert Estimate.from_dict(values | {"a_later_key": 7}) == e
+    old = {name: values[name] for name in values if not name.startswith(("peak_m", "reserved_", "phases", "schema"))}
+    assert Estimate.from_dict(old).phases == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "gpu, gpu_memory, peak_allocated"),
+        ([], "found list"),
+        (example().to_dict() | {"schema_version": 99}, "newer Ullage"),
+    ],
+)
+def test_what_is_no_estimate_is_said(values, said):
+    with pytest.raises(InvalidValue, match=said):
+        Estimate.from_dict(values)
+
+
+def test_every_json_key_is_documented():
+    text = (DOCS / "json.md").read_text()
+    for name in [*example().to_dict(), *BREAKDOWN_WORDS]:
+        assert f"`{name}`" in text, f"docs/json.md does not explain {name}"
+
+
+class Balanced(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.links, self.text = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("e", [example(), too_large(), example(notes=[], source=None, peak_operator=None)])
+def test_a_notebook_shows_a_card(e):
+    html = e._repr_html_()
+    seen = Balanced()
+    seen.feed(html)
+    assert not seen.open and not seen.links and "<script" not in html and "<i>" not in html
+    text = "".join(seen.text)
+    assert e.verdict in text and "activations" in text and (not e.notes or "<i>a note</i>" in text)
+
+
+def test_the_estimate_of_a_real_run_is_shown():
+    import torch
+
+    e = ullage.estimate(lambda: torch.zeros(1 << 20, device="cuda"), gpu="T4")
+    assert "fits on T4" in printed(print_report, e) and "T4 was not measured" in e.certainty
+    assert Estimate.from_dict(json.loads(e.to_json())) == e

@@ -1,0 +1,99 @@
+"""Submissions that share a transaction: each is answered for itself, and only when it is on disk."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from ullage.errors import InvalidValue, StoreFull
+from ullage.manager.storage.database import Database
+from ullage.manager.storage.job_store import GroupCommit, JobStore
+from ullage.manager.storage.records import State
+
+
+class Counting(Database):
+    """Counts what reaches the disk."""
+
+    commits = 0
+
+    def _committed(self, statement):
+        self.commits += statement == "COMMIT"
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self._connection.set_trace_callback(self._committed)
+
+
+@pytest.fixture
+def store(tmp_path):
+    database = Counting(tmp_path)
+    made = JobStore(database, clock=lambda: 0.0)
+    made.database = database
+    yield made
+    database.close()
+
+
+def row(name):
+    return {
+        "user": "ada", "uid": 1, "gid": 1, "name": name, "state": State.QUEUED, "submitted": 0.0, "priority": 0,
+        "spec": {}, "submission": f"key of {name}", "part": 0, "exclusive": False, "array_index": None,
+        "estimate_key": None, "estimate_note": None, "need": None,
+    }  # fmt: skip
+
+
+def at_once(store, *works):
+    async def all_of_them():
+        together = GroupCommit(store)
+        return await asyncio.gather(*(together.do(work) for work in works), return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+def submit(store, name):
+    return store.submit([row(name)], {})[0].id
+
+
+def refuse():
+    raise InvalidValue("no")
+
+
+def names(store):
+    return [each["name"] for each in store.database.rows("SELECT name FROM jobs ORDER BY id")]
+
+
+def test_those_that_come_at_once_are_one_commit(store):
+    told = []
+    store.database.commits = 0
+    works = [partial(submit, store, name) for name in "abcdefgh"]
+    assert at_once(store, *works, lambda: store.afterwards(lambda: told.append(store.database.commits))) == [
+        *range(1, 9),
+        None,
+    ]
+    assert store.database.commits == 1 and told == [1], "what comes after it comes after the commit"
+    assert sorted(store.jobs) == list(range(1, 9)) and store.changed() == set(range(1, 9))
+
+
+def test_the_same_key_twice_at_once_is_one_job(store):
+    assert at_once(store, partial(submit, store, "a"), partial(submit, store, "a")) == [1, 1]
+    assert names(store) == ["a"]
+
+
+def test_one_that_is_refused_does_not_hinder_the_others(store):
+    first, refused, last = at_once(store, partial(submit, store, "a"), refuse, partial(submit, store, "b"))
+    assert (first, last) == (1, 2) and isinstance(refused, InvalidValue)
+
+
+def test_one_that_breaks_after_it_has_written_leaves_nothing_and_spoils_nothing(store):
+    def broken():
+        submit(store, "half")
+        raise ZeroDivisionError
+
+    answers = at_once(store, partial(submit, store, "a"), broken, partial(submit, store, "b"))
+    assert isinstance(answers[1], ZeroDivisionError) and names(store) == ["a", "b"]
+    assert sorted(store.jobs) == [answers[0], answers[2]]
+
+
+def test_on_a_full_disk_nobody_is_told_that_it_was_done(store):
+    store.database.execute(f"PRAGMA max_page_count = {store.database.rows('PRAGMA page_count')[0][0]}")
+    answers = at_once(store, partial(submit, store, "a"), partial(submit, store, "x" * 100_000))
+    assert [type(answer) for answer in answers] == [StoreFull, StoreFull] and names(store) == [] and not store.jobs

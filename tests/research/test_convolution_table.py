@@ -1,0 +1,64 @@
+"""What is made of measured workspaces: formulas that give their sizes again, and which layers are odd."""
+
+import random
+
+import numpy as np
+
+from ullage.research.cudnn_tables import table
+from ullage.research.cudnn_tables.table import find_formulas, has_odd_channels, label
+from ullage.virtual.kernels.cudnn.workspaces import WIDE, Formula, Problem, evaluate, features, terms
+
+
+def problem(batch, inner, outer, groups=1, kind="f32", side=8):
+    shapes = (batch, inner, side, side), (outer, inner // groups, 1, 1), (batch, outer, side, side)
+    return Problem("w", *shapes, (1, 1), (0, 0), (1, 1), groups, kind, False)
+
+
+def part_of(rows):
+    return table._part(rows)
+
+
+def test_a_formula_that_explains_a_size_gives_it_again(monkeypatch):
+    monkeypatch.setattr(table, "_LEAST", 2)
+    chance = random.Random(1)
+    partials = Formula(0, 0, 0, 1, -1, 0, 0)  # a partial result for every sample
+    problems = [problem(chance.randint(1, 64), 8 * chance.randint(1, 30), 8 * chance.randint(1, 30)) for _ in range(60)]
+    rows = [(one, evaluate(partials, terms(one))) for one in problems]
+    # Grouped layers know a padding that the others do not: a formula with it must not count as one of the others'.
+    grouped = [problem(chance.randint(1, 64), 24 * groups, 24 * groups, groups) for groups in range(2, 12)]
+    rows += [(one, evaluate(partials._replace(weight=WIDE), terms(one))) for one in grouped]
+    found = find_formulas(part_of(rows))
+    labels, formulas = label(part_of(rows), [formula for formula, _ in found])
+    assert found[0][0] == partials
+    assert [evaluate(formulas[number], terms(one)) for number, (one, _) in zip(labels, rows, strict=True)] == [
+        size for _, size in rows
+    ]
+
+
+def test_labels_are_what_evaluating_each_formula_says():
+    chance = random.Random(2)
+    formulas = [Formula(0, 0, 0, 0, 0, 0, 0), Formula(2, 2, 2, 0, 0, 16, 0), Formula(3, 3, 0, 4, 5, 144, 16)]
+    rows = []
+    for _ in range(40):
+        groups = chance.choice((1, 1, 3))
+        inner, outer = groups * chance.randint(1, 40), groups * chance.randint(1, 40)
+        one = problem(chance.randint(1, 9), inner, outer, groups, chance.choice(("f32", "f16")))
+        rows.append((one, evaluate(chance.choice(formulas), terms(one)) + chance.choice((0, 0, 5))))
+    labels, known = label(part_of(rows), formulas)
+    for number, (one, size) in zip(labels, rows, strict=True):
+        fitting = [place for place, formula in enumerate(formulas) if evaluate(formula, terms(one)) == size]
+        assert number == fitting[0] if fitting else number >= len(formulas)
+        assert number < len(known)
+
+
+def test_odd_channels_are_those_of_a_group():
+    assert has_odd_channels(problem(1, 12, 16))
+    assert has_odd_channels(problem(1, 16, 24, groups=4))
+    assert not has_odd_channels(problem(1, 16, 24))
+
+
+def test_features_are_whole_numbers_that_single_precision_orders():
+    small, large = features(problem(1, 1, 1, side=1)), features(problem(256, 2048, 2047, kind="f16", side=230))
+    assert len(small) == len(large) < 128  # a tree names a feature in one byte
+    assert all(isinstance(value, int) and value >= 0 for value in small + large)
+    assert np.isfinite(np.array(large, dtype=np.float32)).all()

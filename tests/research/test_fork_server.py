@@ -1,0 +1,210 @@
+"""Orders run in forked processes: room on the card, time limits, second tries, killed sessions."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from ullage.research.datasets.fork_server import ForkServer, Trade
+
+
+def wait_for(condition: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+def server(run: Any, *, total: int = 100, at_once: int = 4, timeout: float = 20.0, **more: Any) -> ForkServer:
+    turns = more.pop("turns", 0)
+    trade = Trade(
+        prepare=more.pop("prepare", lambda order: order),
+        run=run if turns else lambda order, pause: run(order),
+        needs=lambda order: order["need"],
+        turns=turns,
+    )
+    return ForkServer(trade, total=total, at_once=at_once, timeout=timeout, **more)
+
+
+def orders(*needs: int) -> list[dict[str, Any]]:
+    return [{"id": f"o{number}", "need": need} for number, need in enumerate(needs)]
+
+
+def test_every_order_runs_in_a_process_of_its_own() -> None:
+    answers = dict(
+        (order["id"], answer)
+        for order, answer in server(lambda order: {"pid": os.getpid()}).work(orders(1, 1, 1, 1, 1))
+    )
+    assert sorted(answers) == ["o0", "o1", "o2", "o3", "o4"]
+    assert len({answer["pid"] for answer in answers.values()} | {os.getpid()}) == 6
+
+
+def test_runs_share_the_card_only_as_far_as_it_has_room(tmp_path: Path) -> None:
+    """Each run leaves a file while it runs; the needs of those seen together never exceed the card."""
+
+    def run(order: dict[str, Any]) -> dict[str, Any]:
+        mark = tmp_path / f"{order['id']}_{order['need']}"
+        mark.touch()
+        seen = 0
+        for _ in range(20):
+            seen = max(seen, sum(int(file.name.split("_")[1]) for file in tmp_path.iterdir()))
+            time.sleep(0.002)
+        mark.unlink()
+        return {"seen": seen}
+
+    found = [answer["seen"] for _, answer in server(run, total=100).work(orders(60, 50, 40, 30, 60, 20, 100, 10))]
+    assert len(found) == 8
+    assert max(found) <= 100
+
+
+def test_one_that_needs_more_than_the_card_runs_alone() -> None:
+    found = list(server(lambda order: {}, total=10).work(orders(500, 5, 5)))
+    assert len(found) == 3
+
+
+def test_a_run_over_its_time_is_killed_and_said_to_be_so(tmp_path: Path) -> None:
+    def run(order: dict[str, Any]) -> dict[str, Any]:
+        if order["id"] == "o1":
+            signal.pause()
+        return {"done": True}
+
+    found = {order["id"]: answer for order, answer in server(run, timeout=0.5, at_once=1).work(orders(1, 1, 1))}
+    assert found["o0"] == found["o2"] == {"done": True}
+    assert "longer than 0.5 s" in found["o1"]["failed"]
+
+
+def test_a_run_that_failed_in_company_is_tried_again_alone(tmp_path: Path) -> None:
+    """The first try of each run waits for the other one, so that both are in company."""
+
+    def run(order: dict[str, Any]) -> dict[str, Any]:
+        mark = tmp_path / order["id"]
+        first = not mark.exists()
+        mark.touch()
+        if first:
+            wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+        return {"oom": "no memory"} if order["id"] == "o0" and first else {"fine": True}
+
+    found = {
+        order["id"]: answer
+        for order, answer in server(run, at_once=2, retry=lambda answer: "oom" in answer).work(orders(1, 1))
+    }
+    assert found["o0"] == {"fine": True, "alone": True}
+    assert found["o1"] == {"fine": True}
+
+
+def test_a_run_that_fails_alone_is_not_tried_again(tmp_path: Path) -> None:
+    def run(order: dict[str, Any]) -> dict[str, Any]:
+        with (tmp_path / "tries").open("a") as file:
+            file.write("x")
+        return {"oom": "no memory"}
+
+    found = list(server(run, at_once=1, retry=lambda answer: "oom" in answer).work(orders(1)))
+    assert found[0][1] == {"oom": "no memory"}
+    assert (tmp_path / "tries").read_text() == "x"
+
+
+def test_an_error_and_a_crash_are_answers() -> None:
+    def run(order: dict[str, Any]) -> dict[str, Any]:
+        if order["id"] == "o0":
+            raise ValueError("bad sizes\nand more")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    found = {order["id"]: answer for order, answer in server(run, at_once=1).work(orders(1, 1))}
+    assert found["o0"]["failed"] == "ValueError: bad sizes"
+    assert "without an answer" in found["o1"]["failed"]
+
+
+def test_what_children_print_goes_to_their_log(tmp_path: Path, capfd: Any) -> None:
+    trade = Trade(
+        prepare=lambda order: print("preparing"),
+        run=lambda prepared, pause: {"said": print("running")},
+        needs=lambda order: 1,
+        log=lambda order: tmp_path / order["id"],
+    )
+    list(ForkServer(trade, total=1, at_once=1, timeout=20).work(orders(1)))
+    assert (tmp_path / "o0").read_text() == "preparing\nrunning\n"
+    assert capfd.readouterr().out == ""
+
+
+def test_children_prepare_while_another_one_runs(tmp_path: Path) -> None:
+    """The run of the first order ends only when the second one has prepared; the second must not run before that."""
+
+    def prepare(order: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / f"prepared {order['id']}").touch()
+        return order
+
+    def run(order: dict[str, Any]) -> dict[str, Any]:
+        wait_for(lambda: len(list(tmp_path.glob("prepared *"))) == 2)
+        others = [file.name for file in tmp_path.glob("runs *")]
+        (tmp_path / f"runs {order['id']}").touch()
+        (tmp_path / f"runs {order['id']}").unlink()
+        return {"others": others}
+
+    found = list(server(run, prepare=prepare, total=10, at_once=2).work(orders(10, 10)))
+    assert [answer["others"] for _, answer in found] == [[], []]
+
+
+def test_stopping_early_leaves_no_process_behind(tmp_path: Path) -> None:
+    def run(order: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / str(os.getpid())).touch()
+        if order["id"] != "o0":
+            signal.pause()
+        wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
+        return {}
+
+    work = server(run, at_once=3).work(orders(1, 1, 1))
+    next(work)
+    work.close()  # type: ignore[attr-defined]
+    started = [Path("/proc", file.name) for file in tmp_path.iterdir()]
+    assert len(started) == 3 and not any(process.exists() for process in started)
+
+
+def test_the_machines_own_memory_is_promised_too(tmp_path: Path) -> None:
+    def prepare(order: dict[str, Any]) -> Any:
+        (tmp_path / order["id"]).touch()
+        return order
+
+    def run(order: dict[str, Any], pause: Any) -> dict[str, Any]:
+        together = len(list(tmp_path.iterdir()))
+        (tmp_path / order["id"]).unlink()
+        return {"together": together}
+
+    trade = Trade(prepare=prepare, run=run, needs=lambda order: 1, host=lambda order: 40)
+    found = list(ForkServer(trade, total=100, at_once=4, timeout=20, host_total=100).work(orders(1, 1, 1, 1, 1)))
+    assert max(answer["together"] for _, answer in found) <= 2
+
+
+def test_in_turns_one_goes_on_while_the_others_pause(tmp_path: Path) -> None:
+    """Each leaves a file while it has its turn; nobody ever sees another's, or one that still makes its first step."""
+
+    def run(order: dict[str, Any], pause: Any) -> dict[str, Any]:
+        first = tmp_path / f"first-{order['id']}"
+        first.touch()
+        time.sleep(0.01)
+        first.unlink()
+        pause()
+        seen = len(list(tmp_path.iterdir()))
+        mark = tmp_path / f"turn-{order['id']}"
+        mark.touch()
+        time.sleep(0.01)
+        mark.unlink()
+        return {"seen": seen}
+
+    found = [answer for _, answer in server(run, total=100, turns=3, at_once=6).work(orders(*[30] * 8))]
+    assert found == [{"seen": 0}] * 8
+
+
+def test_in_turns_one_that_fails_before_its_turn_holds_nobody_up() -> None:
+    def run(order: dict[str, Any], pause: Any) -> dict[str, Any]:
+        if order["id"] == "o1":
+            raise ValueError("no")
+        if order["id"] == "o2":
+            os._exit(3)
+        pause()
+        return {"fine": True}
+
+    found = {order["id"]: answer for order, answer in server(run, turns=4).work(orders(1, 1, 1, 1))}
+    assert found["o0"] == found["o3"] == {"fine": True}
+    assert "ValueError: no" in found["o1"]["failed"] and "without an answer" in found["o2"]["failed"]

@@ -1,0 +1,122 @@
+"""Measuring: one run (on the virtual GPU, where the real one would be), the promises of memory, the random runs."""
+
+import json
+import sys
+import threading
+
+import pytest
+import torch
+from tests import commands
+
+import ullage
+from ullage.errors import InvalidValue
+from ullage.research.measure import runs
+from ullage.research.measure.drawing import draw
+from ullage.research.measure.runs import GpuMemory, RunRequest, read_runs
+from ullage.research.measure.single_run import measure_here
+from ullage.workloads import Configuration
+
+ROW = {"id": "a", "model": "mlp:x", "widths": [784, 256, 10], "batch": 512, "opt": "adam"}
+
+
+def measured(**request):
+    with ullage.virtual_gpu("H200") as gpu:
+        return measure_here({"row": ROW, "iterations": 3, **request}), gpu
+
+
+def test_a_run_gives_the_figures_of_the_measured_files():
+    answer, gpu = measured()
+    assert (answer["peak_alloc"], answer["peak_reserved"]) == (gpu.peak_allocated, gpu.peak_reserved)
+    assert len(answer["per_iter"]) == 3 and answer["per_iter"][-1] == [answer["peak_alloc"], answer["peak_reserved"]]
+    assert answer["end_alloc"] > 0 and answer["retries"] == 0 and answer["step_s"] > 0
+    assert answer["nvml_ctx"] is None, "unknown is None where there is no NVML, never 0"
+
+
+def test_a_cap_at_the_peak_survives_and_one_below_does_not():
+    peak = measured()[0]["peak_reserved"]
+    assert "oom" not in measured(cap=peak)[0]
+    below = measured(cap=peak - (4 << 20))[0]
+    assert below["oom"].startswith("CUDA out of memory") and below["peak_reserved"] < peak
+
+
+def test_a_script_is_run_as_python_would(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import sys, torch\nassert __name__ == '__main__'\n"
+        "x = torch.zeros(int(sys.argv[1]), device='cuda')\nraise SystemExit(0)\n"
+    )
+    with ullage.virtual_gpu("H200"):
+        before = sys.argv
+        try:
+            answer = measure_here({"script": str(script), "args": [str(1 << 20)]})
+        finally:
+            sys.argv = before
+    assert answer["peak_alloc"] == 4 << 20
+
+
+def test_no_run_starts_before_its_memory_is_free():
+    memory, begun = GpuMemory(100), []
+    first = memory.take(60)
+    waiter = threading.Thread(target=lambda: (memory.take(50), begun.append("second")))
+    waiter.start()
+    waiter.join(0.2)
+    assert waiter.is_alive() and begun == []
+    memory.give_back(first)
+    waiter.join(10)
+    assert begun == ["second"]
+    assert GpuMemory(100).take(500) == 100, "one that needs more than the card has gets the card to itself"
+
+
+def test_rows_are_measured_repeated_under_their_bound_and_kept_apart_from_failures(monkeypatch):
+    def run_here(request, timeout, stop):
+        if request.row["id"] == "bad":
+            return {"failed": "no such model"}
+        with ullage.virtual_gpu("H200"):
+            return measure_here({"row": request.row, "iterations": 2, "cap": request.cap})
+
+    monkeypatch.setattr(runs, "measure_apart", run_here)
+    requests = [RunRequest(row=ROW), RunRequest(row={**ROW, "id": "bad"})]
+    rows = {row["id"]: row for row in runs.measure(requests, "H200", total=1 << 40, at_once=1, cap=True)}
+    assert rows["a"]["capped"]["survived"] and rows["a"]["estimate"]["peak_reserved"] == rows["a"]["peak_reserved"]
+    assert rows["bad"]["failed"] == "no such model" and "capped" not in rows["bad"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU: the run would succeed")
+def test_a_run_that_cannot_be_tried_is_an_answer_with_the_reason():
+    assert set(runs.measure_apart(RunRequest(row=ROW))) == {"failed"}
+
+
+def test_the_same_seed_draws_the_same_runs_and_every_one_can_be_read():
+    rows = draw(60, seed=5, avoid={"tv:resnet18"})
+    assert rows == draw(60, seed=5, avoid={"tv:resnet18"}) != draw(60, seed=6)
+    assert len({row["id"] for row in rows}) == 60 and "tv:resnet18" not in {row["model"] for row in rows}
+    for row in rows:
+        Configuration.from_row(row)
+
+
+def test_an_id_that_comes_twice_is_refused():
+    with pytest.raises(InvalidValue, match="an id of its own"):
+        read_runs([ROW, ROW], 5, None)
+
+
+def command(*words):
+    return commands.ullage("measure", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "needed either a file"),
+        (["nowhere.jsonl"], "no such file"),
+        (["--random", 3], "needed an NVIDIA GPU"),
+        (["--random", 3, "--avoid", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+    ],
+)
+def test_mistakes_get_one_line(words, text):
+    answer = command(*words)
+    assert answer.returncode == 1 and text in answer.stderr and "Traceback" not in answer.stderr
+
+
+def test_the_list_of_runs_needs_no_gpu():
+    answer = command("--random", 4, "--seed", 2, "--list")
+    assert [json.loads(line)["id"] for line in answer.stdout.splitlines()] == [f"s2n000{n}" for n in range(4)]

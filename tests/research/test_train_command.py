@@ -1,0 +1,112 @@
+"""`ullage train` and `ullage evaluate walknet` as a person uses them, on real files.
+
+The command line runs in this process: to start one with PyTorch takes seconds, and there are many lines to try.
+"""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tests.research.synthetic import rows
+
+from ullage.research.training.examples import examples_of
+from ullage.research.training.regression import compare
+
+pytest.importorskip("polars")
+
+
+def ullage(*words):
+    from ullage.cli import main
+
+    out, err, before, code = io.StringIO(), io.StringIO(), sys.argv, 0
+    sys.argv = ["ullage", *map(str, words)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = before
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    from ullage.research.datasets.schema import frame, write_dataset
+
+    file = tmp_path_factory.mktemp("data") / "rows.parquet"
+    write_dataset(frame(rows(80)), file)
+    return file
+
+
+def test_train_writes_weights_and_a_page_and_evaluate_reads_them(data, tmp_path) -> None:
+    for estimator in ("mlp", "transformer"):
+        out, page = tmp_path / f"walknet_mlp_{estimator}.safetensors", tmp_path / f"{estimator}.html"
+        words = ("train", "walknet", "--data", data, "--family", "mlp", "--estimator", estimator, "--out", out)
+        done = ullage(*words, "--epochs", "2", "--json", *(("--report", page) if estimator == "mlp" else ()))
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert found["rows"] == 80 and len(found["figures"]["validation"]) == 3
+        assert found["figures"]["test"]["rows"] == 24
+    text = (tmp_path / "mlp.html").read_text()
+    assert text.count("<svg") == 3 and "t-SNE" in text and "PCA" in text and "fold 3" in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+    judged = ullage("evaluate", "walknet", "--data", data, "--weights", tmp_path, "--json")
+    assert judged.returncode == 0, judged.stderr
+    lines = json.loads(judged.stdout)
+    assert [(line["estimator"], line["bin"] >> 30) for line in lines] == [
+        ("mlp", 1), ("mlp", 2), ("transformer", 1), ("transformer", 2),
+    ]  # fmt: skip
+    assert all(line["rows"] == 24 and line["paper"] and line["goal"] for line in lines), "the held-out rows alone"
+    table = ullage("evaluate", "walknet", "--data", data, "--weights", tmp_path)
+    assert "0.950" in table.stdout and "held-out" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ("train", "walknet", "--data", "/no/such.parquet", "--family", "mlp", "--out", "x.safetensors"),
+            "cannot read",
+        ),
+        (("train", "walknet", "--data", "DATA", "--family", "cnn", "--out", "x.safetensors"), "families in it: mlp"),
+        (("train", "walknet", "--data", "DATA", "--family", "rnn", "--out", "x.safetensors"), "no family named"),
+        (("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "/no/such/folder/x"), "cannot write"),
+        (("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--bin", "1"), "at least 1 MiB"),
+        (
+            ("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--estimator", "gnn"),
+            "mlp or trans",
+        ),
+        (("evaluate", "horus"), "needed nothing or walknet"),
+        (("evaluate", "walknet", "--data", "DATA", "--weights", "/no/such/folder"), "needed a folder"),
+    ],
+)
+def test_an_error_is_one_line(words, text, data) -> None:
+    done = ullage(*(data if word == "DATA" else word for word in words))
+    assert done.returncode == 1 and text in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_evaluate_still_needs_a_file_of_runs() -> None:
+    done = subprocess.run([sys.executable, "-m", "ullage", "evaluate"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "--truth" in done.stderr
+
+
+def test_regression_works_on_what_the_formula_leaves_over_and_not_on_raw_numbers() -> None:
+    outcomes = {one.name: one for one in compare(examples_of(rows(200)), epochs=40)}
+    raw, ours = outcomes["as the original"], outcomes["what the closed formula leaves over"]
+    assert ours.error_median < 0.1 < raw.error_median
+    assert ours.last < ours.first
+
+
+def test_the_authors_rows_are_learned_with_folds_that_do_not_leak(reference) -> None:
+    from ullage.research.training.examples import read_rows
+    from ullage.research.training.networks import Schedule, train
+
+    examples = examples_of(read_rows(reference("reference/gpumemnet_mlp_a100.csv"), "mlp")[::5])
+    result = train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=Schedule(epochs=15))
+    assert result.test.accuracy >= 0.97 and result.card.gpu == "A100-40GB"

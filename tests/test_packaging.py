@@ -1,0 +1,97 @@
+"""What `pip install ullage` brings, what its extras add, and how large it is."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ullage.errors import EXTRAS, MissingPackage
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WHEEL_BUDGET = 12 << 20  # bytes; the table and the trees of convolutions take 7 MiB of it
+WEIGHTS_BUDGET = 4 << 20  # bytes, within that: weights that only the learned estimators read
+SHORT_NAMES = {"prometheus-client": "prometheus_client", "scikit-learn": "sklearn", "nvidia-ml-py": "pynvml"}
+
+# Run by every Python process of a test: the packages of the extras cannot be found. typer itself asks for pydantic.
+REFUSE = f"""
+from importlib.machinery import PathFinder
+
+find_spec = PathFinder.find_spec
+
+def find_others(name, path=None, target=None):
+    if name.partition(".")[0] not in {sorted(set(EXTRAS) - {"pydantic"})!r}:
+        return find_spec(name, path, target)
+
+PathFinder.find_spec = staticmethod(find_others)
+"""
+
+
+def packages(requirements: list[str]) -> set[str]:
+    names = {requirement.partition(">")[0].partition("[")[0].strip() for requirement in requirements}
+    return {SHORT_NAMES.get(name, name) for name in names}
+
+
+def without_extras(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "refuse").mkdir()
+    (tmp_path / "refuse" / "sitecustomize.py").write_text(REFUSE)
+    path = os.pathsep.join(filter(None, [str(tmp_path / "refuse"), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "ullage", *words]
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+
+
+def test_every_package_that_may_be_missing_is_in_the_extra_that_its_message_names() -> None:
+    assert packages(PROJECT["dependencies"]) == {"torch", "numpy", "rich", "safetensors", "typer"}
+    extras = PROJECT["optional-dependencies"]
+    for package, extra in EXTRAS.items():
+        if package != "starlette":  # comes with fastapi
+            assert package in packages(extras[extra])
+    assert str(MissingPackage("polars", "data sets")).endswith("type: pip install 'ullage[research]'")
+
+
+def test_an_estimate_needs_no_extra(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(64, 8).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.randn(4, 64, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    done = without_extras(tmp_path, "estimate", str(script), "--gpu", "T4", "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"fits": true' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["serve", "--virtual", "2xT4"], "manager"),
+        (["top", "--once"], "manager"),
+        (["dataset", "show", "runs.parquet"], "research"),
+    ],
+)
+def test_a_missing_extra_is_one_line_that_says_what_to_type(tmp_path: Path, words: list[str], extra: str) -> None:
+    done = without_extras(tmp_path, *words)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert f"type: pip install 'ullage[{extra}]'" in done.stderr
+
+
+def test_the_wheel_is_whole_and_keeps_its_budget(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(ROOT)], check=True, timeout=300)
+    [wheel] = tmp_path.glob("*.whl")
+    inside = {entry.filename: entry.compress_size for entry in zipfile.ZipFile(wheel).infolist()}
+    for file in (ROOT / "src" / "ullage").rglob("*"):
+        if file.is_file() and "__pycache__" not in file.parts:
+            assert str(file.relative_to(ROOT / "src")) in inside
+    assert wheel.stat().st_size <= WHEEL_BUDGET
+    assert sum(size for name, size in inside.items() if "/estimators/data/" in name) <= WEIGHTS_BUDGET
