@@ -58,7 +58,7 @@ from ullage.research.measure import accuracy
 from ullage.research.ranking.truth import measured_rows
 from ullage.virtual import dispatch
 from ullage.virtual.kernels.cudnn import workspaces
-from ullage.virtual.kernels.cudnn.workspaces import Problem, terms
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, terms
 
 DATA = Path(__file__).parent / "data"
 RUNS, LAYERS = DATA / "h200_runs.jsonl.gz", DATA / "model_layers.json.gz"
@@ -166,12 +166,12 @@ def print_results(variant: str, results: list[accuracy.Comparison]) -> None:
             print(f"not estimated: {one.id} {one.model}: {one.failed}")
 
 
-def filter_of(one: Layer | Problem) -> Filter:
+def filter_of(one: Layer | ConvolutionProblem) -> Filter:
     """What a layer keeps at every size of its input."""
     return one.weight, one.stride, one.groups
 
 
-def problems_of(direction: str, layer: Layer, batch: int, kinds: Iterable[str] = TYPES) -> Iterator[Problem]:
+def problems_of(direction: str, layer: Layer, batch: int, kinds: Iterable[str] = TYPES) -> Iterator[ConvolutionProblem]:
     """A layer as cuDNN sees it, in every layout."""
     source, out = (batch, *layer.input), (batch, *layer.output())
     if layer.transposed:
@@ -179,10 +179,10 @@ def problems_of(direction: str, layer: Layer, batch: int, kinds: Iterable[str] =
     for kind in kinds:
         for channels_last in (False, True):
             rest = layer.stride, layer.padding, layer.dilation, layer.groups, kind, channels_last
-            yield Problem(direction, source, layer.weight, out, *rest)
+            yield ConvolutionProblem(direction, source, layer.weight, out, *rest)
 
 
-def measured(problems: Iterable[Problem]) -> dict[Problem, int]:
+def measured(problems: Iterable[ConvolutionProblem]) -> dict[ConvolutionProblem, int]:
     """Those of the problems that are in the shipped table, and their workspaces."""
     (path,) = workspaces.tables(workspaces.DATA_FOLDER).values()
     known = workspaces.table(path)
@@ -193,15 +193,15 @@ def measured(problems: Iterable[Problem]) -> dict[Problem, int]:
     return {asked[hit]: int(known.sizes[places[hit]]) for hit in hits.tolist()}
 
 
-def measured_layers(direction: str, layers: Iterable[Layer]) -> dict[Problem, int]:
+def measured_layers(direction: str, layers: Iterable[Layer]) -> dict[ConvolutionProblem, int]:
     """What was measured of these layers at the batch sizes that were listed."""
-    found: dict[Problem, int] = {}
+    found: dict[ConvolutionProblem, int] = {}
     for layer in layers:
         found |= measured(one for batch in collect.BATCHES for one in problems_of(direction, layer, batch))
     return found
 
 
-def random_problems(direction: str) -> dict[Problem, int]:
+def random_problems(direction: str) -> dict[ConvolutionProblem, int]:
     """What was measured of layers that belong to no model."""
     found = measured_layers(direction, collect.random_layers(_RANDOM))
     for layer, batch, kind, _ in collect.arbitrary_configurations(_ARBITRARY):
@@ -330,7 +330,7 @@ def grow_direction(direction: str, folder: Path, layers: dict[str, set[Layer]], 
     return trees
 
 
-def _part(rows: dict[Problem, int]) -> table.Measured:
+def _part(rows: dict[ConvolutionProblem, int]) -> table.Measured:
     sizes = np.array(list(rows.values()), dtype=np.int64)
     return table.Measured(list(rows), sizes, [terms(problem) for problem in rows])
 
