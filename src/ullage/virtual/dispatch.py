@@ -149,6 +149,11 @@ class VirtualMode(TorchDispatchMode):
 _plans: dict[tuple[Any, str], dict[Any, Plan]] = {}
 
 
+def forget_plans() -> None:
+    """Make every plan anew from now on: for comparing rules, or tables of workspaces, in one process."""
+    _plans.clear()
+
+
 class _Operator:
     """One operator overload on one virtual GPU, with the plans it has remembered."""
 

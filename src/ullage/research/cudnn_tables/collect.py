@@ -23,7 +23,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,7 +184,7 @@ def _drawn_layer(chance: random.Random) -> Layer:
 
 
 _BATCH = 2  # an input length of 2 in front marks the batch dimension
-_BATCHES = {1: 2, 2: 3, 4: 5, 8: 7, 16: 9, 24: 2, 32: 10, 48: 3, 64: 9, 96: 3, 100: 1, 128: 7, 192: 1, 256: 4}
+BATCHES = {1: 2, 2: 3, 4: 5, 8: 7, 16: 9, 24: 2, 32: 10, 48: 3, 64: 9, 96: 3, 100: 1, 128: 7, 192: 1, 256: 4}
 _TYPE_WEIGHTS = {"f32": 1.0, "f16": 0.6, "bf16": 0.8}
 _LAYOUT_WEIGHTS = {"c": 1.0, "cl": 0.5}
 _RESOLUTIONS = (224, 256, 128, 192, 384, 160, 288, 96, 320, 64, 32, 512)
@@ -268,22 +268,32 @@ def _by_family(names: Sequence[str]) -> list[str]:
 def collect(seconds: float, resolutions: int) -> Counter[Layer]:
     """Layers of the models, counted once per model and resolution, until the time is over."""
     total: Counter[Layer] = Counter()
-    end, done = time.monotonic() + seconds, 0
-    chance = random.Random(1)
-    for name, build, shapes in models():
+    end = time.monotonic() + seconds
+    for done, (_, layers) in enumerate(layers_by_model(resolutions), 1):
+        total.update(layers)
+        if done % 50 == 0:
+            _say(f"{done} models, {len(total)} layers")
         if time.monotonic() > end:
             break
+    return total
+
+
+def layers_by_model(resolutions: int, names: Container[str] | None = None) -> Iterator[tuple[str, Counter[Layer]]]:
+    """The name and the layers, counted once per resolution, of each model that can be built, or of those named."""
+    chance = random.Random(1)
+    for name, build, shapes in models():
+        others = chance.sample(shapes[1:], len(shapes) - 1)
+        if names is not None and name not in names:
+            continue
         model = _on_meta(build)
         if model is None:
             _say(f"{name}: not built")
             continue
-        chosen = list(dict.fromkeys([_default_input(model), *shapes[:1], *chance.sample(shapes[1:], len(shapes) - 1)]))
+        chosen = list(dict.fromkeys([_default_input(model), *shapes[:1], *others]))
+        layers: Counter[Layer] = Counter()
         for shape in [shape for shape in chosen if shape is not None][:resolutions]:
-            total.update(dict.fromkeys(_run(model, shape), 1))
-        done += 1
-        if done % 50 == 0:
-            _say(f"{done} models, {len(total)} layers")
-    return total
+            layers.update(dict.fromkeys(_run(model, shape), 1))
+        yield name, layers
 
 
 def _on_meta(build: Build) -> torch.nn.Module | None:
@@ -344,7 +354,7 @@ def arrange(counts: dict[Layer, float], configurations: int) -> Iterator[tuple[L
     chance = random.Random(4)
     keyed = []
     for layer, count in counts.items():
-        for batch, batch_weight in _BATCHES.items():
+        for batch, batch_weight in BATCHES.items():
             if operations(layer, batch) > _MOST_OPERATIONS:
                 continue
             for type_number, kind in enumerate(TYPES):
