@@ -30,7 +30,7 @@ HOMES = {
     "dnnmem": "dnnmem",
     "xmem": "xmem.estimator",
     "veritasest": "veritasest",
-    "dnnperf": "dnnperf.estimator",
+    "dnnperf": "dnnperf",
     "accelerate": "accelerate",
     "gpumemnet": "gpumemnet.estimator",
     "gpumemnet+transformer": "gpumemnet.estimator",

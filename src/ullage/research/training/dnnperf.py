@@ -20,8 +20,7 @@ import torch
 from torch.nn import functional
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.dnnperf.graph import graph_of
-from ullage.estimation.estimators.dnnperf.network import Network, Tensors, folded, joined, tensors_of
+from ullage.estimation.estimators.dnnperf import GraphNetwork, GraphTensors, folded, graph_of, joined, tensors_of
 from ullage.estimation.estimators.weights import write_weights
 from ullage.workloads.configuration import Configuration
 
@@ -36,7 +35,7 @@ class Sample:
     """A graph with what was measured: logarithms of bytes and seconds."""
 
     family: str
-    graph: Tensors
+    graph: GraphTensors
     truth: torch.Tensor
 
 
@@ -77,10 +76,10 @@ def samples(path: Path) -> list[Sample]:
     return found
 
 
-def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: int = 8) -> Network:
+def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: int = 8) -> GraphNetwork:
     """A network trained on these samples; the same seed gives the same network on the same machine."""
     torch.manual_seed(seed)
-    network = Network()
+    network = GraphNetwork()
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=1e-2)
     steps = max(1, epochs * -(-len(training) // batch))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
@@ -100,7 +99,7 @@ def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: i
     return network.eval()
 
 
-def ratios(network: Network, held_out: list[Sample]) -> list[tuple[float, float]]:
+def ratios(network: GraphNetwork, held_out: list[Sample]) -> list[tuple[float, float]]:
     """Predicted over measured, memory and time, for each sample."""
     with torch.no_grad():
         pairs = [(network(sample.graph)[0] - sample.truth).exp().tolist() for sample in held_out]
@@ -141,7 +140,7 @@ def figures(met: list[tuple[float, float]]) -> dict[str, float]:
     return {"runs": len(met)} | {name: round(value, 4) for name, value in values.items()}
 
 
-def save(network: Network, path: Path, card: dict[str, Any]) -> None:
+def save(network: GraphNetwork, path: Path, card: dict[str, Any]) -> None:
     """The weights, with the card's facts in the file's own header."""
     from safetensors.torch import save as packed
 
@@ -149,7 +148,7 @@ def save(network: Network, path: Path, card: dict[str, Any]) -> None:
     write_weights(path, packed(network.state_dict(), metadata={"card": json.dumps(card)}))
 
 
-def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[Network, dict[str, Any]]:
+def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[GraphNetwork, dict[str, Any]]:
     """The network trained on all samples, and its card with the errors on held-out families."""
     torch.set_num_threads(1)  # sums in one order: the same file comes out again
     held_out = cross_validate(found, folds, epochs)
