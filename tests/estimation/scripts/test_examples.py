@@ -7,11 +7,7 @@ from tests.paths import ROOT
 
 from ullage.estimation.scripts.parent import estimate_script
 
-<<<<<<< HEAD
 FOLDER = ROOT / "examples" / "scripts"
-=======
-FOLDER = Path(__file__).parents[3] / "examples" / "scripts"
->>>>>>> c0ec526 (Tests find the examples and the line to type in the new layout)
 NEEDS = {
     "accelerate_loop": "accelerate",
     "hf_trainer": "accelerate",
