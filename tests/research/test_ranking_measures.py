@@ -10,7 +10,7 @@ from ullage.research.ranking import protocol
 from ullage.research.ranking.page import _time_axis
 from ullage.research.ranking.protocol import MENDED, PUBLISHED, judge
 from ullage.research.ranking.standings import OWN, PROCESS, Errors, error, rank, shared_runs
-from ullage.research.ranking.truth import Run, TruthSet, matching, sample
+from ullage.research.ranking.truth import MeasuredRun, TruthSet, matching, sample
 from ullage.research.ranking.worker import Record
 from ullage.units import GIB, MIB
 from ullage.workloads import Configuration
@@ -19,7 +19,7 @@ H200 = gpu("H200")
 
 
 def run(**values):
-    return Run(**{"id": "r", "row": {}, "family": "MLPs", "reserved": 4 * GIB, "process": 5 * GIB} | values)
+    return MeasuredRun(**{"id": "r", "row": {}, "family": "MLPs", "reserved": 4 * GIB, "process": 5 * GIB} | values)
 
 
 def record(figure, kind="reserved", **values):

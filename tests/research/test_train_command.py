@@ -73,7 +73,6 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, t
     there = [pair for pair in expected if method == "walknet" or pair[1] in WIDTHS["mlp", pair[0]]]
     assert [(line["estimator"], line["bin"] >> 30) for line in lines] == there
     assert all(line["rows"] == 24 and line["paper"] for line in lines), "the held-out rows alone"
-    assert all((line["goal"] is None) == (method == "gpumemnet") for line in lines), "the goals are ours"
     table = ullage("evaluate", method, "--data", data, "--weights", tmp_path)
     assert "0.950" in table.stdout and "held-out" in table.stdout
 

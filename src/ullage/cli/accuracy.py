@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ullage.research.ranking.truth import TruthSet
     from ullage.research.ranking.worker import Record
     from ullage.research.training.examples import Examples
-    from ullage.research.training.table2 import Line
+    from ullage.research.training.table2 import Table2Line
 
 
 RANKING = "Ranking (with --estimators)"
@@ -211,12 +211,12 @@ def evaluate_gpumemnet(plan: Table2Plan) -> None:
     print_lines(lines)
 
 
-def _lines(file: Path, plan: Table2Plan) -> list[Line]:
+def _lines(file: Path, plan: Table2Plan) -> list[Table2Line]:
     from ullage.research.training.examples import examples_of, read_rows
     from ullage.research.training.methods import method_of
 
     rows = read_rows(file)
-    found: list[Line] = []
+    found: list[Table2Line] = []
     for family in dict.fromkeys(str(row["family"]) for row in rows):
         examples = examples_of([row for row in rows if row["family"] == family], method_of(plan.method))
         for estimator in ("mlp", "transformer"):
@@ -224,7 +224,7 @@ def _lines(file: Path, plan: Table2Plan) -> list[Line]:
     return found
 
 
-def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan) -> list[Line]:
+def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan) -> list[Table2Line]:
     from ullage.cli.training import bars
     from ullage.research.training.methods import method_of
     from ullage.research.training.table2 import retrained_lines, shipped_lines
@@ -240,15 +240,15 @@ def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan) -
         return retrained_lines(examples, family, estimator, seed=plan.seed, begin=named, notify=notify, method=method)
 
 
-def print_lines(lines: list[Line]) -> None:
+def print_lines(lines: list[Table2Line]) -> None:
     """The table; what was measured here is "ours" for walknet, and "here" for the method of the paper."""
     told = "here" if lines and lines[0].method == "gpumemnet" else "ours"
-    table = Table("data", "GPU", "estimator", "bin", "rows", "paper", "goal", told, "folds", "F1 paper", f"F1 {told}",
+    table = Table("data", "GPU", "estimator", "bin", "rows", "paper", told, "folds", "F1 paper", f"F1 {told}",
                   "too low", "too high", "one job")  # fmt: skip
     for line in lines:
         table.add_row(
             NAMES.get(line.family, line.family), line.gpu, NAMES[line.estimator], format_bytes(line.bin),
-            str(line.rows), _share(line.paper), _share(line.goal), _told(line), _share(line.validation),
+            str(line.rows), _share(line.paper), _share(line.accuracy), _share(line.validation),
             _share(line.paper_f1), _share(line.f1), f"{line.under:.1%}", f"{line.over:.1%}",
             format_duration(line.seconds),
         )  # fmt: skip
@@ -263,12 +263,6 @@ def print_lines(lines: list[Line]) -> None:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _told(line: Any) -> str:
-    if line.reached is None:
-        return f"{line.accuracy:.3f}"
-    return f"[{'green' if line.reached else 'red'}]{line.accuracy:.3f}[/]"
 
 
 # `ullage evaluate --estimators`: asks, shows the ranking as tables, JSON or a page.

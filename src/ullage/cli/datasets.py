@@ -130,13 +130,13 @@ def generate(
     """Draw training runs of generated models."""
     from rich.progress import track
 
-    from ullage.research.datasets.generate import Limits, draw, ranges, summary
+    from ullage.research.datasets.generate import DrawingLimits, draw, ranges, summary
 
     known = ranges(family, config)
     file = out or Path(f"{family}.jsonl")
     if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
         raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
-    limits = Limits(parse_bytes(max_memory), max_step)
+    limits = DrawingLimits(parse_bytes(max_memory), max_step)
     numbers = track(range(count), "drawing", console=Console(stderr=True), transient=True)
     rows = [draw(family, number, seed, known, limits) for number in numbers]
     try:
@@ -206,13 +206,13 @@ def measure(
     """Measure configurations on this machine's GPU, each in a fresh process."""
     if together > 1 and (utilization or raw):
         raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
-    from ullage.research.datasets.measuring import Plan, measure_rows
+    from ullage.research.datasets.measuring import MeasurementSettings, measure_rows
     from ullage.workloads.configuration import read_rows
 
     rows = list(read_rows(file))[::every]
     if not rows:
         raise InvalidValue(f"{file} has no configurations")
-    plan = Plan(
+    plan = MeasurementSettings(
         out=out, at_once=at_once, iterations=iterations, utilization=utilization, seconds=seconds, timeout=timeout,
         raw=raw, together=together,
     )  # fmt: skip

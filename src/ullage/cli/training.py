@@ -16,7 +16,7 @@ from ullage.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
     from ullage.research.training.protocol import Trained
-    from ullage.research.training.regression import Outcome
+    from ullage.research.training.regression import RegressionOutcome
 
 train = typer.Typer(
     help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression.",
@@ -299,7 +299,7 @@ def regression(
     _print_outcomes(outcomes)
 
 
-def _print_outcomes(outcomes: list[Outcome]) -> None:
+def _print_outcomes(outcomes: list[RegressionOutcome]) -> None:
     from rich.table import Table
 
     table = Table("regression of memory", "epoch 1, MiB off", "last, MiB off", "test, MiB off", "median", "too low",

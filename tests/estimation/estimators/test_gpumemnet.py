@@ -149,8 +149,8 @@ def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: 
     monkeypatch.setattr(VirtualGPU, "__enter__", refuse)
     monkeypatch.setattr(workspaces, "workspace", refuse)
     for module, attribute in (
-        (walk.Walk, "run"), (inputs, "walks"), (inputs, "inputs_of"),
-        (inputs, "closed_sum"), (features, "features"), (features.Watch, "layer"),
+        (walk.AllocatorWalk, "run"), (inputs, "walks"), (inputs, "inputs_of"),
+        (inputs, "closed_sum"), (features, "features"), (features.LayerWatch, "layer"),
     ):  # fmt: skip
         monkeypatch.setattr(module, attribute, refuse)
     with pytest.raises((AssertionError, InvalidValue), match="this is ours"):

@@ -170,7 +170,7 @@ _KEEP = 200
 
 
 @dataclass(frozen=True)
-class Limits:
+class DrawingLimits:
     """What a run may take at most: bytes of GPU memory and seconds a step, both as `costs.py` counts them."""
 
     memory: int = 40 * GIB
@@ -178,7 +178,7 @@ class Limits:
 
 
 def generate(
-    family: str, count: int, seed: int, known: dict[str, Any] | None = None, limits: Limits | None = None
+    family: str, count: int, seed: int, known: dict[str, Any] | None = None, limits: DrawingLimits | None = None
 ) -> Iterator[dict[str, Any]]:
     """So many rows of a family, in the form of a file of configurations.
 
@@ -186,10 +186,10 @@ def generate(
     True
     """
     for number in range(count):
-        yield draw(family, number, seed, known or DEFAULTS[family], limits or Limits())
+        yield draw(family, number, seed, known or DEFAULTS[family], limits or DrawingLimits())
 
 
-def draw(family: str, number: int, seed: int, known: dict[str, Any], limits: Limits) -> dict[str, Any]:
+def draw(family: str, number: int, seed: int, known: dict[str, Any], limits: DrawingLimits) -> dict[str, Any]:
     """The row of this number."""
     chance = random.Random(f"ullage {family} {seed} {number}")
     wanted = None
@@ -224,7 +224,7 @@ def draw(family: str, number: int, seed: int, known: dict[str, Any], limits: Lim
     return last  # the class is out of reach for these ranges
 
 
-def _feasible(family: str, row: dict[str, Any], cost: Cost, process: int, limits: Limits) -> bool:
+def _feasible(family: str, row: dict[str, Any], cost: Cost, process: int, limits: DrawingLimits) -> bool:
     return (
         cost.parameters <= MOST_PARAMETERS[family]
         and process <= limits.memory

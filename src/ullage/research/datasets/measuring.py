@@ -29,7 +29,7 @@ TURNS = 8  # children that make their first step together, and then are read one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class MeasurementSettings:
     """How to measure. `utilization` reads each run alone, for `seconds`."""
 
     out: Path
@@ -47,10 +47,10 @@ class Plan:
         return "utilization" if self.utilization else "memory"
 
 
-def measure_rows(rows: Sequence[dict[str, Any]], plan: Plan) -> tuple[int, Iterator[dict[str, Any]]]:
+def measure_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> tuple[int, Iterator[dict[str, Any]]]:
     """How many of the rows are left to measure, and those rows as they are measured; each is in the file already.
 
-    left, measured = measure_rows(rows, Plan(out=Path("measured.jsonl")))
+    left, measured = measure_rows(rows, MeasurementSettings(out=Path("measured.jsonl")))
     for row in measured:
         print(row["id"], row.get("peak_reserved"))
     """
@@ -60,7 +60,7 @@ def measure_rows(rows: Sequence[dict[str, Any]], plan: Plan) -> tuple[int, Itera
     return len(left), _measured(left, plan)
 
 
-def checked_rows(rows: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
+def checked_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> list[dict[str, Any]]:
     """What children are told: rows with an id of their own, checked before anything runs."""
     checked, seen = [], set()
     for number, row in enumerate(rows):
@@ -76,7 +76,7 @@ def checked_rows(rows: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, A
     return checked
 
 
-def _measured(rows: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, Any]]:
+def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Iterator[dict[str, Any]]:
     if not rows:
         return
     runs, header = prepare_runs(plan)
@@ -94,7 +94,9 @@ def _measured(rows: list[dict[str, Any]], plan: Plan) -> Iterator[dict[str, Any]
             yield row
 
 
-def _answers(runs: ParallelRuns, rows: list[dict[str, Any]], plan: Plan) -> Iterator[tuple[dict[str, Any], Any]]:
+def _answers(
+    runs: ParallelRuns, rows: list[dict[str, Any]], plan: MeasurementSettings
+) -> Iterator[tuple[dict[str, Any], Any]]:
     """Rows with their answers; with bundles, what a bundle left undone gets a fresh process afterwards."""
     if plan.together > 1 and not plan.utilization:
         from ullage.research.datasets.memory_run import bundle, prepare_bundle, run_bundle, untied
@@ -115,7 +117,7 @@ def _answers(runs: ParallelRuns, rows: list[dict[str, Any]], plan: Plan) -> Iter
     yield from runs.work(rows)
 
 
-def prepare_runs(plan: Plan) -> tuple[ParallelRuns, dict[str, Any]]:
+def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any]]:
     """How the runs of a plan are made, and what is known of the GPU. This process itself never touches CUDA."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -187,7 +189,7 @@ def _is_doubtful(answer: dict[str, Any]) -> bool:
     return "failed" in answer or "oom" in answer or bool(answer.get("retries"))
 
 
-def _logs(plan: Plan) -> Any:
+def _logs(plan: MeasurementSettings) -> Any:
     def log(order: dict[str, Any]) -> Path | None:
         if plan.raw is None:
             return None

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ullage.allocator import History, survives
 from ullage.hardware import GPU
-from ullage.research.ranking.truth import Run
+from ullage.research.ranking.truth import MeasuredRun
 from ullage.research.ranking.worker import Record
 
 MENDED, PUBLISHED = "mended", "published"
@@ -39,11 +39,11 @@ class Judgement:
     by: str | None
 
 
-def judge(record: Record, run: Run, card: GPU, variant: str = MENDED) -> Judgement | None:
+def judge(record: Record, run: MeasuredRun, card: GPU, variant: str = MENDED) -> Judgement | None:
     """Both rounds for one estimate; `None` where there is no estimate or nothing to compare with.
 
     >>> from ullage.hardware import gpu
-    >>> run = Run(id="r", row={}, family="MLPs", reserved=900 * 2**20, process=1700 * 2**20)
+    >>> run = MeasuredRun(id="r", row={}, family="MLPs", reserved=900 * 2**20, process=1700 * 2**20)
     >>> low = Record(estimator="x", run="r", gpu="H200", seconds=0, figure=800 * 2**20, kind="reserved")
     >>> judge(low, run, gpu("H200")), judge(low, run, gpu("H200"), PUBLISHED).success
     (Judgement(success=False, conserved=0, by='reserved'), True)
@@ -87,7 +87,7 @@ def bound_of(record: Record) -> Record | None:
     return Record(**asdict(record) | figures | {"estimator": name, "kind": "process"})
 
 
-def second_round(run: Run, cap: int, card: GPU) -> tuple[bool, str] | None:
+def second_round(run: MeasuredRun, cap: int, card: GPU) -> tuple[bool, str] | None:
     """Whether a run survives with its allocator limited to `cap`, and by what that was decided."""
     if run.reserved is None:
         return None if run.process is None else (cap + (card.context or 0) >= run.process, PROCESS)

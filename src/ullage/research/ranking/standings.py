@@ -10,7 +10,7 @@ from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.research.measure.accuracy import quantile
 from ullage.research.ranking.protocol import VARIANTS, Judgement, bound_of, judge
-from ullage.research.ranking.truth import Run, TruthSet
+from ullage.research.ranking.truth import MeasuredRun, TruthSet
 from ullage.research.ranking.worker import Record
 
 OWN, PROCESS = "own", "process"
@@ -101,10 +101,10 @@ class Standing:
         return self.given / self.asked if self.asked else 0.0
 
 
-def error(record: Record, run: Run, against: str) -> float | None:
+def error(record: Record, run: MeasuredRun, against: str) -> float | None:
     """The relative error of an estimate, with its sign; `None` for runs that ran out of memory.
 
-    >>> run = Run(id="r", row={}, family="MLPs", reserved=100, process=200)
+    >>> run = MeasuredRun(id="r", row={}, family="MLPs", reserved=100, process=200)
     >>> one = Record(estimator="x", run="r", gpu="H200", seconds=0, figure=110, kind="reserved")
     >>> round(error(one, run, OWN), 3), error(one, run, PROCESS)
     (0.1, -0.45)
@@ -134,7 +134,7 @@ def rank(truth: TruthSet, records: Iterable[Record]) -> list[Standing]:
     return sorted(standings, key=lambda one: (one.process is None, one.process.median if one.process else 0.0))
 
 
-def _standing(name: str, records: list[Record], runs: dict[str, Run], card: GPU) -> Standing:
+def _standing(name: str, records: list[Record], runs: dict[str, MeasuredRun], card: GPU) -> Standing:
     given = [record for record in records if record.given]
     times = [record.seconds for record in given if record.seconds is not None]
     worked = [record.cpu_seconds for record in given if record.cpu_seconds is not None]
@@ -156,17 +156,17 @@ def _standing(name: str, records: list[Record], runs: dict[str, Run], card: GPU)
     )
 
 
-def _errors(records: list[Record], runs: dict[str, Run], against: str) -> Errors | None:
+def _errors(records: list[Record], runs: dict[str, MeasuredRun], against: str) -> Errors | None:
     found = [error(record, runs[record.run], against) for record in records]
     return Errors.of([value for value in found if value is not None])
 
 
-def _rounds(records: list[Record], runs: dict[str, Run], card: GPU, variant: str) -> Rounds | None:
+def _rounds(records: list[Record], runs: dict[str, MeasuredRun], card: GPU, variant: str) -> Rounds | None:
     found = [judge(record, runs[record.run], card, variant) for record in records]
     return Rounds.of([judgement for judgement in found if judgement is not None], card)
 
 
-def _families(records: list[Record], runs: dict[str, Run]) -> dict[str, Errors]:
+def _families(records: list[Record], runs: dict[str, MeasuredRun]) -> dict[str, Errors]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(runs[record.run].family, []).append(record)
@@ -174,7 +174,7 @@ def _families(records: list[Record], runs: dict[str, Run]) -> dict[str, Errors]:
     return {family: errors for family, errors in found.items() if errors is not None}
 
 
-def _reasons(records: list[Record], runs: dict[str, Run]) -> dict[str, int]:
+def _reasons(records: list[Record], runs: dict[str, MeasuredRun]) -> dict[str, int]:
     """Why there is no estimate, the most frequent first; a reason that names the model is the same for all models."""
     counts: dict[str, int] = {}
     for record in records:

@@ -66,10 +66,10 @@ def examples_of(rows: Sequence[Mapping[str, Any]], method: Method = WALKNET) -> 
 
 def read_rows(file: Path, family: str | None = None) -> list[dict[str, Any]]:
     """The rows of a Parquet file of `ullage dataset clean`, or of the authors' CSV, of one family or of all."""
-    from ullage.research.datasets.measured_files import Report, read_authors
+    from ullage.research.datasets.measured_files import CleaningReport, read_authors
     from ullage.research.datasets.schema import frame, read_dataset
 
-    table = frame(read_authors(file, Report())) if file.suffix == ".csv" else read_dataset(file)
+    table = frame(read_authors(file, CleaningReport())) if file.suffix == ".csv" else read_dataset(file)
     rows: list[dict[str, Any]] = table.to_dicts()
     chosen = [row for row in rows if family is None or row["family"] == family]
     if not chosen:

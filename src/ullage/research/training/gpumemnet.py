@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.gpumemnet.networks import GPUMemNet, Jobs
+from ullage.estimation.estimators.gpumemnet.networks import GPUMemNet, SummaryBatch
 from ullage.estimation.estimators.gpumemnet.weights import build
 from ullage.estimation.estimators.weights import ModelCard, plain_products
 from ullage.research.training.folds import held_out
@@ -29,7 +29,7 @@ AT_ONCE = 256
 
 def fit(
     card: ModelCard,
-    jobs: Jobs,
+    jobs: SummaryBatch,
     memory: npt.NDArray[np.float64],
     schedule: Schedule,
     seed: int,
@@ -55,7 +55,7 @@ def fit(
 
 def _descend(
     network: GPUMemNet,
-    jobs: Jobs,
+    jobs: SummaryBatch,
     classes: torch.Tensor,
     parts: tuple[torch.Tensor, torch.Tensor],
     schedule: Schedule,
@@ -85,7 +85,7 @@ def _descend(
     network.load_state_dict(kept)
 
 
-def _loss(network: GPUMemNet, jobs: Jobs, classes: torch.Tensor, stop: torch.Tensor) -> float:
+def _loss(network: GPUMemNet, jobs: SummaryBatch, classes: torch.Tensor, stop: torch.Tensor) -> float:
     """The loss on the part that is not learned from."""
     network.eval()
     with torch.inference_mode():

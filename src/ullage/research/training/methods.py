@@ -14,10 +14,10 @@ from torch import nn
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.estimators.gpumemnet import weights
 from ullage.estimation.estimators.gpumemnet.features import summary_of_row
-from ullage.estimation.estimators.gpumemnet.networks import Jobs, jobs_of
+from ullage.estimation.estimators.gpumemnet.networks import SummaryBatch, jobs_of
 from ullage.estimation.estimators.walknet import networks
 from ullage.estimation.estimators.walknet.inputs import inputs_of
-from ullage.estimation.estimators.walknet.networks import Batch, batched
+from ullage.estimation.estimators.walknet.networks import WalknetBatch, batched
 from ullage.estimation.estimators.weights import ModelCard
 from ullage.research.training import gpumemnet, walknet
 from ullage.research.training.walknet import Schedule
@@ -61,11 +61,11 @@ def method_of(name: str) -> Method:
     return METHODS[name]
 
 
-def _walknet_jobs(rows: Rows) -> Batch:
+def _walknet_jobs(rows: Rows) -> WalknetBatch:
     return batched([inputs_of(row) for row in rows])
 
 
-def _gpumemnet_jobs(rows: Rows) -> Jobs:
+def _gpumemnet_jobs(rows: Rows) -> SummaryBatch:
     families = sorted({str(row["family"]) for row in rows})
     if len(families) > 1:
         raise InvalidValue(f"needed rows of one family; found {', '.join(families)}")

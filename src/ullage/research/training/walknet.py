@@ -12,9 +12,9 @@ import torch
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.walknet.networks import (
-    Batch,
     Factors,
     WalkNet,
+    WalknetBatch,
     build,
     cross_entropy,
     plain_products,
@@ -54,7 +54,7 @@ def classes_of(memory: npt.NDArray[np.float64], width: int, bins: int) -> npt.ND
 
 def fit(
     card: ModelCard,
-    jobs: Batch,
+    jobs: WalknetBatch,
     memory: npt.NDArray[np.float64],
     schedule: Schedule,
     seed: int,
@@ -78,7 +78,7 @@ def fit(
     return network.eval()
 
 
-def _begin(network: WalkNet, jobs: Batch, memory: npt.NDArray[np.float64]) -> None:
+def _begin(network: WalkNet, jobs: WalknetBatch, memory: npt.NDArray[np.float64]) -> None:
     """What is fixed begins with the median of what the walk leaves over: another GPU has another context."""
     parts = jobs.parts.double().numpy()
     fixed = float(np.median((memory - parts[:, 0]) / parts[:, -1]))
@@ -93,7 +93,9 @@ def _edges(memory: npt.NDArray[np.float64], width: int) -> torch.Tensor:
     return torch.from_numpy(np.log(np.stack([np.maximum(place * width, 1.0), (place + 1) * width]))).float()
 
 
-def _descend(network: WalkNet, jobs: Batch, edges: torch.Tensor, schedule: Schedule, notify: Notify | None) -> None:
+def _descend(
+    network: WalkNet, jobs: WalknetBatch, edges: torch.Tensor, schedule: Schedule, notify: Notify | None
+) -> None:
     weights = list(network.parameters())
     optimizer = torch.optim.Adam(weights, lr=schedule.rate, fused=True)
     rounds = math.ceil(len(jobs) / schedule.batch)

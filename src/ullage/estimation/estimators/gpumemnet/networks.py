@@ -29,28 +29,28 @@ TOGETHER = 60  # sequences as long as this many layers or shorter are not sorted
 
 
 @dataclass
-class Jobs:
+class SummaryBatch:
     """Jobs side by side; sequences are padded with zeros, `there` tells layers from padding."""
 
     totals: torch.Tensor  # [jobs, features]
     tokens: torch.Tensor  # [jobs, longest, 2 to 4 for the type, and 2]
     there: torch.Tensor  # [jobs, longest] bool
 
-    def rows(self, chosen: torch.Tensor) -> Jobs:
+    def rows(self, chosen: torch.Tensor) -> SummaryBatch:
         """Some of the jobs, with no more padding than they need."""
         there = self.there[chosen]
         longest = max(int(there.sum(1).max()), 1)
-        return Jobs(self.totals[chosen], self.tokens[chosen][:, :longest], there[:, :longest])
+        return SummaryBatch(self.totals[chosen], self.tokens[chosen][:, :longest], there[:, :longest])
 
-    def alone(self) -> Jobs:
+    def alone(self) -> SummaryBatch:
         """The jobs without their sequences, for networks that read none."""
-        return Jobs(self.totals, self.tokens[:, :1], self.there[:, :1])
+        return SummaryBatch(self.totals, self.tokens[:, :1], self.there[:, :1])
 
     def __len__(self) -> int:
         return len(self.totals)
 
 
-def jobs_of(summaries: Sequence[ModelSummary], family: str) -> Jobs:
+def jobs_of(summaries: Sequence[ModelSummary], family: str) -> SummaryBatch:
     """Runs as one batch.
 
     >>> run = ModelSummary(16, 46, "relu", (("linear", 4, 36), ("relu", 4, 0), ("linear", 2, 10)))
@@ -65,7 +65,7 @@ def jobs_of(summaries: Sequence[ModelSummary], family: str) -> Jobs:
         if sequence:
             tokens[place, : len(sequence)] = torch.tensor(sequence, dtype=torch.float32)
         there[place, : max(len(sequence), 1)] = True  # a model without such layers is one layer of zeros
-    return Jobs(torch.tensor([totals_of(summary, family) for summary in summaries]), tokens, there)
+    return SummaryBatch(torch.tensor([totals_of(summary, family) for summary in summaries]), tokens, there)
 
 
 def token_size(family: str) -> int:
@@ -116,14 +116,14 @@ def _xavier(members: int, inputs: int, outputs: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
 
 
-class Ensemble(nn.Module):
+class GPUMemNetEnsemble(nn.Module):
     """The MLP estimator."""
 
     def __init__(self, family: str, classes: int) -> None:
         super().__init__()
         self.members = Perceptrons(len(names_of(family)), classes, DEPTHS[family])
 
-    def forward(self, jobs: Jobs) -> torch.Tensor:
+    def forward(self, jobs: SummaryBatch) -> torch.Tensor:
         """Scores [jobs, classes]."""
         return self.members(jobs.totals)  # type: ignore[no-any-return]
 
@@ -140,7 +140,7 @@ class _PlaceNorm(nn.BatchNorm1d):
         )  # fmt: skip
 
 
-class Block(nn.Module):
+class GPUMemNetBlock(nn.Module):
     """What `nn.TransformerEncoderLayer` is with one head and no dropout: attention and a perceptron, norms after."""
 
     def __init__(self, size: int) -> None:
@@ -161,7 +161,7 @@ class Block(nn.Module):
         return self.second_norm(x + self.narrow(functional.relu(self.wide(x))))  # type: ignore[no-any-return]
 
 
-class LayerTransformer(nn.Module):
+class GPUMemNetTransformer(nn.Module):
     """One Transformer over the tuples of a job, and perceptrons over its sum and the totals."""
 
     places: torch.Tensor
@@ -172,10 +172,10 @@ class LayerTransformer(nn.Module):
         self.first, self.first_norm = nn.Linear(token_size(family), size), _PlaceNorm(longest)
         self.second, self.second_norm = nn.Linear(size, size), _PlaceNorm(longest)
         self.register_buffer("places", _places(longest, size), persistent=False)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(blocks))
+        self.blocks = nn.ModuleList(GPUMemNetBlock(size) for _ in range(blocks))
         self.members = Perceptrons(size + len(names_of(family)), classes, _TWICE)
 
-    def forward(self, jobs: Jobs) -> torch.Tensor:
+    def forward(self, jobs: SummaryBatch) -> torch.Tensor:
         """Scores [jobs, classes]."""
         x = functional.relu(self.first_norm(self.first(jobs.tokens)))
         x = functional.relu(self.second_norm(self.second(x))) + self.places[: x.shape[1]]
@@ -184,7 +184,7 @@ class LayerTransformer(nn.Module):
     def _summed(self, x: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         """The sum over the layers of what the blocks make of them [jobs, size].
 
-        Jobs of about the same length go together: attention costs the square of the longest.
+        SummaryBatch of about the same length go together: attention costs the square of the longest.
         """
         lengths = there.sum(1)
         order, found = lengths.argsort(), []
@@ -212,11 +212,11 @@ class Transformers(nn.Module):
 
     def __init__(self, family: str, classes: int) -> None:
         super().__init__()
-        self.members = nn.ModuleList(LayerTransformer(family, classes, *sizes) for sizes in TRANSFORMERS)
+        self.members = nn.ModuleList(GPUMemNetTransformer(family, classes, *sizes) for sizes in TRANSFORMERS)
 
-    def forward(self, jobs: Jobs) -> torch.Tensor:
+    def forward(self, jobs: SummaryBatch) -> torch.Tensor:
         """Scores [jobs, classes]."""
         return torch.stack([member(jobs) for member in self.members]).mean(0)
 
 
-GPUMemNet = Ensemble | Transformers
+GPUMemNet = GPUMemNetEnsemble | Transformers

@@ -8,7 +8,7 @@ from typing import Any
 
 from ullage.errors import UnknownName
 from ullage.estimation.estimators.gpumemnet.features import names_of
-from ullage.estimation.estimators.gpumemnet.networks import Ensemble, GPUMemNet, Transformers, token_size
+from ullage.estimation.estimators.gpumemnet.networks import GPUMemNet, GPUMemNetEnsemble, Transformers, token_size
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, load_network, save_network
 from ullage.units import GIB
 
@@ -28,11 +28,11 @@ def build(card: ModelCard) -> GPUMemNet:
     """A new network of the card's kind, untrained.
 
     >>> type(build(ModelCard(family="cnn", estimator="mlp", bin=8 << 30, bins=8))).__name__
-    'Ensemble'
+    'GPUMemNetEnsemble'
     """
     if card.estimator not in ("mlp", "transformer"):
         raise UnknownName("GPUMemNet estimator", card.estimator, ["mlp", "transformer"], hint="mlp or transformer")
-    return (Ensemble if card.estimator == "mlp" else Transformers)(card.family, card.bins)
+    return (GPUMemNetEnsemble if card.estimator == "mlp" else Transformers)(card.family, card.bins)
 
 
 def shipped(family: str, estimator: str, width: int | None = None) -> Path:

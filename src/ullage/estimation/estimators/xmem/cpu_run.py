@@ -85,7 +85,7 @@ def profile_here(request: dict[str, Any]) -> dict[str, Any]:
         raise InvalidValue(f"training on the CPU failed: {error_text(error)}") from error
 
 
-class Enough(BaseException):
+class ProfiledEnough(BaseException):
     """Three steps are done. Not an `Exception`, so that the training code does not catch it by accident."""
 
 
@@ -109,7 +109,7 @@ class _Watch:
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.steps += 1
         if self.steps == ITERATIONS:
-            raise Enough
+            raise ProfiledEnough
 
 
 def profiled(train: Callable[[], Any]) -> CpuTrace:
@@ -134,7 +134,7 @@ def profiled(train: Callable[[], Any]) -> CpuTrace:
     begin = time.perf_counter()
     try:
         profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True)
-        with profiler, contextlib.suppress(Enough):
+        with profiler, contextlib.suppress(ProfiledEnough):
             train()
     finally:
         for handle in handles:

@@ -17,7 +17,7 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.xmem.cpu_run import ITERATIONS, TIMEOUT, CpuTraining, run_on_cpu
-from ullage.estimation.estimators.xmem.replay import Outcome, orchestrate, simulate
+from ullage.estimation.estimators.xmem.replay import ReplayOutcome, orchestrate, simulate
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.units import format_duration, parse_bytes, parse_duration
@@ -106,7 +106,7 @@ def estimate_by_cpu_run(name: str, workload: Workload, gpu: GPU) -> Estimate:
     )
 
 
-def _parts(outcome: Outcome) -> dict[str, int]:
+def _parts(outcome: ReplayOutcome) -> dict[str, int]:
     parts = {part: outcome.live.get(part, 0) for part in ("parameters", "gradients", "optimizer", "activations")}
     return parts | {"fragmentation": outcome.peak_reserved - sum(parts.values())}
 
