@@ -1,7 +1,7 @@
 """A list of convolutions that no table and no tree was made from: drawn with another seed than what was measured.
 
     python benchmarks/held_out_convolutions.py --out tasks.json.gz
-    python -m ullage.research.cudnn_tables.measure tasks.json.gz --out held_out.jsonl.gz  # needs a GPU
+    ullage convolutions measure tasks.json.gz --out held_out.jsonl.gz  # needs a GPU
 
 Half of the layers have any whole numbers as channels, half are like those of models. Each is drawn with a batch size, a
 type and a layout, and is called forward and backward. The seed is no setting: a list that was looked at is used up.
@@ -13,7 +13,7 @@ import argparse
 import random
 from pathlib import Path
 
-from ullage.research.cudnn_tables.collect import _random_layer, arbitrary_configurations
+from ullage.research.cudnn_tables.collect import arbitrary_configurations, random_layer
 from ullage.research.cudnn_tables.tasks import (
     BACKWARD,
     FORWARD,
@@ -35,7 +35,7 @@ def draw(count: int) -> list[tuple[Layer, int, int, int]]:
     """Layers with a batch size and the numbers of a type and a layout."""
     chance, found = random.Random(SEED), list(arbitrary_configurations(count // 2, SEED))
     while len(found) < count:
-        layer, batch = _random_layer(chance), chance.choice(BATCHES)
+        layer, batch = random_layer(chance), chance.choice(BATCHES)
         kind, layout = chance.randrange(len(TYPES)), chance.choice((0, 0, 1))
         if min(layer.output()) < 1 or tensor_bytes(layer, batch, TYPES[kind]) > MOST_BYTES:
             continue

@@ -1,4 +1,4 @@
-"""Ullage: how much GPU memory a training job will take, before it runs and without a GPU.
+"""Ullage estimates how much GPU memory a training job takes, before it runs and without a GPU.
 
     import ullage
 
@@ -6,18 +6,18 @@
     e = ullage.estimate(train, gpu="H200")      # any function that trains on "cuda"
     print(e)
 
-    ullage.estimators()                         # all that are there; estimate(..., estimator="horus")
+    ullage.estimators()                         # the names; estimate(..., estimator="horus")
 
     ullage.max_batch("timm:vit_small_patch16_224", gpu="RTX-4090")
 
-    ullage.Client().submit(["python", "train.py"])      # to the daemon that `ullage serve` runs
+    ullage.Client().submit(["python", "train.py"])      # to the daemon that `ullage serve` started
 
     with ullage.virtual_gpu("A100-40GB") as gpu:
         train()
     print(gpu.peak_reserved)
 
-The names below are the public ones; everything else may move. They are loaded on first use, because PyTorch takes a
-second to import.
+The names in `__all__` are public; everything else may change. They are loaded on first use, because importing PyTorch
+takes a second.
 """
 
 from __future__ import annotations

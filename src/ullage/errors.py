@@ -5,18 +5,18 @@
     ├── InvalidValue            a size, a duration, a setting that cannot be read
     ├── MissingPackage          an optional package is needed; carries the line to type
     ├── UnsupportedOperation    the virtual GPU cannot follow this operator or call
-    ├── ScriptFailed            a script that was estimated failed by itself; carries the end of its output
-    ├── NoGPUSource             nothing on this machine can say what its GPUs do
-    ├── DeviceLost              a GPU was there and does not answer any more
+    ├── ScriptFailed            an estimated script failed; carries the end of its output
+    ├── NoGPUSource             no tool on this machine reports what its GPUs do
+    ├── DeviceLost              a GPU does not answer any more
     ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
     ├── NestedGPUError          a virtual GPU is already in use in another thread
     ├── Overbooked              memory that is already promised cannot be promised again
     ├── StoreDamaged            the manager's database cannot be trusted; carries how to restore it
-    ├── StoreFull               nothing could be written, so what was asked for did not happen
-    ├── NotAllowed              somebody else's job, or an order for operators
-    ├── NoSuchJob               a number or a name that no job has
-    ├── NoDaemon                nobody serves in this home
-    └── AlreadyServing          somebody does already
+    ├── StoreFull               nothing could be written, so the request was not carried out
+    ├── NotAllowed              another user's job, or a command for operators only
+    ├── NoSuchJob               no job has this number or name
+    ├── NoDaemon                no daemon runs for this home folder
+    └── AlreadyServing          a daemon already runs for it
 
 Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
 """
@@ -28,7 +28,7 @@ from collections.abc import Iterable
 
 
 class UllageError(Exception):
-    """The root of the tree; its text is one message for a person. `except UllageError` catches them all."""
+    """The base class; its text is one message for a person."""
 
 
 class UnknownName(UllageError, LookupError):
@@ -49,7 +49,7 @@ class UnknownName(UllageError, LookupError):
 
 
 class InvalidValue(UllageError, ValueError):
-    """A value that cannot be read; the text says what was needed and what was found."""
+    """A value that is not valid; the text says what was needed and what was found."""
 
 
 # Packages that `pip install ullage` leaves out, and the extra that brings each (pyproject.toml).
@@ -85,11 +85,11 @@ class MissingPackage(UllageError, ImportError):
 
 
 class UnsupportedOperation(UllageError, NotImplementedError):
-    """Something that the virtual GPU cannot follow; the text names it and says what to do instead."""
+    """Something that the virtual GPU does not support; the text names it and says what to do instead."""
 
 
 class ScriptFailed(UllageError, RuntimeError):
-    """A script could not be estimated; the text says why, then come the last lines of the script's own output.
+    """A script could not be estimated; the text says why and ends with the last lines of the script's output.
 
     >>> print(ScriptFailed("train.py needs data that is not there", "loading data\\nError: no file"))
     train.py needs data that is not there
@@ -106,11 +106,11 @@ class ScriptFailed(UllageError, RuntimeError):
 
 
 class NoGPUSource(UllageError, RuntimeError):
-    """Nothing on this machine can say what its GPUs do; the text says what was tried and what to type."""
+    """No tool on this machine reports what its GPUs do; the text says what was tried and what to install."""
 
 
 class DeviceLost(UllageError, RuntimeError):
-    """A GPU that was there does not answer any more: it fell off the bus, needs a reset, or its MIG instance is gone.
+    """A GPU does not answer any more: it fell off the bus, needs a reset, or its MIG instance is gone.
 
     >>> str(DeviceLost("GPU-1", "GPU is lost"))
     'GPU-1 does not answer: GPU is lost'
@@ -122,7 +122,7 @@ class DeviceLost(UllageError, RuntimeError):
 
 
 class UnsupportedPlatform(UllageError, RuntimeError):
-    """This PyTorch or this system cannot host a virtual GPU; the text says what was looked for."""
+    """This build of PyTorch or this system cannot host a virtual GPU; the text says what is missing."""
 
 
 class NestedGPUError(UllageError, RuntimeError):
@@ -130,23 +130,23 @@ class NestedGPUError(UllageError, RuntimeError):
 
 
 class Overbooked(UllageError, RuntimeError):
-    """The promise ledger refused a promise; nothing was promised. The text says what was asked and what is left."""
+    """The ledger refused a promise; nothing was promised. The text says what was asked for and what is left."""
 
 
 class StoreDamaged(UllageError, RuntimeError):
-    """The manager's database cannot be trusted; nothing was changed. The text says how to restore it."""
+    """The manager's database is damaged; nothing was changed. The text says how to restore it."""
 
 
 class StoreFull(UllageError, RuntimeError):
-    """Nothing can be written: what was asked for did not happen."""
+    """Nothing can be written, so the request was not carried out."""
 
 
 class NotAllowed(UllageError, PermissionError):
-    """Somebody asked for what they may not do; the text says who may."""
+    """The user may not do this; the text says who may."""
 
 
 class NoSuchJob(UllageError, LookupError):
-    """A number or a name that no job has.
+    """No job has this number or name.
 
     >>> str(NoSuchJob("17"))
     "no job 17; 'ullage queue' and 'ullage history' list them"
@@ -157,15 +157,15 @@ class NoSuchJob(UllageError, LookupError):
 
 
 class NoDaemon(UllageError, ConnectionError):
-    """Nobody serves in this home."""
+    """No daemon runs for this home folder."""
 
 
 class AlreadyServing(UllageError, RuntimeError):
-    """A daemon serves in this home already."""
+    """A daemon already runs for this home folder."""
 
 
 def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:
-    """The valid names that look most like `name`, best first, whatever their case.
+    """The valid names that are most similar to `name`, the best first; case does not matter.
 
     >>> nearest("a100", ["A100-40GB", "A100-80GB", "V100"])
     ['A100-40GB', 'A100-80GB', 'V100']

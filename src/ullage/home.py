@@ -1,4 +1,4 @@
-"""Where everything that lasts is kept: `$ULLAGE_HOME`, or the user's state folder."""
+"""The folder where Ullage keeps its files: `$ULLAGE_HOME`, or the user's state folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """The folder; it need not exist yet.
+    """The folder; it may not exist yet.
 
     >>> import os; os.environ["ULLAGE_HOME"] = "/srv/ullage"; str(home())
     '/srv/ullage'

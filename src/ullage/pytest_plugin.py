@@ -1,13 +1,13 @@
-"""A pytest fixture: test "our model still trains on 24 GB" on a machine without a GPU.
+"""A pytest fixture to test, on a machine without a GPU, that a model still trains on a given GPU.
 
     def test_it_trains_on_a_4090(virtual_gpu):
         with virtual_gpu("RTX-4090") as gpu:
             train(batch_size=32)
         assert gpu.process_memory < 20 * 2**30
 
-A job that is too large raises `torch.cuda.OutOfMemoryError` inside the `with`, so the test fails without any
-assertion. `virtual_gpu()` without a name takes `--virtual-gpu NAME` or the setting `virtual_gpu` of the ini file.
-A test that fails shows how much memory each of its virtual GPUs saw.
+A job that is too large raises `torch.cuda.OutOfMemoryError` inside the `with`, so the test fails without an assertion.
+`virtual_gpu()` without a name uses `--virtual-gpu NAME` or the setting `virtual_gpu` of the ini file. The report of a
+test that failed shows how much memory each of its virtual GPUs took.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _USED = pytest.StashKey[list[Any]]()
 
 
 class GPUMaker:
-    """What the fixture `virtual_gpu` gives: called with a name, it makes a virtual GPU for a `with` statement."""
+    """The value of the fixture `virtual_gpu`: call it with a name to get a virtual GPU for a `with` statement."""
 
     def __init__(self, default: str, used: list[Any]) -> None:
         self._default, self._used = default, used
@@ -40,21 +40,21 @@ class GPUMaker:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The default GPU."""
-    parser.getgroup("ullage").addoption("--virtual-gpu", help="the GPU that the fixture virtual_gpu makes by default")
-    parser.addini("virtual_gpu", "the GPU that the fixture virtual_gpu makes by default", default="H200")
+    """Add the option and the setting for the default GPU."""
+    parser.getgroup("ullage").addoption("--virtual-gpu", help="the default GPU of the fixture virtual_gpu")
+    parser.addini("virtual_gpu", "the default GPU of the fixture virtual_gpu", default="H200")
 
 
 @pytest.fixture
 def virtual_gpu(request: pytest.FixtureRequest) -> Iterator[GPUMaker]:
-    """Makes virtual GPUs: `with virtual_gpu("RTX-4090") as gpu: ...`; inside, "cuda" is that GPU."""
+    """Create virtual GPUs: inside `with virtual_gpu("RTX-4090") as gpu:`, "cuda" is that GPU."""
     default = request.config.getoption("--virtual-gpu") or request.config.getini("virtual_gpu")
     yield GPUMaker(str(default), request.node.stash.setdefault(_USED, []))
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
-    """A test that fails shows what its virtual GPUs saw."""
+    """Add the memory of its virtual GPUs to the report of a test that failed."""
     outcome: Any = yield
     report = outcome.get_result()
     used = item.stash.get(_USED, [])

@@ -1,4 +1,4 @@
-"""Bytes and durations: read from what people write, printed as people read. Nowhere else."""
+"""Sizes and durations: parse what people write and format what they read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: int | None) -> str:
-    """Binary units, three significant digits from KiB on; unknown is said.
+    """A size in binary units with three digits; `None` is "unknown".
 
     >>> format_bytes(1610612736), format_bytes(-512), format_bytes(None)
     ('1.50 GiB', '-512 B', 'unknown')
@@ -59,7 +59,7 @@ def parse_duration(text: str | float) -> float:
 
 
 def format_duration(seconds: float | None) -> str:
-    """A duration with two or three digits.
+    """A duration in two or three digits; `None` is "unknown".
 
     >>> format_duration(0.0123), format_duration(75), format_duration(None)
     ('12.3 ms', '1 min 15 s', 'unknown')
@@ -84,5 +84,5 @@ def _parse(text: str, factors: dict[str, float] | dict[str, int], needed: str) -
         raise InvalidValue(f"needed {needed}; found {text!r}")
     value = float(match[1]) * factor
     if not math.isfinite(value):
-        raise InvalidValue(f"needed {needed}; found {text[:20]!r}..., which is no finite number")
+        raise InvalidValue(f"needed {needed}; found {text[:20]!r}..., which is not a finite number")
     return value

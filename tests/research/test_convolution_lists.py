@@ -1,19 +1,57 @@
 """Lists of convolutions to measure: what they hold, and that they can be read back."""
 
+import re
 from collections import Counter
 
+import pytest
+from typer.testing import CliRunner
+
+from ullage.cli.main import app
+from ullage.errors import InvalidValue
 from ullage.research.cudnn_tables import collect
 from ullage.research.cudnn_tables.collect import arbitrary_configurations
 from ullage.research.cudnn_tables.tasks import TYPES, operations, read_tasks, tensor_bytes
+from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 
 
-def test_arbitrary_layers_alone_can_be_listed_without_any_model(tmp_path, capsys):
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["convolutions", *map(str, arguments)])
+
+
+def test_arbitrary_layers_alone_can_be_listed_without_any_model(tmp_path):
     out = tmp_path / "odd.json.gz"
-    collect.main(["--out", str(out), "--seconds", "0", "--configurations", "0", "--random", "0", "--arbitrary", "300"])
+    result = invoke("list", "--out", out, "--seconds", 0, "--configurations", 0, "--random", 0, "--arbitrary", 300)
+    assert result.exit_code == 0, result.output
     layers, tasks = read_tasks(out)
     assert len(tasks) == 2 * 300  # each forward and backward
     assert {task.layer for task in tasks} == set(range(len(layers)))
-    assert "600 tasks" in capsys.readouterr().out
+    assert f"600 calls of {len(layers)} layers" in result.output
+
+
+def test_layers_of_models_are_listed(tmp_path, monkeypatch):
+    make_torchvision_importable()
+    pytest.importorskip("timm")
+    torchvision = pytest.importorskip("torchvision")
+    monkeypatch.setattr(torchvision.models, "list_models", lambda module: ["squeezenet1_1"])
+    for name, value in (("_VIDEO", ()), ("_DENSE", ()), ("_by_family", lambda names: []), ("_PLAIN", re.compile("$x"))):
+        monkeypatch.setattr(collect, name, value)
+    out = tmp_path / "tasks.json.gz"
+    result = invoke("list", "--out", out, "--seconds", 60, "--resolutions", 1, "--configurations", 500, "--random", 0)
+    assert result.exit_code == 0, result.output
+    layers, _ = read_tasks(out)
+    assert (64, 3, 3, 3) in {layer.weight for layer in layers}  # SqueezeNet's first layer
+
+
+def test_fitting_needs_a_folder_or_held_out_layers(tmp_path):
+    assert isinstance(invoke("fit", tmp_path / "x").exception, InvalidValue)
+    described = invoke("fit", tmp_path / "x", "--out", tmp_path, "--describe", "H200").exception
+    assert isinstance(described, InvalidValue) and "JSON" in str(described)
+
+
+def test_measuring_needs_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    failed = invoke("measure", tmp_path / "tasks.json.gz", "--out", tmp_path / "out.jsonl.gz").exception
+    assert isinstance(failed, InvalidValue) and "GPU" in str(failed)
 
 
 def test_most_arbitrary_channel_counts_are_not_multiples_of_eight():

@@ -136,7 +136,7 @@ def test_a_factory_in_a_file_or_a_module(own, monkeypatch, tmp_path):
     ("name", "options", "text"),
     [
         ("broken", {}, "raised ValueError: no such size"),
-        ("nothing", {}, "gave int; needed an nn.Module"),
+        ("nothing", {}, "returned int; needed an nn.Module"),
         ("number", {}, "needed a callable"),
         ("pixel", {}, "did you mean 'pixels'"),
         ("pixels", {}, "--input-shape"),
@@ -155,7 +155,7 @@ def test_a_missing_package_gets_the_line_to_type(monkeypatch):
                             ("transformers", "hf:BertModel")):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setitem(__import__("sys").modules, package, None)
-            with pytest.raises(MissingPackage, match=f"pip install {package}"):
+            with pytest.raises(MissingPackage, match=rf"package {package}; type: pip install 'ullage\[models\]'"):
                 build(Configuration(model=source, batch_size=1))
 
 

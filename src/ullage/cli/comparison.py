@@ -1,4 +1,4 @@
-"""`ullage compare`: every estimator's answer for one job, side by side, and the truth where it is known."""
+"""`ullage compare`: the answers of all estimators for one job side by side, and measured runs if there are any."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def _truth(
     configuration = target.workload.configuration
     if file is not None:
         if configuration is None:
-            raise InvalidValue("--truth: measured files hold models by name; a script is measured where there is a GPU")
+            raise InvalidValue("--truth: files of measured runs hold models by name, not scripts")
         from ullage.research.ranking.truth import matching, read_truth
 
         sets = [one for one in read_truth(file) if one.gpu == card.name]
         if not sets:
-            raise InvalidValue(f"--truth: {file} was not measured on {card.name}; say --gpu")
+            raise InvalidValue(f"--truth: {file} has no runs on {card.name}; choose the GPU with --gpu")
         found = [(f"{one.name}, {run.id}", run) for one in sets for run in matching(configuration, one.runs)]
     here = local_gpus()
     if measure and here and here[0].name == card.name:

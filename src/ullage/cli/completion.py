@@ -1,4 +1,4 @@
-"""Shell completion: names of models, GPUs, optimizers and precisions, found without importing PyTorch."""
+"""Shell completion for names of models, GPUs, optimizers and precisions, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def sources(incomplete: str) -> list[str]:
-    """Model names of the source that was begun, the sources themselves, and scripts in this folder.
+    """Models of the source that was typed, the sources themselves, and scripts in this folder.
 
     >>> sources("torchv")
     ['torchvision:']
@@ -24,7 +24,7 @@ def sources(incomplete: str) -> list[str]:
 
 
 def gpus(incomplete: str) -> list[str]:
-    """GPUs of the catalogue.
+    """GPUs in the catalogue.
 
     >>> gpus("h200")[0]
     'H200'
@@ -46,7 +46,7 @@ def estimators(incomplete: str) -> list[str]:
 
 
 def policies(incomplete: str) -> list[str]:
-    """Policies of placement.
+    """Placement policies.
 
     >>> policies("mag")
     ['magm']
@@ -57,7 +57,7 @@ def policies(incomplete: str) -> list[str]:
 
 
 def jobs(incomplete: str) -> list[tuple[str, str]]:
-    """Jobs of the running daemon that are not over, by number, each with its name and state."""
+    """Unfinished jobs of the running daemon by number, each with its name and state."""
     from ullage.errors import UllageError
 
     try:
@@ -72,7 +72,7 @@ def jobs(incomplete: str) -> list[tuple[str, str]]:
 
 
 def optimizers(incomplete: str) -> list[str]:
-    """Optimizers that have a short name.
+    """Optimizers with a short name.
 
     >>> optimizers("adamw")
     ['adamw', 'adamw_fused']
@@ -83,14 +83,14 @@ def optimizers(incomplete: str) -> list[str]:
 
 
 def precisions(incomplete: str) -> list[tuple[str, str]]:
-    """Precisions, each with what it means."""
+    """Precisions and their meanings."""
     from ullage.workloads.configuration import PRECISIONS
 
     return [(name, precision.meaning) for name, precision in PRECISIONS.items() if name.startswith(incomplete)]
 
 
 def attentions(incomplete: str) -> list[tuple[str, str]]:
-    """Kinds of attention, each with what it means."""
+    """Kinds of attention and their meanings."""
     from ullage.workloads.configuration import ATTENTIONS
 
     return [(name, meaning) for name, meaning in ATTENTIONS.items() if name.startswith(incomplete)]

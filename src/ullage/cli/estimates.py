@@ -89,7 +89,7 @@ def check(
 
 
 def judge(answer: Estimate, margin: int, upper: bool) -> tuple[bool, str]:
-    """Whether an estimate leaves `margin` bytes, and the line that says so."""
+    """Whether an estimate leaves `margin` bytes free, and the line that says so."""
     taken = answer.bound if upper else answer.figure
     passed = answer.fits and taken + margin <= answer.gpu_memory
     if passed or not answer.fits:

@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ullage.cli.accuracy import evaluate
 from ullage.cli.comparison import compare
+from ullage.cli.convolutions import convolutions
 from ullage.cli.daemon import drain, resume, serve
 from ullage.cli.datasets import dataset
 from ullage.cli.estimates import check, estimate, max_batch
@@ -98,7 +99,7 @@ def _options(
 for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
         app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)
-for _group, _name in ((train, "train"), (dataset, "dataset")):
+for _group, _name in ((train, "train"), (dataset, "dataset"), (convolutions, "convolutions")):
     for _info in _group.registered_commands:
         _info.cls = PlainCommand
     app.add_typer(_group, name=_name, cls=PlainGroup, rich_help_panel=RESEARCH)

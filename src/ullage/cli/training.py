@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ullage.research.training.regression import Outcome
 
 train = typer.Typer(
-    help="Train estimators on measured data: gpumemnet, walknet, fast, regression.",
+    help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -245,6 +245,29 @@ def _print_fast(card: dict[str, Any], out: Path) -> None:
     console.print(table)
     print("reserved memory; every job judged by trees that had not seen its group (a family of real models)")
     print(f"trees: {out} ({out.stat().st_size >> 10} KiB)")
+
+
+@train.command()
+def dnnperf(
+    data: Annotated[Path, typer.Option(help="Real models measured by 'ullage measure' (JSONL, also .gz).")],
+    out: Out,
+    epochs: Annotated[int, typer.Option(help="Rounds over the data.", min=1)] = 24,
+    folds: Annotated[int, typer.Option(help="How many folds of model families to cross-validate.", min=2)] = 5,
+) -> None:
+    """Train DNNPerf: a graph network over the operators of a training step, for memory and step time.
+
+    Cross-validates on folds of whole model families, trains on all runs and prints the figures as JSON.
+
+    Examples:
+
+      ullage train dnnperf --data benchmarks/data/h200_runs.jsonl.gz --out dnnperf.safetensors
+    """
+    from ullage.research.training.dnnperf import samples, save, trained
+
+    check_file(out)
+    network, card = trained(samples(data), data.name, folds, epochs)
+    save(network, out, card)
+    print(json.dumps(card, indent=2))
 
 
 @train.command()

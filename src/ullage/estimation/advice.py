@@ -1,4 +1,4 @@
-"""What would make a job fit: every option is estimated, none is guessed."""
+"""Changes that would make a job fit; each one is estimated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ullage.workloads import Configuration
 Run = Callable[[Configuration, GPU], Estimate]
 Report = Callable[[str], Any]
 
-LIGHTER = {  # optimizers that keep less beside each weight, the most alike first
+LIGHTER = {  # optimizers that keep less state for each weight, the most similar first
     "adam": ("adafactor", "sgdm"),
     "adamw": ("adafactor", "sgdm"),
     "adamw_fused": ("adafactor", "sgdm"),
@@ -30,7 +30,7 @@ WORTH_NAMING = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One change with the estimate of the changed job; `failed` says why there is none."""
+    """One change with the estimate of the changed job; `failed` says why there is no estimate."""
 
     change: str
     estimate: Estimate | None
@@ -49,22 +49,17 @@ def options(
     progress: Report | None = None,
     answer: Estimate | None = None,
 ) -> list[Option]:
-    """What would make a configuration fit on a GPU, each option with its estimate, the least change first.
+    """Changes that would make a configuration fit on a GPU, each with its estimate, the smallest change first.
 
-    `progress` hears what is being estimated; `run` estimates one configuration on one GPU; `answer` is the estimate
-    of the job as it is, where there is one already.
-
-    >>> from ullage.workloads import Configuration
-    >>> job = Configuration(model="mlp:x", widths=[4096, 65536, 4096], batch_size=8)
-    >>> [option.change for option in options(job, "GTX-1650") if option.fits][-1]      # doctest: +SKIP
-    'a larger GPU: T4'
+    `run` estimates one configuration on one GPU. `progress` is called with what is being estimated. `answer` is the
+    estimate of the job as it is, if there is one already.
     """
     adviser = _Adviser(configuration, find_gpu(gpu), progress or (lambda text: None), run)
     return adviser.options(answer)
 
 
 def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Report | None = None) -> Option | None:
-    """The smallest whole GPU of the catalogue on which the job fits; `None` where even the largest is too small."""
+    """The smallest GPU of the catalogue (no MIG slice) on which the job fits; `None` if the largest is too small."""
     larger = [card for card in gpus() if not card.is_mig and card.usable > answer.gpu_memory]
     roomy = [card for card in larger if card.usable >= answer.peaks[0] + (card.context or 0)]
     for card in sorted(roomy, key=lambda card: (card.usable, card.name))[:MOST_TRIED_GPUS]:
@@ -77,7 +72,7 @@ def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Repor
 
 
 class _Adviser:
-    """One job that does not fit, and the variants of it that were estimated."""
+    """Tries changes of one job that does not fit."""
 
     def __init__(self, job: Configuration, gpu: GPU, progress: Report, run: Run) -> None:
         self._job, self._gpu, self._progress, self._run = job, gpu, progress, run
@@ -116,12 +111,12 @@ class _Adviser:
     def _option(self, words: str, **change: Any) -> Option:
         try:
             return Option(words, self._estimate(words, **change))
-        except Exception as error:  # a model may refuse a change in any way; the other options are still worth it
+        except Exception as error:  # a model may refuse a change with any exception; the other changes still count
             text = str(error).strip().splitlines() or [type(error).__name__]
             return Option(words, None, text[0])
 
     def _largest_batch(self) -> Option | None:
-        """The largest batch that fits below the present one, by halving; the next one does not fit."""
+        """The largest smaller batch that fits, by halving; the next one does not fit."""
         low, high = 0, self._job.batch_size
         best: Estimate | None = None
         while high - low > 1:
@@ -134,7 +129,7 @@ class _Adviser:
         return Option(f"batch {low} for {self._job.batch_size}", best) if best is not None else None
 
     def _accumulated(self, batch: Option) -> list[Option]:
-        """The same batch in equal parts whose gradients are added up; part sizes that divide it, the largest first."""
+        """The same batch in equal parts whose gradients are accumulated, with the largest part that fits."""
         whole, largest = self._job.batch_size, int(batch.change.split()[1])
         divisors = [part for part in range(largest, 0, -1) if whole % part == 0]
         for part in divisors[:MOST_TRIED_DIVISORS]:
@@ -147,5 +142,5 @@ class _Adviser:
 
 
 def _helps(option: Option, answer: Estimate) -> bool:
-    """Whether a change that is not enough alone is worth naming."""
+    """Whether a change that is not enough by itself saves enough to be listed."""
     return option.estimate is not None and option.estimate.figure < WORTH_NAMING * answer.figure

@@ -1,4 +1,8 @@
-"""The largest batch that a GPU can train with: exact, in about ten estimates."""
+"""`ullage.max_batch`: the largest batch that trains on a GPU, found in about ten estimates.
+
+Memory grows nearly linearly with the batch size, so the search follows the line through two estimates while it is far
+from the limit, and halves the interval when it is near.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +23,20 @@ from ullage.units import format_bytes
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.workload import FUNCTION, MODEL, Workload, kind_of, workload_of
 
-# The largest number that fits, with few trials, where what it takes grows nearly linearly with it.
-
 FIRST_GROWTH = 4
-MOST_GROWTH = 64  # times the largest number that fits so far; a line through two small numbers may be far off
+MOST_GROWTH = 64  # times the largest number that fits so far: a line through two small numbers may be far off
 LARGEST = 1 << 24
-TRIALS_BY_LINE = 8  # then by halving alone
-# A card is full when tensors take nearly all of it, not all: the allocator's blocks never fill it quite. Trials that
-# do not know better look between these shares of the limit.
+TRIALS_BY_LINE = 8  # after that only by halving
+# A GPU is full before tensors take all of it, because the allocator's blocks never fill it completely. Early trials
+# aim between these shares of the limit.
 LEAST_SHARE, FIRST_SHARE = 0.85, 0.98
 
 
 class Search:
-    """Finds the largest number that fits; `trial` says how many bytes a number takes and whether it fits.
+    """Finds the largest number that fits; `trial` returns how many bytes a number takes and whether it fits.
 
-    The answer fits and the next one does not. What a number takes is not strictly monotone (kernels change with the
-    shape), so a still larger one might fit again; that is not looked for. `limit` is what can be taken at most.
+    The answer fits and the next number does not. Memory is not strictly monotone (kernels change with the shape), so a
+    still larger number might fit again; that is not searched for. `limit` is the most that can be taken, in bytes.
 
     >>> search = Search(lambda number: (100 * number + 7, number <= 48), limit=5000)
     >>> search.largest(start=8), search.trials
@@ -44,7 +46,11 @@ class Search:
     def __init__(self, trial: Callable[[int], tuple[int, bool]], limit: int, step: int = 1) -> None:
         self._trial, self._limit, self._step = trial, limit, step
         self._taken: dict[int, int] = {}
-        self._low, self._high = 0, LARGEST // step + 1  # fits, does not fit (or was not tried); in steps
+        # In steps: the largest that fits, and the smallest that does not or was not tried.
+        self._low, self._high = (
+            0,
+            LARGEST // step + 1,
+        )
         self._stretch = 1
 
     @property
@@ -53,13 +59,13 @@ class Search:
         return len(self._taken)
 
     def largest(self, start: int) -> int:
-        """The largest number that fits, a multiple of the step; 0 where not even the first does."""
+        """The largest number that fits, a multiple of the step; 0 if none does."""
         number = max(1, start // self._step)
         while True:
             self._taken[number], fits = self._trial(number * self._step)
             if fits:
                 self._low = number
-                if number >= self._high:  # it was only a guess
+                if number >= self._high:  # the upper end was a guess
                     self._high, self._stretch = number + self._stretch, 2 * self._stretch
             else:
                 self._high = number
@@ -68,7 +74,7 @@ class Search:
             number = min(max(self._next(), self._low + 1), max(self._high - 1, self._low + 1))
 
     def _next(self) -> int:
-        """By the line while a bound is far from the limit; then by halving, for that always comes to an end."""
+        """By the line while far from the limit; then by halving, which always ends."""
         low, high, limit = self._low, self._high, self._limit
         if low == 0:
             return high // FIRST_GROWTH
@@ -78,7 +84,7 @@ class Search:
             if self._taken[low] < LEAST_SHARE * limit:
                 return min(self._by_line(FIRST_SHARE * limit), MOST_GROWTH * low)
             if high * self._step > LARGEST:
-                self._high = high = max(low + 1, self._by_line(limit) + 1)  # tensors cannot take more than there is
+                self._high = high = max(low + 1, self._by_line(limit) + 1)  # tensors cannot take more than the GPU has
             return (low + high) // 2
         most = min(self._taken[high], limit)
         if self._taken[low] < LEAST_SHARE * most and self.trials < TRIALS_BY_LINE:
@@ -88,9 +94,10 @@ class Search:
         return (low + high) // 2
 
     def _by_line(self, wanted: float) -> int:
-        """Where the line through two trials takes so much; far away where there is no such line.
+        """The number at which the line through two trials reaches `wanted`; very large if the line does not rise.
 
-        The two are the largest that fit, where there are two: a run without limit takes more than one that has to fit.
+        The two are the largest numbers that fit, if there are two: a run without a limit takes more memory than a run
+        that has to fit.
         """
         fit = sorted(number for number in self._taken if number <= self._low)
         near = fit[-2:] if len(fit) > 1 else list(self._taken)[:2]
@@ -99,7 +106,7 @@ class Search:
         return LARGEST if rise <= 0 else first + int((wanted - self._taken[first]) * (second - first) / rise)
 
 
-# What can be searched for: the option that says where to begin, where to begin otherwise, and the step.
+# What can be searched for: the option that gives the first number, the default for it, and the step.
 WHAT = {
     "batch-size": ("batch_size", 8, 1),
     "sequence-length": ("sequence_length", 128, 1),
@@ -112,11 +119,10 @@ Progress = Callable[[int, int, Estimate], Any]
 
 
 class MaxBatch(int):
-    """The largest number that fits (0: not even the smallest does), an `int` that knows how it was found.
+    """The largest number that fits, as an `int` that knows how it was found; 0 if even the smallest does not fit.
 
-    `sure` is the largest number tried whose `upper` bound fits too; `estimate` is that of the largest number (of the
-    smallest one where none fits), `beyond` that of the next one, which does not fit; `trials` how many estimates were
-    made.
+    `sure` is the largest number tried whose upper bound fits too. `estimate` is the estimate of the largest number
+    that fits, `beyond` that of the next one, which does not. `trials` is the number of estimates.
 
     >>> int(MaxBatch(8, what="batch-size", gpu="T4", sure=7, estimate=None, beyond=None, trials=5, seconds=1.0))
     8
@@ -149,7 +155,7 @@ class MaxBatch(int):
         return {"largest": int(self)} | facts
 
     def report(self) -> str:
-        """The answer in words."""
+        """The result in words, a line for each fact."""
         words = self.what.replace("-", " ")
         if not self or self.estimate is None:
             need = format_bytes(self.beyond.figure) if self.beyond else "more"
@@ -176,18 +182,22 @@ def max_batch(
     progress: Progress | None = None,
     **options: Any,
 ) -> MaxBatch:
-    """The largest batch (or `what="sequence-length"`, `"image-size"`) that trains on `gpu`: the next one does not.
+    """Find the largest batch that trains on `gpu`; the next larger one does not fit.
 
-    `source` and `options` are those of `ullage.estimate`; the option that is searched for says where to begin. A
-    function gets the number as its parameter `parameter`, by default its first; a script as the value of its argument
-    `batch_arg`, for example `"--batch-size"`. `progress` is called with the number of the trial, what was tried and
-    its estimate.
+    Args:
+        source: A model's name, a function or a script, as for `ullage.estimate`.
+        gpu: The GPU, as for `ullage.estimate`.
+        what: What to make larger: `"batch-size"`, `"sequence-length"` or `"image-size"`.
+        parameter: For a function: the parameter that gets the number. Default: its first.
+        batch_arg: For a script: its argument that gets the number, such as `"--batch-size"`.
+        progress: Called after each estimate with the count so far, the number that was tried, and its estimate.
+        options: Other options of `ullage.estimate`. A given `batch_size` is where the search starts.
 
     >>> found = max_batch("torchvision:resnet18", gpu="RTX-3070")
     >>> found.estimate.fits, found.beyond.fits
     (True, False)
 
-    Not covered: that a still larger number fits again, as kernels change with the shape.
+    Not covered: a still larger number that fits again, because kernels change with the shape.
     """
     if what not in WHAT:
         raise UnknownName("thing to search for", what, WHAT)
@@ -205,7 +215,7 @@ def max_batch(
         return estimates[number]
 
     def trial(number: int) -> tuple[int, bool]:
-        answer = estimate_of(number)  # near the limit the reserved memory no longer grows: the allocator gives back
+        answer = estimate_of(number)  # near the limit reserved memory stops growing: the allocator frees cached blocks
         return answer.peaks[0], answer.fits
 
     limit = card.usable - (card.context or 0)
@@ -219,7 +229,7 @@ def max_batch(
 
 
 def _sure(largest: int, step: int, estimates: dict[int, Estimate], estimate_of: Callable[[int], Estimate]) -> int:
-    """The largest number tried whose upper bound fits, after a few more trials between the bounds."""
+    """The largest number whose upper bound fits, after a few more trials."""
 
     def fits(number: int) -> bool:
         return estimate_of(number).bound <= estimate_of(number).gpu_memory
@@ -238,7 +248,7 @@ def _sure(largest: int, step: int, estimates: dict[int, Estimate], estimate_of: 
 
 
 def _between(estimates: dict[int, Estimate], low: int) -> int:
-    """Where the upper bound reaches the card's memory, by the line from `low` to the next number tried."""
+    """Where the upper bound reaches the GPU's memory, on the line from `low` to the next number tried."""
     above = min(number for number in estimates if number > low)
     if not low:
         return above // 2
@@ -248,7 +258,7 @@ def _between(estimates: dict[int, Estimate], low: int) -> int:
 
 
 def jobs_together(answer: Estimate) -> int:
-    """How many jobs such as this one fit on its GPU together, each with its own context, by the upper bound.
+    """How many jobs like this one fit on its GPU at once, each with its own CUDA context, by the upper bound.
 
     >>> from ullage import estimate
     >>> jobs_together(estimate("torchvision:alexnet", batch_size=8, gpu="A100-40GB")) > 10
@@ -304,7 +314,7 @@ def _parameter(source: Callable[..., Any], wanted: str | None) -> str:
 
 
 def with_argument(args: list[str], name: str, value: int) -> list[str]:
-    """A script's arguments with one of them set, wherever it stands; a name that ends in `=` is written in one word.
+    """A script's arguments with one of them set; a name that ends in `=` is joined with its value.
 
     >>> with_argument(["--epochs", "1", "-b", "8"], "-b", 16), with_argument(["--b=8"], "--b", 16)
     (['--epochs', '1', '-b', '16'], ['--b=16'])
@@ -321,13 +331,13 @@ def with_argument(args: list[str], name: str, value: int) -> list[str]:
 
 
 def argument_value(args: Sequence[str], name: str | None) -> int | None:
-    """The number that a script's arguments give to one of them; `None` where they do not.
+    """The number that a script's arguments give for one of them; `None` if they give none.
 
     >>> argument_value(["-b", "8"], "-b"), argument_value(["--b=8"], "--b"), argument_value([], "-b")
     (8, 8, None)
     """
-    for word, following in zip(args, [*args[1:], ""], strict=False):
-        value = following if word == name else word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else ""
+    for word, next_word in zip(args, [*args[1:], ""], strict=False):
+        value = next_word if word == name else word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else ""
         if value.isdigit():
             return int(value)
     return None

@@ -1,9 +1,9 @@
 """One job on many GPUs, without running it on each of them.
 
-What a job asks for depends on the GPU only through the kernels that libraries choose: by compute capability and
-sometimes by the number of SMs. So of each capability the GPUs with the fewest and the most SMs are run; where both
-ask for the same, the ones between them share that run and differ in memory and context alone. A card on which the
-allocator would have to give cached memory back to go on is always run itself.
+The memory that a job asks for depends on the GPU only through the kernels that libraries choose: by compute capability
+and sometimes by the number of SMs. So for each capability the job runs on the GPUs with the fewest and the most SMs. If
+both runs ask for the same memory, the GPUs in between share that run and differ only in their size and CUDA context. A
+GPU on which the allocator would have to free cached memory always gets a run of its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ Report = Callable[[str], None]
 
 
 def estimate_over_gpus(run: Run, cards: Iterable[GPU], progress: Report | None = None) -> list[Estimate]:
-    """An estimate for each of `cards`, in their order; `run` estimates the job on one, `progress` hears its name.
+    """An estimate for each of `cards`, in their order.
 
-    Estimates that share a run say whose in `computed_on`.
+    `run` estimates the job on one GPU; `progress` is called with the GPU's name. An estimate that shares the run of
+    another GPU names it in `computed_on`.
 
     >>> from ullage.hardware import gpu
     >>> estimate_over_gpus(run, [gpu("T4"), gpu("A40")])      # doctest: +SKIP
@@ -48,7 +49,7 @@ def estimate_over_gpus(run: Run, cards: Iterable[GPU], progress: Report | None =
 
 
 def _shared(card: GPU, group: list[GPU], run_on: Callable[[GPU], Estimate]) -> Estimate | None:
-    """The estimate of a card from the run of another one; `None` where it has to be run itself."""
+    """The estimate for a GPU from the run on another one; `None` if it needs a run of its own."""
     sizes = [other.sms for other in group if other.sms is not None]
     if card.sms is None:
         return None
@@ -73,7 +74,7 @@ def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
     allocated, reserved = e.peaks
     process = reserved + context
     fits = process <= card.usable
-    # Between the two the allocator would return cached segments and try again: only a run of its own can tell.
+    # In between, the allocator would free cached segments and try again: only a run on this GPU can tell.
     if not fits and allocated + context <= card.usable:
         return None
     unmeasured = 0 if card.context_measured else reserved // UNMEASURED_SHARE

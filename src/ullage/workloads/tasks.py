@@ -1,7 +1,7 @@
 """What a model is trained on: a batch of random inputs and targets, the forward pass, and the usual loss.
 
-A task makes its batch on the CPU as a pair (inputs, targets). The training loop moves both to the GPU, one after the
-other, as most people's loops do; `forward` and `loss` are apart because what a loop holds between them counts.
+A task creates its batch on the CPU as a pair (inputs, targets). The training loop moves both to the GPU, one after the
+other, as most loops do. `forward` and `loss` are separate because the memory that a loop holds between them counts.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from torch.nn import functional
 from ullage.errors import InvalidValue
 from ullage.virtual.gpu import current
 
-# What was chosen because nobody said otherwise: it goes into the notes of the virtual GPU in use.
-
 
 def assume(text: str) -> None:
-    """Note an assumption; on a real GPU there is nobody to tell.
+    """Add an assumption to the notes of the current virtual GPU; on a real GPU this does nothing.
 
     >>> assume("batch size 32")
     """
     card = current()
-    if card is not None and text not in card.notes:  # said once: each iteration assumes the same
+    if card is not None and text not in card.notes:  # once: each iteration assumes the same
         card.note("default", text)
 
 
@@ -34,7 +32,7 @@ BOXES_AN_IMAGE = 8
 
 
 class Task:
-    """Image classification, and what the others have in common.
+    """Image classification, and the base of the other tasks.
 
     >>> inputs, targets = Task([3, 8, 8], 10).batch(2)
     >>> inputs.shape, targets.shape
@@ -49,7 +47,7 @@ class Task:
         return torch.randn(size, *self.shape), torch.randint(0, self.classes, (size,))
 
     def forward(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
-        """What the loop holds through the backward pass."""
+        """The output that the loop holds through the backward pass."""
         return model(inputs)
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
@@ -66,14 +64,14 @@ class Task:
 
 
 class Segmentation(Task):
-    """A class for every pixel, as torchvision's segmentation models give them."""
+    """A class for every pixel, for torchvision's segmentation models."""
 
     def batch(self, size: int) -> tuple[Any, Any]:
-        """Images and maps of classes."""
+        """Images, and a class for each pixel."""
         return torch.randn(size, *self.shape), torch.randint(0, self.classes, (size, *self.shape[-2:]))
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
-        """Cross entropy over pixels, with that of the auxiliary classifier where there is one."""
+        """Cross entropy over pixels, and over those of the auxiliary classifier if there is one."""
         loss = functional.cross_entropy(out["out"], targets)
         if "aux" in out:
             loss = loss + SEGMENTATION_AUXILIARY_WEIGHT * functional.cross_entropy(out["aux"], targets)
@@ -84,7 +82,7 @@ class Detection(Task):
     """Boxes, as torchvision's detection models take them: a list of images and a list of dictionaries."""
 
     def batch(self, size: int) -> tuple[Any, Any]:
-        """Images of one size with a few boxes each; masks and key points for the models that train on them."""
+        """Images of one size with a few boxes each, and masks and key points for models that train on them."""
         assume(
             f"each image has {BOXES_AN_IMAGE} boxes; how many are found depends on data: the most possible are taken"
         )
@@ -106,32 +104,32 @@ class Detection(Task):
         return sum(model(inputs, targets).values())
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
-        """It came out of the forward pass."""
+        """The result of the forward pass."""
         loss: torch.Tensor = out
         return loss
 
 
 class OwnTask(Task):
-    """A model of one's own: its output decides which loss is the usual one."""
+    """A model of your own: the shape of its output decides the loss."""
 
     def __init__(self, shape: list[int] | None, length: int | None, vocabulary: int | None) -> None:
         super().__init__(shape or [], 0)
         self.length, self.vocabulary = length, vocabulary
 
     def batch(self, size: int) -> tuple[Any, Any]:
-        """Random numbers of the shape that was given, or random ids of the length that was given."""
+        """Random numbers of the given shape, or random ids of the given length."""
         if self.length is None:
             return torch.randn(size, *self.shape), None
         ids = torch.randint(0, self.vocabulary or 1, (size, self.length))
         return ids, ids
 
     def loss(self, returned: Any, targets: Any) -> torch.Tensor:
-        """Cross entropy over classes; a loss that the model gives itself is taken."""
+        """The model's own loss if it returns one, else cross entropy over classes or mean squared error."""
         out = _main_output(returned)
         if out.dim() == 0:
             return out
         if self.length is not None and out.dim() == 3 and out.shape[1] == self.length:
-            assume("loss: cross entropy over the vocabulary at every place")
+            assume("loss: cross entropy over the vocabulary at every position")
             return functional.cross_entropy(out.flatten(0, 1), targets.flatten())
         if out.dim() >= 2 and out.shape[1] > 1:
             assume("loss: cross entropy over the output's second dimension")
@@ -142,7 +140,7 @@ class OwnTask(Task):
 
 
 def _main_output(out: Any) -> torch.Tensor:
-    """The tensor that matters among what a model returned: its loss, its logits, its first output."""
+    """The tensor to compute a loss from: the loss, the logits, or else the first output."""
     for name in ("loss", "logits", "out"):
         value = out.get(name) if isinstance(out, dict) else getattr(out, name, None)
         if isinstance(value, torch.Tensor):
@@ -154,6 +152,6 @@ def _main_output(out: Any) -> torch.Tensor:
     if isinstance(out, torch.Tensor) and (out.is_floating_point() or out.is_complex()):
         return out
     raise InvalidValue(
-        f"the model returned {type(out).__name__}; needed a tensor of numbers, or a dictionary or tuple that has one, "
-        "to make a loss of. Write a training function and estimate that: ullage.estimate(train, gpu=...)"
+        f"the model returned {type(out).__name__}; needed a tensor of numbers, or a dictionary or tuple with one, to "
+        "compute a loss from. Write a training function and estimate that: ullage.estimate(train, gpu=...)"
     )

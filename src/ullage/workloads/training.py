@@ -1,4 +1,4 @@
-"""The standard training loop over a configuration: the same on a real GPU and on a virtual one."""
+"""The standard training loop for a configuration, the same on a real GPU and on a virtual one."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def train(
     after_iteration: Callable[[], Any] | None = None,
     prepared: tuple[nn.Module, Task] | None = None,
 ) -> None:
-    """Train for some iterations (or run the forward pass, for inference); `after_iteration` is called after each.
+    """Train for some iterations, or run the forward pass for inference; `after_iteration` is called after each.
 
-    `prepared` are model and task on the CPU, as `ullage.workloads.sources.build.prepare` gives them, where they were
-    made beforehand.
+    `prepared` is the result of `ullage.workloads.sources.build.prepare`, if the model was built beforehand.
 
     >>> train(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, optimizer="sgd"), iterations=1, device="cpu")
     """
@@ -77,7 +76,7 @@ def _train(
     device: str,
     after_iteration: Callable[[], Any],
 ) -> None:
-    """The order of moves, and what is alive when, is that of the measured loop."""
+    """The same order of operations, and the same tensors alive, as in the loop that was measured."""
     model.train()
     optimizer = make_optimizer(configuration.optimizer, _trainable(model))
     inputs, targets = _batch(configuration, task)
@@ -93,7 +92,7 @@ def _train(
             if part == 0:
                 optimizer.zero_grad(set_to_none=True)
             with torch.autocast("cuda", dtype=cast, enabled=cast is not None):
-                out = task.forward(model, on_device, wanted)  # alive through the backward pass, as in most loops
+                out = task.forward(model, on_device, wanted)  # stays alive through the backward pass, as in most loops
                 loss = task.loss(out, wanted)
             if parts > 1:
                 loss = loss / parts
@@ -123,7 +122,7 @@ def _infer(
         if configuration.channels_last:
             on_device = _channels_last(on_device)
         with torch.no_grad(), torch.autocast("cuda", dtype=cast, enabled=cast is not None):
-            out = task.predict(model, on_device, wanted)  # noqa: F841  alive until the next one is there
+            out = task.predict(model, on_device, wanted)  # noqa: F841  stays alive until the next one exists
         after_iteration()
 
 
@@ -148,7 +147,7 @@ def _channels_last(batch: Any) -> Any:
 
 
 def _each(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with every tensor in it replaced."""
+    """The batch with `act` applied to every tensor in it."""
     if isinstance(batch, torch.Tensor):
         return act(batch)
     if isinstance(batch, dict):
@@ -160,7 +159,7 @@ def _each(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 @contextmanager
 def _switches(configuration: Configuration) -> Iterator[None]:
-    """PyTorch's global switches for TensorFloat-32 and attention kernels, for the time of the run."""
+    """Set PyTorch's global switches for TensorFloat-32 and attention kernels during the run."""
     with ExitStack() as stack:
         if configuration.types.tensor_float_32:
             stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
@@ -171,4 +170,4 @@ def _switches(configuration: Configuration) -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """The default for `after_iteration`."""

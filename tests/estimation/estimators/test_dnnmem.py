@@ -2,7 +2,8 @@
 
 import pytest
 
-from ullage.estimation.estimators.dnnmem import Graph, Node, Walk, record, states_of
+from ullage.estimation.estimators.dnnmem import TrainingWalk, record, states_of
+from ullage.estimation.estimators.graph import ComputationGraph, Operator
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
 from ullage.workloads import Configuration
@@ -11,10 +12,10 @@ from ullage.workloads.workload import Workload
 MB = 1 << 20
 
 
-def chain() -> Graph:
+def chain() -> ComputationGraph:
     """input (0) and weight (1) make 2; 2 and weight 3 make 4."""
-    return Graph(
-        nodes=[Node("first", (0, 1), (2,), 5 * MB), Node("second", (2, 3), (4,), 0)],
+    return ComputationGraph(
+        operators=[Operator("first", (0, 1), (2,), 5 * MB), Operator("second", (2, 3), (4,), 0)],
         sizes={0: 10 * MB, 1: 20 * MB, 2: 30 * MB, 3: 40 * MB, 4: 2 * MB},
         weights={1, 3},
         trained={1, 3},
@@ -25,7 +26,7 @@ def chain() -> Graph:
 
 def test_a_walk_by_hand() -> None:
     """At the peak of the second step: weights and states, input, both values, the gradients of 2 and of weight 3."""
-    walk = Walk(chain())
+    walk = TrainingWalk(chain())
     walk.run(states=2)
     weights, states = 60 * MB, 120 * MB
     backward_of_second = 10 * MB + 30 * MB + 2 * MB + 30 * MB + 40 * MB
@@ -36,8 +37,8 @@ def test_a_walk_by_hand() -> None:
 
 def test_ephemeral_tensors_count_where_they_are_highest() -> None:
     graph = chain()
-    graph.nodes[0] = Node("first", (0, 1), (2,), 500 * MB)
-    walk = Walk(graph)
+    graph.operators[0] = Operator("first", (0, 1), (2,), 500 * MB)
+    walk = TrainingWalk(graph)
     walk.run(states=0)
     assert walk.peak["activations"] >= 500 * MB
 
@@ -45,20 +46,20 @@ def test_ephemeral_tensors_count_where_they_are_highest() -> None:
 def test_a_frozen_weight_has_no_gradient_and_stops_it() -> None:
     graph = chain()
     graph.trained = {3}
-    walk = Walk(graph)
+    walk = TrainingWalk(graph)
     walk.run(states=0)
     assert walk.allocator.peak_allocated == 60 * MB + 10 * MB + 30 * MB + 2 * MB + 40 * MB
 
 
 def test_the_allocator_rounds_and_nothing_is_left() -> None:
-    graph = Graph(nodes=[], sizes={0: 3}, weights={0})
-    walk = Walk(graph)
+    graph = ComputationGraph(operators=[], sizes={0: 3}, weights={0})
+    walk = TrainingWalk(graph)
     walk.run(states=0)
     assert (walk.allocator.peak_allocated, walk.allocator.peak_reserved) == (512, 2 * MB)
 
 
 def test_inference_frees_what_nobody_reads_any_more() -> None:
-    training, inference = Walk(chain()), Walk(chain())
+    training, inference = TrainingWalk(chain()), TrainingWalk(chain())
     training.run(states=0)
     inference.run(states=0, training=False)
     assert inference.allocator.peak_allocated < training.allocator.peak_allocated
@@ -72,7 +73,7 @@ def test_states_of_optimizers(name: str, states: int) -> None:
 def test_the_graph_of_a_perceptron() -> None:
     graph = record(Configuration(model="mlp:x", widths=[64, 32, 10], batch_size=4), gpu("T4"))
     assert sum(graph.sizes[number] for number in graph.weights) == 4 * (64 * 32 + 32 + 32 * 10 + 10)
-    assert {"aten.addmm.default", "aten.relu.default"} <= {node.operator for node in graph.nodes}
+    assert {"aten.addmm.default", "aten.relu.default"} <= {operator.name for operator in graph.operators}
 
 
 def test_it_is_near_ullage_on_a_convolutional_network() -> None:

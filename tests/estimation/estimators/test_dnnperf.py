@@ -6,11 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner, Result
 
+from ullage.cli.main import app
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.dnnperf import estimator
-from ullage.estimation.estimators.dnnperf.graph import KINDS, Graph, Node, graph_of
-from ullage.estimation.estimators.dnnperf.network import Encoder, Network, folded, joined, tensors_of
+from ullage.estimation.estimators import dnnperf as estimator
+from ullage.estimation.estimators.dnnperf import (
+    KINDS,
+    GraphNetwork,
+    NodeEdgeEncoder,
+    NodeFeatures,
+    StepGraph,
+    folded,
+    graph_of,
+    joined,
+    tensors_of,
+)
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
 from ullage.research.training import dnnperf as training
@@ -25,11 +36,11 @@ def mlp(**options: object) -> Configuration:
 
 
 @pytest.fixture(scope="module")
-def graph() -> Graph:
+def graph() -> StepGraph:
     return graph_of(mlp())
 
 
-def test_sizes_and_arithmetic_of_the_graph_are_those_counted_by_hand(graph: Graph) -> None:
+def test_sizes_and_arithmetic_of_the_graph_are_those_counted_by_hand(graph: StepGraph) -> None:
     weights = (64 * 128 + 128 + 128 * 10 + 10) * 4
     assert (graph.parameters, graph.gradients) == (weights, weights)
     assert 2 * weights <= graph.state <= 2 * weights + 64  # two moments, and step counters where they are on the GPU
@@ -39,7 +50,7 @@ def test_sizes_and_arithmetic_of_the_graph_are_those_counted_by_hand(graph: Grap
     assert products[0].outputs >= 32 * 128 * 4 and products[0].weights == (64 * 128 + 128) * 4
 
 
-def test_edges_go_forward_and_carry_sizes(graph: Graph) -> None:
+def test_edges_go_forward_and_carry_sizes(graph: StepGraph) -> None:
     assert all(source < target < len(graph.nodes) for source, target, _, _ in graph.edges)
     assert any(size == 32 * 128 * 4 for _, _, size, _ in graph.edges)
 
@@ -59,7 +70,7 @@ def test_a_convolution_has_its_hyperparameters() -> None:
 
 def test_attention_weighs_only_what_arrives_at_a_node() -> None:
     torch.manual_seed(0)
-    encode = Encoder(8)
+    encode = NodeEdgeEncoder(8)
     ends = torch.tensor([[0, 1], [2, 2]])
     nodes, edges = torch.randn(4, 8), torch.randn(2, 8)
     before, _ = encode(nodes, edges, ends)
@@ -73,24 +84,28 @@ def test_attention_weighs_only_what_arrives_at_a_node() -> None:
 def test_folding_equal_nodes_changes_no_answer() -> None:
     torch.manual_seed(0)
     whole = tensors_of(graph_of(mlp(widths=[64] * 12)))
-    small, network = folded(whole), Network()
+    small, network = folded(whole), GraphNetwork()
     assert len(small.kinds) < len(whole.kinds) / 2 and small.counts.sum() == len(whole.kinds)
     torch.testing.assert_close(network(small), network(whole))
 
 
 def test_more_memory_alive_is_never_less_memory_before_correction() -> None:
     torch.manual_seed(0)
-    network = Network()
+    network = GraphNetwork()
     torch.nn.init.zeros_(network.correction[2].weight)
-    small = network(tensors_of(Graph([Node(0), Node(2, outputs=2**20)], [(0, 1, 512, 4)], parameters=2**20)))
-    large = network(tensors_of(Graph([Node(0), Node(2, outputs=2**30)], [(0, 1, 512, 4)], parameters=2**30)))
+    small = network(
+        tensors_of(StepGraph([NodeFeatures(0), NodeFeatures(2, outputs=2**20)], [(0, 1, 512, 4)], parameters=2**20))
+    )
+    large = network(
+        tensors_of(StepGraph([NodeFeatures(0), NodeFeatures(2, outputs=2**30)], [(0, 1, 512, 4)], parameters=2**30))
+    )
     assert large[0, 0] > small[0, 0]
 
 
 def test_graphs_side_by_side_do_not_touch_each_other() -> None:
     torch.manual_seed(0)
     one, other = (folded(tensors_of(graph_of(mlp(batch=batch)))) for batch in (8, 512))
-    network = Network()
+    network = GraphNetwork()
     torch.testing.assert_close(network(joined([one, other])), torch.cat([network(one), network(other)]))
 
 
@@ -116,22 +131,25 @@ def test_training_learns_and_is_repeatable(tmp_path: Path) -> None:
     assert all(torch.equal(left, right) for left, right in zip(one.parameters(), again.parameters(), strict=True))
 
 
-def test_the_train_command_writes_what_the_estimator_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, out = write_runs(tmp_path / "runs.jsonl.gz", ["mlp:x", "mlp:y", "mlp:z"]), tmp_path / "out" / "weights"
-    assert training.main([str(data), "--out", str(out), "--epochs", "1", "--folds", "3"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+def train(data: Path, out: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["train", "dnnperf", "--data", str(data), "--out", str(out), *options])
+
+
+def test_the_train_command_writes_what_the_estimator_reads(tmp_path: Path) -> None:
+    data, out = write_runs(tmp_path / "runs.jsonl.gz", ["mlp:x", "mlp:y", "mlp:z"]), tmp_path / "weights"
+    printed = json.loads(train(data, out, "--epochs", "1", "--folds", "3").stdout)
     assert (printed["held_out"]["runs"], printed["held_out"]["families"]) == (3, 3)
     network, card = estimator.network(out)
-    assert card == printed and isinstance(network, Network)
+    assert card == printed and isinstance(network, GraphNetwork)
 
 
-def test_the_train_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_train_command_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    assert training.main([str(tmp_path / "empty.jsonl"), "--out", str(tmp_path / "w")]) == 1
-    assert "peak_reserved" in capsys.readouterr().err
+    failed = train(tmp_path / "empty.jsonl", tmp_path / "w").exception
+    assert isinstance(failed, InvalidValue) and "peak_reserved" in str(failed)
     one_family = write_runs(tmp_path / "one.jsonl.gz", ["mlp:x"])
-    assert training.main([str(one_family), "--out", str(tmp_path / "w")]) == 1
-    assert "two model families" in capsys.readouterr().err
+    failed = train(one_family, tmp_path / "w").exception
+    assert isinstance(failed, InvalidValue) and "two model families" in str(failed)
 
 
 def test_the_shipped_weights_answer_with_what_they_know() -> None:

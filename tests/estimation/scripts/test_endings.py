@@ -58,7 +58,7 @@ FAILURES = {
     "import urllib.error; raise urllib.error.URLError('no name')": "asked the network for something",
     "import not_a_package": "type: pip install not_a_package",
     "sys.exit('give me a config')": "exit code 1, before anything",
-    "import argparse; argparse.ArgumentParser().parse_args(['--lr'])": "exit code 2, which is how argparse",
+    "import argparse; argparse.ArgumentParser().parse_args(['--lr'])": "exit code 2 (argparse uses it for",
     "torch.zeros(1, device='cuda:1')": "asked for a second GPU",
     "torch.cuda.set_device(3)": "asked for a second GPU",
     "torch.cuda.CUDAGraph()": "cannot follow torch.cuda.CUDAGraph",

@@ -1,4 +1,4 @@
-"""The answer of an estimator that knows one figure: everything else is left out, and a note says what it means."""
+"""What estimators that know a single figure share: their answer and their own options."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def answer(
     known: Mapping[str, int | None] | None = None,
     source: str | None = None,
 ) -> Estimate:
-    """An estimate whose figure is the sum of `parts` (names of the breakdown) and of the given kind.
+    """An estimate whose figure is the sum of `parts` (by the names of the breakdown).
 
-    `known` are further figures that the estimator does know, such as `peak_reserved`.
+    `kind` says what the figure is: allocated, reserved or process memory. `known` are further figures that the
+    estimator knows, such as `peak_reserved`. Everything else is unknown; `notes` say what the figure means.
 
     >>> from ullage.hardware import gpu
     >>> e = answer("horus", gpu("T4"), "process", {"parameters": 400, "activations": 600}, seconds=0.1, notes=[])
@@ -54,11 +55,10 @@ def answer(
     )
 
 
-# An estimator's own options, from `set={"NAME.key": value}` or `--set NAME.key=value`.
-
-
 def read_options(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """The options with their defaults; a wrong name lists all, a value of another type is refused.
+    """An estimator's own options, from `set={"NAME.key": value}` or `--set NAME.key=value`, with their defaults.
+
+    An unknown name or a value of another type is refused.
 
     >>> read_options("deepspeed", {"stage": 3}, {"stage": 2, "offload": False})
     {'stage': 3, 'offload': False}

@@ -1,7 +1,8 @@
-"""One list of estimators: each is a name, where it comes from, what it supports, and a function.
+"""The list of estimators: each has a name, a source, the kinds of workload that it supports, and a function.
 
-An estimator is a file of this room with a function behind `@estimator(...)`. All take the same `Workload` and give the
-same `Estimate`; what an estimator cannot know is `None` there, and a note says what its figure means.
+An estimator is a function with the decorator `@estimator(...)` in a module of this package. All of them take the same
+`Workload` and return the same `Estimate`; figures that an estimator cannot know are `None`, and a note says what its
+figure means.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
 
-# Name: the module of this room that has it. A table, so that the names are known without importing PyTorch.
+# Name: the module of this package that has it. A table, so that the names are known without importing PyTorch.
 HOMES = {
     "ullage": "virtual_run",
     "horus": "horus",
@@ -30,7 +31,7 @@ HOMES = {
     "dnnmem": "dnnmem",
     "xmem": "xmem.estimator",
     "veritasest": "veritasest",
-    "dnnperf": "dnnperf.estimator",
+    "dnnperf": "dnnperf",
     "accelerate": "accelerate",
     "gpumemnet": "gpumemnet.estimator",
     "gpumemnet+transformer": "gpumemnet.estimator",
@@ -46,7 +47,7 @@ Run = Callable[[Workload, "GPU"], "Estimate"]
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator. `supports` gives `None`, or the reason why a workload is not supported.
+    """An estimator. `supports` returns `None`, or the reason why it cannot estimate a workload.
 
     >>> find("ullage").title
     'the unmodified code on a virtual GPU'
@@ -72,7 +73,7 @@ _REGISTERED: dict[str, Estimator] = {}
 
 
 def estimator(name: str, *, title: str, source: str, needs: str, supports: Supports) -> Callable[[Run], Run]:
-    """Register the function below as the estimator `name`; a name is taken once.
+    """Register the decorated function as the estimator `name`; each name can be used once.
 
     >>> _ = find("ullage")
     >>> @estimator("ullage", title="a second one", source="", needs="", supports=lambda workload: None)

@@ -1,6 +1,6 @@
-"""A model summary: its layers with what they put out and how many parameters they have.
+"""A model summary: each layer with the size of its output and its number of parameters.
 
-From a model, by one forward pass on a virtual GPU, or from the text that torchsummary or torchinfo print.
+It comes from a forward pass on a virtual GPU, or from the text that torchsummary or torchinfo printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOTAL = re.compile(r"^\s*Total params:\s*([\d,]+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: its class, the numbers that it puts out for one sample, and its own parameters."""
+    """One layer: its class, the number of output values for one sample, and its own parameters."""
 
     kind: str
     outputs: int
@@ -36,7 +36,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The layers of a model, parameters in all, and the batch size it was written with, where the text tells.
+    """The layers of a model, the number of all parameters, and the batch size if the text says it.
 
     >>> read_summary("Linear-1     [-1, 10]     7,850\\nTotal params: 7,850").layers
     (Layer(kind='Linear', outputs=10, parameters=7850),)
@@ -48,7 +48,7 @@ class Summary:
 
 
 def summarize(configuration: Configuration, gpu: GPU) -> Summary:
-    """The summary of a model by its name: every layer that has no layers inside, in the order of the forward pass."""
+    """The summary of a model: every layer without layers inside, in the order of the forward pass."""
     layers: list[Layer] = []
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -64,7 +64,7 @@ def summarize(configuration: Configuration, gpu: GPU) -> Summary:
 
 
 def run_forward(configuration: Configuration, note: Callable[[nn.Module, Any, Any], None] | None = None) -> nn.Module:
-    """Build a model and run its forward pass in training mode on the virtual GPU in use; `note` hooks its layers."""
+    """Build a model and run its forward pass in training mode on the current virtual GPU; `note` sees each layer."""
     try:
         model, task = prepare(configuration)
         model = model.to("cuda").train()
@@ -117,7 +117,7 @@ def _torchsummary_rows(text: str) -> list[tuple[str, list[int], int]]:
 
 
 def _torchinfo_rows(text: str) -> list[tuple[str, list[int], int]]:
-    """Rows with deeper rows below are modules that hold the others; they are left out."""
+    """Rows with deeper rows below them are modules that contain those; they are left out."""
     found = [row for row in (_TORCHINFO.match(line) for line in text.splitlines()) if row]
     depths = [len(row[1]) for row in found] + [0]
     rows = []
@@ -128,7 +128,7 @@ def _torchinfo_rows(text: str) -> list[tuple[str, list[int], int]]:
 
 
 def _first_shape(text: str) -> list[int]:
-    """The shape; of a layer that puts out several tensors the first."""
+    """The first shape, if a layer has several outputs."""
     return [int(number) for number in _NUMBER.findall(text.split("]")[0])]
 
 

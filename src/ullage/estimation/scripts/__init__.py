@@ -1,5 +1,4 @@
-"""Estimating an unmodified training script: it runs in a child process on a virtual GPU and is followed until it
-settles.
+"""Estimate a training script as it is: it runs in a child process on a virtual GPU until its memory has settled.
 
-`parent.py` starts the process, `child.py` is what runs in it.
+`parent.py` starts the process and `child.py` runs in it.
 """

@@ -24,8 +24,8 @@ from ullage.allocator import AllocatorConfig
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.scripts.failures import describe
 from ullage.estimation.scripts.files import Files
-from ullage.estimation.scripts.following import Following
 from ullage.estimation.scripts.processes import Processes
+from ullage.estimation.scripts.when_to_stop import RunWatcher
 from ullage.estimation.timeline.trace import Trace
 from ullage.hardware import GPU
 from ullage.isolation.child import give_answer
@@ -104,7 +104,7 @@ class ScriptRun:
     def __init__(self, request: ScriptRequest, give: Give, leave: Callable[[float], None] = leave_after) -> None:
         self._request, self._give, self._leave = request, give, leave
         self.card = VirtualGPU(request.gpu, request.config, limited=request.limited)
-        self.following = Following(self.card, request.steps, self._stop)
+        self.watcher = RunWatcher(self.card, request.steps, self._stop)
         self.processes = Processes(self.card.note, self._failed)
         self._trace: Trace | None = None
         if request.trace_file is not None:
@@ -117,7 +117,7 @@ class ScriptRun:
         """Run the script to its end or until it is stopped; returns the exit code for the process."""
         replacements = Replacements()
         with self.card:
-            self.following.install(replacements)
+            self.watcher.install(replacements)
             self.processes.install(replacements)
             self._watch_settings(replacements)
             Files(Path(self._request.journal)).install(replacements)
@@ -171,12 +171,12 @@ class ScriptRun:
         raise MemoryConverged
 
     def _ended(self) -> None:
-        if not self._stopped and self._request.steps is not None and not self.following.settled:
+        if not self._stopped and self._request.steps is not None and not self.watcher.settled:
             self.card.note("ended", self._short_run())
         self._give_estimate()
 
     def _exited(self, code: Any) -> int:
-        if self._stopped or code in (None, 0) or self.following.settled:
+        if self._stopped or code in (None, 0) or self.watcher.settled:
             self._ended()
             return 0
         message = code if isinstance(code, str) else ""
@@ -188,7 +188,7 @@ class ScriptRun:
     def _failed(self, error: BaseException) -> int:
         if self._stopped:
             return 0  # the answer is given; what the script's own cleaning up runs into is nobody's business
-        if self.following.settled and not isinstance(error, torch.OutOfMemoryError):
+        if self.watcher.settled and not isinstance(error, torch.OutOfMemoryError):
             what = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:200]
             self.card.note(
                 "failed", f"after its training had settled the script failed ({what}): later parts are missing"
@@ -202,20 +202,20 @@ class ScriptRun:
 
     def time_is_over(self) -> None:
         """Called by another thread."""
-        if self.following.steps and self.card.memory.requests:
+        if self.watcher.steps and self.card.memory.requests:
             self.card.note(
                 "timeout",
-                f"stopped after {self._request.timeout:g} s and {self.following.steps} optimizer steps, before the "
+                f"stopped after {self._request.timeout:g} s and {self.watcher.steps} optimizer steps, before the "
                 "requests repeated: what comes later is not in these figures",
             )
             self._give_estimate()
         else:
-            self._give_failure({"kind": "timeout", "passes": self.following.backward.count})
+            self._give_failure({"kind": "timeout", "passes": self.watcher.backward.count})
 
     # What the answer says.
 
     def _short_run(self) -> str:
-        steps = self.following.steps
+        steps = self.watcher.steps
         if not steps:
             return "the script ended without a backward pass or an optimizer step: the figures are what was seen"
         return f"the script ended after {steps} optimizer step{'s' if steps > 1 else ''}, before the requests repeated"
@@ -227,13 +227,13 @@ class ScriptRun:
                 **failure,
                 "out_of_memory": self.card.memory.out_of_memory,
                 "refused": self.card.refused,
-                "steps": self.following.steps,
+                "steps": self.watcher.steps,
             }
         )
 
     def _give_estimate(self) -> None:
         card = self.card
-        if card.memory.out_of_memory is not None and not self.following.settled:
+        if card.memory.out_of_memory is not None and not self.watcher.settled:
             self._give_failure({"kind": "out of memory"})
             return
         if not card.memory.requests:
@@ -241,14 +241,14 @@ class ScriptRun:
             return
         if card.memory.out_of_memory is not None:
             card.note("memory", "the script ran out of memory once or more, caught it and went on")
-        card.progress.phases = self.following.phases.peaks(has_trained=self.following.backward.count > 0)
+        card.progress.phases = self.watcher.phases.peaks(has_trained=self.watcher.backward.count > 0)
         estimate = estimate_from(card, time.perf_counter() - self._begin)
         if self._trace is not None and self._request.trace_file is not None:
             self._trace.fill(card)
             self._trace.save(self._request.trace_file)
         values = estimate.to_dict()
         values["phases"] = card.progress.phases
-        values["steps"] = self.following.steps
+        values["steps"] = self.watcher.steps
         self._give({"status": "estimated", "estimate": values})
 
 

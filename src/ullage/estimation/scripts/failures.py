@@ -1,4 +1,4 @@
-"""What went wrong in a script, told in one message that says what to do."""
+"""Why a script could not be estimated, in one message that says what to do about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DATA_WORDS = (
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as plain values, for the answer's file."""
+    """An exception as plain values, for the answer of the child process."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "ullage" not in frame.filename and not _is_library(frame.filename)]
     place = ours[-1] if ours else None
@@ -70,7 +70,7 @@ def _is_library(filename: str) -> bool:
 
 
 def is_launcher_missing(failure: dict[str, Any]) -> bool:
-    """Whether a script failed because it wants to be started by torchrun."""
+    """Whether a script failed because it expects to be started by torchrun."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
     if failure.get("key") in names:
         return True
@@ -79,7 +79,7 @@ def is_launcher_missing(failure: dict[str, Any]) -> bool:
 
 
 def message(failure: dict[str, Any], shown: str, seconds: float) -> str:
-    """One message for a person; `shown` is the script as it was named."""
+    """The message for a failure; `shown` is the script as the user named it, `seconds` its time limit."""
     kind = failure["kind"]
     if failure.get("refused") and kind in ("exception", "exit", "no gpu"):
         return f"{shown}: {failure['refused']}"
@@ -104,26 +104,24 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
     if network:
         return (
             f"{shown} asked the network for something and did not get it: {what}. "
-            "Download it first, or run where there is a network; estimates need the data's shapes, not its contents"
+            "Download it first, or run where there is a network. Only the shapes of the data matter, not its contents"
         )
     if named:
         return (
-            f"{shown} needs data that is not there: {what}. Give it the path of the data, or of a few files of "
-            "the same shape: after `--` come the script's own options. Estimates need shapes, not contents"
+            f"{shown} needs data that is not there: {what}. Pass the path of the data, or of a few files of the same "
+            "shape, as an argument of the script, after `--`. Only the shapes of the data matter, not its contents"
         )
     if "invalid device ordinal" in lowered:
         return (
-            f"{shown} asked for a second GPU; the virtual GPU is one, cuda:0{_at(failure)}. "
-            "Run it for one GPU, with the batch that one GPU gets"
+            f"{shown} asked for a second GPU; there is one virtual GPU, cuda:0{_at(failure)}. "
+            "Run it for one GPU, with the batch size that one GPU gets"
         )
-    return (
-        f"{shown} failed on the virtual GPU: {what}. If it runs on a real GPU, this is a gap in Ullage worth reporting"
-    )
+    return f"{shown} failed on the virtual GPU: {what}. If the script works on a real GPU, please report this as a bug"
 
 
 def _exit(failure: dict[str, Any], shown: str, seconds: float) -> str:
-    hint = ", which is how argparse says that the options are wrong" if failure["code"] == 2 else ""
-    return f"{shown} ended itself with exit code {failure['code']}{hint}, before anything could be estimated"
+    hint = " (argparse uses it for wrong arguments)" if failure["code"] == 2 else ""
+    return f"{shown} exited with exit code {failure['code']}{hint}, before anything could be estimated"
 
 
 def _syntax(failure: dict[str, Any], shown: str, seconds: float) -> str:
@@ -133,7 +131,7 @@ def _syntax(failure: dict[str, Any], shown: str, seconds: float) -> str:
 def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
     package = (failure.get("missing") or "?").split(".")[0]
     return (
-        f"{shown} needs the package {package}, which is not in this Python ({sys.executable}){_at(failure)}; "
+        f"{shown} needs the package {package}, which is not installed for {sys.executable}{_at(failure)}; "
         f"type: pip install {package}"
     )
 
@@ -144,10 +142,10 @@ def _no_gpu(failure: dict[str, Any], shown: str, seconds: float) -> str:
     )  # fmt: skip
     commands = failure.get("commands") or []
     if commands:
-        return f"{text}; it started another program ({commands[0][:200]}): give Ullage that one itself"
+        return f"{text}; it started another program ({commands[0][:200]}): estimate that one instead"
     return (
         f'{text}: no tensor was made on "cuda". Is there an option that chooses the device, such as --device cuda? '
-        "After `--` come the script's own options"
+        "Pass it after `--`. Only PyTorch is followed: other frameworks do not use the virtual GPU"
     )
 
 
@@ -155,8 +153,8 @@ def _timeout(failure: dict[str, Any], shown: str, seconds: float) -> str:
     passes = failure.get("passes", 0)
     reached = f"{passes} backward passes and no optimizer step" if passes else "no backward pass"
     return (
-        f"{shown} had come to {reached} after {format_duration(seconds)}. Give it more time (--timeout), or less to do "
-        "before it trains: after `--` come the script's own options"
+        f"{shown} had come to {reached} after {format_duration(seconds)}. Give it more time with --timeout, or less "
+        "to do before it trains: pass arguments of the script after `--`"
     )
 
 

@@ -1,9 +1,9 @@
-"""An estimate must not cost anybody a file: what a script overwrites or deletes is put back afterwards.
+"""Files that a script overwrites or deletes while it is estimated are restored afterwards.
 
-Checkpoints that a script saves on the virtual GPU have shapes and no data; left behind, they would be taken for real
-ones. So they are removed when the run is over, with the folders made for them, and every file that was there before is
-as it was. The child process keeps a journal (Python's audit events tell it of each change before it is done); the
-parent process puts things back, also after a crash. Other new files, logs and downloads, stay, as with `python`.
+A checkpoint that a script saves on the virtual GPU has shapes but no data, and could be mistaken for a real one. So
+such files are removed after the run, with the folders created for them, and every file that existed before is restored.
+The child process keeps a journal (Python's audit events announce each change before it happens); the parent process
+restores the files, also after a crash. Other new files, such as logs and downloads, stay.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _UNTOUCHED = ("/dev/", "/proc/", "/sys/")
 
 
 class Files:
-    """Keeps the journal, in the process of the script."""
+    """Keeps the journal, in the process that runs the script."""
 
     def __init__(self, journal: Path) -> None:
         self._journal = journal
-        self._known: set[str] = set()  # made or kept already
+        self._known: set[str] = set()  # created or kept already
         self._hollow: set[str] = set()
         self._busy = False
 
     def install(self, replacements: Replacements) -> None:
-        """Begin to watch."""
+        """Start watching."""
         save: Any = torch.save
 
         def save_hollow(obj: Any, f: Any, *args: Any, **options: Any) -> Any:
@@ -73,7 +73,7 @@ class Files:
         try:
             _EVENTS[event](self, *args)
         except (OSError, TypeError, ValueError):
-            pass  # the call itself will meet the same trouble and say so
+            pass  # the script's own call will raise the same error
         finally:
             self._busy = False
 
@@ -134,7 +134,7 @@ _EVENTS: dict[str, Callable[..., None]] = {
 
 
 def put_back(journal: Path) -> None:
-    """Undo what the journal tells of, the last first."""
+    """Undo every change in the journal, the last one first."""
     if not journal.is_file():
         return
     entries = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -149,4 +149,4 @@ def put_back(journal: Path) -> None:
             elif what == "folder" and any(file.startswith(path + os.sep) for file in hollow):
                 shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
-            print(f"ullage: could not put back {path}: {error}", file=sys.stderr)
+            print(f"ullage: could not restore {path}: {error}", file=sys.stderr)

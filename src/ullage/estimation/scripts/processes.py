@@ -1,9 +1,9 @@
 """Processes that a script starts.
 
-Worker processes (those of DataLoaders and pools are daemons) are forked, whatever start method was asked for. A
-training process that the script starts by `multiprocessing` runs as a thread of this one, so that the virtual GPU sees
-it; with `torch.multiprocessing.spawn` and one process the function is simply called. Other programs that are started
-are remembered: a script that only starts them never touches the GPU itself.
+Worker processes (those of DataLoaders and pools are daemons) are forked, whatever start method the script chose. A
+training process that it starts with `multiprocessing` runs as a thread of this process, so that the virtual GPU sees
+it; `torch.multiprocessing.spawn` with one process just calls the function. Other programs are noted, because a script
+that only starts another program never uses the GPU itself.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ullage.errors import UnsupportedOperation
 from ullage.virtual.replacements import Replacements
 
 SEVERAL = (
-    "{what} of {count} processes: the virtual GPU is one GPU. Run the script for one process and with the batch that "
-    "one GPU gets; every GPU of such a run takes about as much"
+    "{what} of {count} processes: there is one virtual GPU. Run the script with one process and the batch size that "
+    "one GPU gets; each GPU of such a run takes about as much"
 )
-_AS_THREAD = "a process that the script started was followed as a part of this one: each has a CUDA context of its own"
+_AS_THREAD = "a process that the script started was followed as part of this one; really, each has its own CUDA context"
 _Process: Any = multiprocessing.process.BaseProcess
 
 
 class Processes:
-    """Watches what a script starts; `failed` is told of an exception that ended a training process."""
+    """Watches what a script starts; `failed` is called with an exception that ended a training process."""
 
     def __init__(self, note: Callable[[str, str], None], failed: Callable[[BaseException], Any]) -> None:
         self._note, self._failed = note, failed
@@ -38,7 +38,7 @@ class Processes:
         self._watching = True
 
     def install(self, replacements: Replacements) -> None:
-        """Begin to watch."""
+        """Start watching."""
         sys.addaudithook(self._audit)  # which cannot be removed
         replacements.on_undo(lambda: setattr(self, "_watching", False))
         contexts = multiprocessing.context._concrete_contexts  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ class Processes:
 
 
 class _Joined:
-    """What `spawn(..., join=False)` returns: its process is over already."""
+    """What `spawn(..., join=False)` returns; its process has already ended."""
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         """Nothing to wait for."""

@@ -1,6 +1,6 @@
 """Collects the convolutions of torchvision's and timm's models and lists calls to measure, without a GPU.
 
-    python -m ullage.research.cudnn_tables.collect --out tasks.json.gz --seconds 900 --configurations 200000
+    ullage convolutions list --out tasks.json.gz --seconds 900 --configurations 200000
 
 A model is built and run once per resolution on PyTorch's "meta" device, where tensors have shapes but no
 data; every convolution it dispatches is a layer, and the batch size is put in afterwards. Random layers
@@ -8,14 +8,13 @@ are added, so that a rule learnt from the answers has seen more than the channel
 The list is a random order weighted by how common a layer, a batch size, a type and a layout are: any
 beginning of it is a fair sample. Models that cannot run on "meta" at a resolution are passed over.
 
-    python -m ullage.research.cudnn_tables.collect --out odd.json.gz --seconds 0 --configurations 0 --arbitrary 80000
+    ullage convolutions list --out odd.json.gz --seconds 0 --configurations 0 --arbitrary 80000
 
 lists no model's layers but ones with any whole numbers as channels, sides and batch sizes.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import math
@@ -44,6 +43,7 @@ from ullage.research.cudnn_tables.tasks import (
     tensor_bytes,
     write_tasks,
 )
+from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 
 # Random convolutions, for rules that must hold for more than the layers of known models.
 #
@@ -68,13 +68,15 @@ def random_layers(count: int) -> Iterator[Layer]:
     chance = random.Random(3)
     made = 0
     while made < count:
-        layer = _random_layer(chance)
+        layer = random_layer(chance)
         if min(layer.output()) > 0:
             made += 1
             yield layer
 
 
-def _random_layer(chance: random.Random) -> Layer:
+def random_layer(chance: random.Random) -> Layer:
+    """A layer such as models have, of any channels; it may be too small to have an output."""
+
     def channels() -> int:
         step = chance.choice((1, 2, 4, 8, 8, 16, 16, 32, 32, 64, 64))
         return max(1, round(2 ** chance.uniform(1.5, 11) / step)) * step
@@ -187,6 +189,7 @@ _TYPE_WEIGHTS = {"f32": 1.0, "f16": 0.6, "bf16": 0.8}
 _LAYOUT_WEIGHTS = {"c": 1.0, "cl": 0.5}
 _RESOLUTIONS = (224, 256, 128, 192, 384, 160, 288, 96, 320, 64, 32, 512)
 _RANDOM_WEIGHT = 0.3  # of a layer seen in one model at one resolution
+_REPEATED = 1500  # calls of an earlier measurement that are measured again
 _MOST_BYTES = 1_200_000_000
 _MOST_OPERATIONS = 300e9
 # Families of timm with no convolution but the first one.
@@ -229,24 +232,12 @@ def _layer(args: Sequence[Any]) -> Layer:
     )
 
 
-def declare_torchvision_operators() -> list[Any]:
-    """Make torchvision importable where its compiled operators do not load; keep the result."""
-    libraries = []
-    for name in ("nms", "qnms"):
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        try:
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:
-            continue
-        libraries.append(library)
-    return libraries
-
-
 Build = Callable[[], torch.nn.Module]
 
 
 def models() -> Iterator[tuple[str, Build, tuple[tuple[int, ...], ...]]]:
     """Names, constructors and input shapes: torchvision's models, then timm's, families in turn."""
+    make_torchvision_importable()  # timm imports it too
     import timm
     import torchvision
 
@@ -402,32 +393,24 @@ def build_tasks(
     return list(numbers), tasks
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Collect, arrange and write."""
-    parser = argparse.ArgumentParser(description="List convolution calls to measure.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=900.0, help="time for collecting from models")
-    parser.add_argument("--resolutions", type=int, default=3, help="resolutions per model")
-    parser.add_argument("--configurations", type=int, default=200_000)
-    parser.add_argument("--random", type=int, default=6_000, help="random layers to add")
-    parser.add_argument(
-        "--arbitrary", type=int, default=0, help="configurations of any channels, sides, batches to add"
-    )
-    parser.add_argument("--truth", type=Path, help="a recorded table; some of its calls are measured first")
-    options = parser.parse_args(arguments)
-    kept = declare_torchvision_operators() if options.seconds > 0 else []
-    counts = without_bias(collect(options.seconds, options.resolutions) if options.seconds > 0 else Counter())
-    for layer in random_layers(options.random if options.configurations else 0):
+def write_list(
+    out: Path,
+    *,
+    seconds: float,
+    resolutions: int,
+    configurations: int,
+    random_count: int,
+    arbitrary_count: int,
+    truth: Path | None = None,
+) -> tuple[int, int]:
+    """Collect, arrange and write; the numbers of layers and of calls."""
+    counts = without_bias(collect(seconds, resolutions) if seconds > 0 else Counter())
+    for layer in random_layers(random_count if configurations else 0):
         counts.setdefault(layer, _RANDOM_WEIGHT)
-    first = truth_layers(options.truth, 1500) if options.truth else []
-    others = [*arrange(counts, options.configurations), *arbitrary_configurations(options.arbitrary)]
-    if options.configurations and options.arbitrary:
+    first = truth_layers(truth, _REPEATED) if truth else []
+    others = [*arrange(counts, configurations), *arbitrary_configurations(arbitrary_count)]
+    if configurations and arbitrary_count:
         random.Random(6).shuffle(others)
     layers, tasks = build_tasks([*first, *others])
-    write_tasks(options.out, layers, tasks)
-    backward = sum(task.direction == BACKWARD for task in tasks)
-    print(f"{len(layers)} layers, {len(tasks)} tasks ({backward} backward), {len(kept)} operators declared")
-
-
-if __name__ == "__main__":
-    main()
+    write_tasks(out, layers, tasks)
+    return len(layers), len(tasks)

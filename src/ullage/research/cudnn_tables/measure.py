@@ -1,20 +1,17 @@
 """Measures on a real GPU what convolution calls ask of PyTorch's caching allocator.
 
-    export PYTHONPATH=src
-    python3 -m ullage.research.cudnn_tables.measure tasks.json.gz --out measured.jsonl.gz --seconds 480 --workers 12
+    ullage convolutions measure tasks.json.gz --out measured.jsonl.gz --seconds 480 --workers 12
 
 Several processes share the GPU, since most of a first call is cuDNN's choice and building of a plan on
 the CPU. Each process records the allocator's history (`torch.cuda.memory._record_memory_history`) for a
 few hundred calls and reads it once; an allocation of a size of its own before each call tells the calls
 apart. A line of the result has the form of the ground truth: `[[operator, arguments, keyword arguments],
 sizes requested in order, sizes of the outputs, number of requests]`. A call during which memory ran out
-is left out: PyTorch then tries cuDNN's next plan (Conv_v8.cpp, `try_configs`). Only PyTorch and the
-standard library are used.
+is left out: PyTorch then tries cuDNN's next plan (Conv_v8.cpp, `try_configs`).
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import multiprocessing
@@ -50,14 +47,14 @@ _PLANS_KEPT = 64  # each is used once
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class MeasuringOptions:
     """How to measure."""
 
     tasks: Path
     out: Path
     seconds: float
     workers: int
-    limit: int
+    limit: int | None  # how many tasks; none: all
     tensor_limit: int  # bytes of input, output and filter
     device: str
 
@@ -177,7 +174,7 @@ def measure(layers: Sequence[Layer], tasks: Sequence[Task], arena: Arena, device
             yield json.dumps([call.name, asked[:60], sizes, len(asked)], separators=(",", ":"))
 
 
-def work(options: Options, next_chunk: Any, deadline: float, pipe: Any) -> None:
+def work(options: MeasuringOptions, next_chunk: Any, deadline: float, pipe: Any) -> None:
     """One process: take the next chunk until there is none or the time is over."""
     torch.set_num_threads(1)
     torch.cuda.set_per_process_memory_fraction(0.82 / options.workers)
@@ -204,7 +201,7 @@ def _fits(layers: Sequence[Layer], task: Task, limit: int) -> bool:
 class Crew:
     """The processes; one that dies is replaced, and the chunk it had is lost."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: MeasuringOptions) -> None:
         self._options = options
         self._context = multiprocessing.get_context("spawn")
         self._next = self._context.Value("q", 0)
@@ -244,8 +241,10 @@ class Crew:
                 self._start()
 
 
-def main(options: Options) -> None:
+def measure_list(options: MeasuringOptions) -> None:
     """Measure, write the lines as they come and say on stderr how far it is."""
+    os.environ.setdefault("TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT", str(_PLANS_KEPT))  # for the processes that are started
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     started, tried, written, shown = time.monotonic(), 0, 0, 0.0
     crew = Crew(options)
     with gzip.open(options.out, "wt", compresslevel=6) as file:
@@ -264,22 +263,3 @@ def main(options: Options) -> None:
 
 def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
-
-
-def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description="Measure what convolutions ask of the allocator.")
-    parser.add_argument("tasks", type=Path, help="a file written by collect_convolutions.py")
-    parser.add_argument("--out", type=Path, required=True, help="where the lines go (gzipped)")
-    parser.add_argument("--seconds", type=float, default=480.0, help="stop taking new chunks after this time")
-    parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--limit", type=int, default=1 << 60, help="measure only so many tasks")
-    parser.add_argument("--tensor-limit", type=int, default=1_300_000_000, help="skip calls above; bytes")
-    parser.add_argument("--device", default="cuda")
-    return Options(**vars(parser.parse_args(arguments)))
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT", str(_PLANS_KEPT))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(parse())

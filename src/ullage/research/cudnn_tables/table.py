@@ -1,7 +1,6 @@
 """Makes what the virtual GPU knows of cuDNN's workspaces out of measured calls: a table, and trees for all else.
 
-    python3 -m ullage.research.cudnn_tables.table measured.jsonl.gz --out FOLDER --describe '{"gpu": "NVIDIA H200",
-    ...}'
+    ullage convolutions fit measured.jsonl.gz --out FOLDER --describe '{"gpu": "NVIDIA H200", ...}'
 
 The table holds every measured problem. For the trees each workspace is first put into a formula: those that explain
 most are found greedily, and what none explains gets the nearest of a few rounded sizes. Decision trees then learn which
@@ -11,14 +10,13 @@ the trees do on it, apart for layers whose channels are no multiples of 8. Needs
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import io
 import itertools
 import json
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +54,7 @@ _PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were s
 _SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
 _MOST = 1000  # partial results
 _UNKNOWN = 1 << 50  # bytes of a copy with a padding that a problem does not know: more than any workspace
+_DIRECTIONS = "fdw"  # forward, gradient of the data, gradient of the weight
 _EVERY = 7  # layer is held out
 
 
@@ -300,53 +299,50 @@ def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> 
     }
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measured", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--describe", type=json.loads, required=True, help="JSON: gpu, compute_capability, multiprocessors, ..."
-    )
-    parser.add_argument("--trees", type=int, default=3)
-    parser.add_argument("--leaves", type=int, default=12_000, help="of a tree")
-    parser.add_argument("--held-out", action="store_true")
-    options = parser.parse_args()
-    found: dict[ConvolutionProblem, int] = {}
-    for path in options.measured:
-        found |= measured_problems(path)
-    options.out.mkdir(parents=True, exist_ok=True)
-    if not options.held_out:
-        write_table(options.out / TABLE, found, options.describe)
+def _fit_direction(
+    rows: Sequence[tuple[ConvolutionProblem, int]], direction: str, trees: int, leaves: int, say: Callable[[str], None]
+) -> tuple[list[Any], list[Formula]]:
+    """The trees and the formulas of one direction."""
+    part = _part(rows)
+    shares = find_formulas(part)
+    labels, formulas = label(part, [formula for formula, _ in shares])
+    explained = round(sum(share for _, share in shares), 4)
+    say(f"{direction} {len(part.problems)} problems; {len(shares)} formulas explain {explained}")
+    for formula, share in shares[:12]:
+        say(f"  {share:7.2%} {formula}")
+    return grow(part, labels, trees, leaves), formulas
+
+
+def write_fit(
+    found: dict[ConvolutionProblem, int],
+    out: Path,
+    header: dict[str, Any],
+    trees: int,
+    leaves: int,
+    say: Callable[[str], None],
+) -> None:
+    """Write the table and the trees into a folder, and say which formulas explain most."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_table(out / TABLE, found, header)
     arrays: dict[str, Any] = {}
-    for direction in "fdw":
-        rows = [(problem, size) for problem, size in found.items() if problem.direction == direction]
-        held = [row for row in rows if layer_of(row[0]) % _EVERY == 0]
-        part = _part([row for row in rows if layer_of(row[0]) % _EVERY] if options.held_out else rows)
-        shares = find_formulas(part)
-        labels, formulas = label(part, [formula for formula, _ in shares])
-        print(
-            direction,
-            len(part.problems),
-            "problems;",
-            len(shares),
-            "formulas explain",
-            round(sum(s for _, s in shares), 4),
-        )
-        for formula, share in shares[:12]:
-            print(f"  {share:7.2%}", formula)
-        grown = grow(part, labels, options.trees, options.leaves)
-        if options.held_out:
-            for name, odd in (("odd channels", True), ("multiples of 8", False)):
-                chosen = [row for row in held if has_odd_channels(row[0]) is odd]
-                print(f"  held out, {name}:", judge(grown, formulas, _part(chosen)), flush=True)
-            continue
+    for direction in _DIRECTIONS:
+        rows = [row for row in found.items() if row[0].direction == direction]
+        grown, formulas = _fit_direction(rows, direction, trees, leaves, say)
         for name, values in export(grown).items():
             arrays[f"{direction}_{name}"] = values
         arrays[f"{direction}_formulas"] = np.array(formulas, dtype=np.int64)
-    if arrays:
-        np.savez_compressed(options.out / TREES, **arrays)
+    np.savez_compressed(out / TREES, **arrays)
 
 
-if __name__ == "__main__":
-    main()
+def evaluate_held_out(
+    found: dict[ConvolutionProblem, int], trees: int, leaves: int, say: Callable[[str], None]
+) -> None:
+    """Fit without every seventh layer and say how well the trees do on those layers; nothing is written."""
+    for direction in _DIRECTIONS:
+        rows = [row for row in found.items() if row[0].direction == direction]
+        held = [row for row in rows if layer_of(row[0]) % _EVERY == 0]
+        learnt = [row for row in rows if layer_of(row[0]) % _EVERY]
+        grown, formulas = _fit_direction(learnt, direction, trees, leaves, say)
+        for name, odd in (("odd channels", True), ("multiples of 8", False)):
+            chosen = [row for row in held if has_odd_channels(row[0]) is odd]
+            say(f"  held out, {name}: {judge(grown, formulas, _part(chosen))}")

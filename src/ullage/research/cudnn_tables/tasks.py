@@ -2,8 +2,8 @@
 
 A task names a layer, a batch size, a type, a layout and a direction. A file of tasks is gzipped JSON:
 `{"layers": [...], "tasks": [...]}`; a layer is a list in the order of `Layer`'s fields, a task one in the
-order of `Task`'s. `collect_convolutions.py` writes such a file on a machine without a GPU,
-`convolutions.py` measures it on one with a GPU. Only the standard library is used.
+order of `Task`'s. `ullage convolutions list` writes such a file on a machine without a GPU,
+`ullage convolutions measure` measures it on one with a GPU.
 """
 
 from __future__ import annotations

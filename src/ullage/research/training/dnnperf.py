@@ -1,4 +1,4 @@
-"""Training of DNNPerf's network on measured runs: `python -m ullage.research.training.dnnperf DATA --out FILE`.
+"""Training of DNNPerf's network on measured runs: `ullage train dnnperf --data DATA --out FILE`.
 
 DATA is a file of measured runs, a line of JSON each (also .gz): a configuration with `peak_reserved` and `step_s`. The
 folds of the cross-validation are made of whole model families, so that a figure says how well an unseen family is met.
@@ -6,7 +6,6 @@ folds of the cross-validation are made of whole model families, so that a figure
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import re
@@ -20,9 +19,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ullage.errors import InvalidValue, UllageError
-from ullage.estimation.estimators.dnnperf.graph import graph_of
-from ullage.estimation.estimators.dnnperf.network import Network, Tensors, folded, joined, tensors_of
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.dnnperf import GraphNetwork, GraphTensors, folded, graph_of, joined, tensors_of
 from ullage.estimation.estimators.weights import write_weights
 from ullage.workloads.configuration import Configuration
 
@@ -37,7 +35,7 @@ class Sample:
     """A graph with what was measured: logarithms of bytes and seconds."""
 
     family: str
-    graph: Tensors
+    graph: GraphTensors
     truth: torch.Tensor
 
 
@@ -78,10 +76,10 @@ def samples(path: Path) -> list[Sample]:
     return found
 
 
-def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: int = 8) -> Network:
+def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: int = 8) -> GraphNetwork:
     """A network trained on these samples; the same seed gives the same network on the same machine."""
     torch.manual_seed(seed)
-    network = Network()
+    network = GraphNetwork()
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=1e-2)
     steps = max(1, epochs * -(-len(training) // batch))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
@@ -101,7 +99,7 @@ def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: i
     return network.eval()
 
 
-def ratios(network: Network, held_out: list[Sample]) -> list[tuple[float, float]]:
+def ratios(network: GraphNetwork, held_out: list[Sample]) -> list[tuple[float, float]]:
     """Predicted over measured, memory and time, for each sample."""
     with torch.no_grad():
         pairs = [(network(sample.graph)[0] - sample.truth).exp().tolist() for sample in held_out]
@@ -142,7 +140,7 @@ def figures(met: list[tuple[float, float]]) -> dict[str, float]:
     return {"runs": len(met)} | {name: round(value, 4) for name, value in values.items()}
 
 
-def save(network: Network, path: Path, card: dict[str, Any]) -> None:
+def save(network: GraphNetwork, path: Path, card: dict[str, Any]) -> None:
     """The weights, with the card's facts in the file's own header."""
     from safetensors.torch import save as packed
 
@@ -150,27 +148,9 @@ def save(network: Network, path: Path, card: dict[str, Any]) -> None:
     write_weights(path, packed(network.state_dict(), metadata={"card": json.dumps(card)}))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Cross-validate, train on all runs, write the weights and print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m ullage.research.training.dnnperf", description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--folds", type=int, default=FOLDS)
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # sums in one order: the same file comes out again
-    try:
-        network, card = trained(samples(options.data), options.data.name, options.folds, options.epochs)
-    except (UllageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    save(network, options.out, card)
-    print(json.dumps(card, indent=2))
-    return 0
-
-
-def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[Network, dict[str, Any]]:
+def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[GraphNetwork, dict[str, Any]]:
     """The network trained on all samples, and its card with the errors on held-out families."""
+    torch.set_num_threads(1)  # sums in one order: the same file comes out again
     held_out = cross_validate(found, folds, epochs)
     network = fit(found, epochs)
     card = {
@@ -188,7 +168,3 @@ def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[Ne
 def _say(text: str) -> None:
     if sys.stderr.isatty():
         print(text, end="", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""From a configuration to a model and what it is trained on."""
+"""Build the model of a configuration, prepare it for training, and say what it is trained on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from ullage.workloads.sources.transformers import TransformersTask, build_transf
 from ullage.workloads.sources.vision import build_timm, build_torchvision, timm_task, torchvision_task
 from ullage.workloads.tasks import Task, assume
 
-# What is done to a model before it is trained: layers frozen, low-rank adapters added, activations recomputed.
-
 
 def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
-    """Parameters whose name matches a pattern, or begins with it, need no gradient.
+    """Turn off gradients for parameters whose name matches a pattern or begins with it.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> freeze(model, ("0",))
@@ -37,11 +35,11 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
         for name in found:
             named[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in named.values()):
-        raise InvalidValue(f"freezing {', '.join(patterns)} leaves nothing to train; use --inference for that")
+        raise InvalidValue(f"freezing {', '.join(patterns)} leaves nothing to train; use --inference instead")
 
 
 def add_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Adapters of low rank beside every linear layer but the last, by peft; all else is frozen."""
+    """Add LoRA adapters to every linear layer but the last, with peft; everything else is frozen."""
     try:
         import peft
     except ImportError:
@@ -53,7 +51,7 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
         targets = linear[:-1]
     else:
         raise InvalidValue("LoRA adapters need a model with linear layers before its last one; found none")
-    assume(f"LoRA of rank {rank}, alpha {2 * rank}, beside every linear layer but the last")
+    assume(f"LoRA of rank {rank}, alpha {2 * rank}, on every linear layer but the last")
     adapted: nn.Module = peft.get_peft_model(
         model,
         peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets),
@@ -62,7 +60,7 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
 
 
 def checkpoint_activations(model: Any, configuration: Configuration) -> None:
-    """Keep only the inputs of blocks and compute the rest again in the backward pass, by the model's own means."""
+    """Turn on activation checkpointing: by the model's own method if it has one, else around its blocks."""
     if hasattr(model, "gradient_checkpointing_enable"):
         try:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -78,7 +76,7 @@ def checkpoint_activations(model: Any, configuration: Configuration) -> None:
 
 
 def _checkpoint_blocks(model: nn.Module, configuration: Configuration) -> None:
-    """For models without means of their own: every block of several layers that stands in a row of blocks."""
+    """Checkpoint every block of several layers in an nn.Sequential."""
     blocks = list(_blocks(model))
     if not blocks:
         raise InvalidValue(f"{configuration.model} has no blocks in an nn.Sequential to checkpoint; leave it out")
@@ -107,12 +105,12 @@ _BUILDERS = {
 
 
 def build(configuration: Configuration) -> nn.Module:
-    """The model, on the CPU and untrained."""
+    """The model, untrained and on the CPU."""
     return prepare(configuration)[0]
 
 
 def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
-    """The model as it is trained, on the CPU, and its task."""
+    """The model as it will be trained, on the CPU, and its task."""
     make_torchvision_importable()  # timm and transformers import it too, also outside a virtual GPU
     _check(configuration)
     make_model, make_task = _BUILDERS[configuration.source]
@@ -128,11 +126,11 @@ def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
 
 
 def _check(configuration: Configuration) -> None:
-    """Options that a source has no use for must not be ignored."""
+    """Refuse options that do not apply to this source, instead of ignoring them."""
     model, source = configuration.model, configuration.source
     if configuration.sequence_length is not None and source in ("torchvision", "timm"):
         raise InvalidValue(f"{model} takes images, not sequences: use --input-shape 3,224,224")
     if configuration.attention == "eager" and source not in ("timm", "hf"):
-        raise InvalidValue(f"{model} has no eager attention to choose; 'math' is the plain kernel of PyTorch's own")
+        raise InvalidValue(f"{model} has no eager attention; 'math' is PyTorch's plain kernel")
     if configuration.config_file is not None and source != "hf":
         raise InvalidValue(f"{model} has no config file; that is for hf:CLASS. Use --set key=value for its arguments")

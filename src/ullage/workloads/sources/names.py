@@ -1,6 +1,6 @@
-"""Which models a package has, found by reading its files: importing it would take seconds.
+"""The models that a package has, found by reading its files, because importing it takes seconds.
 
-Shell completion and the advice for a misspelt name both need the names at once.
+Shell completion and the suggestions for a misspelled name need the names at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TRANSFORMERS_AUTO = re.compile(r"^class (AutoModel\w*)", re.MULTILINE)
 
 @cache
 def model_names(source: str) -> tuple[str, ...]:
-    """The names that `source` ("torchvision", "timm" or "hf") has; none where the package is not installed.
+    """The names in `source` ("torchvision", "timm" or "hf"); none if the package is not installed.
 
     >>> "resnet50" in model_names("torchvision") or not model_names("torchvision")
     True

@@ -1,4 +1,4 @@
-"""A model of one's own: `package.module:factory` or `path/to/file.py:factory`."""
+"""Models of your own: `package.module:factory`, `path/to/file.py:factory`, and `mlp:NAME` from a list of widths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ullage.workloads.tasks import OwnTask, Task
 
 
 def build_own(configuration: Configuration) -> nn.Module:
-    """What the factory gives; `--set` and the number of classes are its arguments."""
+    """The model that the factory returns; `--set` and `--num-classes` become its arguments."""
     place, _, name = configuration.model.rpartition(":")
     module = _module(place)
     if not hasattr(module, name):
@@ -30,7 +30,7 @@ def build_own(configuration: Configuration) -> nn.Module:
         return factory
     if not callable(factory):
         raise InvalidValue(
-            f"{configuration.model} is {type(factory).__name__}; needed a callable that gives an nn.Module"
+            f"{configuration.model} is {type(factory).__name__}; needed a callable that returns an nn.Module"
         )
     try:
         model = factory(**_arguments(configuration, factory))
@@ -39,7 +39,7 @@ def build_own(configuration: Configuration) -> nn.Module:
     except Exception as error:
         raise InvalidValue(f"{configuration.model} raised {_last_line(error)}") from error
     if not isinstance(model, nn.Module):
-        raise InvalidValue(f"{configuration.model} gave {type(model).__name__}; needed an nn.Module")
+        raise InvalidValue(f"{configuration.model} returned {type(model).__name__}; needed an nn.Module")
     return model
 
 
@@ -80,7 +80,7 @@ def _module(place: str) -> ModuleType:
 
 def _module_of_file(file: Path) -> ModuleType:
     if not file.is_file():
-        raise InvalidValue(f"no file {file}; needed a Python file that has the factory")
+        raise InvalidValue(f"no file {file}; needed a Python file with the factory")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None  # a name that ends in .py always has one
     module = importlib.util.module_from_spec(spec)
@@ -98,7 +98,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def own_task(configuration: Configuration, model: nn.Module) -> Task:
-    """Inputs by the shape or the length that was given; a transformers model says itself what it takes."""
+    """Inputs of the given shape or length; a transformers model knows what it takes."""
     if configuration.input_shape is not None:
         return OwnTask(configuration.input_shape, None, None)
     if is_transformers_model(model):
@@ -106,22 +106,19 @@ def own_task(configuration: Configuration, model: nn.Module) -> Task:
     if configuration.sequence_length is None:
         raise InvalidValue(
             f"{configuration.model} needs the shape of its input: --input-shape 3,224,224 (without the batch), "
-            "or --sequence-length 512 where it takes integer ids"
+            "or --sequence-length 512 if it takes integer ids"
         )
     embeddings = [part for part in model.modules() if isinstance(part, nn.Embedding)]
     if not embeddings:
         raise InvalidValue(
-            f"{configuration.model} has no nn.Embedding that says how many ids there are; "
+            f"{configuration.model} has no nn.Embedding, so the number of ids is unknown; "
             "give the shape of its input: --input-shape 512,80"
         )
     return OwnTask(None, configuration.sequence_length, embeddings[0].num_embeddings)
 
 
-# `mlp:NAME`: linear layers of given widths.
-
-
 def build_perceptron(configuration: Configuration) -> nn.Module:
-    """Linear layers, with batch norm and dropout between them where the configuration says so.
+    """`mlp:NAME`: linear layers of the given widths, with batch norm and dropout if the configuration has them.
 
     >>> build_perceptron(Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
     Sequential(

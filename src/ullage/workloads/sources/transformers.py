@@ -1,4 +1,8 @@
-"""`hf:CLASS`: a class of transformers with a config of its own, a file's, or that of a model folder."""
+"""`hf:CLASS`: a class of transformers, with its default config, that of a file, or that of a model folder.
+
+What it is trained on comes from its config: text, images or speech, and the labels. `main_input_name` says what the
+model takes, and its class name what it is for.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from ullage.workloads.tasks import Task, assume
 
 
 def build_transformers(configuration: Configuration) -> nn.Module:
-    """The model, untrained, with the attention that was asked for and without a cache of keys and values."""
+    """The model, untrained, with the chosen attention and without a key-value cache."""
     make_torchvision_importable()
     try:
         import transformers
@@ -51,7 +55,7 @@ def build_transformers(configuration: Configuration) -> nn.Module:
 
 
 def _values_and_class_name(configuration: Configuration) -> tuple[dict[str, Any], str]:
-    """What the config file says, and the class to build."""
+    """The values of the config file, and the class to build."""
     file = Path(configuration.config_file) if configuration.config_file else None
     name = configuration.name
     if "/" in name or "\\" in name or name in (".", ".."):
@@ -60,7 +64,7 @@ def _values_and_class_name(configuration: Configuration) -> tuple[dict[str, Any]
     if not name:
         names = values.get("architectures") or []
         if not names:
-            raise InvalidValue(f"{file} names no architecture; name the class: hf:CLASS --config {file}")
+            raise InvalidValue(f"{file} names no architecture; give the class: hf:CLASS --config {file}")
         name = names[0]
     return values, name
 
@@ -81,7 +85,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 def _config(configuration: Configuration, made_by: Any, values: dict[str, Any]) -> Any:
     import transformers
 
-    if configuration.conf is not None:  # a measured run: the class and its arguments, no more
+    if configuration.conf is not None:  # a measured run: the class and its arguments
         if not hasattr(transformers, f"{configuration.conf}Config"):
             raise UnknownName("transformers class", f"{configuration.conf}Config", dir(transformers))
         return getattr(transformers, f"{configuration.conf}Config")(**configuration.hf_config)
@@ -96,8 +100,8 @@ def _config(configuration: Configuration, made_by: Any, values: dict[str, Any]) 
         settings |= _longer_positions(config_class, values | settings, configuration.sequence_length)
     try:
         config = config_class.from_dict(_merged(values, settings))
-    except Exception as error:  # its checks raise errors of several packages
-        raise InvalidValue(f"{configuration.model}: its config cannot be made: {_first_line(error)}") from error
+    except Exception as error:  # its checks raise exceptions of several packages
+        raise InvalidValue(f"{configuration.model}: its config is not valid: {_first_line(error)}") from error
     if config.dtype is not None:
         if configuration.types != Precision(configuration.types.meaning, str(config.dtype).removeprefix("torch.")):
             assume(f"weights as --precision {configuration.precision} says, not {config.dtype} as the config says")
@@ -114,18 +118,17 @@ def _config_class(made_by: Any, model_type: str | None) -> Any:
         return CONFIG_MAPPING[model_type]
     if getattr(made_by, "config_class", None) is None:
         raise InvalidValue(
-            f"{made_by.__name__} needs to know which model: --config FILE.json, --config FOLDER, or "
-            "--set model_type=gpt2"
+            f"{made_by.__name__} needs a model type: --config FILE.json, --config FOLDER, or --set model_type=gpt2"
         )
     return made_by.config_class
 
 
 def _check_settings(configuration: Configuration, config_class: Any, settings: dict[str, Any]) -> None:
-    """transformers takes any key, also a misspelt one, and then does nothing with it."""
+    """Refuse unknown keys, which transformers would accept and ignore."""
     try:
         example = config_class()
     except Exception:
-        return  # a config that cannot be made without arguments: nothing to compare with
+        return  # a config that needs arguments: nothing to compare with
     known = {name for name in dir(example) if not name.startswith("_")} | set(example.attribute_map)
     for key in settings:
         if key.partition(".")[0] not in known:
@@ -141,13 +144,13 @@ def _merged(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         for part in path[:-1]:
             target = target.setdefault(part, {})
             if not isinstance(target, dict):
-                raise InvalidValue(f"{key!r} cannot be set: {part!r} is no nested config")
+                raise InvalidValue(f"{key!r} cannot be set: {part!r} is not a nested config")
         target[path[-1]] = value
     return merged
 
 
 def _longer_positions(config_class: Any, values: dict[str, Any], length: int) -> dict[str, int]:
-    """A longer sequence than the model has places for: it gets more places."""
+    """More positions, for a sequence that is longer than the model allows."""
     for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
         limit = values.get(key, getattr(config_class, key, None))
         if limit is None:
@@ -162,7 +165,7 @@ def _longer_positions(config_class: Any, values: dict[str, Any], length: int) ->
 
 
 def _implementation(attention: str) -> str:
-    """`flash`, `efficient` and the like are kernels of scaled_dot_product_attention, chosen around the loop."""
+    """`flash`, `efficient` and so on are kernels of scaled_dot_product_attention, chosen by the training loop."""
     return "eager" if attention == "eager" else "sdpa"
 
 
@@ -171,24 +174,20 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-# What a transformers model is trained on, made from its own config: text, images or speech, and the labels.
-#
-# A model says by `main_input_name` what it takes and by its class name what it is for.
-
-LONGEST_DEFAULT = 1024  # tokens; many models allow far more than anybody trains with
-DEFAULT_LENGTH = 512  # tokens, where a model has no limit
+LONGEST_DEFAULT = 1024  # tokens; many models allow far more than people train with
+DEFAULT_LENGTH = 512  # tokens, if a model has no limit
 DEFAULT_SAMPLES = 16_000 * 10  # ten seconds of speech
 SPEECH_LABELS = 64  # tokens of a transcript
 CHOICES = 4
 
 
 def is_transformers_model(model: nn.Module) -> bool:
-    """Whether a model is one of transformers, without importing that."""
+    """Whether a model comes from transformers, without importing it."""
     return hasattr(model, "main_input_name") and hasattr(model, "config")
 
 
 def _places(model: nn.Module) -> int | None:
-    """How many positions a model has room for, where some of its places are for padding, as in RoBERTa."""
+    """How many positions a model has if some of them are for padding, as in RoBERTa."""
     for name, part in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(part, nn.Embedding) and part.padding_idx is not None:
             return part.num_embeddings - part.padding_idx - 1
@@ -196,7 +195,7 @@ def _places(model: nn.Module) -> int | None:
 
 
 class TransformersTask(Task):
-    """Inputs and labels for one model."""
+    """Inputs and labels for a transformers model."""
 
     def __init__(self, configuration: Configuration, model: Any) -> None:
         super().__init__([], 0)
@@ -220,7 +219,7 @@ class TransformersTask(Task):
         return inputs, targets
 
     def forward(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
-        """The model's own loss; nothing else of its output is kept."""
+        """The model's own loss; the rest of its output is not kept."""
         out = model(**inputs, **targets)
         if self._has_loss and getattr(out, "loss", None) is not None:
             return out.loss
@@ -228,7 +227,7 @@ class TransformersTask(Task):
         return out[0].float().mean()
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
-        """It came out of the forward pass."""
+        """The result of the forward pass."""
         loss: torch.Tensor = out
         return loss
 

@@ -1,4 +1,4 @@
-"""Models by name from torchvision and timm, with the input size and the task that each is made for."""
+"""Models of torchvision and timm, with the input size and the task that each was made for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build_torchvision(configuration: Configuration) -> nn.Module:
     name, kind = configuration.name, torchvision_kind(configuration.name)
     options: dict[str, Any] = dict(configuration.settings)
     if name in ("inception_v3", "googlenet"):
-        options.setdefault("init_weights", False)  # they warn and take minutes to initialise
+        options.setdefault("init_weights", False)  # initialization takes minutes and warns
     if kind in ("segmentation", "detection"):
         options.setdefault("weights_backbone", None)
     if name.startswith("vit_") and configuration.input_shape and configuration.input_shape[-1] != _KINDS[kind][0][-1]:
@@ -46,7 +46,7 @@ def build_torchvision(configuration: Configuration) -> nn.Module:
 
 
 def torchvision_kind(name: str) -> str:
-    """Classification, segmentation, detection or video; an unknown name gets the nearest ones."""
+    """Classification, segmentation, detection or video; an unknown name raises with the nearest ones."""
     from torchvision import models
 
     if name not in models.list_models():
@@ -59,7 +59,7 @@ def torchvision_kind(name: str) -> str:
 
 
 def torchvision_task(configuration: Configuration, model: nn.Module) -> Task:
-    """What such a model is trained on."""
+    """What the model is trained on."""
     name, kind = configuration.name, torchvision_kind(configuration.name)
     shape, classes = _KINDS[kind]
     if name == "inception_v3":
@@ -98,7 +98,7 @@ def build_timm(configuration: Configuration) -> nn.Module:
 
 
 def _fit_to_images(model: Any, shape: list[int] | None) -> None:
-    """Transformers are made for one image size; most of timm's can be given another."""
+    """Vision transformers are made for one image size; most of those in timm can be given another."""
     embedding: Any = getattr(model, "patch_embed", None)
     made_for = getattr(embedding, "img_size", None)
     if shape is None or made_for is None or not getattr(embedding, "strict_img_size", False):
@@ -127,7 +127,7 @@ def _shape(configuration: Configuration, default: list[int]) -> list[int]:
 
 
 def _called(configuration: Configuration, make: Any, *args: Any, **options: Any) -> Any:
-    """Call a package's function; an argument that it refuses came from the settings."""
+    """Call a function of the package; arguments that it refuses came from `--set`."""
     try:
         return make(*args, **options)
     except (TypeError, ValueError, AssertionError) as error:

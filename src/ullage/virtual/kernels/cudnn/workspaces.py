@@ -173,7 +173,7 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     return Workspace(size, largest, guessed=True, surprise=int(copies * against))
 
 
-# The table and the trees. `ullage.research.cudnn_tables.table` writes them; they are read at the first convolution.
+# The table and the trees. `ullage convolutions fit` writes them; they are read at the first convolution.
 
 DATA_FOLDER = Path(__file__).with_name("data")
 TABLE, TREES = "convolution_table.npz", "convolution_trees.npz"

@@ -1,9 +1,11 @@
-"""How far a script is followed.
+"""When a script has been followed far enough to be stopped.
 
-First until its training has settled: at least `steps` optimizer steps (backward passes, where there is no optimizer),
-and until an iteration asks for the same memory as the one before. Then it is looked around for what comes beside
-training, validation and checkpoints: epochs over DataLoaders end early (`script_loaders.py`), and the script goes on
-until its end, until a second validation has raised no peak, or until as much time has passed again as settling took.
+A script is followed until its training has settled: at least `steps` optimizer steps (backward passes if there is no
+optimizer), and until an iteration asks for the same memory as the one before. After that it is followed a little
+further, because validation and checkpoints may need more memory than training. To get there soon, epochs over
+DataLoaders end early: a training epoch after one batch, any other epoch as soon as three batches in a row asked for the
+same memory and kept nothing. The script is stopped when a second validation has not raised the peak, or when as much
+time has passed again as settling took. Loaders that do not touch the GPU are left alone.
 """
 
 from __future__ import annotations
@@ -25,15 +27,10 @@ if TYPE_CHECKING:
     from ullage.virtual import VirtualGPU
     from ullage.virtual.memory import DeviceMemory
 
-
-# DataLoaders of a script that is followed: epochs end early once their batches bring nothing new.
-#
-# After training has settled, each epoch over a training loader ends after one batch, so that the script soon comes to
-# its validation, its checkpoints and its end. An epoch over any other loader ends as soon as three batches in a row
-# asked for the same memory and left nothing behind. Passes that do not touch the GPU are left alone.
-
-SAME_BATCHES = 3  # in a row, before an epoch of validation ends early
-LONGEST_EPOCH = 20.0  # seconds, where validation keeps something of each batch on the GPU
+SHORTEST_LOOK, LONGEST_LOOK = 3.0, 20.0  # seconds that a script is followed after its training has settled
+STEPS_WITHOUT_GPU = 10  # after this many optimizer steps without a request, the script trains on the CPU
+SAME_BATCHES = 3  # in a row, before a validation epoch ends early
+LONGEST_EPOCH = 20.0  # seconds, if validation keeps something of each batch on the GPU
 _Iterator: Any = dataloader._BaseDataLoaderIter
 
 
@@ -45,8 +42,8 @@ class _Epoch:
         self.begin = time.monotonic()
 
 
-class Loaders:
-    """Watches every DataLoader of the process."""
+class LoaderWatcher:
+    """Watches every DataLoader of the process and ends its epochs early."""
 
     def __init__(self, memory: DeviceMemory, note: Callable[[str, str], None]) -> None:
         self._memory, self._note = memory, note
@@ -58,13 +55,13 @@ class Loaders:
         self.look_until = math.inf
 
     def install(self, replacements: Replacements) -> None:
-        """Begin to watch."""
-        following, resetting = _Iterator.__next__, _Iterator._reset
+        """Start watching."""
+        next_batch, resetting = _Iterator.__next__, _Iterator._reset
 
         def __next__(iterator: Any) -> Any:
             if self._is_over(iterator):
                 raise StopIteration
-            batch = following(iterator)
+            batch = next_batch(iterator)
             self._handed_out(iterator)
             return batch
 
@@ -77,7 +74,7 @@ class Loaders:
         replacements.put(_Iterator, "_reset", _reset)
 
     def after_backward(self) -> None:
-        """A backward pass is done: the batches handed out before it were for training."""
+        """Call it after a backward pass: the batches handed out before it were training data."""
         self._training.update(self._delivered)
         self._delivered.clear()
 
@@ -123,18 +120,16 @@ class Loaders:
         return bool(asked[0]) and all(sizes == asked[0] for sizes in asked)
 
 
-# Lightning counts the batches of an epoch itself: told that an epoch has one batch, it goes on to its validation.
-
-_LOOPS = ("lightning.pytorch.loops.training_epoch_loop", "pytorch_lightning.loops.training_epoch_loop")
+_LIGHTNING_LOOPS = ("lightning.pytorch.loops.training_epoch_loop", "pytorch_lightning.loops.training_epoch_loop")
 
 
-def install(loaders: Loaders, replacements: Replacements) -> None:
-    """Let epochs end early after training has settled, in either name of the package."""
-    for name in _LOOPS:
-        replacements.when_imported(name, lambda module: _shorten(module, loaders, replacements))
+def _shorten_lightning_epochs(loaders: LoaderWatcher, replacements: Replacements) -> None:
+    """Lightning counts the batches of an epoch itself: told that there is one batch, it goes on to its validation."""
+    for name in _LIGHTNING_LOOPS:
+        replacements.when_imported(name, lambda module: _shorten_epochs_of(module, loaders, replacements))
 
 
-def _shorten(module: ModuleType, loaders: Loaders, replacements: Replacements) -> None:
+def _shorten_epochs_of(module: ModuleType, loaders: LoaderWatcher, replacements: Replacements) -> None:
     loop: Any = getattr(module, "_TrainingEpochLoop", None)
     if loop is None:
         return
@@ -150,12 +145,8 @@ def _shorten(module: ModuleType, loaders: Loaders, replacements: Replacements) -
     replacements.put(loop, "advance", advance_in_a_hurry)
 
 
-SHORTEST_LOOK, LONGEST_LOOK = 3.0, 20.0  # seconds
-STEPS_WITHOUT_GPU = 10  # after so many optimizer steps that never asked for memory there, the script trains on the CPU
-
-
-class Following:
-    """Watches one run of a script; calls `stop` when there is nothing more to see."""
+class RunWatcher:
+    """Watches one run of a script; calls `stop` when nothing new is to be expected."""
 
     def __init__(self, card: VirtualGPU, steps: int | None, stop: Callable[[], None]) -> None:
         self._card, self._steps, self._stop = card, steps, stop
@@ -163,17 +154,17 @@ class Following:
         self._validations_before = self._validations = 0  # seen before training settled, and after
         self._peaks = 0, 0
         self.phases = Phases(card)
-        self.loaders = Loaders(card.memory, card.note)
+        self.loaders = LoaderWatcher(card.memory, card.note)
         self._watch_anew()
         self.backward = BackwardPasses(self._after_backward, self._watch_anew)
 
     def install(self, replacements: Replacements) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._card.progress.on_step = self._after_step
         replacements.on_undo(self.phases.install())
         self.backward.install(replacements)
         self.loaders.install(replacements)
-        install(self.loaders, replacements)
+        _shorten_lightning_epochs(self.loaders, replacements)
 
     @property
     def settled(self) -> bool:
@@ -186,7 +177,7 @@ class Following:
         return self._card.progress.optimizer_steps or (0 if self.backward.optimizers else self.backward.count)
 
     def _watch_anew(self) -> None:
-        """At the beginning, and when the first optimizer is made: backward passes before it were no training."""
+        """At the start, and when the first optimizer is created: backward passes before that were not training."""
         self._settling = ConvergenceWatch(self._card, self._steps or 1)
         self._look_until: float | None = None
         self.loaders.hurry = self.phases.settled = False

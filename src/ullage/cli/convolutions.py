@@ -1,0 +1,152 @@
+"""`ullage convolutions`: how much workspace memory cuDNN takes: list calls, measure them on a GPU, fit tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ullage.cli.training import check_file
+from ullage.errors import InvalidValue
+
+convolutions = typer.Typer(
+    help="Measure the workspaces of cuDNN's convolutions, and fit the tables that estimates use.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+@convolutions.command("list")
+def list_(
+    out: Annotated[Path, typer.Option(help="Write the list here.", metavar="FILE.json.gz")],
+    seconds: Annotated[
+        float, typer.Option(help="How long to collect layers from torchvision's and timm's models; 0: none.", min=0)
+    ] = 900.0,
+    resolutions: Annotated[int, typer.Option(help="How many image sizes to try per model.", min=1)] = 3,
+    configurations: Annotated[
+        int, typer.Option(help="How many combinations of layer, batch size, type and layout to list.", min=0)
+    ] = 200_000,
+    random: Annotated[int, typer.Option(help="How many random layers to add to those of models.", min=0)] = 6_000,
+    arbitrary: Annotated[
+        int, typer.Option(help="How many calls to add whose channels, sides and batch sizes are any numbers.", min=0)
+    ] = 0,
+    truth: Annotated[
+        Path | None, typer.Option(help="A file of measured calls; 1500 of them come first, to be measured again.")
+    ] = None,
+) -> None:
+    """List convolution calls to measure. Needs no GPU.
+
+    Layers come from torchvision's and timm's models, which run on PyTorch's "meta" device, and from a random generator.
+    The order is random, and common calls tend to come first: measure as many as there is time for.
+
+    Examples:
+
+      ullage convolutions list --out tasks.json.gz
+
+      ullage convolutions list --out odd.json.gz --seconds 0 --configurations 0 --arbitrary 80000
+    """
+    from ullage.research.cudnn_tables.collect import write_list
+
+    check_file(out)
+    layers, calls = write_list(
+        out,
+        seconds=seconds,
+        resolutions=resolutions,
+        configurations=configurations,
+        random_count=random,
+        arbitrary_count=arbitrary,
+        truth=truth,
+    )
+    print(f"{calls} calls of {layers} layers: {out}")
+
+
+@convolutions.command()
+def measure(
+    tasks: Annotated[Path, typer.Argument(help="A list written by 'ullage convolutions list'.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="Write the measured calls here.", metavar="FILE.jsonl.gz")],
+    seconds: Annotated[float, typer.Option(help="Start no new calls after this time.", min=0)] = 480.0,
+    workers: Annotated[int, typer.Option(help="How many processes share the GPU.", min=1)] = 12,
+    limit: Annotated[
+        int | None, typer.Option(help="Measure only so many calls of the list.", min=1, show_default="all")
+    ] = None,
+    tensor_limit: Annotated[
+        int, typer.Option(help="Skip calls whose input, output and filter take more bytes together.", min=1)
+    ] = 1_300_000_000,
+    device: Annotated[str, typer.Option(help="The GPU, as PyTorch names it.")] = "cuda",
+) -> None:
+    """Measure on a GPU what convolution calls ask of PyTorch's allocator.
+
+    Examples:
+
+      ullage convolutions measure tasks.json.gz --out measured.jsonl.gz --workers 4
+    """
+    import torch
+
+    from ullage.research.cudnn_tables.measure import MeasuringOptions, measure_list
+
+    check_file(out)
+    if not torch.cuda.is_available():
+        raise InvalidValue("needed a GPU to measure convolutions on; PyTorch finds none")
+    measure_list(MeasuringOptions(tasks, out, seconds, workers, limit, tensor_limit, device))
+
+
+@convolutions.command()
+def fit(
+    measured: Annotated[list[Path], typer.Argument(help="Files of 'ullage convolutions measure'.", metavar="FILES")],
+    out: Annotated[
+        Path | None, typer.Option(help="Write the table and the trees into this folder.", metavar="FOLDER")
+    ] = None,
+    describe: Annotated[
+        str | None,
+        typer.Option(
+            help="What was measured, as JSON: gpu, compute_capability, multiprocessors, versions.", metavar="JSON"
+        ),
+    ] = None,
+    trees: Annotated[int, typer.Option(help="How many decision trees vote.", min=1)] = 3,
+    leaves: Annotated[int, typer.Option(help="How many leaves a tree has, at most.", min=2)] = 12_000,
+    held_out: Annotated[
+        bool,
+        typer.Option(
+            "--held-out",
+            help="Fit without every seventh layer and print how well those are predicted.",
+        ),
+    ] = False,
+) -> None:
+    """Fit what estimates know of cuDNN's workspaces: a table of measured calls, and trees for all others.
+
+    Needs scikit-learn.
+
+    Examples:
+
+      ullage convolutions fit measured.jsonl.gz --out tables --describe '{"gpu": "NVIDIA H200"}'
+
+      ullage convolutions fit measured.jsonl.gz --held-out
+    """
+    from ullage.research.cudnn_tables.table import evaluate_held_out, measured_problems, write_fit
+
+    described = _described(describe)
+    if not held_out and (out is None or described is None):
+        raise InvalidValue("needed --out and --describe, or --held-out")
+    found: dict[Any, int] = {}
+    for path in measured:
+        found |= measured_problems(path)
+    if not found:
+        raise InvalidValue(f"no measured convolution in {', '.join(map(str, measured))}")
+    if held_out:
+        evaluate_held_out(found, trees, leaves, print)
+    elif out is not None and described is not None:
+        write_fit(found, out, described, trees, leaves, print)
+
+
+def _described(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidValue(f"--describe: needed JSON; {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidValue('--describe: needed a JSON object, such as \'{"gpu": "NVIDIA H200"}\'')
+    return value
