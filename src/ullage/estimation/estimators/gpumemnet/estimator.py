@@ -17,11 +17,12 @@ from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.gpumemnet.features import ModelSummary, family_of, summary_of
 from ullage.estimation.estimators.gpumemnet.networks import jobs_of
 from ullage.estimation.estimators.gpumemnet.weights import WIDTHS, shipped, trained
-from ullage.estimation.estimators.registry import Workload, estimator
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.weights import ModelCard, probabilities
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.units import GIB, format_bytes, parse_bytes
+from ullage.workloads.workload import Workload
 
 SOURCE = (
     "Yousefzadeh-Asl-Miandoab et al., GPUMemNet, arXiv 2602.17817, 2026; trained here "
