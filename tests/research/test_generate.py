@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.research.datasets.generate import CLASS, DEFAULTS, DrawingLimits, draw, generate, ranges, summary
-from ullage.research.datasets.shapes import CNN_FORMS, image_sides
+from ullage.research.datasets.generate import (
+    CLASS,
+    CNN_FORMS,
+    DEFAULTS,
+    DrawingLimits,
+    draw,
+    generate,
+    image_sides,
+    ranges,
+    summary,
+)
 from ullage.units import GIB
 from ullage.workloads import Configuration, train
 from ullage.workloads.sources.build import prepare

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from tests.research.synthetic import rows
 
-from ullage.estimation.estimators.gpumemnet.weights import WIDTHS
-from ullage.research.training.examples import examples_of
+from ullage.estimation.estimators.gpumemnet.networks import WIDTHS
+from ullage.research.training.protocol import examples_of
 from ullage.research.training.regression import compare
 
 pytest.importorskip("polars")
@@ -120,9 +120,8 @@ def test_regression_works_on_what_the_formula_leaves_over_and_not_on_raw_numbers
 
 
 def test_the_authors_rows_are_learned_with_folds_that_do_not_leak(reference) -> None:
-    from ullage.research.training.examples import read_rows
-    from ullage.research.training.protocol import train
-    from ullage.research.training.walknet import Schedule
+    from ullage.research.training.fitting import Schedule
+    from ullage.research.training.protocol import read_rows, train
 
     examples = examples_of(read_rows(reference("reference/gpumemnet_mlp_a100.csv"), "mlp")[::5])
     result = train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=Schedule(epochs=15))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ullage.research.ranking.standings import Errors, Rounds, Standing
     from ullage.research.ranking.truth import TruthSet
     from ullage.research.ranking.worker import Record
-    from ullage.research.training.examples import Examples
+    from ullage.research.training.protocol import Examples
     from ullage.research.training.table2 import Table2Line
 
 
@@ -212,8 +212,8 @@ def evaluate_gpumemnet(plan: Table2Plan) -> None:
 
 
 def _lines(file: Path, plan: Table2Plan) -> list[Table2Line]:
-    from ullage.research.training.examples import examples_of, read_rows
     from ullage.research.training.methods import method_of
+    from ullage.research.training.protocol import examples_of, read_rows
 
     rows = read_rows(file)
     found: list[Table2Line] = []

@@ -129,8 +129,8 @@ def _train_network(
 ) -> None:  # fmt: skip
     from dataclasses import replace
 
-    from ullage.research.training.examples import examples_of, read_rows
     from ullage.research.training.methods import method_of
+    from ullage.research.training.protocol import examples_of, read_rows
     from ullage.research.training.protocol import train as learn
     from ullage.units import GIB, parse_bytes
 
@@ -208,9 +208,9 @@ def fast(
 
       ullage train fast --data h200.parquet --real benchmarks/data/h200_runs.jsonl.gz --out fast.safetensors
     """
-    from ullage.estimation.estimators.fast.estimator import save
-    from ullage.research.training.examples import read_rows
+    from ullage.estimation.estimators.fast import save
     from ullage.research.training.fast import FOLDS, jobs_of, read_real, train_fast, write_records
+    from ullage.research.training.protocol import read_rows
 
     for file in (out, records):
         check_file(file)
@@ -284,7 +284,7 @@ def regression(
 
       ullage train regression --data gpumemnet_mlp_a100.csv --family mlp
     """
-    from ullage.research.training.examples import examples_of, read_rows
+    from ullage.research.training.protocol import examples_of, read_rows
     from ullage.research.training.regression import compare
 
     check_family(family)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.registry import find
-from ullage.estimation.estimators.xmem.cpu_run import CpuTraining, TooLarge, profiled, run_on_cpu
+from ullage.estimation.estimators.xmem.estimator import CpuTraining, TooLarge, profiled, run_on_cpu
 from ullage.estimation.estimators.xmem.replay import (
     FORWARD,
     IN_BACKWARD,

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue, MissingPackage, UllageError
-from ullage.estimation.estimators.fast.estimator import Fast
-from ullage.estimation.estimators.fast.model import NAMES, Trees, vector_of
+from ullage.estimation.estimators.fast import NAMES, Fast, Trees, vector_of
 from ullage.estimation.estimators.walknet.inputs import row_of
 from ullage.hardware import gpu as find_gpu
 from ullage.research.ranking.questions import Question

@@ -18,9 +18,9 @@ from torch import nn
 
 from ullage.estimation.estimators.walknet.inputs import TOTALS, closed_sum
 from ullage.estimation.estimators.walknet.networks import plain_products
-from ullage.research.training.examples import Examples
+from ullage.research.training.fitting import classes_of
 from ullage.research.training.folds import held_out
-from ullage.research.training.walknet import classes_of
+from ullage.research.training.protocol import Examples
 from ullage.units import GIB, MIB
 
 Floats = npt.NDArray[np.float64]

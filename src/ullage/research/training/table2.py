@@ -13,12 +13,10 @@ import torch
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.weights import ModelCard, probabilities
-from ullage.research.training.examples import Examples
+from ullage.research.training.fitting import Notify, Schedule, classes_of
 from ullage.research.training.folds import Indices
 from ullage.research.training.methods import WALKNET, Method
-from ullage.research.training.protocol import predicted, train
-from ullage.research.training.scores import scored
-from ullage.research.training.walknet import Notify, Schedule, classes_of
+from ullage.research.training.protocol import Examples, predicted, scored, train
 from ullage.units import GIB
 
 # Family, estimator, bin in GiB: the paper's accuracy and F1 (Table 2; `None` where it has none).
