@@ -33,7 +33,7 @@ LEARNED = "Table 2 of the GPUMemNet paper (with gpumemnet or walknet)"
 def evaluate(
     what: Annotated[
         str | None,
-        typer.Argument(help="gpumemnet or walknet: judge its networks on data sets, beside the paper's Table 2."),
+        typer.Argument(help="gpumemnet or walknet: score its networks on data sets, next to the paper's Table 2."),
     ] = None,
     truth: Annotated[
         Path | None,
@@ -43,9 +43,9 @@ def evaluate(
         str | None, typer.Option(help="The GPU they were measured on.", show_default="H200, A100-40GB for .csv")
     ] = None,
     every: Annotated[int, typer.Option(help="Only every Nth run.", min=1)] = 1,
-    worst: Annotated[int, typer.Option(help="List so many of the worst runs.", min=0)] = 5,
+    worst: Annotated[int, typer.Option(help="How many of the worst runs to list.", min=0)] = 5,
     estimators: Annotated[
-        str | None, typer.Option(help="Rank estimators: 'all', or names with commas.", metavar="all|A,B,C",
+        str | None, typer.Option(help="Rank estimators: 'all', or names separated by commas.", metavar="all|A,B,C",
                                  rich_help_panel=RANKING)
     ] = None,
     sample: Annotated[
@@ -53,10 +53,10 @@ def evaluate(
                                        "more.", metavar="N|NAME=N", rich_help_panel=RANKING)
     ] = None,
     limit: Annotated[
-        str, typer.Option(help="Give an estimate up after so long.", metavar="TIME", rich_help_panel=RANKING)
+        str, typer.Option(help="Give up on an estimate after this long.", metavar="TIME", rich_help_panel=RANKING)
     ] = "2m",
     resume: Annotated[
-        Path | None, typer.Option(help="Keep answers in this file; those that it has are not asked for again.",
+        Path | None, typer.Option(help="Keep answers in this file; answers already in it are not computed again.",
                                   metavar="FILE.jsonl", rich_help_panel=RANKING)
     ] = None,
     report: Annotated[
@@ -64,11 +64,11 @@ def evaluate(
                                   rich_help_panel=RANKING)
     ] = None,
     kept: Annotated[
-        bool, typer.Option("--kept", help="Rank the answers that --resume has and ask nothing: how far a ranking is.",
+        bool, typer.Option("--kept", help="Rank only the answers already in the --resume file.",
                            rich_help_panel=RANKING)
     ] = False,
     workers: Annotated[
-        int, typer.Option(help="Ask so many at once; times are then those of a busy machine.", min=1,
+        int, typer.Option(help="How many estimates run at once; above 1, their times are less reliable.", min=1,
                           rich_help_panel=RANKING)
     ] = 1,
     data: Annotated[
@@ -81,15 +81,15 @@ def evaluate(
                                   rich_help_panel=LEARNED)
     ] = None,
     retrain: Annotated[
-        bool, typer.Option("--retrain", help="Train anew on these data, with cross-validation: minutes.",
+        bool, typer.Option("--retrain", help="Train new networks on this data, with cross-validation. Takes minutes.",
                            rich_help_panel=LEARNED)
     ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Compare estimates with measured runs.
 
-    Without --estimators: ours, in depth. With it: the ranking of estimators by error, underestimates, xMem's two-round
-    protocol, time and coverage.
+    Without --estimators, Ullage's own estimates in detail. With it, a ranking of estimators by error,
+    underestimates, xMem's two-round protocol, time and coverage.
 
     Examples:
 

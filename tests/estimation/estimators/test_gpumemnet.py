@@ -121,7 +121,9 @@ def test_the_published_modules_import_nothing_of_ours() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
-    for file in sorted(HOME.glob("gpumemnet*.py")):
+    files = sorted(HOME.glob("*.py"))
+    assert {"estimator.py", "features.py", "networks.py"} <= {file.name for file in files}
+    for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

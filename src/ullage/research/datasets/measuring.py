@@ -201,8 +201,8 @@ class ParallelRuns:
 
 SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
 BASE = 800 * MIB  # a process that has a context and has not trained yet
-# What `generate.Cost` counts is not exact, and cached memory comes on top of it: most for convolutions in 16 bits, whose
-# workspaces are large. Runs that meet the end of the card all the same are tried again alone.
+# What `generate.Cost` counts is not exact, and cached memory comes on top of it: most for convolutions in 16 bits,
+# whose workspaces are large. Runs that meet the end of the card all the same are tried again alone.
 SAFETY, SAFETY_CONVOLUTIONS = 1.35, 1.6
 MARGIN = GIB
 UNKNOWN_NEED = 30 * GIB

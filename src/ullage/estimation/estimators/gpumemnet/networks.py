@@ -31,7 +31,7 @@ DEPTHS = {"mlp": _TWICE, "cnn": (1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 4, 5, 6)
 FIRST, OTHERS = 8, 4  # neurons of the first hidden layer, and of the others
 TRANSFORMERS = ((6, 3), (4, 2))  # numbers a layer, and blocks; one head each, 4 neurons between, no dropout
 BETWEEN = 4
-TOGETHER = 60  # sequences as long as this many layers or shorter are not sorted by length
+UNSORTED_LENGTH = 60  # sequences as long as this many layers or shorter are not sorted by length
 
 
 @dataclass
@@ -194,7 +194,7 @@ class GPUMemNetTransformer(nn.Module):
         """
         lengths = there.sum(1)
         order, found = lengths.argsort(), []
-        for group in order.chunk(max(1, x.shape[1] // TOGETHER)):
+        for group in order.chunk(max(1, x.shape[1] // UNSORTED_LENGTH)):
             longest = max(int(lengths[group].max()), 1)
             inside = there[group, :longest]
             made = x[group, :longest]

@@ -43,7 +43,7 @@ from ullage.units import format_duration, parse_bytes, parse_duration
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.workload import Workload
 
-ITERATIONS = 3  # as in the papers: the first is special, the second and third show what lasts
+ITERATIONS = 3  # as in the papers: the first one also sets things up, the others show what lasts
 TIMEOUT = 600.0  # seconds
 _SHARE = 0.8  # of the memory that is available at the start
 _LEFT = 0.04  # of the machine's memory that must stay free for everybody else
