@@ -43,7 +43,8 @@ def test_a_recorded_run_survives_what_it_reserved_and_not_less_than_it_held(refe
     assert histories
     for file in histories[:5] + histories[100:102]:
         history = History.load(file)
-        whole = replay(history)
+        # With segments where the driver put them, ties between free blocks can go another way.
+        whole = replay(history, true_segments=False)
         assert survives(history, whole.peak_reserved), file
         assert not survives(history, whole.peak_allocated - 512), file
 

@@ -10,9 +10,10 @@ the very run that is to be predicted; it is rounded to a hundredth of the card; 
 fit conserves the whole card. Mended: the limit is the estimate of what the allocator needs, to the byte, with a
 context known beforehand, and a run that does not fit conserves nothing.
 
-Where there is no GPU, round 2 is a replay of the recorded history under that limit, which is exact; without a history
-a run counts as a survivor if the limit is at least what it reserved, or if limit and context are at least what the
-process took. Both are strict: on a card the allocator might have given cached segments back and gone on.
+Where there is no GPU, round 2 is a replay of the recorded history under that limit. It is exact except for the
+addresses of segments, which decide between free blocks of one size. Without a history a run counts as a survivor if
+the limit is at least what it reserved, or if limit and context are at least what the process took. Both are
+strict: on a card the allocator might have given cached segments back and gone on.
 """
 
 from __future__ import annotations
