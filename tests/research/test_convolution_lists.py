@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -46,6 +47,15 @@ def test_fitting_needs_a_folder_or_held_out_layers(tmp_path):
     assert isinstance(invoke("fit", tmp_path / "x").exception, InvalidValue)
     described = invoke("fit", tmp_path / "x", "--out", tmp_path, "--describe", "H200").exception
     assert isinstance(described, InvalidValue) and "JSON" in str(described)
+
+
+def test_layers_that_were_held_out_are_scored_and_few_calls_make_no_table(tmp_path):
+    pytest.importorskip("sklearn")
+    measured = Path(__file__).parents[1] / "virtual" / "data" / "held_out_convolutions_h200.jsonl.gz"
+    printed = invoke("fit", measured, "--held-out", "--leaves", 50).output
+    assert printed.count("held out, odd channels: {'problems': 27") == 3 and "'within_1_mib'" in printed
+    failed = invoke("fit", measured, "--out", tmp_path, "--describe", '{"gpu": "NVIDIA H200"}').exception
+    assert isinstance(failed, InvalidValue) and "more measured calls" in str(failed)
 
 
 def test_measuring_needs_a_gpu(tmp_path, monkeypatch):

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ullage.errors import InvalidValue
 from ullage.research.cudnn_tables.tasks import read_calls, workspaces_of
 from ullage.virtual.kernels.cudnn.workspaces import (
-    HASH_BITS,
     NONE,
     PADDED,
     TABLE,
@@ -82,7 +82,7 @@ def write_table(path: Path, found: dict[ConvolutionProblem, int], header: dict[s
     sizes = np.array([size for _, size in rows], dtype=np.uint64)
     steps = np.diff(hashes, prepend=np.uint64(0))
     if steps.max() >= 2**32:
-        raise ValueError(f"too few problems ({len(rows)}) for hashes of {HASH_BITS} bits: steps do not fit 32 bits")
+        raise InvalidValue(f"needed more measured calls to write a table; found {len(rows)} different convolutions")
     columns: dict[str, Any] = {
         "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
         "steps": steps.astype(np.uint32),
