@@ -19,8 +19,8 @@ from ullage.research.cudnn_tables.tasks import (
     FORWARD,
     LAYOUTS,
     TYPES,
-    Layer,
-    Task,
+    ConvolutionLayer,
+    ConvolutionTask,
     native,
     tensor_bytes,
     write_tasks,
@@ -31,7 +31,7 @@ BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 MOST_BYTES = 400_000_000
 
 
-def draw(count: int) -> list[tuple[Layer, int, int, int]]:
+def draw(count: int) -> list[tuple[ConvolutionLayer, int, int, int]]:
     """Layers with a batch size and the numbers of a type and a layout."""
     chance, found = random.Random(SEED), list(arbitrary_configurations(count // 2, SEED))
     while len(found) < count:
@@ -53,7 +53,7 @@ def main() -> None:
     drawn = draw(given.count)
     layers = list(dict.fromkeys(layer for layer, *_ in drawn))
     tasks = [
-        Task(layers.index(layer), batch, kind, layout, direction)
+        ConvolutionTask(layers.index(layer), batch, kind, layout, direction)
         for layer, batch, kind, layout in drawn
         for direction in (FORWARD, BACKWARD)
     ]

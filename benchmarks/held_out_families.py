@@ -53,7 +53,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ullage.research.cudnn_tables import collect, table
-from ullage.research.cudnn_tables.tasks import TYPES, Layer
+from ullage.research.cudnn_tables.tasks import TYPES, ConvolutionLayer
 from ullage.research.measure import accuracy
 from ullage.research.ranking.truth import measured_rows
 from ullage.virtual import dispatch
@@ -166,12 +166,14 @@ def print_results(variant: str, results: list[accuracy.Comparison]) -> None:
             print(f"not estimated: {one.id} {one.model}: {one.failed}")
 
 
-def filter_of(one: Layer | ConvolutionProblem) -> Filter:
+def filter_of(one: ConvolutionLayer | ConvolutionProblem) -> Filter:
     """What a layer keeps at every size of its input."""
     return one.weight, one.stride, one.groups
 
 
-def problems_of(direction: str, layer: Layer, batch: int, kinds: Iterable[str] = TYPES) -> Iterator[ConvolutionProblem]:
+def problems_of(
+    direction: str, layer: ConvolutionLayer, batch: int, kinds: Iterable[str] = TYPES
+) -> Iterator[ConvolutionProblem]:
     """A layer as cuDNN sees it, in every layout."""
     source, out = (batch, *layer.input), (batch, *layer.output())
     if layer.transposed:
@@ -193,7 +195,7 @@ def measured(problems: Iterable[ConvolutionProblem]) -> dict[ConvolutionProblem,
     return {asked[hit]: int(known.sizes[places[hit]]) for hit in hits.tolist()}
 
 
-def measured_layers(direction: str, layers: Iterable[Layer]) -> dict[ConvolutionProblem, int]:
+def measured_layers(direction: str, layers: Iterable[ConvolutionLayer]) -> dict[ConvolutionProblem, int]:
     """What was measured of these layers at the batch sizes that were listed."""
     found: dict[ConvolutionProblem, int] = {}
     for layer in layers:
@@ -209,11 +211,12 @@ def random_problems(direction: str) -> dict[ConvolutionProblem, int]:
     return found
 
 
-def read_layers() -> dict[str, set[Layer]]:
+def read_layers() -> dict[str, set[ConvolutionLayer]]:
     """The layers of each model that was listed."""
     stored = json.loads(gzip.decompress(LAYERS.read_bytes()))
     made = [
-        Layer._make(tuple(field) if isinstance(field, list) else field for field in row) for row in stored["layers"]
+        ConvolutionLayer._make(tuple(field) if isinstance(field, list) else field for field in row)
+        for row in stored["layers"]
     ]
     return {name: {made[number] for number in numbers} for name, numbers in stored["models"].items()}
 
@@ -223,7 +226,7 @@ def list_layers(file: Path, count: int) -> None:
     kept = collect.declare_torchvision_operators()
     wanted = set(list(dict.fromkeys(name for name, _, _ in collect.models()))[:count])
     wanted |= {row["model"].partition(":")[2] for row in measured_rows(RUNS) if family_of(row["model"])}
-    found: dict[str, set[Layer]] = {}
+    found: dict[str, set[ConvolutionLayer]] = {}
     for name, members in collect.layers_by_model(_RESOLUTIONS, wanted):
         found.setdefault(name, set()).update(members)
     layers = sorted(set().union(*found.values()))
@@ -304,7 +307,9 @@ class Grower:
         return SimpleNamespace(tree_=inner, classes_=classes)
 
 
-def grow_direction(direction: str, folder: Path, layers: dict[str, set[Layer]], controls: bool) -> dict[str, Any]:
+def grow_direction(
+    direction: str, folder: Path, layers: dict[str, set[ConvolutionLayer]], controls: bool
+) -> dict[str, Any]:
     """The trees of a direction without each fold; as controls also without any model, and with all that was found."""
     left_out: dict[str, set[Filter]] = {fold_of(family): set() for family in FAMILIES}
     for name, members in layers.items():

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ullage.estimation.estimators.gpumemnet.weights import WIDTHS
+from ullage.estimation.estimators.gpumemnet.networks import WIDTHS
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "benchmarks" / "data" / "generated_h200.parquet"

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ullage.research.datasets import measuring, memory_run
-from ullage.research.datasets.measuring import Plan
+from ullage.research.datasets.measuring import MeasurementSettings, ParallelRuns, RunKind
 from ullage.research.datasets.memory_run import bundle, untied
-from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 
 
 def orders(*needs: int) -> list[dict[str, Any]]:
@@ -51,7 +50,7 @@ def test_what_a_bundle_leaves_undone_gets_a_fresh_process(monkeypatch: pytest.Mo
     monkeypatch.setattr(memory_run, "run_bundle", in_bundle)
     kind = RunKind(prepare=lambda o: o, run=lambda o, pause: {"process": os.getpid()}, gpu_memory=measuring.need)
     server = ParallelRuns(kind, total=1 << 40, at_once=3, timeout=30)
-    plan = Plan(out=tmp_path / "out.jsonl", together=3)
+    plan = MeasurementSettings(out=tmp_path / "out.jsonl", together=3)
     found = {order["id"]: answer for order, answer in measuring._answers(server, orders(*range(9)), plan)}
     assert sorted(found) == [f"o{n}" for n in range(9)]
     fresh = {name: answer["process"] for name, answer in found.items() if "in_bundle" not in answer}

@@ -17,7 +17,7 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.walknet.features import features
 from ullage.research.datasets import cleaning
 from ullage.research.datasets.cleaning import clean
-from ullage.research.datasets.measured_files import REASONS, Report
+from ullage.research.datasets.measured_files import REASONS, CleaningReport
 from ullage.research.datasets.schema import COLUMNS, frame, read_dataset, write_dataset
 from ullage.workloads import Configuration
 
@@ -50,7 +50,7 @@ def mlp(number: int = 12, **more: Any) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
-def cleaned(*files: Path) -> tuple[list[dict[str, Any]], Report]:
+def cleaned(*files: Path) -> tuple[list[dict[str, Any]], CleaningReport]:
     rows, report = clean(files)
     kept = frame(rows).to_dicts()
     assert report.read == report.kept + report.joined + len(report.dropped)

@@ -7,8 +7,7 @@ import pytest
 from tests.research.synthetic import rows
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.fast.estimator import load, save
-from ullage.estimation.estimators.fast.model import NAMES, closed_bytes, parts_of, vector_of
+from ullage.estimation.estimators.fast import NAMES, closed_bytes, load, parts_of, save, vector_of
 from ullage.estimation.estimators.registry import find
 from ullage.hardware import gpu
 from ullage.research.training.fast import FOLDS, _group_folds, _grow, conformal, jobs_of, train_fast
@@ -57,7 +56,7 @@ def test_arrays_say_what_lightgbm_says() -> None:
     target = features[:, 0] * 2 + np.abs(features[:, 1])
     options = {"objective": "quantile", "alpha": 0.5, "verbosity": -1, "num_leaves": 15}
     booster = lightgbm.train(options, lightgbm.Dataset(features, target), num_boost_round=20)
-    from ullage.estimation.estimators.fast.model import Trees
+    from ullage.estimation.estimators.fast import Trees
     from ullage.research.training.fast import _nodes
 
     trees = Trees.from_lists([_nodes(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]])

@@ -10,10 +10,10 @@ from tests.research.synthetic import rows
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.walknet.networks import ModelCard
 from ullage.research.training import protocol
-from ullage.research.training.examples import Examples, examples_of
+from ullage.research.training.fitting import Schedule, fit_walknet
 from ullage.research.training.folds import folds, held_out, key_of, strata
 from ullage.research.training.methods import WALKNET
-from ullage.research.training.walknet import Schedule, fit
+from ullage.research.training.protocol import Examples, examples_of
 
 SHORT = Schedule(epochs=3, batch=32)
 
@@ -66,8 +66,8 @@ def test_every_fold_begins_with_a_new_network(examples: Examples) -> None:
     seen = []
 
     def watched(card, jobs, memory, schedule, seed, notify=None):
-        network = fit(card, jobs, memory, schedule, seed, notify)
-        alone = fit(card, jobs, memory, schedule, seed)
+        network = fit_walknet(card, jobs, memory, schedule, seed, notify)
+        alone = fit_walknet(card, jobs, memory, schedule, seed)
         seen.append((network, alone, jobs))
         with torch.no_grad():  # poison: a network that is carried over takes this along
             for weight in network.parameters():
@@ -96,6 +96,6 @@ def test_the_test_part_changes_no_weight(examples: Examples) -> None:
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(examples: Examples) -> None:
     card = ModelCard(family="mlp", estimator="transformer", bin=1 << 30, bins=16)
     jobs, memory = examples.part(np.arange(60))
-    made = [fit(card, jobs, memory, SHORT, seed) for seed in (1, 1, 2)]
+    made = [fit_walknet(card, jobs, memory, SHORT, seed) for seed in (1, 1, 2)]
     weights = [torch.cat([weight.flatten() for weight in network.parameters()]) for network in made]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])

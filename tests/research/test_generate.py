@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.research.datasets.generate import CLASS, DEFAULTS, Limits, draw, generate, ranges, summary
-from ullage.research.datasets.shapes import CNN_FORMS, image_sides
+from ullage.research.datasets.generate import (
+    CLASS,
+    CNN_FORMS,
+    DEFAULTS,
+    DrawingLimits,
+    draw,
+    generate,
+    image_sides,
+    ranges,
+    summary,
+)
 from ullage.units import GIB
 from ullage.workloads import Configuration, train
 from ullage.workloads.sources.build import prepare
@@ -102,7 +111,7 @@ def test_all_forms_are_drawn() -> None:
 
 def test_nothing_feasible_is_said() -> None:
     with pytest.raises(InvalidValue, match="no feasible cnn in 3000 draws"):
-        draw("cnn", 0, 0, DEFAULTS["cnn"], Limits(memory=GIB // 8))
+        draw("cnn", 0, 0, DEFAULTS["cnn"], DrawingLimits(memory=GIB // 8))
 
 
 def test_a_file_overrides_ranges(tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ from tests.research.synthetic import rows
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.weights import ModelCard
-from ullage.research.training.examples import Examples, examples_of
-from ullage.research.training.gpumemnet import SCHEDULES, fit
+from ullage.research.training.fitting import GPUMEMNET_SCHEDULES, Schedule, fit_gpumemnet
 from ullage.research.training.methods import GPUMEMNET, method_of
-from ullage.research.training.protocol import train
-from ullage.research.training.walknet import Schedule
+from ullage.research.training.protocol import Examples, examples_of, train
 
 CARD = ModelCard(family="mlp", estimator="mlp", bin=1 << 30, bins=8)
 SHORT = Schedule(epochs=3, batch=32, rate=1e-3, patience=30)
@@ -45,7 +43,7 @@ def test_the_test_part_is_that_of_walknet_whatever_the_width(examples: Examples)
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(examples: Examples) -> None:
     jobs, memory = examples.part(np.arange(60))
     for estimator in ("mlp", "transformer"):
-        made = [fit(replace(CARD, estimator=estimator), jobs, memory, SHORT, seed) for seed in (1, 1, 2)]
+        made = [fit_gpumemnet(replace(CARD, estimator=estimator), jobs, memory, SHORT, seed) for seed in (1, 1, 2)]
         weights = [torch.cat([weight.flatten() for weight in network.parameters()]) for network in made]
         assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
@@ -53,13 +51,13 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others(examples: E
 def test_training_stops_when_the_loss_no_longer_falls(examples: Examples) -> None:
     heard: list[str] = []
     jobs, memory = examples.part(np.arange(100))
-    fit(CARD, jobs, memory, Schedule(epochs=500, batch=32, rate=0.05, patience=3), 1, heard.append)
+    fit_gpumemnet(CARD, jobs, memory, Schedule(epochs=500, batch=32, rate=0.05, patience=3), 1, heard.append)
     losses = [float(text.split()[-1]) for text in heard]
     assert 4 <= len(heard) < 500 and min(losses) <= losses[-4] and losses[-1] >= min(losses)
 
 
 def test_the_schedule_of_the_perceptrons_is_the_published_one() -> None:
-    assert SCHEDULES["mlp"] == Schedule(epochs=600, batch=128, rate=1e-3, patience=30)
+    assert GPUMEMNET_SCHEDULES["mlp"] == Schedule(epochs=600, batch=128, rate=1e-3, patience=30)
 
 
 def test_rows_of_two_families_are_refused() -> None:

@@ -16,9 +16,8 @@ import ullage
 from ullage.errors import InvalidValue
 from ullage.research.datasets import measuring
 from ullage.research.datasets.generate import DEFAULTS, generate
-from ullage.research.datasets.measuring import Plan, measure_rows, mend, need
+from ullage.research.datasets.measuring import MeasurementSettings, ParallelRuns, RunKind, measure_rows, mend, need
 from ullage.research.datasets.memory_run import cheap_start, fill, on_gpu, prepare_memory, run_memory
-from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 from ullage.research.datasets.utilization_run import prepare_utilization, run_utilization
 from ullage.units import GIB
 from ullage.workloads import Configuration, read_rows, train
@@ -31,7 +30,7 @@ SESSION = """
 import os, signal, sys
 from pathlib import Path
 from ullage.research.datasets import measuring
-from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
+from ullage.research.datasets.measuring import ParallelRuns, RunKind
 from ullage.research.datasets.generate import generate
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
@@ -48,7 +47,8 @@ def prepare_runs(plan):
     return ParallelRuns(kind, total=9, at_once=1, timeout=60), {"gpu": "none"}
 
 measuring.prepare_runs = prepare_runs
-left, rows = measuring.measure_rows(list(generate("mlp", count, 0)), measuring.Plan(out=folder / "out.jsonl"))
+settings = measuring.MeasurementSettings(out=folder / "out.jsonl")
+left, rows = measuring.measure_rows(list(generate("mlp", count, 0)), settings)
 print("left", left, flush=True)
 for row in rows:
     pass
@@ -56,7 +56,7 @@ for row in rows:
 
 
 def counting_server(answers: Any, header: dict[str, Any]) -> Any:
-    def make(plan: Plan) -> tuple[ParallelRuns, dict[str, Any]]:
+    def make(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any]]:
         kind = RunKind(prepare=lambda order: order, run=lambda order, pause: answers(order), gpu_memory=lambda order: 1)
         return ParallelRuns(kind, total=9, at_once=2, timeout=30), header
 
@@ -87,7 +87,7 @@ def test_a_killed_session_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_changed_machine_gets_a_header_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, plan = list(generate("mlp", 4, 0)), Plan(out=tmp_path / "out.jsonl")
+    rows, plan = list(generate("mlp", 4, 0)), MeasurementSettings(out=tmp_path / "out.jsonl")
     for count, header in ((2, {"gpu": "one"}), (3, {"gpu": "one"}), (4, {"gpu": "two"})):
         monkeypatch.setattr(measuring, "prepare_runs", counting_server(lambda order: {}, header))
         list(measure_rows(rows[:count], plan)[1])
@@ -100,16 +100,16 @@ def test_memory_and_utilisation_of_one_run_do_not_stand_in_for_each_other(
 ) -> None:
     monkeypatch.setattr(measuring, "prepare_runs", counting_server(lambda order: {}, {}))
     rows, out = list(generate("mlp", 2, 0)), tmp_path / "out.jsonl"
-    list(measure_rows(rows, Plan(out=out))[1])
-    assert measure_rows(rows, Plan(out=out))[0] == 0
-    assert measure_rows(rows, Plan(out=out, utilization=True))[0] == 2
+    list(measure_rows(rows, MeasurementSettings(out=out))[1])
+    assert measure_rows(rows, MeasurementSettings(out=out))[0] == 0
+    assert measure_rows(rows, MeasurementSettings(out=out, utilization=True))[0] == 2
     assert mend(out, "memory") == {"mlp-0-00000", "mlp-0-00001"}
 
 
 def test_raw_logs_lie_in_a_folder_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(out=tmp_path / "out.jsonl", raw=tmp_path / "raw")
+    plan = MeasurementSettings(out=tmp_path / "out.jsonl", raw=tmp_path / "raw")
 
-    def make(plan: Plan) -> tuple[ParallelRuns, dict[str, Any]]:
+    def make(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any]]:
         def run(order: dict[str, Any], pause: Any) -> dict[str, Any]:
             print("step 1")
             return {"peak_reserved": 3}
@@ -126,9 +126,9 @@ def test_raw_logs_lie_in_a_folder_a_configuration(tmp_path: Path, monkeypatch: p
 def test_rows_are_checked_before_anything_runs(tmp_path: Path) -> None:
     row = next(generate("mlp", 1, 0))
     with pytest.raises(InvalidValue, match="an id of its own"):
-        measure_rows([row, row], Plan(out=tmp_path / "x"))
+        measure_rows([row, row], MeasurementSettings(out=tmp_path / "x"))
     with pytest.raises(InvalidValue, match="batch_size"):
-        measure_rows([row | {"batch": 0}], Plan(out=tmp_path / "x"))
+        measure_rows([row | {"batch": 0}], MeasurementSettings(out=tmp_path / "x"))
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(tmp_path: Path) -> None:

@@ -21,9 +21,8 @@ from ullage.estimation.estimators.walknet.networks import (
     probabilities,
     save,
 )
-from ullage.research.training.examples import examples_of
-from ullage.research.training.protocol import train
-from ullage.research.training.walknet import Schedule
+from ullage.research.training.fitting import Schedule
+from ullage.research.training.protocol import examples_of, train
 
 CARDS = [ModelCard(family="mlp", estimator=name, bin=1 << 30, bins=40) for name in ("mlp", "transformer")]
 

@@ -6,11 +6,10 @@ import pytest
 
 from ullage.allocator import CachingAllocator, History, replay, survives
 from ullage.hardware import gpu
-from ullage.research.ranking import protocol
+from ullage.research.ranking import standings
 from ullage.research.ranking.page import _time_axis
-from ullage.research.ranking.protocol import MENDED, PUBLISHED, judge
-from ullage.research.ranking.standings import OWN, PROCESS, Errors, error, rank, shared_runs
-from ullage.research.ranking.truth import Run, TruthSet, matching, sample
+from ullage.research.ranking.standings import MENDED, OWN, PROCESS, PUBLISHED, Errors, error, judge, rank, shared_runs
+from ullage.research.ranking.truth import MeasuredRun, TruthSet, matching, sample
 from ullage.research.ranking.worker import Record
 from ullage.units import GIB, MIB
 from ullage.workloads import Configuration
@@ -19,7 +18,7 @@ H200 = gpu("H200")
 
 
 def run(**values):
-    return Run(**{"id": "r", "row": {}, "family": "MLPs", "reserved": 4 * GIB, "process": 5 * GIB} | values)
+    return MeasuredRun(**{"id": "r", "row": {}, "family": "MLPs", "reserved": 4 * GIB, "process": 5 * GIB} | values)
 
 
 def record(figure, kind="reserved", **values):
@@ -44,7 +43,8 @@ def test_a_recorded_run_survives_what_it_reserved_and_not_less_than_it_held(refe
     assert histories
     for file in histories[:5] + histories[100:102]:
         history = History.load(file)
-        whole = replay(history)
+        # With segments where the driver put them, ties between free blocks can go another way.
+        whole = replay(history, true_segments=False)
         assert survives(history, whole.peak_reserved), file
         assert not survives(history, whole.peak_allocated - 512), file
 
@@ -55,15 +55,15 @@ def test_nothing_fits_into_nothing():
 
 
 def test_the_mended_limit_is_the_estimate_to_the_byte():
-    assert judge(record(4 * GIB), run(), H200) == protocol.Judgement(
+    assert judge(record(4 * GIB), run(), H200) == standings.Judgement(
         True, H200.usable - 4 * GIB - H200.context, "reserved"
     )
-    assert judge(record(4 * GIB - 1), run(), H200) == protocol.Judgement(False, 0, "reserved")
+    assert judge(record(4 * GIB - 1), run(), H200) == standings.Judgement(False, 0, "reserved")
 
 
 def test_the_published_limit_is_rounded_and_has_the_measured_context_in_it():
     lives = judge(record(4 * GIB - MIB), run(), H200, PUBLISHED)  # 5 GiB with the context of 1 GiB: 4 % of the card
-    assert lives == protocol.Judgement(True, H200.usable - 5 * GIB + MIB, "reserved")
+    assert lives == standings.Judgement(True, H200.usable - 5 * GIB + MIB, "reserved")
     assert round(100 * 5 * GIB / H200.usable) == 4
     # 2.8 GiB and the context are 2.7 %: rounded up to 3 % that is more than the run reserved
     assert judge(record(int(2.8 * GIB)), run(), H200, PUBLISHED).success
@@ -76,8 +76,8 @@ def test_the_published_limit_is_rounded_and_has_the_measured_context_in_it():
 )
 def test_the_first_round_asks_whether_it_fits(figure, oom, success, published):
     of = run(oom=oom)
-    assert judge(record(figure), of, H200) == protocol.Judgement(success, 0, None)
-    assert judge(record(figure), of, H200, PUBLISHED) == protocol.Judgement(success, published, None)
+    assert judge(record(figure), of, H200) == standings.Judgement(success, 0, None)
+    assert judge(record(figure), of, H200, PUBLISHED) == standings.Judgement(success, published, None)
 
 
 def test_a_history_decides_where_there_is_one(tmp_path):
@@ -88,7 +88,7 @@ def test_a_history_decides_where_there_is_one(tmp_path):
     numpy.savez(file, action=numpy.array([0, 2, 0]), addr=numpy.array([0, 0, 9]), size=numpy.array(sizes))
     of = run(reserved=250 * MIB, allocated=150 * MIB, process=GIB, history=file)
     for cap, lives in ((250, True), (200, True), (150, True), (149, False)):
-        assert judge(record(cap * MIB), of, H200) == protocol.Judgement(
+        assert judge(record(cap * MIB), of, H200) == standings.Judgement(
             lives, H200.usable - cap * MIB - H200.context if lives else 0, "replay"
         )
     assert not judge(record(200 * MIB), dataclasses.replace(of, history=None), H200).success
@@ -96,16 +96,16 @@ def test_a_history_decides_where_there_is_one(tmp_path):
 
 def test_a_figure_of_the_process_is_limited_without_its_context():
     known = record(5 * GIB, "process", context=GIB, process=5 * GIB)
-    assert protocol.allocator_need(known, H200) == 4 * GIB
-    assert protocol.allocator_need(record(5 * GIB, "process"), H200) == 5 * GIB - H200.context
-    assert protocol.allocator_need(record(5 * GIB, "process", reserved=3 * GIB), H200) == 3 * GIB
+    assert standings.allocator_need(known, H200) == 4 * GIB
+    assert standings.allocator_need(record(5 * GIB, "process"), H200) == 5 * GIB - H200.context
+    assert standings.allocator_need(record(5 * GIB, "process", reserved=3 * GIB), H200) == 3 * GIB
 
 
 def test_an_upper_bound_gets_a_line_of_its_own():
-    bound = protocol.bound_of(record(5 * GIB, "process", upper=6 * GIB, context=GIB, reserved=4 * GIB))
+    bound = standings.bound_of(record(5 * GIB, "process", upper=6 * GIB, context=GIB, reserved=4 * GIB))
     assert (bound.estimator, bound.figure, bound.kind) == ("x (upper)", 6 * GIB, "process")
-    assert protocol.allocator_need(bound, H200) == 5 * GIB
-    assert protocol.bound_of(record(1)) is None
+    assert standings.allocator_need(bound, H200) == 5 * GIB
+    assert standings.bound_of(record(1)) is None
 
 
 def test_errors_are_against_the_figure_that_an_estimator_stands_for_and_against_the_process():

@@ -3,13 +3,13 @@
 import pytest
 
 from ullage.research.ranking.page import write
-from ullage.research.ranking.truth import Run, TruthSet
+from ullage.research.ranking.truth import MeasuredRun, TruthSet
 from ullage.research.ranking.worker import Record
 from ullage.units import GIB
 
 
 def ranked():
-    runs = [Run(id=f"<r{i}>", row={}, family=("timm", "MLPs")[i % 2], reserved=i * GIB, process=(i + 1) * GIB)
+    runs = [MeasuredRun(id=f"<r{i}>", row={}, family=("timm", "MLPs")[i % 2], reserved=i * GIB, process=(i + 1) * GIB)
             for i in range(1, 9)]  # fmt: skip
     records = []
     for run in runs:

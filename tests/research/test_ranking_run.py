@@ -8,7 +8,7 @@ import pytest
 
 from ullage.errors import InvalidValue
 from ullage.research.ranking.questions import Question, answers, questions, read_answers
-from ullage.research.ranking.truth import Run, TruthSet, read_truth
+from ullage.research.ranking.truth import MeasuredRun, TruthSet, read_truth
 from ullage.research.ranking.worker import ask_apart
 
 STAND_IN = '''
@@ -76,7 +76,7 @@ def test_what_is_not_supported_is_no_failure(ask):
 
 def truth_set(asked, count=3):
     rows = [{"model": "mlp:x", "batch": 1 + number, "asked": str(asked)} for number in range(count)]
-    runs = [Run(id=f"r{number}", row=row, family="MLPs", process=9) for number, row in enumerate(rows)]
+    runs = [MeasuredRun(id=f"r{number}", row=row, family="MLPs", process=9) for number, row in enumerate(rows)]
     return TruthSet(name="t", gpu="H200", runs=runs)
 
 
@@ -96,9 +96,9 @@ def test_a_stopped_ranking_goes_on(ask, tmp_path):
 
 
 def test_an_answer_counts_only_for_the_run_that_was_asked_about():
-    first = Run(id="r0", row={"model": "mlp:x", "batch": 1}, family="MLPs")
-    other = Run(id="r0", row={"model": "mlp:x", "batch": 2}, family="MLPs")
-    measured = Run(id="r0", row={"model": "mlp:x", "batch": 1, "peak_alloc": 5}, family="MLPs")
+    first = MeasuredRun(id="r0", row={"model": "mlp:x", "batch": 1}, family="MLPs")
+    other = MeasuredRun(id="r0", row={"model": "mlp:x", "batch": 2}, family="MLPs")
+    measured = MeasuredRun(id="r0", row={"model": "mlp:x", "batch": 1, "peak_alloc": 5}, family="MLPs")
     key = Question("good", first, "H200").key
     assert key == Question("good", measured, "H200").key
     assert len({key, Question("good", other, "H200").key, Question("good", first, "T4").key}) == 3

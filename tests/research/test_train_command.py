@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from tests.research.synthetic import rows
 
-from ullage.estimation.estimators.gpumemnet.weights import WIDTHS
-from ullage.research.training.examples import examples_of
+from ullage.estimation.estimators.gpumemnet.networks import WIDTHS
+from ullage.research.training.protocol import examples_of
 from ullage.research.training.regression import compare
 
 pytest.importorskip("polars")
@@ -73,7 +73,6 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, t
     there = [pair for pair in expected if method == "walknet" or pair[1] in WIDTHS["mlp", pair[0]]]
     assert [(line["estimator"], line["bin"] >> 30) for line in lines] == there
     assert all(line["rows"] == 24 and line["paper"] for line in lines), "the held-out rows alone"
-    assert all((line["goal"] is None) == (method == "gpumemnet") for line in lines), "the goals are ours"
     table = ullage("evaluate", method, "--data", data, "--weights", tmp_path)
     assert "0.950" in table.stdout and "held-out" in table.stdout
 
@@ -121,9 +120,8 @@ def test_regression_works_on_what_the_formula_leaves_over_and_not_on_raw_numbers
 
 
 def test_the_authors_rows_are_learned_with_folds_that_do_not_leak(reference) -> None:
-    from ullage.research.training.examples import read_rows
-    from ullage.research.training.protocol import train
-    from ullage.research.training.walknet import Schedule
+    from ullage.research.training.fitting import Schedule
+    from ullage.research.training.protocol import read_rows, train
 
     examples = examples_of(read_rows(reference("reference/gpumemnet_mlp_a100.csv"), "mlp")[::5])
     result = train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=Schedule(epochs=15))

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ullage.research.ranking.standings import Errors, Rounds, Standing
     from ullage.research.ranking.truth import TruthSet
     from ullage.research.ranking.worker import Record
-    from ullage.research.training.examples import Examples
-    from ullage.research.training.table2 import Line
+    from ullage.research.training.protocol import Examples
+    from ullage.research.training.table2 import Table2Line
 
 
 RANKING = "Ranking (with --estimators)"
@@ -33,7 +33,7 @@ LEARNED = "Table 2 of the GPUMemNet paper (with gpumemnet or walknet)"
 def evaluate(
     what: Annotated[
         str | None,
-        typer.Argument(help="gpumemnet or walknet: judge its networks on data sets, beside the paper's Table 2."),
+        typer.Argument(help="gpumemnet or walknet: score its networks on data sets, next to the paper's Table 2."),
     ] = None,
     truth: Annotated[
         Path | None,
@@ -43,9 +43,9 @@ def evaluate(
         str | None, typer.Option(help="The GPU they were measured on.", show_default="H200, A100-40GB for .csv")
     ] = None,
     every: Annotated[int, typer.Option(help="Only every Nth run.", min=1)] = 1,
-    worst: Annotated[int, typer.Option(help="List so many of the worst runs.", min=0)] = 5,
+    worst: Annotated[int, typer.Option(help="How many of the worst runs to list.", min=0)] = 5,
     estimators: Annotated[
-        str | None, typer.Option(help="Rank estimators: 'all', or names with commas.", metavar="all|A,B,C",
+        str | None, typer.Option(help="Rank estimators: 'all', or names separated by commas.", metavar="all|A,B,C",
                                  rich_help_panel=RANKING)
     ] = None,
     sample: Annotated[
@@ -53,10 +53,10 @@ def evaluate(
                                        "more.", metavar="N|NAME=N", rich_help_panel=RANKING)
     ] = None,
     limit: Annotated[
-        str, typer.Option(help="Give an estimate up after so long.", metavar="TIME", rich_help_panel=RANKING)
+        str, typer.Option(help="Give up on an estimate after this long.", metavar="TIME", rich_help_panel=RANKING)
     ] = "2m",
     resume: Annotated[
-        Path | None, typer.Option(help="Keep answers in this file; those that it has are not asked for again.",
+        Path | None, typer.Option(help="Keep answers in this file; answers already in it are not computed again.",
                                   metavar="FILE.jsonl", rich_help_panel=RANKING)
     ] = None,
     report: Annotated[
@@ -64,11 +64,11 @@ def evaluate(
                                   rich_help_panel=RANKING)
     ] = None,
     kept: Annotated[
-        bool, typer.Option("--kept", help="Rank the answers that --resume has and ask nothing: how far a ranking is.",
+        bool, typer.Option("--kept", help="Rank only the answers already in the --resume file.",
                            rich_help_panel=RANKING)
     ] = False,
     workers: Annotated[
-        int, typer.Option(help="Ask so many at once; times are then those of a busy machine.", min=1,
+        int, typer.Option(help="How many estimates run at once; above 1, their times are less reliable.", min=1,
                           rich_help_panel=RANKING)
     ] = 1,
     data: Annotated[
@@ -81,15 +81,15 @@ def evaluate(
                                   rich_help_panel=LEARNED)
     ] = None,
     retrain: Annotated[
-        bool, typer.Option("--retrain", help="Train anew on these data, with cross-validation: minutes.",
+        bool, typer.Option("--retrain", help="Train new networks on this data, with cross-validation. Takes minutes.",
                            rich_help_panel=LEARNED)
     ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Compare estimates with measured runs.
 
-    Without --estimators: ours, in depth. With it: the ranking of estimators by error, underestimates, xMem's two-round
-    protocol, time and coverage.
+    Without --estimators, Ullage's own estimates in detail. With it, a ranking of estimators by error,
+    underestimates, xMem's two-round protocol, time and coverage.
 
     Examples:
 
@@ -211,12 +211,12 @@ def evaluate_gpumemnet(plan: Table2Plan) -> None:
     print_lines(lines)
 
 
-def _lines(file: Path, plan: Table2Plan) -> list[Line]:
-    from ullage.research.training.examples import examples_of, read_rows
+def _lines(file: Path, plan: Table2Plan) -> list[Table2Line]:
     from ullage.research.training.methods import method_of
+    from ullage.research.training.protocol import examples_of, read_rows
 
     rows = read_rows(file)
-    found: list[Line] = []
+    found: list[Table2Line] = []
     for family in dict.fromkeys(str(row["family"]) for row in rows):
         examples = examples_of([row for row in rows if row["family"] == family], method_of(plan.method))
         for estimator in ("mlp", "transformer"):
@@ -224,7 +224,7 @@ def _lines(file: Path, plan: Table2Plan) -> list[Line]:
     return found
 
 
-def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan) -> list[Line]:
+def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan) -> list[Table2Line]:
     from ullage.cli.training import bars
     from ullage.research.training.methods import method_of
     from ullage.research.training.table2 import retrained_lines, shipped_lines
@@ -240,15 +240,15 @@ def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan) -
         return retrained_lines(examples, family, estimator, seed=plan.seed, begin=named, notify=notify, method=method)
 
 
-def print_lines(lines: list[Line]) -> None:
+def print_lines(lines: list[Table2Line]) -> None:
     """The table; what was measured here is "ours" for walknet, and "here" for the method of the paper."""
     told = "here" if lines and lines[0].method == "gpumemnet" else "ours"
-    table = Table("data", "GPU", "estimator", "bin", "rows", "paper", "goal", told, "folds", "F1 paper", f"F1 {told}",
+    table = Table("data", "GPU", "estimator", "bin", "rows", "paper", told, "folds", "F1 paper", f"F1 {told}",
                   "too low", "too high", "one job")  # fmt: skip
     for line in lines:
         table.add_row(
             NAMES.get(line.family, line.family), line.gpu, NAMES[line.estimator], format_bytes(line.bin),
-            str(line.rows), _share(line.paper), _share(line.goal), _told(line), _share(line.validation),
+            str(line.rows), _share(line.paper), _share(line.accuracy), _share(line.validation),
             _share(line.paper_f1), _share(line.f1), f"{line.under:.1%}", f"{line.over:.1%}",
             format_duration(line.seconds),
         )  # fmt: skip
@@ -263,12 +263,6 @@ def print_lines(lines: list[Line]) -> None:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _told(line: Any) -> str:
-    if line.reached is None:
-        return f"{line.accuracy:.3f}"
-    return f"[{'green' if line.reached else 'red'}]{line.accuracy:.3f}[/]"
 
 
 # `ullage evaluate --estimators`: asks, shows the ranking as tables, JSON or a page.

@@ -27,7 +27,7 @@ from ullage.units import format_bytes, format_duration, parse_duration
 
 if TYPE_CHECKING:
     from ullage.hardware import GPU
-    from ullage.research.ranking.truth import Run
+    from ullage.research.ranking.truth import MeasuredRun
     from ullage.research.ranking.worker import Record
 
 
@@ -108,11 +108,11 @@ def _row(target: EstimateTarget) -> dict[str, Any]:
 
 def _truth(
     target: EstimateTarget, row: dict[str, Any], card: GPU, file: Path | None, measure: bool
-) -> list[tuple[str, Run]]:
+) -> list[tuple[str, MeasuredRun]]:
     """Measured runs of this job: those in the file, and one on this machine's GPU."""
     from ullage.hardware import local_gpus
 
-    found: list[tuple[str, Run]] = []
+    found: list[tuple[str, MeasuredRun]] = []
     configuration = target.workload.configuration
     if file is not None:
         if configuration is None:
@@ -129,7 +129,7 @@ def _truth(
     return found
 
 
-def _measured(row: dict[str, Any]) -> Run:
+def _measured(row: dict[str, Any]) -> MeasuredRun:
     from ullage.research.measure.runs import RunRequest, measure_apart
     from ullage.research.ranking.truth import run_of
 
@@ -154,7 +154,7 @@ def _ask(names: list[str], row: dict[str, Any], gpu: str, limit: float) -> list[
     return records
 
 
-def _plain(source: str, card: GPU, records: list[Record], runs: list[tuple[str, Run]]) -> dict[str, Any]:
+def _plain(source: str, card: GPU, records: list[Record], runs: list[tuple[str, MeasuredRun]]) -> dict[str, Any]:
     from ullage.research.ranking.standings import OWN, error
 
     truths = [
@@ -167,7 +167,7 @@ def _plain(source: str, card: GPU, records: list[Record], runs: list[tuple[str, 
     return {"source": source, "gpu": card.name, "gpu_memory": card.usable, "truth": truths, "estimates": answers}
 
 
-def _print(source: str, card: GPU, records: list[Record], runs: list[tuple[str, Run]]) -> None:
+def _print(source: str, card: GPU, records: list[Record], runs: list[tuple[str, MeasuredRun]]) -> None:
     from ullage.research.ranking.standings import OWN, error
 
     console = Console()

@@ -21,8 +21,8 @@ from ullage.units import format_bytes, parse_bytes
 _CLEAN_EXAMPLES = """Clean measured runs and write them as one Parquet file.
 
 FILES are what 'ullage dataset measure' wrote (also .gz), in any order: memory and utilisation of the same run are
-joined. Tables of GPUMemNet's authors (.csv) are read too. What was dropped and why is told; docs/reference/dataset.md
-has the columns.
+joined. Tables of GPUMemNet's authors (.csv) are read too. The command prints what it dropped and why;
+docs/reference/dataset.md has the columns.
 
 Examples:
 
@@ -36,12 +36,12 @@ Examples:
 
 def clean(
     files: Annotated[list[Path], typer.Argument(help="Measured files: .jsonl, .jsonl.gz, or the authors' .csv.")],
-    out: Annotated[Path, typer.Option(help="The Parquet file to write.")],
+    out: Annotated[Path, typer.Option(help="Write the cleaned runs to this Parquet file.")],
     report: Annotated[
         Path | None, typer.Option(help="Write the report with every dropped line to this JSON file.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Processes that look at models (default: one a core).", min=1)
+        int | None, typer.Option(help="How many processes build the models (default: one per core).", min=1)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -117,26 +117,26 @@ Examples:
 
 def generate(
     family: Annotated[str, typer.Argument(help="mlp, cnn or transformer.")],
-    count: Annotated[int, typer.Option(help="How many runs.", min=1)] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the drawing.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The file to write (default: FAMILY.jsonl).")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with ranges of one's own, by family.")] = None,
-    max_memory: Annotated[str, typer.Option(help="Most memory of a run, as far as counting tells.")] = "40GiB",
+    count: Annotated[int, typer.Option(help="How many runs to draw.", min=1)] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the random generator.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the runs to this file (default: FAMILY.jsonl).")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with your own ranges, by family.")] = None,
+    max_memory: Annotated[str, typer.Option(help="Draw no run that takes more memory, by a rough count.")] = "40GiB",
     max_step: Annotated[
-        float, typer.Option(help="Most seconds of a step, as far as counting tells.", min=0.001)
+        float, typer.Option(help="Draw no run whose step takes more seconds, by a rough count.", min=0.001)
     ] = 0.12,
     as_json: Json = False,
 ) -> None:
     """Draw training runs of generated models."""
     from rich.progress import track
 
-    from ullage.research.datasets.generate import Limits, draw, ranges, summary
+    from ullage.research.datasets.generate import DrawingLimits, draw, ranges, summary
 
     known = ranges(family, config)
     file = out or Path(f"{family}.jsonl")
     if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
         raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
-    limits = Limits(parse_bytes(max_memory), max_step)
+    limits = DrawingLimits(parse_bytes(max_memory), max_step)
     numbers = track(range(count), "drawing", console=Console(stderr=True), transient=True)
     rows = [draw(family, number, seed, known, limits) for number in numbers]
     try:
@@ -185,34 +185,34 @@ Examples:
 
 
 def measure(
-    file: Annotated[Path, typer.Argument(help="Configurations, as 'ullage dataset generate' writes them.")],
-    out: Annotated[Path, typer.Option(help="Append a line a run to this file; runs that it has are skipped.")],
-    at_once: Annotated[int, typer.Option(help="At most so many processes at once.", min=1)] = 14,
-    iterations: Annotated[int, typer.Option(help="Training steps of each run.", min=2)] = 3,
-    utilization: Annotated[bool, typer.Option("--utilization", help="Read utilisation, each run alone.")] = False,
-    seconds: Annotated[float, typer.Option(help="How long to read utilisation, after warming up.", min=0.2)] = 1.0,
-    every: Annotated[int, typer.Option(help="Only every so-many-th configuration.", min=1)] = 1,
-    timeout: Annotated[float, typer.Option(help="Seconds for one run.", min=1)] = 60.0,
+    file: Annotated[Path, typer.Argument(help="Configurations written by 'ullage dataset generate'.")],
+    out: Annotated[Path, typer.Option(help="Append one line per run to this file; runs already in it are skipped.")],
+    at_once: Annotated[int, typer.Option(help="How many processes run at once, at most.", min=1)] = 14,
+    iterations: Annotated[int, typer.Option(help="Training steps per run.", min=2)] = 3,
+    utilization: Annotated[bool, typer.Option("--utilization", help="Measure utilisation, one run at a time.")] = False,
+    seconds: Annotated[float, typer.Option(help="Seconds to read utilisation for, after a warm-up.", min=0.2)] = 1.0,
+    every: Annotated[int, typer.Option(help="Take only every Nth configuration.", min=1)] = 1,
+    timeout: Annotated[float, typer.Option(help="Give up on a run after this many seconds.", min=1)] = 60.0,
     stop_after: Annotated[
-        float | None, typer.Option(help="Stop after so many seconds; the rest is for another time.", min=1)
+        float | None, typer.Option(help="Stop after this many seconds; run it again to continue.", min=1)
     ] = None,
     together: Annotated[
         int, typer.Option(help="Memory runs that share a process, one after the other: many times quicker, the same "
                           "figures of PyTorch, none of NVML.", min=1)
     ] = 1,
-    raw: Annotated[Path | None, typer.Option(help="Keep logs here, a folder a configuration.")] = None,
+    raw: Annotated[Path | None, typer.Option(help="Keep logs in this folder, in one folder per configuration.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure configurations on this machine's GPU, each in a fresh process."""
     if together > 1 and (utilization or raw):
         raise InvalidValue("--together is for memory alone: leave --utilization and --raw away")
-    from ullage.research.datasets.measuring import Plan, measure_rows
+    from ullage.research.datasets.measuring import MeasurementSettings, measure_rows
     from ullage.workloads.configuration import read_rows
 
     rows = list(read_rows(file))[::every]
     if not rows:
         raise InvalidValue(f"{file} has no configurations")
-    plan = Plan(
+    plan = MeasurementSettings(
         out=out, at_once=at_once, iterations=iterations, utilization=utilization, seconds=seconds, timeout=timeout,
         raw=raw, together=together,
     )  # fmt: skip
@@ -279,8 +279,8 @@ _MOST_CLASSES = 48
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="A Parquet file of 'ullage dataset clean'.")],
-    family: Annotated[str | None, typer.Option(help="Only this family.")] = None,
+    file: Annotated[Path, typer.Argument(help="A Parquet file written by 'ullage dataset clean'.")],
+    family: Annotated[str | None, typer.Option(help="Show only this family.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a data set holds."""

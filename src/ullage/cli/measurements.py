@@ -32,19 +32,21 @@ Examples:
 def measure(
     what: Annotated[Path | None, typer.Argument(help="Configurations (.jsonl) or a training script (.py).")] = None,
     args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script, after --.")] = None,
-    out: Annotated[Path, typer.Option(help="Append a line a run to this file; runs that it has are skipped.")] = Path(
-        "measured.jsonl"
-    ),
-    random: Annotated[int, typer.Option("--random", help="Draw so many random runs.", min=0)] = 0,
-    seed: Annotated[int, typer.Option(help="Of the random runs.")] = 0,
-    avoid: Annotated[Path | None, typer.Option(help="Draw no model that occurs in this file.")] = None,
-    histories: Annotated[Path | None, typer.Option(help="Keep whole allocator histories in this folder.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Append one line per run to this file; runs already in it are skipped.")
+    ] = Path("measured.jsonl"),
+    random: Annotated[int, typer.Option("--random", help="Measure this many random runs.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random runs.")] = 0,
+    avoid: Annotated[Path | None, typer.Option(help="Draw no model that is in this file.")] = None,
+    histories: Annotated[
+        Path | None, typer.Option(help="Keep the allocator's history of every run in this folder.")
+    ] = None,
     cap: Annotated[
         bool, typer.Option("--cap", help="Limit each run to the bound of its estimate, and say whether it survives.")
     ] = False,
-    at_once: Annotated[int, typer.Option(help="At most so many runs at once.", min=1)] = 8,
-    iterations: Annotated[int, typer.Option(help="Of each run.", min=1)] = 5,
-    timeout: Annotated[float, typer.Option(help="Seconds for one run.", min=1)] = 300.0,
+    at_once: Annotated[int, typer.Option(help="How many runs at once, at most.", min=1)] = 8,
+    iterations: Annotated[int, typer.Option(help="Training steps per run.", min=1)] = 5,
+    timeout: Annotated[float, typer.Option(help="Give up on a run after this many seconds.", min=1)] = 300.0,
     list_only: Annotated[bool, typer.Option("--list", help="Print the runs and measure nothing.")] = False,
 ) -> None:
     """Run training on this machine's GPU and write down what it took."""
@@ -129,7 +131,7 @@ def _follow(found: Any, count: int, out: Path, console: Console) -> None:
 
 def diff(
     row: Annotated[str, typer.Argument(help="The id of a measured run.")],
-    truth: Annotated[Path, typer.Option(help="Measured runs: a JSONL file; histories lie beside it.")],
+    truth: Annotated[Path, typer.Option(help="Measured runs (JSONL), with their histories beside the file.")],
     gpu: Annotated[str, typer.Option(help="The GPU it was measured on.")] = "H200",
     around: Annotated[int, typer.Option(help="How many requests to show before and after.", min=1)] = 6,
 ) -> None:

@@ -16,7 +16,7 @@ from ullage.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
     from ullage.research.training.protocol import Trained
-    from ullage.research.training.regression import Outcome
+    from ullage.research.training.regression import RegressionOutcome
 
 train = typer.Typer(
     help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression.",
@@ -24,9 +24,11 @@ train = typer.Typer(
     rich_markup_mode="rich",
 )
 FAMILIES = ("mlp", "cnn", "transformer")
-Data = Annotated[Path, typer.Option(help="Rows of 'ullage dataset clean' (Parquet), or the authors' table (.csv).")]
+Data = Annotated[
+    Path, typer.Option(help="Rows written by 'ullage dataset clean' (Parquet), or the authors' table (.csv).")
+]
 Family = Annotated[str, typer.Option(help="The family of models: mlp, cnn or transformer.", metavar="NAME")]
-Seed = Annotated[int, typer.Option(help="What chance is drawn from: the same seed gives the same weights.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed of the random generator; the same seed gives the same weights.", min=0)]
 
 
 def check_file(path: Path | None) -> None:
@@ -55,9 +57,9 @@ def bars() -> Iterator[tuple[Callable[[str, int], None], Callable[[str], None]]]
 
 Out = Annotated[Path, typer.Option(help="Write the weights here.", metavar="FILE.safetensors")]
 Kind = Annotated[str, typer.Option("--estimator", help="mlp (an ensemble) or transformer.", metavar="NAME")]
-Epochs = Annotated[int | None, typer.Option(help="Rounds over the data, at most.", min=1, show_default="by estimator")]
+Epochs = Annotated[int | None, typer.Option(help="Most epochs.", min=1, show_default="by estimator")]
 Folds = Annotated[bool, typer.Option("--folds/--no-folds", help="Cross-validate first: four trainings instead of one.")]
-Page = Annotated[Path | None, typer.Option(help="Write scores and pictures as one HTML page.")]
+Page = Annotated[Path | None, typer.Option(help="Write scores and plots to this HTML page.")]
 
 
 @train.command()
@@ -129,8 +131,8 @@ def _train_network(
 ) -> None:  # fmt: skip
     from dataclasses import replace
 
-    from ullage.research.training.examples import examples_of, read_rows
     from ullage.research.training.methods import method_of
+    from ullage.research.training.protocol import examples_of, read_rows
     from ullage.research.training.protocol import train as learn
     from ullage.units import GIB, parse_bytes
 
@@ -188,16 +190,14 @@ def _print_trained(result: Trained, out: Path) -> None:
 
 @train.command()
 def fast(
-    data: Annotated[list[Path], typer.Option(help="Rows of 'ullage dataset clean' (Parquet); repeat it for more.")],
+    data: Annotated[list[Path], typer.Option(help="Rows written by 'ullage dataset clean' (Parquet). Repeatable.")],
     out: Annotated[Path, typer.Option(help="Write the trees here.", metavar="FILE.safetensors")],
     real: Annotated[
         Path | None, typer.Option(help="Real models measured by 'ullage measure' (JSONL), to learn from as well.")
     ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(
-            help="Write what trees that had not seen a model's family say of it, for 'ullage evaluate --resume'."
-        ),
+        typer.Option(help="Write predictions for held-out model families here, for 'ullage evaluate --resume'."),
     ] = None,
     seed: Seed = 1,
     as_json: Json = False,
@@ -208,9 +208,9 @@ def fast(
 
       ullage train fast --data h200.parquet --real benchmarks/data/h200_runs.jsonl.gz --out fast.safetensors
     """
-    from ullage.estimation.estimators.fast.estimator import save
-    from ullage.research.training.examples import read_rows
+    from ullage.estimation.estimators.fast import save
     from ullage.research.training.fast import FOLDS, jobs_of, read_real, train_fast, write_records
+    from ullage.research.training.protocol import read_rows
 
     for file in (out, records):
         check_file(file)
@@ -251,7 +251,7 @@ def _print_fast(card: dict[str, Any], out: Path) -> None:
 def dnnperf(
     data: Annotated[Path, typer.Option(help="Real models measured by 'ullage measure' (JSONL, also .gz).")],
     out: Out,
-    epochs: Annotated[int, typer.Option(help="Rounds over the data.", min=1)] = 24,
+    epochs: Annotated[int, typer.Option(help="Epochs.", min=1)] = 24,
     folds: Annotated[int, typer.Option(help="How many folds of model families to cross-validate.", min=2)] = 5,
 ) -> None:
     """Train DNNPerf: a graph network over the operators of a training step, for memory and step time.
@@ -275,7 +275,7 @@ def regression(
     data: Data,
     family: Family,
     seed: Seed = 1,
-    epochs: Annotated[int, typer.Option(help="Rounds over the data.", min=1)] = 150,
+    epochs: Annotated[int, typer.Option(help="Epochs.", min=1)] = 150,
     as_json: Json = False,
 ) -> None:
     """Show why a plain regression of memory fails, and what makes it work, one change at a time.
@@ -284,7 +284,7 @@ def regression(
 
       ullage train regression --data gpumemnet_mlp_a100.csv --family mlp
     """
-    from ullage.research.training.examples import examples_of, read_rows
+    from ullage.research.training.protocol import examples_of, read_rows
     from ullage.research.training.regression import compare
 
     check_family(family)
@@ -299,7 +299,7 @@ def regression(
     _print_outcomes(outcomes)
 
 
-def _print_outcomes(outcomes: list[Outcome]) -> None:
+def _print_outcomes(outcomes: list[RegressionOutcome]) -> None:
     from rich.table import Table
 
     table = Table("regression of memory", "epoch 1, MiB off", "last, MiB off", "test, MiB off", "median", "too low",

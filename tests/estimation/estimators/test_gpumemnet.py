@@ -25,8 +25,7 @@ from ullage.estimation.estimators.gpumemnet.features import (
     totals_of,
     tuples_of,
 )
-from ullage.estimation.estimators.gpumemnet.networks import Perceptrons, jobs_of
-from ullage.estimation.estimators.gpumemnet.weights import WIDTHS, build, load, shipped
+from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, Perceptrons, build, jobs_of, load, shipped
 from ullage.estimation.estimators.registry import Workload, find
 from ullage.estimation.estimators.walknet import networks
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, probabilities
@@ -104,7 +103,7 @@ def test_rows_of_the_data_set_have_the_features_of_their_models(family: str) -> 
     pytest.importorskip("polars")
     import json
 
-    from ullage.research.training.examples import read_rows
+    from ullage.research.training.protocol import read_rows
 
     rows = read_rows(DATA, family)
     assert all(family_of(summary_of_row(row)) == family for row in rows)
@@ -116,14 +115,15 @@ def test_rows_of_the_data_set_have_the_features_of_their_models(family: str) -> 
 
 def test_the_published_modules_import_nothing_of_ours() -> None:
     code = (
-        "import sys, ullage.estimation.estimators.gpumemnet.features, ullage.estimation.estimators.gpumemnet.networks, "
-        "ullage.estimation.estimators.gpumemnet.weights\n"
+        "import sys, ullage.estimation.estimators.gpumemnet.features, ullage.estimation.estimators.gpumemnet.networks\n"
         "print([name for name in sys.modules if name.startswith(('ullage.virtual', 'ullage.allocator')) "
         "or 'walknet' in name])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
-    for file in sorted(HOME.glob("gpumemnet*.py")):
+    files = sorted(HOME.glob("*.py"))
+    assert {"estimator.py", "features.py", "networks.py"} <= {file.name for file in files}
+    for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -149,8 +149,8 @@ def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: 
     monkeypatch.setattr(VirtualGPU, "__enter__", refuse)
     monkeypatch.setattr(workspaces, "workspace", refuse)
     for module, attribute in (
-        (walk.Walk, "run"), (inputs, "walks"), (inputs, "inputs_of"),
-        (inputs, "closed_sum"), (features, "features"), (features.Watch, "layer"),
+        (walk.AllocatorWalk, "run"), (inputs, "walks"), (inputs, "inputs_of"),
+        (inputs, "closed_sum"), (features, "features"), (features.LayerWatch, "layer"),
     ):  # fmt: skip
         monkeypatch.setattr(module, attribute, refuse)
     with pytest.raises((AssertionError, InvalidValue), match="this is ours"):

@@ -6,7 +6,7 @@ from tests.paths import ROOT
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.fast.estimator import trained as trained_fast
+from ullage.estimation.estimators.fast import trained as trained_fast
 from ullage.estimation.estimators.registry import find
 from ullage.estimation.estimators.walknet.networks import SHIPPED, load, shipped
 from ullage.hardware import gpu
@@ -96,7 +96,7 @@ def test_inference_is_refused_with_the_reason() -> None:
 
 def test_the_data_that_they_were_trained_on_are_in_the_source() -> None:
     pytest.importorskip("polars")
-    from ullage.research.training.examples import key_of, read_rows
+    from ullage.research.training.protocol import key_of, read_rows
 
     file = ROOT / "benchmarks" / "data" / "generated_h200.parquet"
     keys = {key_of(row) for row in read_rows(file, "cnn")}

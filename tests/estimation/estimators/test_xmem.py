@@ -9,16 +9,16 @@ from torch import nn
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.registry import find
-from ullage.estimation.estimators.xmem.cpu_run import CpuTraining, TooLarge, profiled, run_on_cpu
+from ullage.estimation.estimators.xmem.estimator import CpuTraining, TooLarge, profiled, run_on_cpu
 from ullage.estimation.estimators.xmem.replay import (
     FORWARD,
     IN_BACKWARD,
     IN_STEP,
     MAKING,
-    Block,
     CpuTrace,
     Life,
-    Outcome,
+    ProfiledBlock,
+    ReplayOutcome,
     orchestrate,
     simulate,
 )
@@ -88,15 +88,15 @@ def test_zeroing_in_place_keeps_the_gradients() -> None:
 
 
 def test_what_the_building_of_the_model_drops_never_reaches_the_gpu() -> None:
-    dropped = Block(1, 2, 10**9, 1, "aten::empty", MAKING)
-    foreign = Block(12, None, 10**9, 2, None, FORWARD)
-    activation = Block(12, 13, 4096, 3, "aten::relu", FORWARD)
+    dropped = ProfiledBlock(1, 2, 10**9, 1, "aten::empty", MAKING)
+    foreign = ProfiledBlock(12, None, 10**9, 2, None, FORWARD)
+    activation = ProfiledBlock(12, 13, 4096, 3, "aten::relu", FORWARD)
     made = CpuTrace(blocks=[dropped, foreign, activation], steps=[(20, 30)], first_forward=10, parameters=[(7, 512)])
     assert [life.size for life in orchestrate(made)] == [512, 4096]
 
 
 def test_a_gradient_without_a_later_zero_grad_ends_as_it_did() -> None:
-    gradient = Block(12, 40, 4096, 3, "aten::mm", IN_BACKWARD)
+    gradient = ProfiledBlock(12, 40, 4096, 3, "aten::mm", IN_BACKWARD)
     made = CpuTrace(blocks=[gradient], steps=[(20, 30)], zero_grads=[(1, 2)], first_forward=10)
     assert orchestrate(made) == [Life(12, 40, 4096, "gradients")]
 
@@ -108,7 +108,7 @@ def test_a_run_without_a_step_is_refused() -> None:
 
 def test_a_replay_that_runs_out_says_so_and_gives_the_need() -> None:
     outcome = simulate([Life(0, None, 2**30, "parameters"), Life(1, None, 2**30, "activations")], 2**30)
-    assert isinstance(outcome, Outcome) and outcome.out_of_memory is not None
+    assert isinstance(outcome, ReplayOutcome) and outcome.out_of_memory is not None
     assert outcome.peak_reserved == 2**31
 
 

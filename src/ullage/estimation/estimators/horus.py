@@ -13,7 +13,7 @@ import time
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.registry import estimator
-from ullage.estimation.estimators.summary import Summary, read_summary, summarize
+from ullage.estimation.estimators.summary import LayerSummary, read_summary, summarize
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.workloads.workload import Workload
@@ -39,7 +39,7 @@ def memory(batch: int, activations: int, parameters: int, gradients: int | None 
     return BYTES * (batch * per_sample + parameters) + overhead
 
 
-def activations(summary: Summary) -> int:
+def activations(summary: LayerSummary) -> int:
     """What the counted layers put out for one sample."""
     return sum(layer.outputs for layer in summary.layers if _COUNTED.fullmatch(layer.kind))
 

@@ -37,7 +37,7 @@ HOMES = {
     "gpumemnet+transformer": "gpumemnet.estimator",
     "walknet": "walknet.estimator",
     "walknet+transformer": "walknet.estimator",
-    "fast": "fast.estimator",
+    "fast": "fast",
 }
 
 

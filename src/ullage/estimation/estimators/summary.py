@@ -26,7 +26,7 @@ _TOTAL = re.compile(r"^\s*Total params:\s*([\d,]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class SummaryLayer:
     """One layer: its class, the number of output values for one sample, and its own parameters."""
 
     kind: str
@@ -35,32 +35,32 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class LayerSummary:
     """The layers of a model, the number of all parameters, and the batch size if the text says it.
 
     >>> read_summary("Linear-1     [-1, 10]     7,850\\nTotal params: 7,850").layers
-    (Layer(kind='Linear', outputs=10, parameters=7850),)
+    (SummaryLayer(kind='Linear', outputs=10, parameters=7850),)
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[SummaryLayer, ...]
     parameters: int
     batch: int | None = None
 
 
-def summarize(configuration: Configuration, gpu: GPU) -> Summary:
+def summarize(configuration: Configuration, gpu: GPU) -> LayerSummary:
     """The summary of a model: every layer without layers inside, in the order of the forward pass."""
-    layers: list[Layer] = []
+    layers: list[SummaryLayer] = []
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
         found = tensors_in(output)
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
         outputs = sum(tensor.numel() for tensor in found) // configuration.batch_size
-        layers.append(Layer(type(module).__name__, outputs, own))
+        layers.append(SummaryLayer(type(module).__name__, outputs, own))
 
     with VirtualGPU(gpu, limited=False):
         model = run_forward(configuration, note)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Summary(tuple(layers), parameters, configuration.batch_size)
+    return LayerSummary(tuple(layers), parameters, configuration.batch_size)
 
 
 def run_forward(configuration: Configuration, note: Callable[[nn.Module, Any, Any], None] | None = None) -> nn.Module:
@@ -92,7 +92,7 @@ def moved(batch: Any) -> Any:
     return [moved(value) for value in batch] if isinstance(batch, list) else batch
 
 
-def read_summary(text: str) -> Summary:
+def read_summary(text: str) -> LayerSummary:
     """The summary in the text that torchsummary or torchinfo printed.
 
     >>> read_summary("├─Conv2d: 1-1    [8, 64, 112, 112]    9,408\\nTotal params: 9,408").batch
@@ -107,8 +107,8 @@ def read_summary(text: str) -> Summary:
     total = _TOTAL.search(text)
     parameters = _whole(total[1]) if total else sum(own for _, _, own in rows)
     batches = {shape[0] for _, shape, _ in rows if shape and shape[0] > 0}
-    layers = tuple(Layer(kind, _product(shape[1:]), own) for kind, shape, own in rows)
-    return Summary(layers, parameters, batches.pop() if len(batches) == 1 else None)
+    layers = tuple(SummaryLayer(kind, _product(shape[1:]), own) for kind, shape, own in rows)
+    return LayerSummary(layers, parameters, batches.pop() if len(batches) == 1 else None)
 
 
 def _torchsummary_rows(text: str) -> list[tuple[str, list[int], int]]:

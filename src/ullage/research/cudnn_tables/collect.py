@@ -36,8 +36,8 @@ from ullage.research.cudnn_tables.tasks import (
     FORWARD,
     LAYOUTS,
     TYPES,
-    Layer,
-    Task,
+    ConvolutionLayer,
+    ConvolutionTask,
     native,
     operations,
     tensor_bytes,
@@ -63,7 +63,7 @@ _OPERATIONS, _LARGE_OPERATIONS = 60e9, 160e9
 _LARGEST_SIDE = 230
 
 
-def random_layers(count: int) -> Iterator[Layer]:
+def random_layers(count: int) -> Iterator[ConvolutionLayer]:
     """Layers of no model: any channels, sizes, strides, groups, dilations; some transposed."""
     chance = random.Random(3)
     made = 0
@@ -74,7 +74,7 @@ def random_layers(count: int) -> Iterator[Layer]:
             yield layer
 
 
-def random_layer(chance: random.Random) -> Layer:
+def random_layer(chance: random.Random) -> ConvolutionLayer:
     """A layer such as models have, of any channels; it may be too small to have an output."""
 
     def channels() -> int:
@@ -98,7 +98,7 @@ def random_layer(chance: random.Random) -> Layer:
         groups = leaving = entering
     transposed = groups == 1 and chance.random() < 0.06
     outer, inner = (entering, leaving) if transposed else (leaving, entering)
-    return Layer(
+    return ConvolutionLayer(
         (entering, side, wide),
         (outer, inner // groups, high, kernel),
         (stride, stride),
@@ -111,7 +111,7 @@ def random_layer(chance: random.Random) -> Layer:
     )
 
 
-def arbitrary_configurations(count: int, seed: int = 5) -> Iterator[tuple[Layer, int, int, int]]:
+def arbitrary_configurations(count: int, seed: int = 5) -> Iterator[tuple[ConvolutionLayer, int, int, int]]:
     """Layers with a batch size and the numbers of a type and a layout.
 
     >>> layer, batch, kind, layout = next(arbitrary_configurations(1))
@@ -158,7 +158,7 @@ def _side(chance: random.Random) -> int:
     return chance.randint(1, _LARGEST_SIDE) if chance.random() < 0.5 else _log_uniform(chance, 1, _LARGEST_SIDE)
 
 
-def _drawn_layer(chance: random.Random) -> Layer:
+def _drawn_layer(chance: random.Random) -> ConvolutionLayer:
     kernel = chance.choices(_KERNELS, _KERNEL_WEIGHTS)[0]
     stride = 2 if chance.random() < 0.18 else 1
     padding = kernel // 2 if chance.random() < 0.9 else 0
@@ -180,7 +180,7 @@ def _drawn_layer(chance: random.Random) -> Layer:
     outer, inner = (entering, leaving) if transposed else (leaving, entering)
     weight = (outer, inner // groups, kernel, kernel)
     pair = (stride, stride), (padding, padding), (1, 1)
-    return Layer((entering, side, wide), weight, *pair, transposed, (0, 0), groups, False)
+    return ConvolutionLayer((entering, side, wide), weight, *pair, transposed, (0, 0), groups, False)
 
 
 _BATCH = 2  # an input length of 2 in front marks the batch dimension
@@ -199,10 +199,10 @@ _VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")
 _DENSE = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 
 
-class Recorder(TorchDispatchMode):
+class ConvolutionRecorder(TorchDispatchMode):
     """Counts the layers that a model's forward call dispatches."""
 
-    def __init__(self, layers: Counter[Layer]) -> None:
+    def __init__(self, layers: Counter[ConvolutionLayer]) -> None:
         super().__init__()
         self._layers = layers
 
@@ -212,14 +212,14 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _layer(args: Sequence[Any]) -> Layer:
+def _layer(args: Sequence[Any]) -> ConvolutionLayer:
     source, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
     rank = source.dim() - 2
 
     def full(value: Sequence[int]) -> tuple[int, ...]:
         return tuple(value) * (rank if len(value) == 1 else 1)
 
-    return Layer(
+    return ConvolutionLayer(
         tuple(source.shape[1:]),
         tuple(weight.shape),
         full(stride),
@@ -265,9 +265,9 @@ def _by_family(names: Sequence[str]) -> list[str]:
     return [members[turn] for turn in range(rounds) for members in families.values() if turn < len(members)]
 
 
-def collect(seconds: float, resolutions: int) -> Counter[Layer]:
+def collect(seconds: float, resolutions: int) -> Counter[ConvolutionLayer]:
     """Layers of the models, counted once per model and resolution, until the time is over."""
-    total: Counter[Layer] = Counter()
+    total: Counter[ConvolutionLayer] = Counter()
     end = time.monotonic() + seconds
     for done, (_, layers) in enumerate(layers_by_model(resolutions), 1):
         total.update(layers)
@@ -278,7 +278,9 @@ def collect(seconds: float, resolutions: int) -> Counter[Layer]:
     return total
 
 
-def layers_by_model(resolutions: int, names: Container[str] | None = None) -> Iterator[tuple[str, Counter[Layer]]]:
+def layers_by_model(
+    resolutions: int, names: Container[str] | None = None
+) -> Iterator[tuple[str, Counter[ConvolutionLayer]]]:
     """The name and the layers, counted once per resolution, of each model that can be built, or of those named."""
     chance = random.Random(1)
     for name, build, shapes in models():
@@ -290,7 +292,7 @@ def layers_by_model(resolutions: int, names: Container[str] | None = None) -> It
             _say(f"{name}: not built")
             continue
         chosen = list(dict.fromkeys([_default_input(model), *shapes[:1], *others]))
-        layers: Counter[Layer] = Counter()
+        layers: Counter[ConvolutionLayer] = Counter()
         for shape in [shape for shape in chosen if shape is not None][:resolutions]:
             layers.update(dict.fromkeys(_run(model, shape), 1))
         yield name, layers
@@ -316,17 +318,17 @@ def _default_input(model: torch.nn.Module) -> tuple[int, ...] | None:
     return tuple(settings["input_size"]) if settings else None
 
 
-def _run(model: torch.nn.Module, shape: tuple[int, ...]) -> Counter[Layer]:
-    layers: Counter[Layer] = Counter()
+def _run(model: torch.nn.Module, shape: tuple[int, ...]) -> Counter[ConvolutionLayer]:
+    layers: Counter[ConvolutionLayer] = Counter()
     try:
-        with torch.no_grad(), Recorder(layers):
+        with torch.no_grad(), ConvolutionRecorder(layers):
             model(torch.empty(_BATCH, *shape, device="meta"))
     except Exception:  # what was dispatched before the failure counts
         pass
     return layers
 
 
-def truth_layers(path: Path, count: int) -> list[tuple[Layer, int, int, int]]:
+def truth_layers(path: Path, count: int) -> list[tuple[ConvolutionLayer, int, int, int]]:
     """Layers, batch sizes, types and layouts of recorded calls: measured again, they must agree."""
     rows = []
     with gzip.open(path, "rt") as file:
@@ -338,10 +340,10 @@ def truth_layers(path: Path, count: int) -> list[tuple[Layer, int, int, int]]:
     return [_recorded(arguments) for arguments in random.Random(2).sample(rows, min(count, len(rows)))]
 
 
-def _recorded(arguments: Sequence[Any]) -> tuple[Layer, int, int, int]:
+def _recorded(arguments: Sequence[Any]) -> tuple[ConvolutionLayer, int, int, int]:
     source, weight, bias, *rest = arguments
     settings = [tuple(value) if isinstance(value, list) else value for value in rest]
-    layer = Layer._make([tuple(source[0][1:]), tuple(weight[0]), *settings, bias is not None])
+    layer = ConvolutionLayer._make([tuple(source[0][1:]), tuple(weight[0]), *settings, bias is not None])
     return layer, source[0][0], TYPES.index(source[1]), LAYOUTS.index(source[2])
 
 
@@ -349,7 +351,9 @@ def _spread(space: Sequence[int]) -> bool:
     return len(space) >= 2
 
 
-def arrange(counts: dict[Layer, float], configurations: int) -> Iterator[tuple[Layer, int, int, int]]:
+def arrange(
+    counts: dict[ConvolutionLayer, float], configurations: int
+) -> Iterator[tuple[ConvolutionLayer, int, int, int]]:
     """Configurations in a random order, common ones earlier (Efraimidis and Spirakis, 2006)."""
     chance = random.Random(4)
     keyed = []
@@ -373,23 +377,23 @@ def arrange(counts: dict[Layer, float], configurations: int) -> Iterator[tuple[L
         yield row[1:]
 
 
-def without_bias(counts: Counter[Layer]) -> dict[Layer, float]:
+def without_bias(counts: Counter[ConvolutionLayer]) -> dict[ConvolutionLayer, float]:
     """Layers that differ in the bias alone are one: cuDNN never sees it, and its gradient is a `sum`."""
-    merged: Counter[Layer] = Counter()
+    merged: Counter[ConvolutionLayer] = Counter()
     for layer, count in counts.items():
         merged[layer._replace(bias=False)] += count
     return dict(merged)
 
 
 def build_tasks(
-    configurations: Sequence[tuple[Layer, int, int, int]],
-) -> tuple[list[Layer], list[Task]]:
+    configurations: Sequence[tuple[ConvolutionLayer, int, int, int]],
+) -> tuple[list[ConvolutionLayer], list[ConvolutionTask]]:
     """Number the layers; each configuration is a forward and a backward task."""
-    numbers: dict[Layer, int] = {}
+    numbers: dict[ConvolutionLayer, int] = {}
     tasks = []
     for layer, batch, kind, layout in dict.fromkeys(configurations):
         number = numbers.setdefault(layer, len(numbers))
-        tasks += [Task(number, batch, kind, layout, direction) for direction in (FORWARD, BACKWARD)]
+        tasks += [ConvolutionTask(number, batch, kind, layout, direction) for direction in (FORWARD, BACKWARD)]
     return list(numbers), tasks
 
 

@@ -30,8 +30,8 @@ from ullage.research.cudnn_tables.tasks import (
     BACKWARD,
     LAYOUTS,
     TYPES,
-    Layer,
-    Task,
+    ConvolutionLayer,
+    ConvolutionTask,
     describe,
     elements,
     layout_strides,
@@ -80,7 +80,7 @@ class Arena:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedCall:
     """One call ready to run, and its description."""
 
     operator: Any
@@ -88,7 +88,7 @@ class Prepared:
     name: list[Any]
 
 
-def prepare(layer: Layer, task: Task, arena: Arena) -> Prepared:
+def prepare(layer: ConvolutionLayer, task: ConvolutionTask, arena: Arena) -> PreparedCall:
     """The operator and arguments of a task."""
     kind, layout = TYPES[task.type], LAYOUTS[task.layout]
     arena.clear()
@@ -106,7 +106,7 @@ def prepare(layer: Layer, task: Task, arena: Arena) -> Prepared:
         bias = arena.tensor((out[0],), kind, "c") if layer.bias else None
         arguments = (source, weight, bias, *settings, *rest)
         operator, name = torch.ops.aten.convolution.default, "aten.convolution.default"
-    return Prepared(operator, arguments, [name, [_described(value, kind) for value in arguments], {}])
+    return PreparedCall(operator, arguments, [name, [_described(value, kind) for value in arguments], {}])
 
 
 def _described(value: Any, kind: str) -> Any:
@@ -144,7 +144,7 @@ def split_at_marks(trace: Iterable[dict[str, Any]], marks: Sequence[int]) -> lis
     return calls
 
 
-def run_call(call: Prepared) -> list[int] | None:
+def run_call(call: PreparedCall) -> list[int] | None:
     """Run one call; the sizes of its outputs, or `None` if it failed."""
     try:
         outputs = call.operator(*call.arguments)
@@ -154,9 +154,11 @@ def run_call(call: Prepared) -> list[int] | None:
     return [out.untyped_storage().nbytes() for out in several if out is not None]
 
 
-def measure(layers: Sequence[Layer], tasks: Sequence[Task], arena: Arena, device: str) -> Iterator[str]:
+def measure(
+    layers: Sequence[ConvolutionLayer], tasks: Sequence[ConvolutionTask], arena: Arena, device: str
+) -> Iterator[str]:
     """Run the tasks and give a line of the result for each one that worked."""
-    calls: list[Prepared] = []
+    calls: list[PreparedCall] = []
     outputs: list[list[int] | None] = []
     marks = [_MARK + 2 * place for place in range(len(tasks))]
     start_recording()
@@ -194,11 +196,11 @@ def work(options: MeasuringOptions, next_chunk: Any, deadline: float, pipe: Any)
     pipe.close()
 
 
-def _fits(layers: Sequence[Layer], task: Task, limit: int) -> bool:
+def _fits(layers: Sequence[ConvolutionLayer], task: ConvolutionTask, limit: int) -> bool:
     return tensor_bytes(layers[task.layer], task.batch, TYPES[task.type]) <= limit
 
 
-class Crew:
+class MeasuringProcesses:
     """The processes; one that dies is replaced, and the chunk it had is lost."""
 
     def __init__(self, options: MeasuringOptions) -> None:
@@ -246,7 +248,7 @@ def measure_list(options: MeasuringOptions) -> None:
     os.environ.setdefault("TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT", str(_PLANS_KEPT))  # for the processes that are started
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     started, tried, written, shown = time.monotonic(), 0, 0, 0.0
-    crew = Crew(options)
+    crew = MeasuringProcesses(options)
     with gzip.open(options.out, "wt", compresslevel=6) as file:
         for count, lines in crew.results():
             tried, written = tried + count, written + len(lines)

@@ -1,8 +1,8 @@
 """What is measured of convolutions: layers, and tasks.
 
 A task names a layer, a batch size, a type, a layout and a direction. A file of tasks is gzipped JSON:
-`{"layers": [...], "tasks": [...]}`; a layer is a list in the order of `Layer`'s fields, a task one in the
-order of `Task`'s. `ullage convolutions list` writes such a file on a machine without a GPU,
+`{"layers": [...], "tasks": [...]}`; a layer is a list in the order of `ConvolutionLayer`'s fields, a task one in the
+order of `ConvolutionTask`'s. `ullage convolutions list` writes such a file on a machine without a GPU,
 `ullage convolutions measure` measures it on one with a GPU.
 """
 
@@ -26,7 +26,7 @@ LAYOUTS = ("c", "cl")
 FORWARD, BACKWARD = 0, 1
 
 
-class Layer(NamedTuple):
+class ConvolutionLayer(NamedTuple):
     """A convolution without its batch size: `input` is channels and space, `weight` the whole filter."""
 
     input: tuple[int, ...]
@@ -42,7 +42,7 @@ class Layer(NamedTuple):
     def output(self) -> tuple[int, ...]:
         """Channels and space of the output.
 
-        >>> Layer((3, 224, 224), (64, 3, 7, 7), (2, 2), (3, 3), (1, 1), False, (0, 0), 1, False).output()
+        >>> ConvolutionLayer((3, 224, 224), (64, 3, 7, 7), (2, 2), (3, 3), (1, 1), False, (0, 0), 1, False).output()
         (64, 112, 112)
         """
         lengths = []
@@ -61,7 +61,7 @@ class Layer(NamedTuple):
         return not self.transposed and 1 < self.groups == self.input[0]
 
 
-class Task(NamedTuple):
+class ConvolutionTask(NamedTuple):
     """One call: numbers of the layer, of the type and of the layout; `FORWARD` or `BACKWARD`."""
 
     layer: int
@@ -79,32 +79,32 @@ def elements(shape: Sequence[int]) -> int:
     return count
 
 
-def tensor_bytes(layer: Layer, batch: int, kind: str) -> int:
+def tensor_bytes(layer: ConvolutionLayer, batch: int, kind: str) -> int:
     """Bytes of input, output and filter together."""
     count = batch * (elements(layer.input) + elements(layer.output())) + elements(layer.weight)
     return count * ITEM_BYTES[kind]
 
 
-def operations(layer: Layer, batch: int) -> int:
+def operations(layer: ConvolutionLayer, batch: int) -> int:
     """Multiplications and additions of the forward call."""
     filters = elements(layer.weight[1:])
     space = layer.input if layer.transposed else layer.output()
     return 2 * batch * elements(space) * filters
 
 
-def write_tasks(path: Path, layers: Sequence[Layer], tasks: Sequence[Task]) -> None:
+def write_tasks(path: Path, layers: Sequence[ConvolutionLayer], tasks: Sequence[ConvolutionTask]) -> None:
     """Write a file of tasks; their order is the order of measuring."""
     content = json.dumps({"layers": layers, "tasks": tasks}, separators=(",", ":"))
     with gzip.open(path, "wt") as file:
         file.write(content)
 
 
-def read_tasks(path: Path) -> tuple[list[Layer], list[Task]]:
+def read_tasks(path: Path) -> tuple[list[ConvolutionLayer], list[ConvolutionTask]]:
     """Read what `write_tasks` wrote."""
     with gzip.open(path, "rt") as file:
         content = json.load(file)
-    layers = [Layer._make(tuple(f) if isinstance(f, list) else f for f in row) for row in content["layers"]]
-    return layers, [Task(*row) for row in content["tasks"]]
+    layers = [ConvolutionLayer._make(tuple(f) if isinstance(f, list) else f for f in row) for row in content["layers"]]
+    return layers, [ConvolutionTask(*row) for row in content["tasks"]]
 
 
 def describe(shape: Sequence[int], strides: Sequence[int], kind: str) -> list[Any]:
@@ -130,7 +130,7 @@ def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def native(layer: Layer, kind: str, layout: str) -> bool:
+def native(layer: ConvolutionLayer, kind: str, layout: str) -> bool:
     """PyTorch's own depthwise kernels take no workspace (Convolution.cpp, `use_cudnn_depthwise`)."""
     return layer.depthwise() and layout == "c" and kind != "f16"
 

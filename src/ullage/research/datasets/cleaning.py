@@ -14,8 +14,8 @@ from ullage.research.datasets.measured_files import (
     FAILED,
     IMPOSSIBLE,
     SHARES,
-    Report,
-    Run,
+    CleaningReport,
+    MergedRun,
     context,
     process_memory,
     read_authors,
@@ -82,7 +82,7 @@ _COUNTERS = ("pcie_rx", "pcie_tx", "cpu_percent")
 
 def clean(
     files: Sequence[Path], processes: int | None = None, watching: Watching = lambda items, total: items
-) -> tuple[Iterator[dict[str, Any]], Report]:
+) -> tuple[Iterator[dict[str, Any]], CleaningReport]:
     """The rows of a data set, and the report, which is complete when all rows were taken.
 
     `watching` is given the iterator over runs and their number, for a progress bar. Files that end in .csv are the
@@ -91,7 +91,7 @@ def clean(
     rows, report = clean([Path("cnn_measured.jsonl"), Path("cnn_busy.jsonl")])
     table = frame(rows)
     """
-    report = Report()
+    report = CleaningReport()
     tables = [file for file in files if file.suffix == ".csv"]
     published = [row for file in tables for row in read_authors(file, report)]
     runs = read_measured([file for file in files if file.suffix != ".csv"], report)
@@ -99,7 +99,11 @@ def clean(
 
 
 def _rows(
-    published: list[dict[str, Any]], runs: list[Run], report: Report, processes: int | None, watching: Watching
+    published: list[dict[str, Any]],
+    runs: list[MergedRun],
+    report: CleaningReport,
+    processes: int | None,
+    watching: Watching,
 ) -> Iterator[dict[str, Any]]:
     seen: set[str] = set()
     for row in published:  # the same table given twice
@@ -118,7 +122,7 @@ def _rows(
             yield made
 
 
-def _row(run: Run, columns: dict[str, Any] | str, report: Report) -> dict[str, Any] | None:
+def _row(run: MergedRun, columns: dict[str, Any] | str, report: CleaningReport) -> dict[str, Any] | None:
     line, header = run.memory.row, run.memory.header
     if isinstance(columns, str):
         _drop(run, FAILED, columns, report)
@@ -143,12 +147,12 @@ def _row(run: Run, columns: dict[str, Any] | str, report: Report) -> dict[str, A
     }
 
 
-def _drop(run: Run, reason: str, detail: str, report: Report) -> None:
+def _drop(run: MergedRun, reason: str, detail: str, report: CleaningReport) -> None:
     for line in run.lines:
         report.drop(line.id, reason, detail, line.source)
 
 
-def _utilization(run: Run, report: Report) -> dict[str, Any]:
+def _utilization(run: MergedRun, report: CleaningReport) -> dict[str, Any]:
     """What was read while the run was alone; figures that cannot be are unknown, and counted."""
     if run.utilization is None:
         return {}

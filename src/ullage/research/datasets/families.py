@@ -238,7 +238,7 @@ def cnn(
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, attention to an encoder's states where there is one, and two projections, each with a way around."""
 
     def __init__(
@@ -289,8 +289,10 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         projection: type[nn.Module] = Conv1D if conv1d else nn.Linear
 
-        def block(causal: bool, cross: bool = False) -> Block:
-            return Block(size, heads, middle, dropout, act, norm_first, cross, projection, causal, fused, eager)
+        def block(causal: bool, cross: bool = False) -> TransformerBlock:
+            return TransformerBlock(
+                size, heads, middle, dropout, act, norm_first, cross, projection, causal, fused, eager
+            )
 
         encoders = {"encoder": layers, "decoder": 0, "hybrid": layers // 2}[kind]
         self.encoder = nn.ModuleList(block(causal=False) for _ in range(encoders))

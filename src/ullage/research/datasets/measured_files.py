@@ -52,7 +52,7 @@ class Dropped:
 
 
 @dataclass
-class Report:
+class CleaningReport:
     """What became of every measured line: `read` = `kept` + `joined` (to a run that was kept) + dropped ones."""
 
     files: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it.
 
-        >>> Report(read=2, kept=1, dropped=[Dropped("a", FAILED, "killed", "m.jsonl")]).to_dict()["dropped"]
+        >>> CleaningReport(read=2, kept=1, dropped=[Dropped("a", FAILED, "killed", "m.jsonl")]).to_dict()["dropped"]
         {'failed': 1}
         """
         lines = [vars(one) for one in self.dropped]
@@ -169,7 +169,7 @@ _FIELDS = tuple(FILE_KEYS.get(spec.name, spec.name) for spec in fields(Configura
 
 
 @dataclass
-class Line:
+class MeasuredLine:
     """A measured line, the file's word on the GPU and the versions, and the file's name."""
 
     row: dict[str, Any]
@@ -183,16 +183,16 @@ class Line:
 
 
 @dataclass
-class Run:
+class MergedRun:
     """One training run: the line whose memory counts, and one with utilisation if that was read."""
 
     id: str
     configuration: str
-    memory: Line
-    utilization: Line | None = None
+    memory: MeasuredLine
+    utilization: MeasuredLine | None = None
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[MeasuredLine]:
         """The lines that the run is made of: one, or two."""
         apart = self.utilization is not None and self.utilization is not self.memory
         return [self.memory, self.utilization] if apart and self.utilization else [self.memory]
@@ -209,9 +209,9 @@ def canonical(row: dict[str, Any]) -> str:
     return json.dumps(known, separators=(",", ":"))
 
 
-def read_measured(files: Sequence[Path], report: Report) -> list[Run]:
+def read_measured(files: Sequence[Path], report: CleaningReport) -> list[MergedRun]:
     """The runs of these files; lines that cannot be used are noted in the report."""
-    groups: dict[tuple[str, str | None, str | None], list[Line]] = {}
+    groups: dict[tuple[str, str | None, str | None], list[MeasuredLine]] = {}
     for file in files:
         header: dict[str, Any] = {}
         report.files.append(str(file))
@@ -220,7 +220,7 @@ def read_measured(files: Sequence[Path], report: Report) -> list[Run]:
                 header = row["header"] | {"gpu": gpu_name(row["header"].get("gpu"))}
                 continue
             report.read += 1
-            line = Line(row, header, file.name)
+            line = MeasuredLine(row, header, file.name)
             wrong = _no_run(row)
             if wrong is not None:
                 report.drop(line.id, NO_RUN, wrong, line.source)
@@ -255,9 +255,9 @@ def _no_run(row: dict[str, Any]) -> str | None:
     return None
 
 
-def _joined(configuration: str, lines: list[Line], report: Report) -> Run | None:
+def _joined(configuration: str, lines: list[MeasuredLine], report: CleaningReport) -> MergedRun | None:
     """The run of lines with the same configuration; the first usable line of each kind counts."""
-    chosen: dict[str, Line] = {}
+    chosen: dict[str, MeasuredLine] = {}
     for line in lines:
         wrong = trouble(line.row, line.header.get("memory"))
         kind = str(line.row.get("pass") or "memory")
@@ -268,10 +268,10 @@ def _joined(configuration: str, lines: list[Line], report: Report) -> Run | None
         else:
             chosen[kind] = line
     main = chosen.get("memory") or chosen.get("utilization")
-    return None if main is None else Run(main.id, configuration, main, chosen.get("utilization"))
+    return None if main is None else MergedRun(main.id, configuration, main, chosen.get("utilization"))
 
 
-def _rename(runs: list[Run], report: Report) -> None:
+def _rename(runs: list[MergedRun], report: CleaningReport) -> None:
     """Give runs of different sets that have the same id ids of their own."""
     seen: set[tuple[str, Any, Any]] = set()
     for run in runs:
@@ -284,7 +284,7 @@ def _rename(runs: list[Run], report: Report) -> None:
         report.renamed += number > 1
 
 
-def _lend_contexts(runs: list[Run], report: Report) -> None:
+def _lend_contexts(runs: list[MergedRun], report: CleaningReport) -> None:
     """Runs that shared a process have no context of their own: they get the one that most of their like had."""
     found: dict[tuple[Any, ...], Counter[int]] = {}
     for run in runs:
@@ -298,7 +298,7 @@ def _lend_contexts(runs: list[Run], report: Report) -> None:
             report.lent += 1
 
 
-def _kind(run: Run) -> tuple[Any, ...]:
+def _kind(run: MergedRun) -> tuple[Any, ...]:
     """Runs of one kind load the same libraries."""
     row, header = run.memory.row, run.memory.header
     return header.get("gpu"), header.get("torch"), row.get("family"), row.get("precision")
@@ -326,7 +326,7 @@ _KEYS = (
 _SETTING = re.compile(rf"(?:^|_)({'|'.join(_KEYS)}):(.*?)(?=_(?:{'|'.join(_KEYS)}):|$)")
 
 
-def read_authors(file: Path, report: Report) -> list[dict[str, Any]]:
+def read_authors(file: Path, report: CleaningReport) -> list[dict[str, Any]]:
     """The rows of a table; those that cannot be used are noted in the report."""
     lines = _lines(file)
     report.files.append(str(file))
@@ -378,7 +378,7 @@ def settings_of(name: str) -> dict[str, str]:
     return found
 
 
-def _row(name: str, line: dict[str, str], source: str, report: Report) -> dict[str, Any]:
+def _row(name: str, line: dict[str, str], source: str, report: CleaningReport) -> dict[str, Any]:
     settings = settings_of(name)
     layers = [
         (_KINDS.get(kind.lower(), kind.lower()), int(outputs), int(own))
@@ -417,7 +417,7 @@ def _input_elements(settings: dict[str, str]) -> int | None:
     return int(settings.get("input_channels", 3)) * int(settings["input_size"]) ** 2
 
 
-def _shares(line: dict[str, str], report: Report) -> dict[str, float | None]:
+def _shares(line: dict[str, str], report: CleaningReport) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for name in ("gract", "smact", "smocc"):
         text = line.get(f"Avg {name.upper()}")

@@ -132,12 +132,12 @@ MOST_SKIPPED = 12
 _TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
 
 
-class Enough(Exception):
+class EnoughSteps(Exception):
     """Ends the training loop."""
 
 
 @dataclass
-class Prepared:
+class PreparedMemoryRun:
     """A child that may begin: the model is on the CPU, the context is there."""
 
     configuration: Configuration
@@ -149,7 +149,7 @@ class Prepared:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
-def prepare_memory(order: dict[str, Any], ask_nvml: bool = True) -> Prepared:
+def prepare_memory(order: dict[str, Any], ask_nvml: bool = True) -> PreparedMemoryRun:
     """Make the context and the model."""
     began = time.perf_counter()
     torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
@@ -158,10 +158,10 @@ def prepare_memory(order: dict[str, Any], ask_nvml: bool = True) -> Prepared:
     configuration = Configuration.from_row(order)
     with cheap_start():
         made = prepare(configuration)
-    return Prepared(configuration, made, int(order.get("iterations", 3)), nvml, context, began)
+    return PreparedMemoryRun(configuration, made, int(order.get("iterations", 3)), nvml, context, began)
 
 
-def run_memory(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def run_memory(prepared: PreparedMemoryRun, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train a few steps; running out of memory is an answer too."""
     figures: dict[str, Any] = {"nvml_ctx": prepared.context}
     steps: list[None] = []
@@ -176,7 +176,7 @@ def run_memory(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> 
             # While model, batch and loss are still alive.
             figures["nvml_end"] = prepared.nvml.read() if prepared.nvml else None
             figures["end_reserved"] = torch.cuda.memory_reserved()
-            raise Enough
+            raise EnoughSteps
 
     most = prepared.iterations + (MOST_SKIPPED if prepared.configuration.precision == "amp_fp16" else 0)
     (model, task), prepared.made = prepared.made, None
@@ -184,7 +184,7 @@ def run_memory(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> 
     try:
         made = on_gpu(model, low_precision(prepared.configuration)), task
         train(prepared.configuration, most, after_iteration=note, prepared=made)
-    except Enough:
+    except EnoughSteps:
         pass
     except torch.OutOfMemoryError as error:
         figures |= out_of_memory(error)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ullage.monitor.activity import ActivityBetween, activity_between
-from ullage.research.datasets.memory_run import Enough, cheap_start, on_gpu, out_of_memory
+from ullage.research.datasets.memory_run import EnoughSteps, cheap_start, on_gpu, out_of_memory
 from ullage.research.measure.single_run import ProcessMemory
 from ullage.workloads import Configuration, train
 from ullage.workloads.sources.build import prepare
@@ -30,7 +30,7 @@ ENDLESS = 10**9
 
 
 @dataclass
-class Prepared:
+class PreparedUtilizationRun:
     """The model on the CPU, and how long to read."""
 
     configuration: Configuration
@@ -39,12 +39,12 @@ class Prepared:
     log: bool = False
 
 
-def prepare_utilization(order: dict[str, Any]) -> Prepared:
+def prepare_utilization(order: dict[str, Any]) -> PreparedUtilizationRun:
     """Make the model; no CUDA."""
     configuration = Configuration.from_row(order)
     with cheap_start():
         made = prepare(configuration)
-    return Prepared(configuration, made, float(order.get("seconds", 1.0)), bool(order.get("raw")))
+    return PreparedUtilizationRun(configuration, made, float(order.get("seconds", 1.0)), bool(order.get("raw")))
 
 
 class Reading:
@@ -72,7 +72,7 @@ class Reading:
         self.steps += 1
         if now - self.began >= self.seconds:
             self._end()
-            raise Enough
+            raise EnoughSteps
 
     def _warm(self, now: float) -> None:
         """Steps wait for each other by themselves: each begins with a copy to the GPU, which ends after all before."""
@@ -124,7 +124,7 @@ class Reading:
         }
 
 
-def run_utilization(prepared: Prepared, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def run_utilization(prepared: PreparedUtilizationRun, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train until the reading is there; memory is read as well."""
     began = time.perf_counter()
     torch.cuda.synchronize()
@@ -135,7 +135,7 @@ def run_utilization(prepared: Prepared, pause: Callable[[], None] = lambda: None
     try:
         made = on_gpu(model, low_precision(prepared.configuration), drawn=True), task
         train(prepared.configuration, ENDLESS, after_iteration=reading, prepared=made)
-    except Enough:
+    except EnoughSteps:
         pass
     except torch.OutOfMemoryError as error:
         figures |= out_of_memory(error)

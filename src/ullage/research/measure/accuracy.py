@@ -77,7 +77,7 @@ def _figures(row: dict[str, Any], answer: Estimate) -> dict[str, int | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ErrorSummary:
     """The errors of one figure over a group of runs."""
 
     group: str
@@ -112,7 +112,7 @@ def groups(results: list[Comparison]) -> dict[str, list[Comparison]]:
     return found
 
 
-def summarize(results: list[Comparison]) -> list[Summary]:
+def summarize(results: list[Comparison]) -> list[ErrorSummary]:
     """The errors of every figure in every group."""
     summaries = []
     for group, members in groups(results).items():
@@ -121,7 +121,7 @@ def summarize(results: list[Comparison]) -> list[Summary]:
             if errors:
                 sizes = [abs(error) for error in errors]
                 summaries.append(
-                    Summary(
+                    ErrorSummary(
                         group,
                         figure,
                         len(members),

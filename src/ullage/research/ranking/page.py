@@ -9,8 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ullage.errors import InvalidValue
-from ullage.research.ranking.protocol import MENDED, PUBLISHED
-from ullage.research.ranking.standings import Errors, Rounds, Standing, rank
+from ullage.research.ranking.standings import MENDED, PUBLISHED, Errors, Rounds, Standing, rank
 from ullage.research.ranking.truth import TruthSet
 from ullage.research.ranking.worker import Record
 from ullage.units import MIB, format_bytes, format_duration

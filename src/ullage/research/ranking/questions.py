@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from ullage.errors import InvalidValue
-from ullage.research.ranking.truth import Run, TruthSet, sample
+from ullage.research.ranking.truth import MeasuredRun, TruthSet, sample
 from ullage.research.ranking.worker import Ask, Record, ask_apart
 from ullage.workloads.configuration import FILE_KEYS, Configuration, cut_torn_line, read_rows
 
@@ -25,7 +25,7 @@ class Question:
     """One estimator and one run."""
 
     estimator: str
-    run: Run
+    run: MeasuredRun
     gpu: str
 
     @property

@@ -23,13 +23,13 @@ FAMILIES = {"hf": "transformers", "mlp": "MLPs"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class MeasuredRun:
     """One measured run; sizes are bytes, `None` where they were not measured.
 
     `row` is the configuration (and whatever else its file says), `history` the file of its allocator's record. For a
     run that ran out of memory (`oom`) the figures are those of the attempt and are compared with nothing.
 
-    >>> Run(id="one", row={"model": "mlp:x"}, family="MLPs", reserved=100, process=160).context
+    >>> MeasuredRun(id="one", row={"model": "mlp:x"}, family="MLPs", reserved=100, process=160).context
     60
     """
 
@@ -62,7 +62,7 @@ class TruthSet:
 
     name: str
     gpu: str
-    runs: list[Run]
+    runs: list[MeasuredRun]
     published: list[Record] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -111,7 +111,7 @@ def _of_dataset(row: dict[str, Any]) -> dict[str, Any]:
     return {**json.loads(row["configuration"]), "id": row["id"], **figures}
 
 
-def run_of(row: dict[str, Any], number: int, folder: Path) -> Run:
+def run_of(row: dict[str, Any], number: int, folder: Path) -> MeasuredRun:
     """The run of a line of a measured file; histories lie beside the file, in `folder`."""
     reserved, end = row.get("peak_reserved"), row.get("nvml_end")
     process = None
@@ -119,7 +119,7 @@ def run_of(row: dict[str, Any], number: int, folder: Path) -> Run:
         process = end - row.get("end_reserved", reserved) + reserved
     events = row.get("events")
     history = folder / events if isinstance(events, str) else None
-    return Run(
+    return MeasuredRun(
         id=str(row.get("id") or f"r{number:04d}"),
         row=row,
         family=family_of(str(row.get("model", ""))),
@@ -141,10 +141,10 @@ def family_of(model: str) -> str:
     return FAMILIES.get(prefix, prefix)
 
 
-def sample(runs: Sequence[Run], count: int | None) -> list[Run]:
+def sample(runs: Sequence[MeasuredRun], count: int | None) -> list[MeasuredRun]:
     """So many of the runs, always the same ones: a smaller sample is part of every larger one.
 
-    >>> runs = [Run(id=str(number), row={}, family="") for number in range(9)]
+    >>> runs = [MeasuredRun(id=str(number), row={}, family="") for number in range(9)]
     >>> len(sample(runs, 4)), set(map(id, sample(runs, 2))) < set(map(id, sample(runs, 4)))
     (4, True)
     """
@@ -161,7 +161,7 @@ def sample(runs: Sequence[Run], count: int | None) -> list[Run]:
 # short peak. The tables name a model and a batch size; what else a run needs is assumed here and said in the notes.
 
 CLIPPED_MIB = 38_000  # of 40,960: above, runs pile up at the card's end, so the card and not the model set the figure
-TIMM_OPTIMIZER = "adam"  # the table names none; of the usual ones it comes nearest to the truth of six models
+TIMM_OPTIMIZER = "adam"
 CAMPAIGNS = {"May 2025": "actual_mib_2025_05", "September 2025": "actual_mib_2025_09"}
 
 # Columns of estimates: the estimator, and what its figure is compared with.
@@ -221,7 +221,7 @@ def _campaign(rows: list[dict[str, str]], campaign: str, column: str, gpu: str) 
             continue
         published += _published(row, f"realworld-{number:02d}", gpu)
         runs.append(
-            Run(
+            MeasuredRun(
                 id=f"realworld-{number:02d}",
                 row=_configuration(row),
                 family=row.get("family") or "other",
@@ -277,14 +277,19 @@ def _timm(rows: list[dict[str, str]], gpu: str) -> TruthSet:
             published += _published(row, f"{row['model']}-{row['batch_size']}", gpu)
             configuration = {"model": f"timm:{name}", "batch": int(row["batch_size"]), "opt": TIMM_OPTIMIZER}
             runs.append(
-                Run(
+                MeasuredRun(
                     id=f"{row['model']}-{row['batch_size']}",
                     row=configuration | {"precision": "fp32"},
                     family="timm",
                     process=round(float(row["actual_max_mib"]) * MIB),
                 )
             )
-    notes = [_WHOLE_GPU, f"assumed: fp32, {TIMM_OPTIMIZER}, the input size and classes that each model is made for"]
+    notes = [
+        _WHOLE_GPU,
+        "assumed: fp32, the input size and classes that each model is made for",
+        "the table does not name the optimizer; Adam was chosen because, of the usual optimizers, it comes nearest to "
+        "the measured memory of six of these models, so that errors depend on this choice",
+    ]
     return TruthSet(name="timm", gpu=gpu, runs=runs, published=published, left_out=dict(left_out), notes=notes)
 
 
@@ -312,7 +317,7 @@ def identity(configuration: Configuration) -> dict[str, Any]:
     return values | {"model": f"{configuration.source}:{configuration.name}", "config": config}
 
 
-def matching(configuration: Configuration, runs: Iterable[Run]) -> list[Run]:
+def matching(configuration: Configuration, runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
     """The runs that measured this configuration."""
     wanted, found = identity(configuration), []
     for run in runs:

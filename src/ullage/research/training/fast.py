@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue, MissingPackage, UllageError
-from ullage.estimation.estimators.fast.estimator import Fast
-from ullage.estimation.estimators.fast.model import NAMES, Trees, vector_of
+from ullage.estimation.estimators.fast import NAMES, Fast, Trees, vector_of
 from ullage.estimation.estimators.walknet.inputs import row_of
 from ullage.hardware import gpu as find_gpu
 from ullage.research.ranking.questions import Question
-from ullage.research.ranking.truth import Run, read_truth
+from ullage.research.ranking.truth import MeasuredRun, read_truth
 from ullage.research.ranking.worker import Record
 from ullage.workloads.configuration import Configuration
 
@@ -30,7 +29,7 @@ _LEAVES, _TREES = 15, {"middle": 300, "high": 150}
 
 
 @dataclass(frozen=True)
-class Jobs:
+class FastJobs:
     """Jobs to learn from: features, the closed formula, measured reserved memory, and the group each belongs to.
 
     A group (a family of real models, or one generated job) is never split: what validates shares none with what fits.
@@ -49,13 +48,13 @@ class Jobs:
         return np.log(self.reserved / self.closed)
 
 
-def jobs_of(generated: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, Any]]) -> Jobs:
+def jobs_of(generated: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, Any]]) -> FastJobs:
     """Jobs from rows of data sets, and from rows of real models with their `group`."""
     rows = [row for row in (*generated, *real) if row.get("peak_reserved")]
     if len(rows) < 4 * FOLDS:
         raise InvalidValue(f"needed at least {4 * FOLDS} measured rows to train fast on; found {len(rows)}")
     made = [vector_of(row) for row in rows]
-    return Jobs(
+    return FastJobs(
         np.stack([features for features, _ in made]),
         np.array([closed for _, closed in made]),
         np.array([float(row["peak_reserved"]) for row in rows]),
@@ -66,7 +65,7 @@ def jobs_of(generated: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, 
 
 
 def train_fast(
-    jobs: Jobs, *, gpu: str, seed: int = 1, begin: Callable[[str], None] | None = None
+    jobs: FastJobs, *, gpu: str, seed: int = 1, begin: Callable[[str], None] | None = None
 ) -> tuple[Fast, Floats]:
     """The trees, and what trees that had not seen a job's group say of it: [jobs, 2] logarithms, median and bound.
 
@@ -101,7 +100,7 @@ def conformal(scores: Floats, share: float) -> float:
     return float(np.sort(scores)[rank - 1])
 
 
-def judged(jobs: Jobs, unseen: Floats, part: npt.NDArray[np.bool_]) -> dict[str, float]:
+def judged(jobs: FastJobs, unseen: Floats, part: npt.NDArray[np.bool_]) -> dict[str, float]:
     """Errors of reserved memory on jobs whose group was not seen, and how the bound held; empty for no jobs."""
     if not part.any():
         return {}
@@ -196,7 +195,7 @@ def read_real(
     return rows
 
 
-def _row(run: Run) -> dict[str, Any] | None:
+def _row(run: MeasuredRun) -> dict[str, Any] | None:
     try:
         configuration = Configuration.from_row(run.row)
         if configuration.inference:

@@ -12,15 +12,20 @@ import numpy.typing as npt
 from torch import nn
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimation.estimators.gpumemnet import weights
+from ullage.estimation.estimators.gpumemnet import networks as gpumemnet_networks
 from ullage.estimation.estimators.gpumemnet.features import summary_of_row
-from ullage.estimation.estimators.gpumemnet.networks import Jobs, jobs_of
+from ullage.estimation.estimators.gpumemnet.networks import SummaryBatch, jobs_of
 from ullage.estimation.estimators.walknet import networks
 from ullage.estimation.estimators.walknet.inputs import inputs_of
-from ullage.estimation.estimators.walknet.networks import Batch, batched
+from ullage.estimation.estimators.walknet.networks import WalknetBatch, batched
 from ullage.estimation.estimators.weights import ModelCard
-from ullage.research.training import gpumemnet, walknet
-from ullage.research.training.walknet import Schedule
+from ullage.research.training.fitting import (
+    GPUMEMNET_SCHEDULES,
+    WALKNET_SCHEDULES,
+    Schedule,
+    fit_gpumemnet,
+    fit_walknet,
+)
 from ullage.units import GIB
 
 MOST_MEMORY = 160 * GIB  # walknet's bins reach further than any GPU of today, so that large jobs are told apart too
@@ -61,11 +66,11 @@ def method_of(name: str) -> Method:
     return METHODS[name]
 
 
-def _walknet_jobs(rows: Rows) -> Batch:
+def _walknet_jobs(rows: Rows) -> WalknetBatch:
     return batched([inputs_of(row) for row in rows])
 
 
-def _gpumemnet_jobs(rows: Rows) -> Jobs:
+def _gpumemnet_jobs(rows: Rows) -> SummaryBatch:
     families = sorted({str(row["family"]) for row in rows})
     if len(families) > 1:
         raise InvalidValue(f"needed rows of one family; found {', '.join(families)}")
@@ -76,27 +81,27 @@ WALKNET = Method(
     name="walknet",
     jobs=_walknet_jobs,
     build=networks.build,
-    fit=walknet.fit,
+    fit=fit_walknet,
     save=networks.save,
     load=networks.load,
     shipped=lambda family, estimator, width: networks.shipped(family, estimator),
     widths=lambda family, estimator: (1,),
     sums=True,
     bins=lambda width, memory: max(2, MOST_MEMORY // width),
-    schedules=walknet.SCHEDULES,
+    schedules=WALKNET_SCHEDULES,
 )
 GPUMEMNET = Method(
     name="gpumemnet",
     jobs=_gpumemnet_jobs,
-    build=weights.build,
-    fit=gpumemnet.fit,
-    save=weights.save,
-    load=weights.load,
-    shipped=weights.shipped,
-    widths=lambda family, estimator: weights.WIDTHS[family, estimator],
+    build=gpumemnet_networks.build,
+    fit=fit_gpumemnet,
+    save=gpumemnet_networks.save,
+    load=gpumemnet_networks.load,
+    shipped=gpumemnet_networks.shipped,
+    widths=lambda family, estimator: gpumemnet_networks.WIDTHS[family, estimator],
     sums=False,
     bins=lambda width, memory: max(2, int(-(-memory.max() // width))),  # the classes that occur, as published
-    schedules=gpumemnet.SCHEDULES,
+    schedules=GPUMEMNET_SCHEDULES,
     drawn_by=GIB,  # so that networks of all widths, and walknet, are judged on the same rows
 )
 METHODS = {method.name: method for method in (GPUMEMNET, WALKNET)}

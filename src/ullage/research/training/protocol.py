@@ -1,22 +1,163 @@
-"""The whole way from examples to a judged network: hold a test part out, cross-validate, train, test once."""
+"""From the rows of a data set to a judged network: hold a test part out, cross-validate, train, test once.
+
+Rows become examples (what the networks read, and the measured memory). A classification over memory bins is scored by
+accuracy, precision, recall, F1, underestimates and its confusion.
+"""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ullage.errors import InvalidValue
 from ullage.estimation.estimators.weights import ModelCard, probabilities
-from ullage.research.training.examples import Examples
-from ullage.research.training.folds import FOLDS, Indices, folds, held_out
+from ullage.research.training.fitting import Notify, Schedule, classes_of
+from ullage.research.training.folds import FOLDS, Indices, folds, held_out, key_of
 from ullage.research.training.methods import WALKNET, Method
-from ullage.research.training.scores import Scores, coarser, scored
-from ullage.research.training.walknet import Notify, Schedule, classes_of
+
+TARGET = "process_memory"
+
+
+@dataclass
+class Examples:
+    """Examples of one family: `jobs` as a method's networks read them, `memory` in bytes, `rows` as they were read.
+
+    >>> row = {"batch_size": 8, "parameters": 9, "layers": [], "process_memory": 1 << 30, "id": "a"}
+    >>> examples_of([row]).memory.tolist()
+    [1073741824.0]
+    """
+
+    rows: list[dict[str, Any]]
+    jobs: Any
+    memory: npt.NDArray[np.float64]
+    keys: list[str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, chosen: Indices) -> tuple[Any, npt.NDArray[np.float64]]:
+        """Some of the examples."""
+        return self.jobs.rows(torch.from_numpy(chosen)), self.memory[chosen]
+
+    @property
+    def gpu(self) -> str:
+        """The GPU that they were measured on; examples of several are refused."""
+        names = sorted({str(row.get("gpu") or "unknown") for row in self.rows})
+        if len(names) > 1:
+            raise InvalidValue(f"needed rows of one GPU; found {', '.join(names)}")
+        return names[0]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of what they were measured with, all that occur."""
+        names = ("torch", "cuda", "cudnn", "driver")
+        found = {name: sorted({str(row[name]) for row in self.rows if row.get(name)}) for name in names}
+        return {name: ", ".join(values) for name, values in found.items() if values}
+
+
+def examples_of(rows: Sequence[Mapping[str, Any]], method: Method = WALKNET) -> Examples:
+    """Examples from rows for a method; those without a measured figure (out of memory) are left out."""
+    measured = [dict(row) for row in rows if row.get(TARGET)]
+    if not measured:
+        raise InvalidValue(f"no row has {TARGET}: there is nothing to learn from")
+    memory = np.array([row[TARGET] for row in measured], dtype=np.float64)
+    return Examples(measured, method.jobs(measured), memory, [key_of(row) for row in measured])
+
+
+def read_rows(file: Path, family: str | None = None) -> list[dict[str, Any]]:
+    """The rows of a Parquet file of `ullage dataset clean`, or of the authors' CSV, of one family or of all."""
+    from ullage.research.datasets.measured_files import CleaningReport, read_authors
+    from ullage.research.datasets.schema import frame, read_dataset
+
+    table = frame(read_authors(file, CleaningReport())) if file.suffix == ".csv" else read_dataset(file)
+    rows: list[dict[str, Any]] = table.to_dicts()
+    chosen = [row for row in rows if family is None or row["family"] == family]
+    if not chosen:
+        there = ", ".join(sorted({str(row["family"]) for row in rows})) or "none"
+        raise InvalidValue(f"{file} has no rows{f' of the family {family}' if family else ''}; families in it: {there}")
+    return chosen
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Shares from 0 to 1; precision, recall and F1 are means over the classes, weighed by their rows.
+
+    `under` is the share of jobs in a higher bin than the one that was told (they could run out of memory), `over` the
+    share in a lower one (they would waste some).
+
+    >>> scored([0, 0, 1, 2], [0, 1, 1, 1]).under
+    0.25
+    """
+
+    rows: int
+    accuracy: float
+    precision: float
+    recall: float
+    f1: float
+    f1_macro: float
+    under: float
+    over: float
+    within_one: float
+    classes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def scored(true: Sequence[int] | npt.NDArray[np.int64], told: Sequence[int] | npt.NDArray[np.int64]) -> Scores:
+    """The scores of told bins against true ones."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    truth, answer = np.asarray(true, dtype=np.int64), np.asarray(told, dtype=np.int64)
+    options: dict[str, Any] = {"zero_division": 0}
+    precision, recall, f1, _ = precision_recall_fscore_support(truth, answer, average="weighted", **options)
+    macro = precision_recall_fscore_support(truth, answer, average="macro", **options)[2]
+    return Scores(
+        rows=len(truth),
+        accuracy=float((truth == answer).mean()),
+        precision=float(precision),
+        recall=float(recall),
+        f1=float(f1),
+        f1_macro=float(macro),
+        under=float((answer < truth).mean()),
+        over=float((answer > truth).mean()),
+        within_one=float((np.abs(answer - truth) <= 1).mean()),
+        classes=len(np.unique(truth)),
+    )
+
+
+def confusion(true: Sequence[int], told: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """The bins that occur, and how many rows of each (a line) were told to be in each (a column).
+
+    >>> confusion([0, 0, 2], [0, 2, 2])
+    ([0, 2], [[1, 1], [0, 1]])
+    """
+    from sklearn.metrics import confusion_matrix
+
+    names = sorted({*map(int, true), *map(int, told)})
+    return names, confusion_matrix(true, told, labels=names).tolist()
+
+
+def coarser(probabilities: npt.NDArray[np.floating[Any]], factor: int) -> npt.NDArray[np.floating[Any]]:
+    """The probabilities of bins `factor` times as wide.
+
+    >>> coarser(np.array([[0.1, 0.2, 0.3, 0.4]]), 2).round(1).tolist()
+    [[0.3, 0.7]]
+    """
+    rows, bins = probabilities.shape
+    padded = np.zeros((rows, -(-bins // factor) * factor))
+    padded[:, :bins] = probabilities
+    wide: npt.NDArray[np.floating[Any]] = padded.reshape(rows, -1, factor).sum(2)
+    return wide
+
 
 BATCH = 256
 WIDER = (2, 8)  # folds are judged in bins so many times as wide, too

@@ -18,9 +18,9 @@ from torch import nn
 
 from ullage.estimation.estimators.walknet.inputs import TOTALS, closed_sum
 from ullage.estimation.estimators.walknet.networks import plain_products
-from ullage.research.training.examples import Examples
+from ullage.research.training.fitting import classes_of
 from ullage.research.training.folds import held_out
-from ullage.research.training.walknet import classes_of
+from ullage.research.training.protocol import Examples
 from ullage.units import GIB, MIB
 
 Floats = npt.NDArray[np.float64]
@@ -51,7 +51,7 @@ WAYS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RegressionOutcome:
     """How one way did on the held-out part: errors of the median, and how often the quantiles held.
 
     `first` and `last` are the mean absolute error in MiB on the training part after the first and the last epoch.
@@ -70,7 +70,7 @@ class Outcome:
 def compare(
     examples: Examples, *, seed: int = 1, epochs: int = EPOCHS, begin: Callable[[str, int], None] | None = None,
     notify: Callable[[str], None] | None = None,
-) -> list[Outcome]:  # fmt: skip
+) -> list[RegressionOutcome]:  # fmt: skip
     """The same network, trained each way on the same rows and judged on the same test part."""
     torch.set_num_threads(1)  # the network is too small to divide
     classes = classes_of(examples.memory, GIB, 160)
@@ -86,7 +86,7 @@ def compare(
 def _try(
     way: Way, examples: Examples, learn: npt.NDArray[np.int64], test: npt.NDArray[np.int64], seed: int, epochs: int,
     notify: Callable[[str], None] | None,
-) -> Outcome:  # fmt: skip
+) -> RegressionOutcome:  # fmt: skip
     features = _features(way, examples, learn)
     base = np.array([math.log(closed_sum(parts)) for parts in examples.jobs.parts.numpy()])
     target = {
@@ -116,7 +116,7 @@ def _try(
             if notify is not None:
                 notify(f"epoch {epoch}, off by {errors[-1]:.0f} MiB")
     told, true = memory(test), examples.memory[test]
-    return Outcome(
+    return RegressionOutcome(
         way.name, errors[0], errors[-1], off(test), float(np.median(np.abs(told[:, 1] / true - 1))),
         float((told[:, 1] < true).mean()), float((true <= told[:, 2]).mean()),
         float((classes_of(np.maximum(told[:, 1], 1), GIB, 160) == classes_of(true, GIB, 160)).mean()),

@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue
-from ullage.research.training.examples import Examples
-from ullage.research.training.protocol import Trained
-from ullage.research.training.scores import Scores, confusion
-from ullage.research.training.walknet import classes_of
+from ullage.research.training.fitting import classes_of
+from ullage.research.training.protocol import Examples, Scores, Trained, confusion
 from ullage.units import format_bytes
 
 # Pictures as SVG: a data set in two dimensions, and the confusion matrix of a classifier.

@@ -13,40 +13,37 @@ import torch
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.weights import ModelCard, probabilities
-from ullage.research.training.examples import Examples
+from ullage.research.training.fitting import Notify, Schedule, classes_of
 from ullage.research.training.folds import Indices
 from ullage.research.training.methods import WALKNET, Method
-from ullage.research.training.protocol import predicted, train
-from ullage.research.training.scores import Scores, scored
-from ullage.research.training.walknet import Notify, Schedule, classes_of
+from ullage.research.training.protocol import Examples, predicted, scored, train
 from ullage.units import GIB
 
-# Family, estimator, bin in GiB: the paper's accuracy and F1 (Table 2; `None` where it has none), and walknet's goal.
-LINES: Mapping[tuple[str, str, int], tuple[float | None, float | None, float]] = {
-    ("mlp", "mlp", 1): (0.95, 0.93, 0.97),
-    ("mlp", "mlp", 2): (0.97, 0.96, 0.98),
-    ("mlp", "transformer", 1): (0.97, 0.96, 0.98),
-    ("mlp", "transformer", 2): (0.98, 0.97, 0.99),
-    ("cnn", "mlp", 8): (0.83, 0.83, 0.92),
-    ("cnn", "transformer", 8): (0.81, 0.81, 0.92),
-    ("cnn", "mlp", 1): (None, None, 0.80),
-    ("cnn", "transformer", 1): (None, None, 0.80),
-    ("transformer", "mlp", 8): (0.88, 0.88, 0.93),
-    ("transformer", "transformer", 8): (0.86, 0.86, 0.93),
-    ("transformer", "mlp", 1): (None, None, 0.80),
-    ("transformer", "transformer", 1): (None, None, 0.80),
+# Family, estimator, bin in GiB: the paper's accuracy and F1 (Table 2; `None` where it has none).
+LINES: Mapping[tuple[str, str, int], tuple[float | None, float | None]] = {
+    ("mlp", "mlp", 1): (0.95, 0.93),
+    ("mlp", "mlp", 2): (0.97, 0.96),
+    ("mlp", "transformer", 1): (0.97, 0.96),
+    ("mlp", "transformer", 2): (0.98, 0.97),
+    ("cnn", "mlp", 8): (0.83, 0.83),
+    ("cnn", "transformer", 8): (0.81, 0.81),
+    ("cnn", "mlp", 1): (None, None),
+    ("cnn", "transformer", 1): (None, None),
+    ("transformer", "mlp", 8): (0.88, 0.88),
+    ("transformer", "transformer", 8): (0.86, 0.86),
+    ("transformer", "mlp", 1): (None, None),
+    ("transformer", "transformer", 1): (None, None),
 }
-PAPER_SECONDS = 0.032  # at most, on an AMD EPYC processor
 ROUNDS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Table2Line:
     """One line of the table; shares from 0 to 1, `seconds` for one job on one processor core.
 
-    >>> Line(family="mlp", estimator="mlp", bin=1 << 30, gpu="H200", rows=9, accuracy=0.98, goal=0.97, f1=0.98,
-    ...      f1_macro=0.9, under=0.01, over=0.01, seconds=0.001).reached
-    True
+    >>> Table2Line(family="mlp", estimator="mlp", bin=1 << 30, gpu="H200", rows=9, accuracy=0.98, f1=0.98,
+    ...      f1_macro=0.9, under=0.01, over=0.01, seconds=0.001).method
+    'walknet'
     """
 
     family: str
@@ -60,27 +57,21 @@ class Line:
     under: float
     over: float
     seconds: float
-    goal: float | None
     paper: float | None = None
     paper_f1: float | None = None
     validation: float | None = None
     trained: str = ""
     method: str = WALKNET.name
 
-    @property
-    def reached(self) -> bool | None:
-        """Whether the goal was reached, where there is one."""
-        return None if self.goal is None else self.accuracy >= self.goal
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self) | {"reached": self.reached}
+        return asdict(self)
 
 
 def lines_of(
     examples: Examples, family: str, network: torch.nn.Module, card: ModelCard, test: Indices, trained: str,
     method: Method = WALKNET,
-) -> list[Line]:  # fmt: skip
+) -> list[Table2Line]:  # fmt: skip
     """The lines of one network, on the same test part.
 
     They are in bins of every width that the table has, or in the network's own where a method has one for each width.
@@ -88,17 +79,17 @@ def lines_of(
     jobs, memory = examples.part(test)
     took = seconds_a_job(network, examples)
     found = []
-    for (of_family, estimator, width), (paper, paper_f1, goal) in LINES.items():
+    for (of_family, estimator, width), (paper, paper_f1) in LINES.items():
         factor, rest = divmod(width * GIB, card.bin)
         if (of_family, estimator) != (family, card.estimator) or rest or (factor != 1 and not method.sums):
             continue
         true = classes_of(memory, width * GIB, -(-card.bins // factor))
         scores = scored(true, predicted(network, jobs, factor))
         found.append(
-            Line(
+            Table2Line(
                 family=family, estimator=estimator, bin=width * GIB, gpu=examples.gpu, rows=scores.rows,
                 accuracy=scores.accuracy, f1=scores.f1, f1_macro=scores.f1_macro, under=scores.under,
-                over=scores.over, seconds=took, goal=goal if method is WALKNET else None, paper=paper,
+                over=scores.over, seconds=took, paper=paper,
                 paper_f1=paper_f1, validation=_validation(card, factor), trained=trained, method=method.name,
             )
         )  # fmt: skip
@@ -107,7 +98,7 @@ def lines_of(
 
 def shipped_lines(
     examples: Examples, family: str, estimator: str, folder: Path | None, method: Method = WALKNET
-) -> list[Line]:
+) -> list[Table2Line]:
     """The lines of trained weights, on the rows of these data that they were not trained on.
 
     Which rows were held out is written in the file of weights. Data in which none of them is found is all unseen.
@@ -132,7 +123,7 @@ def shipped_lines(
 def retrained_lines(
     examples: Examples, family: str, estimator: str, *, seed: int, schedule: Schedule | None = None,
     notify: Notify | None = None, begin: Callable[[str, int], None] | None = None, method: Method = WALKNET,
-) -> list[Line]:  # fmt: skip
+) -> list[Table2Line]:  # fmt: skip
     """The lines of networks that are trained now, with cross-validation, on these data."""
     found = []
     for width in method.widths(family, estimator):
@@ -169,12 +160,3 @@ def seconds_a_job(network: torch.nn.Module, examples: Examples) -> float:
     finally:
         torch.set_num_threads(before)
     return sorted(times)[ROUNDS // 2]
-
-
-def mean_of(folds: Sequence[Scores]) -> float:
-    """The mean accuracy of the folds.
-
-    >>> mean_of([scored([0, 1], [0, 1]), scored([0, 1], [0, 0])])
-    0.75
-    """
-    return sum(one.accuracy for one in folds) / len(folds)

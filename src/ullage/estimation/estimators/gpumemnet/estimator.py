@@ -15,8 +15,7 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.gpumemnet.features import ModelSummary, family_of, summary_of
-from ullage.estimation.estimators.gpumemnet.networks import jobs_of
-from ullage.estimation.estimators.gpumemnet.weights import WIDTHS, shipped, trained
+from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, jobs_of, shipped, trained
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.weights import ModelCard, probabilities
 from ullage.estimation.result import Estimate

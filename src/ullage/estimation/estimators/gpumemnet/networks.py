@@ -5,52 +5,58 @@ the first hidden layer and 4 in the others, with depths from 1 to 7 (CNNs: to 8)
 ReLU; two Transformers, of 6 and 4 numbers a layer, whose sums over the layers an ensemble of perceptrons reads.
 
 The published code lets its Transformers attend from job to job of a batch; here, as the paper tells it, attention runs
-over the layers of one job.
+over the layers of one job. Trained networks are safetensors files: one for each family, estimator and width of a class.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from ullage.errors import UnknownName
 from ullage.estimation.estimators.gpumemnet.features import LONGEST, TYPES, ModelSummary, names_of, totals_of, tuples_of
+from ullage.estimation.estimators.weights import SHIPPED, ModelCard, load_network, save_network
+from ullage.units import GIB
 
 _TWICE = (1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6)
 DEPTHS = {"mlp": _TWICE, "cnn": (1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 4, 5, 6), "transformer": _TWICE}
 FIRST, OTHERS = 8, 4  # neurons of the first hidden layer, and of the others
 TRANSFORMERS = ((6, 3), (4, 2))  # numbers a layer, and blocks; one head each, 4 neurons between, no dropout
 BETWEEN = 4
-TOGETHER = 60  # sequences as long as this many layers or shorter are not sorted by length
+UNSORTED_LENGTH = 60  # sequences as long as this many layers or shorter are not sorted by length
 
 
 @dataclass
-class Jobs:
+class SummaryBatch:
     """Jobs side by side; sequences are padded with zeros, `there` tells layers from padding."""
 
     totals: torch.Tensor  # [jobs, features]
     tokens: torch.Tensor  # [jobs, longest, 2 to 4 for the type, and 2]
     there: torch.Tensor  # [jobs, longest] bool
 
-    def rows(self, chosen: torch.Tensor) -> Jobs:
+    def rows(self, chosen: torch.Tensor) -> SummaryBatch:
         """Some of the jobs, with no more padding than they need."""
         there = self.there[chosen]
         longest = max(int(there.sum(1).max()), 1)
-        return Jobs(self.totals[chosen], self.tokens[chosen][:, :longest], there[:, :longest])
+        return SummaryBatch(self.totals[chosen], self.tokens[chosen][:, :longest], there[:, :longest])
 
-    def alone(self) -> Jobs:
+    def alone(self) -> SummaryBatch:
         """The jobs without their sequences, for networks that read none."""
-        return Jobs(self.totals, self.tokens[:, :1], self.there[:, :1])
+        return SummaryBatch(self.totals, self.tokens[:, :1], self.there[:, :1])
 
     def __len__(self) -> int:
         return len(self.totals)
 
 
-def jobs_of(summaries: Sequence[ModelSummary], family: str) -> Jobs:
+def jobs_of(summaries: Sequence[ModelSummary], family: str) -> SummaryBatch:
     """Runs as one batch.
 
     >>> run = ModelSummary(16, 46, "relu", (("linear", 4, 36), ("relu", 4, 0), ("linear", 2, 10)))
@@ -65,7 +71,7 @@ def jobs_of(summaries: Sequence[ModelSummary], family: str) -> Jobs:
         if sequence:
             tokens[place, : len(sequence)] = torch.tensor(sequence, dtype=torch.float32)
         there[place, : max(len(sequence), 1)] = True  # a model without such layers is one layer of zeros
-    return Jobs(torch.tensor([totals_of(summary, family) for summary in summaries]), tokens, there)
+    return SummaryBatch(torch.tensor([totals_of(summary, family) for summary in summaries]), tokens, there)
 
 
 def token_size(family: str) -> int:
@@ -116,14 +122,14 @@ def _xavier(members: int, inputs: int, outputs: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
 
 
-class Ensemble(nn.Module):
+class GPUMemNetEnsemble(nn.Module):
     """The MLP estimator."""
 
     def __init__(self, family: str, classes: int) -> None:
         super().__init__()
         self.members = Perceptrons(len(names_of(family)), classes, DEPTHS[family])
 
-    def forward(self, jobs: Jobs) -> torch.Tensor:
+    def forward(self, jobs: SummaryBatch) -> torch.Tensor:
         """Scores [jobs, classes]."""
         return self.members(jobs.totals)  # type: ignore[no-any-return]
 
@@ -140,7 +146,7 @@ class _PlaceNorm(nn.BatchNorm1d):
         )  # fmt: skip
 
 
-class Block(nn.Module):
+class GPUMemNetBlock(nn.Module):
     """What `nn.TransformerEncoderLayer` is with one head and no dropout: attention and a perceptron, norms after."""
 
     def __init__(self, size: int) -> None:
@@ -161,7 +167,7 @@ class Block(nn.Module):
         return self.second_norm(x + self.narrow(functional.relu(self.wide(x))))  # type: ignore[no-any-return]
 
 
-class LayerTransformer(nn.Module):
+class GPUMemNetTransformer(nn.Module):
     """One Transformer over the tuples of a job, and perceptrons over its sum and the totals."""
 
     places: torch.Tensor
@@ -172,10 +178,10 @@ class LayerTransformer(nn.Module):
         self.first, self.first_norm = nn.Linear(token_size(family), size), _PlaceNorm(longest)
         self.second, self.second_norm = nn.Linear(size, size), _PlaceNorm(longest)
         self.register_buffer("places", _places(longest, size), persistent=False)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(blocks))
+        self.blocks = nn.ModuleList(GPUMemNetBlock(size) for _ in range(blocks))
         self.members = Perceptrons(size + len(names_of(family)), classes, _TWICE)
 
-    def forward(self, jobs: Jobs) -> torch.Tensor:
+    def forward(self, jobs: SummaryBatch) -> torch.Tensor:
         """Scores [jobs, classes]."""
         x = functional.relu(self.first_norm(self.first(jobs.tokens)))
         x = functional.relu(self.second_norm(self.second(x))) + self.places[: x.shape[1]]
@@ -184,11 +190,11 @@ class LayerTransformer(nn.Module):
     def _summed(self, x: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         """The sum over the layers of what the blocks make of them [jobs, size].
 
-        Jobs of about the same length go together: attention costs the square of the longest.
+        SummaryBatch of about the same length go together: attention costs the square of the longest.
         """
         lengths = there.sum(1)
         order, found = lengths.argsort(), []
-        for group in order.chunk(max(1, x.shape[1] // TOGETHER)):
+        for group in order.chunk(max(1, x.shape[1] // UNSORTED_LENGTH)):
             longest = max(int(lengths[group].max()), 1)
             inside = there[group, :longest]
             made = x[group, :longest]
@@ -212,11 +218,64 @@ class Transformers(nn.Module):
 
     def __init__(self, family: str, classes: int) -> None:
         super().__init__()
-        self.members = nn.ModuleList(LayerTransformer(family, classes, *sizes) for sizes in TRANSFORMERS)
+        self.members = nn.ModuleList(GPUMemNetTransformer(family, classes, *sizes) for sizes in TRANSFORMERS)
 
-    def forward(self, jobs: Jobs) -> torch.Tensor:
+    def forward(self, jobs: SummaryBatch) -> torch.Tensor:
         """Scores [jobs, classes]."""
         return torch.stack([member(jobs) for member in self.members]).mean(0)
 
 
-GPUMemNet = Ensemble | Transformers
+GPUMemNet = GPUMemNetEnsemble | Transformers
+
+
+# Family and estimator: the widths in GiB of the classes that there are networks for, the one that estimates use first.
+# The paper has 1 and 2 for MLPs and 8 for the others.
+WIDTHS = {
+    ("mlp", "mlp"): (1, 2),
+    ("mlp", "transformer"): (1,),
+    ("cnn", "mlp"): (8, 1),
+    ("cnn", "transformer"): (8,),
+    ("transformer", "mlp"): (8, 1),
+    ("transformer", "transformer"): (8,),
+}
+
+
+def build(card: ModelCard) -> GPUMemNet:
+    """A new network of the card's kind, untrained.
+
+    >>> type(build(ModelCard(family="cnn", estimator="mlp", bin=8 << 30, bins=8))).__name__
+    'GPUMemNetEnsemble'
+    """
+    if card.estimator not in ("mlp", "transformer"):
+        raise UnknownName("GPUMemNet estimator", card.estimator, ["mlp", "transformer"], hint="mlp or transformer")
+    return (GPUMemNetEnsemble if card.estimator == "mlp" else Transformers)(card.family, card.bins)
+
+
+def shipped(family: str, estimator: str, width: int | None = None) -> Path:
+    """The file of weights that comes with Ullage, for classes of so many bytes or those of the paper.
+
+    >>> shipped("cnn", "mlp").name
+    'gpumemnet_cnn_mlp_8gib.safetensors'
+    """
+    gib = WIDTHS[family, estimator][0] if width is None else width // GIB
+    return SHIPPED / f"gpumemnet_{family}_{estimator}_{gib}gib.safetensors"
+
+
+def save(network: GPUMemNet, card: ModelCard, path: Path) -> None:
+    """Write weights and card; `load` gives both back."""
+    save_network(network, card, _facts(card), path)
+
+
+def load(path: Path) -> tuple[GPUMemNet, ModelCard]:
+    """The network of a file, ready to answer, and its card."""
+    return load_network("gpumemnet", path, build, _facts)
+
+
+def _facts(card: ModelCard) -> dict[str, Any]:
+    return {"method": "gpumemnet", "totals": names_of(card.family), "token": token_size(card.family)}
+
+
+@functools.cache
+def trained(path: Path) -> tuple[GPUMemNet, ModelCard]:
+    """As `load`, once a process."""
+    return load(path)

@@ -143,7 +143,7 @@ class Detail:
 
 
 @dataclass
-class Watch:
+class LayerWatch:
     """Notes of a forward pass: outputs in order, and when a storage was first kept. Tensors stay alive meanwhile."""
 
     outputs: list[torch.Tensor | None] = field(default_factory=list)
@@ -274,7 +274,7 @@ class _Seen:
     counted: set[int] = field(default_factory=set)
     storages: dict[int, torch.Tensor] = field(default_factory=dict)
     output: int = 0
-    watch: Watch = field(default_factory=Watch)
+    watch: LayerWatch = field(default_factory=LayerWatch)
     own: set[int] = field(default_factory=set)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -309,17 +309,6 @@ def features(configuration: Configuration) -> Features:
         seen = _Seen()
         model, inputs = _on_virtual_gpu(configuration, seen)
     return _summed(configuration, model, inputs, seen)
-
-
-def layer_sequence(configuration: Configuration) -> tuple[tuple[str, int, int], ...]:
-    """The layers in the order of the forward pass: (type, activations of one sample, parameters).
-
-    A layer that is used again is there again, with no parameters the second time.
-
-    >>> layer_sequence(Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
-    (('linear', 4, 36),)
-    """
-    return features(configuration).layers
 
 
 def _on_virtual_gpu(configuration: Configuration, seen: _Seen) -> tuple[nn.Module, list[torch.Tensor]]:

@@ -39,8 +39,8 @@ from ullage.estimation.estimators.walknet.walk import (
     KEEP_OUTPUT,
     KEPT,
     SHARED,
-    Layer,
-    Walk,
+    AllocatorWalk,
+    WalkedLayer,
     Ways,
     typed,
 )
@@ -53,7 +53,7 @@ from ullage.workloads.configuration import Configuration
 _SMS = 132  # multiprocessors of an H200
 
 
-def chain(row: Mapping[str, Any]) -> list[Layer]:
+def chain(row: Mapping[str, Any]) -> list[WalkedLayer]:
     """The layers of a row as a walk takes them.
 
     A row that has only the three numbers of each layer is taken for a chain: what the backward pass needs then follows
@@ -65,7 +65,7 @@ def chain(row: Mapping[str, Any]) -> list[Layer]:
     found = []
     for layer, facts in zip(given, tensors, strict=True):
         found.append(
-            Layer(
+            WalkedLayer(
                 name=named(str(layer["type"])),
                 inputs=int(facts["inputs"]) * batch,
                 outputs=int(layer["activations"]) * batch,
@@ -83,12 +83,12 @@ def chain(row: Mapping[str, Any]) -> list[Layer]:
     return found
 
 
-def bias_buffer(layer: Layer) -> int:
+def bias_buffer(layer: WalkedLayer) -> int:
     """Bytes of partial sums that the gradient of a bias takes, a sum over all rows of a batch, on an H200.
 
     How many numbers a row has follows from the numbers read, put out and learned.
 
-    >>> bias_buffer(Layer("linear", 32768 * 192, 32768 * 432, 192 * 432 + 432)) >> 20
+    >>> bias_buffer(WalkedLayer("linear", 32768 * 192, 32768 * 432, 192 * 432 + 432)) >> 20
     108
     """
     if not layer.weights or not layer.inputs or not layer.outputs:
@@ -132,7 +132,7 @@ class Walked:
     copied: float
 
 
-def walks(row: Mapping[str, Any], layers: list[Layer], entry: float) -> Walked:
+def walks(row: Mapping[str, Any], layers: list[WalkedLayer], entry: float) -> Walked:
     """Walk through the step, three times where there are convolutions."""
     reserved, peak = walked(row, layers, entry)
     convolutions = [layer for layer in layers if layer.name == "conv2d"]
@@ -151,7 +151,7 @@ def walks(row: Mapping[str, Any], layers: list[Layer], entry: float) -> Walked:
     return Walked(reserved, peak, bare, copied)
 
 
-def walked(row: Mapping[str, Any], layers: list[Layer], entry: float) -> tuple[float, float]:
+def walked(row: Mapping[str, Any], layers: list[WalkedLayer], entry: float) -> tuple[float, float]:
     """What the allocator reserves and what is allocated at most in a walk through the step, in bytes."""
     if not layers:
         return 0.0, 0.0
@@ -160,7 +160,7 @@ def walked(row: Mapping[str, Any], layers: list[Layer], entry: float) -> tuple[f
     temporaries = 0 if fused else None if name == ONE_BY_ONE else TEMPORARIES.get(name, 1)
     ways = Ways(weight_bytes(precision), entry, STATES.get(name, 2), temporaries, precision.startswith("amp"))
     others = max(float(row["parameters"]) - sum(layer.weights for layer in layers), 0.0)
-    walk = Walk(layers, others, ways)
+    walk = AllocatorWalk(layers, others, ways)
     return float(walk.run()), float(walk.allocator.peak_allocated)
 
 
@@ -296,7 +296,7 @@ def _parts(layers: list[Folded], sizes: Array, row: Mapping[str, Any]) -> Array:
     return np.array(parts, dtype=np.float32)
 
 
-def _kept(layer: Layer) -> float:
+def _kept(layer: WalkedLayer) -> float:
     own = layer.outputs * layer.width if layer.output == KEPT else 0.0
     return own + layer.beside * layer.beside_width + layer.masks
 

@@ -42,7 +42,7 @@ LEAST_SPREAD = 2e-4
 
 
 @dataclass
-class Batch:
+class WalknetBatch:
     """Jobs side by side; sequences are padded, `there` tells tokens from padding."""
 
     totals: torch.Tensor  # [jobs, len(TOTALS)]
@@ -52,23 +52,23 @@ class Batch:
     repeats: torch.Tensor  # [jobs, longest]
     there: torch.Tensor  # [jobs, longest] bool
 
-    def rows(self, chosen: torch.Tensor) -> Batch:
+    def rows(self, chosen: torch.Tensor) -> WalknetBatch:
         """Some of the jobs, with no more padding than they need."""
         there = self.there[chosen]
         longest = int(there.sum(1).max())
         tokens, sizes, repeats = (part[chosen][:, :longest] for part in (self.tokens, self.sizes, self.repeats))
-        return Batch(self.totals[chosen], self.parts[chosen], tokens, sizes, repeats, there[:, :longest])
+        return WalknetBatch(self.totals[chosen], self.parts[chosen], tokens, sizes, repeats, there[:, :longest])
 
-    def alone(self) -> Batch:
+    def alone(self) -> WalknetBatch:
         """The jobs without their sequences, for networks that read none."""
         tokens, sizes, repeats, there = (part[:, :1] for part in (self.tokens, self.sizes, self.repeats, self.there))
-        return Batch(self.totals, self.parts, tokens, sizes, repeats, there)
+        return WalknetBatch(self.totals, self.parts, tokens, sizes, repeats, there)
 
     def __len__(self) -> int:
         return len(self.totals)
 
 
-def batched(jobs: Sequence[Inputs]) -> Batch:
+def batched(jobs: Sequence[Inputs]) -> WalknetBatch:
     """Jobs as one batch.
 
     >>> from ullage.estimation.estimators.walknet.inputs import inputs_of
@@ -89,7 +89,7 @@ def batched(jobs: Sequence[Inputs]) -> Batch:
         there[place, :count] = True
     totals = torch.stack([torch.from_numpy(job.totals) for job in jobs])
     parts = torch.stack([torch.from_numpy(job.parts) for job in jobs])
-    return Batch(totals, parts, tokens, sizes, repeats, there)
+    return WalknetBatch(totals, parts, tokens, sizes, repeats, there)
 
 
 @dataclass
@@ -233,7 +233,7 @@ def perceptron(hidden: Sequence[int]) -> nn.Module:
     return nn.Sequential(*layers, Factors(before))
 
 
-class Ensemble(nn.Module):
+class WalknetEnsemble(nn.Module):
     """The MLP estimator: members of varied depth and width; the answer is the mean of their scores."""
 
     def __init__(self, bins: int, width: int, members: Sequence[Sequence[int]] = MEMBERS) -> None:
@@ -241,17 +241,17 @@ class Ensemble(nn.Module):
         self.normal, self.bins = Normal(), Bins(bins, width)
         self.members = nn.ModuleList(perceptron(hidden) for hidden in members)
 
-    def belief(self, batch: Batch) -> Belief:
+    def belief(self, batch: WalknetBatch) -> Belief:
         """What each member believes [members, jobs, ways]."""
         totals = self.normal(batch.totals)
         return belief_of(torch.stack([member(totals) for member in self.members]), batch.parts)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: WalknetBatch) -> torch.Tensor:
         """Scores [jobs, bins]."""
         return self.bins(self.belief(batch)).mean(0)  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
+class WalknetBlock(nn.Module):
     """Attention from layer to layer of one job, and a perceptron."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -271,7 +271,7 @@ class Block(nn.Module):
         return x + self.narrow(functional.gelu(self.wide(self.after(x))))  # type: ignore[no-any-return]
 
 
-class LayerTransformer(nn.Module):
+class WalknetTransformer(nn.Module):
     """The Transformer estimator: tokens are the layers of one job, beside them its totals.
 
     Attention runs over the layers, never over the jobs of a batch, and padding is masked: a job's answer does not
@@ -282,18 +282,18 @@ class LayerTransformer(nn.Module):
         super().__init__()
         self.normal, self.bins = Normal(), Bins(bins, width)
         self.token, self.total = nn.Linear(TOKEN_FEATURES, size), nn.Linear(len(TOTALS), size)
-        self.blocks = nn.ModuleList(Block(size, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(WalknetBlock(size, heads) for _ in range(layers))
         self.alive = nn.Linear(size, 1)
         nn.init.zeros_(self.alive.weight)
         nn.init.constant_(self.alive.bias, -5.0)  # what was walked through begins as the whole answer
         self.hidden = nn.Sequential(nn.Linear(2 * size + len(TOTALS), 96), nn.SiLU(), nn.Linear(96, 64), nn.SiLU())
         self.factors = Factors(64)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: WalknetBatch) -> torch.Tensor:
         """Scores [jobs, bins]."""
         return self.bins(self.belief(batch))  # type: ignore[no-any-return]
 
-    def belief(self, batch: Batch) -> Belief:
+    def belief(self, batch: WalknetBatch) -> Belief:
         """What the network believes [jobs, ways]."""
         totals = self.normal(batch.totals)
         x = self.token(batch.tokens) + self.total(totals).unsqueeze(1)
@@ -309,7 +309,7 @@ class LayerTransformer(nn.Module):
         return belief_of(self.factors(hidden), batch.parts, kept.sum(1))
 
 
-WalkNet = Ensemble | LayerTransformer
+WalkNet = WalknetEnsemble | WalknetTransformer
 
 
 # A trained walknet as one safetensors file: the weights, and beside them what they were trained on.
@@ -321,11 +321,11 @@ def build(card: ModelCard) -> WalkNet:
     """A new network of the card's kind, untrained.
 
     >>> type(build(ModelCard(family="mlp", estimator="mlp", bin=1 << 30, bins=8))).__name__
-    'Ensemble'
+    'WalknetEnsemble'
     """
     if card.estimator not in ("mlp", "transformer"):
         raise UnknownName("walknet estimator", card.estimator, ["mlp", "transformer"], hint="mlp or transformer")
-    return Ensemble(card.bins, card.bin) if card.estimator == "mlp" else LayerTransformer(card.bins, card.bin)
+    return WalknetEnsemble(card.bins, card.bin) if card.estimator == "mlp" else WalknetTransformer(card.bins, card.bin)
 
 
 def shipped(family: str, estimator: str) -> Path:

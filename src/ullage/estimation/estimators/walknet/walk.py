@@ -28,7 +28,7 @@ IN_32_BITS = frozenset(("layer_norm", "softmax", "softplus", "embedding"))
 
 
 @dataclass(slots=True)
-class Layer:
+class WalkedLayer:
     """One layer: its name; numbers read and put out by the whole batch; weights; what the backward pass needs.
 
     `output` is FREED after the next layer, KEPT, or SHARED with a tensor that was there before; `beside` are numbers
@@ -50,7 +50,7 @@ class Layer:
     cast: bool = False
 
 
-def typed(layers: Sequence[Layer], precision: str) -> None:
+def typed(layers: Sequence[WalkedLayer], precision: str) -> None:
     """Say of each layer how wide its numbers are, as autocast or the model's own type make them."""
     low, amp = precision in ("bf16", "fp16"), precision.startswith("amp")
     wide = any(layer.name == "layer_norm" for layer in layers)  # then sums between layers are in 32 bits
@@ -73,13 +73,13 @@ def typed(layers: Sequence[Layer], precision: str) -> None:
             _scores(layer, layers[place + 1], reader, amp)
 
 
-def _beside_another(layers: Sequence[Layer], place: int) -> bool:
+def _beside_another(layers: Sequence[WalkedLayer], place: int) -> bool:
     """Whether a product reads what the product before it read: queries, keys and values, each of which casts it."""
     before = layers[place - 1]
     return place > 0 and before.name in PRODUCTS and before.inputs == layers[place].inputs
 
 
-def _read_by(layers: Sequence[Layer], place: int) -> Layer | None:
+def _read_by(layers: Sequence[WalkedLayer], place: int) -> WalkedLayer | None:
     """The product after attention that is made of single operators: it puts out probabilities, and not what the product
     reads; `None` for any other layer."""
     layer, after = layers[place], layers[place + 1]
@@ -89,7 +89,7 @@ def _read_by(layers: Sequence[Layer], place: int) -> Layer | None:
     return None if reader is None or reader.inputs == layer.outputs else reader
 
 
-def _scores(attention: Layer, dropout: Layer, reader: Layer, amp: bool) -> None:
+def _scores(attention: WalkedLayer, dropout: WalkedLayer, reader: WalkedLayer, amp: bool) -> None:
     """Scores beside probabilities on the way; on the way back gradients of both and what softmax multiplies them to.
     Autocast makes probabilities in 32 bits and keeps a copy in 16 of what is dropped out; what is read is in 16."""
     if amp:
@@ -101,7 +101,7 @@ def _scores(attention: Layer, dropout: Layer, reader: Layer, amp: bool) -> None:
     attention.workspaces, dropout.workspaces = (size, 2 * size if passes else size, 0), (0, size, 0)
 
 
-def _cast(layers: Sequence[Layer]) -> None:
+def _cast(layers: Sequence[WalkedLayer]) -> None:
     """Under autocast a layer that casts its input keeps the copy, so what it was copied from need not stay."""
     for layer, after in zip(layers, layers[1:], strict=False):
         if layer.output != KEPT or layer.name in KEEP_OUTPUT:
@@ -129,16 +129,16 @@ class Ways:
     amp: bool
 
 
-class Walk:
+class AllocatorWalk:
     """Some training steps over the layers.
 
     >>> ways = Ways(weight=4, entry=4e6, states=2, temporaries=1, amp=False)
-    >>> walk = Walk([Layer("linear", 1e6, 1e6, 1e6)], 0.0, ways)
+    >>> walk = AllocatorWalk([WalkedLayer("linear", 1e6, 1e6, 1e6)], 0.0, ways)
     >>> walk.run() >> 20, walk.allocator.peak_allocated >> 20
     (104, 95)
     """
 
-    def __init__(self, layers: Sequence[Layer], others: float, ways: Ways) -> None:
+    def __init__(self, layers: Sequence[WalkedLayer], others: float, ways: Ways) -> None:
         """`others` are weights that belong to no layer."""
         self.layers, self.ways = layers, ways
         self.sizes = [layer.weights * ways.weight for layer in layers] + [others * ways.weight]
@@ -318,7 +318,7 @@ class Walk:
         for block in made:
             self._give(block)
 
-    def _library(self, layer: Layer, direction: str) -> None:
+    def _library(self, layer: WalkedLayer, direction: str) -> None:
         """cuBLAS takes its workspace at the first matrix product of a pass, and keeps it."""
         if layer.name in ("linear", "conv1d") and direction not in self._libraries:
             self._libraries.add(direction)

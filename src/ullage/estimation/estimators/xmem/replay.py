@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from ullage.allocator import Block as AllocatorBlock
-from ullage.allocator import CachingAllocator, OutOfMemory
+from ullage.allocator import Block, CachingAllocator, OutOfMemory
 from ullage.allocator.replay import UNLIMITED_CAPACITY
 from ullage.errors import InvalidValue
 
@@ -34,7 +33,7 @@ MAKING, FORWARD, IN_BACKWARD, IN_STEP = "making", "forward", "backward", "step"
 
 
 @dataclass
-class Block:
+class ProfiledBlock:
     """A piece of memory: when it was taken and given back (`None`: never), by which operator, in which phase."""
 
     start: int
@@ -49,11 +48,11 @@ class Block:
 class CpuTrace:
     """A training run on the CPU. Times are nanoseconds; `steps` and `zero_grads` are windows (begin, end).
 
-    >>> CpuTrace(blocks=[Block(5, None, 512, 1, "aten::empty", FORWARD)], steps=[(7, 9)]).blocks[0].size
+    >>> CpuTrace(blocks=[ProfiledBlock(5, None, 512, 1, "aten::empty", FORWARD)], steps=[(7, 9)]).blocks[0].size
     512
     """
 
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[ProfiledBlock] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
     zero_grads: list[tuple[int, int]] = field(default_factory=list)
     first_forward: int | None = None
@@ -69,7 +68,7 @@ class CpuTrace:
     def from_dict(cls, values: dict[str, Any]) -> CpuTrace:
         """The trace that `to_dict` gave, also after JSON has made lists of its tuples."""
         pairs = {name: [tuple(pair) for pair in values[name]] for name in ("steps", "zero_grads", "parameters")}
-        return cls(**{**values, **pairs, "blocks": [Block(*block) for block in values["blocks"]]})
+        return cls(**{**values, **pairs, "blocks": [ProfiledBlock(*block) for block in values["blocks"]]})
 
 
 def read_trace(roots: list[Any], parameters: list[tuple[int, int]]) -> CpuTrace:
@@ -104,14 +103,16 @@ def _walk(roots: list[Any]) -> Iterator[tuple[Any, tuple[str, ...]]]:
         waiting.extend((child, inner) for child in reversed(event.children))
 
 
-def _blocks(entries: list[tuple[int, Any, tuple[str, ...]]], first_forward: int | None) -> list[Block]:
+def _blocks(entries: list[tuple[int, Any, tuple[str, ...]]], first_forward: int | None) -> list[ProfiledBlock]:
     """Allocations paired with the next release of the same address, in the order of time."""
-    blocks: list[Block] = []
-    open_at: dict[int, Block] = {}
+    blocks: list[ProfiledBlock] = []
+    open_at: dict[int, ProfiledBlock] = {}
     for time, fields, chain in entries:
         if fields.alloc_size > 0:
             operator = chain[-1] if chain else None
-            block = Block(time, None, fields.alloc_size, fields.ptr, operator, _phase(time, chain, first_forward))
+            block = ProfiledBlock(
+                time, None, fields.alloc_size, fields.ptr, operator, _phase(time, chain, first_forward)
+            )
             open_at[fields.ptr] = block
             blocks.append(block)
         elif fields.alloc_size < 0 and fields.ptr in open_at:
@@ -139,7 +140,7 @@ class Life:
 
 
 @dataclass
-class Outcome:
+class ReplayOutcome:
     """What the replay gives: peaks, what was live at the peak of allocated memory, and the message if it ran out."""
 
     peak_allocated: int
@@ -151,7 +152,7 @@ class Outcome:
 def orchestrate(trace: CpuTrace) -> list[Life]:
     """The blocks of the GPU run.
 
-    >>> state = Block(12, 14, 64, 1, "aten::zeros_like", IN_STEP)      # a temporary of the optimizer
+    >>> state = ProfiledBlock(12, 14, 64, 1, "aten::zeros_like", IN_STEP)      # a temporary of the optimizer
     >>> trace = CpuTrace(blocks=[state], steps=[(10, 20)], first_forward=5, parameters=[(9, 256)])
     >>> [(life.part, life.size) for life in orchestrate(trace)]
     [('parameters', 256), ('optimizer', 64)]
@@ -173,7 +174,7 @@ def orchestrate(trace: CpuTrace) -> list[Life]:
     return lives
 
 
-def _batch_data(block: Block, trace: CpuTrace) -> list[Life]:
+def _batch_data(block: ProfiledBlock, trace: CpuTrace) -> list[Life]:
     """Data that the loop keeps on the CPU is copied in every iteration; data made anew is followed as it is."""
     ends = [end for _, end in trace.steps]
     if block.end is not None and block.end < ends[-1]:
@@ -182,7 +183,7 @@ def _batch_data(block: Block, trace: CpuTrace) -> list[Life]:
     return [Life(start, end, block.size, "activations") for start, end in zip(starts, ends, strict=True)]
 
 
-def _placed(block: Block, trace: CpuTrace) -> Life:
+def _placed(block: ProfiledBlock, trace: CpuTrace) -> Life:
     if block.phase == IN_BACKWARD:
         step = next((step for step in trace.steps if step[0] >= block.start), None)
         if step is not None and (block.end is None or block.end > step[0]):
@@ -195,14 +196,14 @@ def _placed(block: Block, trace: CpuTrace) -> Life:
     return Life(block.start, block.end, block.size, "activations")
 
 
-def _gradient_end(block: Block, step: tuple[int, int], trace: CpuTrace) -> int | None:
+def _gradient_end(block: ProfiledBlock, step: tuple[int, int], trace: CpuTrace) -> int | None:
     """The next `zero_grad` after the step that uses it; a gradient that is set to zero in place stays."""
     if block.end is None:
         return None
     return next((begin for begin, _ in trace.zero_grads if begin >= step[1]), block.end)
 
 
-def simulate(lives: Iterable[Life], capacity: int) -> Outcome:
+def simulate(lives: Iterable[Life], capacity: int) -> ReplayOutcome:
     """The replay on a card of this capacity; if it runs out, the peaks are those of a card without limit.
 
     >>> simulate([Life(0, None, 1000, "parameters"), Life(1, 2, 512, "activations")], 2**30).peak_reserved
@@ -228,8 +229,8 @@ def _in_order(lives: Iterable[Life]) -> list[tuple[bool, int, Life]]:
     return [(bool(is_allocation), number, life) for _, is_allocation, number, life in requests]
 
 
-def _replay(requests: list[tuple[bool, int, Life]], allocator: CachingAllocator) -> Outcome:
-    held: dict[int, AllocatorBlock] = {}
+def _replay(requests: list[tuple[bool, int, Life]], allocator: CachingAllocator) -> ReplayOutcome:
+    held: dict[int, Block] = {}
     live: dict[str, int] = {}
     at_peak: dict[str, int] = {}
     peak = 0
@@ -243,4 +244,4 @@ def _replay(requests: list[tuple[bool, int, Life]], allocator: CachingAllocator)
             block = held.pop(number)
             live[life.part] -= block.size
             allocator.free(block)
-    return Outcome(allocator.peak_allocated, allocator.peak_reserved, at_peak)
+    return ReplayOutcome(allocator.peak_allocated, allocator.peak_reserved, at_peak)
