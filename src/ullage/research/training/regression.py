@@ -137,7 +137,7 @@ def _descend(network: nn.Module, features: torch.Tensor, wanted: torch.Tensor, e
 
 def _features(way: Way, examples: Examples, learn: npt.NDArray[np.int64]) -> torch.Tensor:
     """Features on the way's scale; statistics come from the training part."""
-    totals = examples.jobs.totals.double()
+    totals: torch.Tensor = examples.jobs.totals.double()
     if way.features != "all":
         totals = totals[:, [TOTALS.index(name) for name in PAPER]]
     if way.features in ("raw", "normal"):

@@ -160,9 +160,8 @@ class GPUMemNetBlock(nn.Module):
 
     def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
         """`padding` is added to the scores of attention: minus infinity where there is no layer."""
-        query, key, value = self.mixed(x).chunk(3, dim=-1)
-        heads = (part.unsqueeze(1) for part in (query, key, value))
-        seen = functional.scaled_dot_product_attention(*heads, attn_mask=padding.unsqueeze(1)).squeeze(1)
+        query, key, value = (part.unsqueeze(1) for part in self.mixed(x).chunk(3, dim=-1))
+        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=padding.unsqueeze(1)).squeeze(1)
         x = self.first_norm(x + self.out(seen))
         return self.second_norm(x + self.narrow(functional.relu(self.wide(x))))  # type: ignore[no-any-return]
 
