@@ -128,7 +128,7 @@ def test_jobs_get_what_they_asked_for(scene) -> None:
             assert not slot.drained and not slot.lost
             assert not (slot.used is None and site.unmeasured == "never")
             if chosen in ORACLES and job.true is not None:
-                assert job.true <= slot.total - max(slot.foreign, 0)
+                assert job.true <= max(slot.total - max(slot.foreign, 0), 0)
     for name, slot in by_slot.items():
         here = [each for each in outcome.placed if name in each.slots]
         together = len(here) + len(ledger.holders(name))
