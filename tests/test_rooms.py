@@ -128,3 +128,19 @@ def test_no_module_shares_the_name_of_a_public_one() -> None:
     assert inspect.isfunction(ullage.estimate) and inspect.isfunction(ullage.estimators)
     assert "gpu" in inspect.signature(ullage.estimate).parameters
     assert pickle.loads(pickle.dumps(ullage.estimate)) is ullage.estimate
+
+
+def classes(texts: dict[str, str]) -> dict[str, list[str]]:
+    """The public classes, each with the modules that define it."""
+    found: dict[str, list[str]] = {}
+    for module, text in texts.items():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module)
+    return found
+
+
+def test_the_name_of_a_class_means_one_thing() -> None:
+    everywhere = classes({name: file.read_text() for name, file in FILES.items()})
+    assert {name: modules for name, modules in everywhere.items() if len(modules) > 1} == {}
+    assert classes({"a": "class X: ...", "b": "class X: ..."}) == {"X": ["a", "b"]}
