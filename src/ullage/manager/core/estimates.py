@@ -45,9 +45,9 @@ class EstimateQuestion:
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
     """What can be asked about a job, the most telling first; empty where there is nothing to run or to name.
 
-    >>> questions_of(JobSpec(command=["python", "-u", "train.py", "--lr", "1"], cwd="/work"))[0].source
-    '/work/train.py'
-    >>> questions_of(JobSpec(command=["make", "train"], cwd="/work"))
+    >>> questions_of(JobSpec(command=["python", "-u", "train.py", "--lr", "1"], cwd="/home/ann"))[0].source
+    '/home/ann/train.py'
+    >>> questions_of(JobSpec(command=["make", "train"], cwd="/home/ann"))
     []
     """
     found = []
