@@ -56,6 +56,7 @@ def test_the_largest_batch_of_a_model_is_exact():
     assert found.to_dict()["largest"] == found.largest == found
 
 
+@pytest.mark.slow
 def test_image_size_and_sequence_length():
     size = ullage.max_batch(
         "torchvision:squeezenet1_1", what="image-size", gpu="RTX-2060", batch_size=64, inference=True

@@ -234,6 +234,7 @@ def test_its_description_is_open_and_whole(api):
     assert len(paths) == 14 and all("security" in operation for path in paths.values() for operation in path.values())
 
 
+@pytest.mark.slow
 def test_the_api_is_as_it_describes_itself_whatever_is_sent(api):
     """Each operation with requests that fit its description and with such that do not; answers must fit it too."""
     for gpu in api.client.gpus():

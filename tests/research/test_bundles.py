@@ -60,6 +60,7 @@ def test_what_a_bundle_leaves_undone_gets_a_fresh_process(monkeypatch: pytest.Mo
     assert len(set(shared)) == 1
 
 
+@pytest.mark.slow
 def test_optimizers_work_without_the_compiler_and_give_the_same() -> None:
     """In processes of their own: what is imported once stays."""
     code = """

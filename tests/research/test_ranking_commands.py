@@ -37,17 +37,19 @@ def test_a_ranking_as_json_page_and_table(truth, tmp_path):
     assert len(kept.read_text().splitlines()) == 2, "nothing was asked again"
 
 
-def test_compare_shows_every_estimator_and_the_truth(tmp_path):
+@pytest.mark.parametrize("names", ["ullage,horus,llmem", pytest.param("all", marks=pytest.mark.slow)])
+def test_compare_shows_every_estimator_and_the_truth(tmp_path, names):
     file = tmp_path / "truth.jsonl"
     row = {"model": "tv:resnet18", "batch": 2, "input": [3, 32, 32], "peak_alloc": 1 << 28, "peak_reserved": 1 << 29}
     file.write_text(json.dumps(row) + "\n")
     words = ("torchvision:resnet18", "-b", 2, "--input-shape", "3,32,32", "--truth", file, "--json")
-    answer = ullage("compare", *words)
+    answer = ullage("compare", *words, "--estimators", names)
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)
     import ullage as library
 
-    assert [one["estimator"] for one in found["estimates"]] == library.estimators()
+    asked = library.estimators() if names == "all" else names.split(",")
+    assert [one["estimator"] for one in found["estimates"]] == asked
     ours = found["estimates"][0]
     assert ours["kind"] == "process" and ours["figure"] > 1 << 28 and ours["seconds"] > 0
     assert found["truth"][0]["reserved"] == 1 << 29

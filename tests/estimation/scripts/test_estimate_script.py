@@ -62,6 +62,7 @@ train(10**6)
     assert all((tmp_path / name).read_text() == "mine" for name in ("kept.pt", "best.pt", "old.pt"))
 
 
+@pytest.mark.slow
 def test_a_module_started_by_torchrun_that_does_not_fit(script):
     script("", "package/__init__.py")
     script(
