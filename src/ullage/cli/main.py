@@ -20,7 +20,7 @@ from ullage.cli.measurements import diff, measure
 from ullage.cli.monitor import top
 from ullage.cli.submission import submit
 from ullage.cli.training import train
-from ullage.errors import EXTRAS, MissingPackage, UllageError
+from ullage.errors import EXTRAS, UllageError
 
 ESTIMATES, JOBS, GPUS, RESEARCH = "Estimate", "Run jobs on shared GPUs", "GPUs", "Research"
 _COMMANDS = {
@@ -119,7 +119,8 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        print(f"ullage: {MissingPackage(package, 'some commands, this one too,')}", file=sys.stderr)
+        wanted = f"pip install 'ullage[{EXTRAS[package]}]'"
+        print(f"ullage: this command needs the package {package}; type: {wanted}", file=sys.stderr)
         raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
