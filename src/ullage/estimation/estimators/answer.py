@@ -1,4 +1,4 @@
-"""What estimators that know a single figure share: their answer and their own options."""
+"""What estimators that know a single figure share: their answer, their own options, and what learned ones support."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.result import BREAKDOWN_WORDS, Estimate
 from ullage.hardware import GPU
+from ullage.workloads.workload import Workload
 
 _FIELDS = {"allocated": "peak_allocated", "reserved": "peak_reserved", "process": "process_memory"}
 
@@ -73,3 +74,14 @@ def read_options(name: str, given: dict[str, Any], defaults: dict[str, Any]) -> 
         if wanted is int and value < 0:
             raise InvalidValue(f"{name}.{key} needs a number of at least 0; found {value!r}")
     return defaults | given
+
+
+def supports_training_by_name(workload: Workload) -> str | None:
+    """Why a learned estimator cannot take a workload; `None` for training runs of a model by name.
+
+    >>> supports_training_by_name(Workload(script="train.py"))
+    'it reads the layers of a model: a model by name'
+    """
+    if workload.configuration is None:
+        return "it reads the layers of a model: a model by name"
+    return "it was trained on training runs; this is inference" if workload.configuration.inference else None

@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.answer import answer, read_options
+from ullage.estimation.estimators.answer import answer, read_options, supports_training_by_name
 from ullage.estimation.estimators.registry import estimator
-from ullage.estimation.estimators.walknet.estimator import supports
 from ullage.estimation.estimators.walknet.features import (
     COUNTS,
     ONE_BY_ONE,
@@ -251,7 +250,7 @@ def trained(path: Path = WEIGHTS) -> Fast:
     title="a closed formula over a job's totals, corrected by regression trees, with a 99 % bound",
     source="this project; trained here (src/ullage/estimation/estimators/data/fast.md)",
     needs="the model by name; no GPU",
-    supports=supports,
+    supports=supports_training_by_name,
 )
 def run(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate from the totals of a model."""

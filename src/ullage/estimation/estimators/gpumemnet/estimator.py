@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.answer import answer, read_options
+from ullage.estimation.estimators.answer import answer, read_options, supports_training_by_name
 from ullage.estimation.estimators.gpumemnet.features import ModelSummary, family_of, summary_of
 from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, jobs_of, shipped, trained
 from ullage.estimation.estimators.registry import estimator
@@ -27,17 +27,6 @@ SOURCE = (
     "Yousefzadeh-Asl-Miandoab et al., GPUMemNet, arXiv 2602.17817, 2026; trained here "
     "(src/ullage/estimation/estimators/data/gpumemnet.md)"
 )
-
-
-def _supports(workload: Workload) -> str | None:
-    """Training runs of a model by name.
-
-    >>> _supports(Workload(script="train.py"))
-    'it reads the layers of a model: a model by name'
-    """
-    if workload.configuration is None:
-        return "it reads the layers of a model: a model by name"
-    return "it was trained on training runs; this is inference" if workload.configuration.inference else None
 
 
 def classify(summary: ModelSummary, kind: str, options: dict[str, Any]) -> tuple[list[float], ModelCard]:
@@ -100,7 +89,7 @@ def _notes(found: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str
     title="GPUMemNet as published: an ensemble of perceptrons over totals of the model summary",
     source=SOURCE,
     needs="the model by name; no GPU",
-    supports=_supports,
+    supports=supports_training_by_name,
 )
 def run(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by the ensemble of the family that the model's layers belong to."""
@@ -112,7 +101,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     title="GPUMemNet as published: Transformers over the sequence of layers",
     source=SOURCE,
     needs="the model by name; no GPU",
-    supports=_supports,
+    supports=supports_training_by_name,
 )
 def run_transformer(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by the Transformers of the family that the model's layers belong to."""

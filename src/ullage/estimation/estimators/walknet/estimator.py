@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.answer import answer, read_options
+from ullage.estimation.estimators.answer import answer, read_options, supports_training_by_name
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.walknet.inputs import family_of, inputs_of, row_of
 from ullage.estimation.estimators.walknet.networks import ModelCard, batched, probabilities, shipped, trained
@@ -29,17 +29,6 @@ SOURCE = (
     "our allocator model; trained here (src/ullage/estimation/estimators/data/walknet.md)"
 )
 SURE = 0.99  # the share of probability that lies below `upper`
-
-
-def supports(workload: Workload) -> str | None:
-    """Training runs of a model by name.
-
-    >>> supports(Workload(script="train.py"))
-    'it reads the layers of a model: a model by name'
-    """
-    if workload.configuration is None:
-        return "it reads the layers of a model: a model by name"
-    return "it was trained on training runs; this is inference" if workload.configuration.inference else None
 
 
 def classify(
@@ -111,7 +100,7 @@ def _bin(place: int, width: int) -> str:
     title="an ensemble of perceptrons over a walk through our allocator model",
     source=SOURCE,
     needs="the model by name; no GPU",
-    supports=supports,
+    supports=supports_training_by_name,
 )
 def run(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by the ensemble of the family that the model's layers belong to."""
@@ -123,7 +112,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     title="a Transformer over the layers and a walk through our allocator model",
     source=SOURCE,
     needs="the model by name; no GPU",
-    supports=supports,
+    supports=supports_training_by_name,
 )
 def run_transformer(workload: Workload, gpu: GPU) -> Estimate:
     """Estimate by the Transformer of the family that the model's layers belong to."""
