@@ -128,3 +128,31 @@ def test_a_daemon_without_root_runs_its_own_users_jobs_only(monkeypatch):
 def test_a_client_of_a_home_without_a_daemon_says_so(tmp_path):
     with pytest.raises(Exception, match="no daemon is running: start it with `ullage serve`"):
         Client(tmp_path).call("ping")
+
+
+@pytest.mark.parametrize("place", ["pipe", "device"])
+def test_what_stands_in_place_of_condas_list_holds_up_nobody(home, place):
+    """The daemon opens no path that a user named; the process of the job does, and reads plain files only."""
+    listed = home.folder / "fake/.conda/environments.txt"
+    listed.parent.mkdir(parents=True)
+    os.mkfifo(listed) if place == "pipe" else listed.symlink_to("/dev/zero")
+    job = {"command": ["true"], "conda": "nosuch", "env": {"HOME": str(home.folder / "fake")}}
+    home.start()
+    for _ in range(2):
+        ended = home.wait(home.submit(**job))
+        assert ended["state"] == "failed" and "found none named 'nosuch'" in ended["detail"]
+        assert [attempt["cause"] for attempt in ended["attempts"]] == ["failed by itself"]
+        home.kill()
+        home.start()
+
+
+def test_a_conda_environment_is_found_in_condas_own_list(common):
+    tool = common.work / "elsewhere/mine/bin/tool"
+    tool.parent.mkdir(parents=True)
+    tool.write_text('#!/bin/sh\necho "$CONDA_PREFIX $CONDA_DEFAULT_ENV"\n')
+    tool.chmod(0o755)
+    (common.work / ".conda").mkdir()
+    (common.work / ".conda/environments.txt").write_text(f"/no/such/place\n{tool.parents[1]}\n")
+    number = common.submit(["tool"], conda="mine", env={"HOME": str(common.work)})
+    assert common.wait(number)["state"] == "done"
+    assert common.client.call("logs", job=number)["text"] == f"{tool.parents[1]} mine\n"

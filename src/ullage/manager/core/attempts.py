@@ -108,9 +108,6 @@ class AttemptTracker:
     def _how(self, attempt: AttemptRecord, look: AttemptStatus) -> AttemptEnd:
         context, folder = self._context, self._context.attempt_folder(attempt)
         if look.state == "absent":
-            refusal = context.launcher.refusal(folder)
-            if refusal is not None:
-                return AttemptEnd(Cause.OWN_FAILURE, refusal)
             if self.adopting:
                 return AttemptEnd(Cause.NOT_STARTED, "the daemon ended before it was started")
             return AttemptEnd(Cause.NOT_STARTED, f"it could not be started: {context.launcher.failure(folder)}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ullage.errors import InvalidValue, Overbooked
+from ullage.errors import Overbooked
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
@@ -164,12 +164,7 @@ class Scheduler:
         context, folder = self._context, self._context.attempt_folder(attempt)
         if context.store.job(job.id).state is not State.STARTING:
             return
-        try:
-            order = self._order(job, attempt)
-        except InvalidValue as error:  # a conda environment that is gone, say; the next look sees to it
-            context.launcher.refuse(folder, str(error))
-        else:
-            context.launcher.start(folder, order)
+        context.launcher.start(folder, self._order(job, attempt))
 
     def _order(self, job: JobRecord, attempt: AttemptRecord) -> dict[str, Any]:
         """What the supervisor is told."""
@@ -186,6 +181,7 @@ class Scheduler:
         limit = None if spec.host_memory is None else self._cgroups.make(attempt.token, spec.host_memory)
         return {
             "token": attempt.token, "command": spec.command, "cwd": spec.folder, "env": env, "umask": spec.umask,
+            "conda": spec.conda,
             "time_limit": spec.time_limit, "grace": context.settings.running.grace, "checkpoint_lead": lead,
             "checkpoint_signal": spec.checkpoint_signal,
             "limits": job.spec["limits"], "cgroup": limit, **rights(job.uid, job.gid),

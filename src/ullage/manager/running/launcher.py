@@ -103,7 +103,6 @@ class Launcher:
         self._folder, self._wake = folder / "jobs", wake
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._failures: dict[Path, str] = {}
-        self._refused: dict[Path, str] = {}
 
     def folder(self, job: int, number: int) -> Path:
         """The folder of an attempt."""
@@ -115,14 +114,6 @@ class Launcher:
             self._start(folder, order)
         except OSError as error:
             self._failures[folder] = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-
-    def refuse(self, folder: Path, text: str) -> None:
-        """An attempt will not be started, for a reason that is the job's own."""
-        self._refused[folder] = text
-
-    def refusal(self, folder: Path) -> str | None:
-        """Why an attempt was refused; `None` for one that was not."""
-        return self._refused.pop(folder, None)
 
     def jobs(self) -> set[int]:
         """The numbers of the jobs that have files here."""

@@ -17,8 +17,10 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 LOCK, ORDER, STARTED, EXIT, STOP, REVOKED = "lock", "order.json", "started.json", "exit.json", "stop.json", "revoked"
@@ -176,12 +178,13 @@ def _become_job(order: dict[str, Any], lock: int, go: int, failure: int, parent:
         for number in _RESET:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        env = order["env"] if order.get("conda") is None else in_conda(order["conda"], order["env"])
         what = order["cwd"]
         os.chdir(what)
         what = order["command"][0]
-        os.execvpe(what, order["command"], order["env"])
-    except OSError as error:
-        message = f"cannot run {what}: {error.strerror}"
+        os.execvpe(what, order["command"], env)
+    except (OSError, LookupError) as error:
+        message = f"cannot run {what}: {error.strerror}" if isinstance(error, OSError) else str(error)
         os.write(failure, message.encode()[:1000])
         os.write(2, f"ullage: {message}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
@@ -207,6 +210,48 @@ def _drop_rights(order: dict[str, Any]) -> None:
         os.initgroups(order["user"], order["gid"])
         os.setgid(order["gid"])
         os.setuid(order["uid"])
+
+
+_CONDA_ROOTS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", ".conda", "micromamba")
+_LARGEST_LIST = 1 << 20  # bytes of conda's list of environments
+
+
+def in_conda(name: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a program in a conda environment, which is named by its path or its name; no shell is asked.
+
+    It looks where `env` says, so only a process with the rights of whoever wrote `env` may call it.
+
+    >>> in_conda("no-such-environment", {"HOME": "/nowhere"})
+    Traceback (most recent call last):
+    ...
+    LookupError: needed a conda environment; found none named 'no-such-environment' (looked in /nowhere)
+    """
+    home = env.get("HOME", "/nonexistent")
+    if os.path.isabs(name):
+        places = [name]
+    else:
+        roots = [os.path.dirname(os.path.dirname(env.get("CONDA_EXE", "")))]
+        roots += [env.get("MAMBA_ROOT_PREFIX", ""), env.get("CONDA_ROOT", "")]
+        roots += [os.path.join(home, folder) for folder in _CONDA_ROOTS] + ["/opt/conda"]
+        places = [os.path.join(root, "envs", name) for root in roots if root]
+        places += [line for line in _conda_list(home) if os.path.basename(line) == name]
+    for place in places:
+        if os.path.isdir(os.path.join(place, "conda-meta")) or os.path.isdir(os.path.join(place, "bin")):
+            path = os.pathsep.join(filter(None, (os.path.join(place, "bin"), env.get("PATH"))))
+            return {**env, "PATH": path, "CONDA_PREFIX": place, "CONDA_DEFAULT_ENV": name}
+    looked = name if os.path.isabs(name) else home
+    raise LookupError(f"needed a conda environment; found none named {name!r} (looked in {looked})")
+
+
+def _conda_list(home: str) -> list[str]:
+    """conda itself writes down where it made environments. A pipe or a device in that place is not read."""
+    try:
+        descriptor = os.open(os.path.join(home, ".conda/environments.txt"), os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    with open(descriptor, "rb") as file:
+        plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return file.read(_LARGEST_LIST).decode(errors="replace").splitlines() if plain else []
 
 
 def _end_all(child: int) -> None:

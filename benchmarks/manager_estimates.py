@@ -1,0 +1,110 @@
+"""How long estimates hold up the queue: an array of seeds, and another user's job that comes after it.
+
+python benchmarks/manager_estimates.py [--elements 20]
+
+Starts a daemon of its own on virtual GPUs in a temporary home and submits an array of one script with `--seed {index}`.
+As root, a job of another user (nobody) is submitted after it. Prints after how many seconds the last element, and the
+other user's job, might start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import json
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import NoDaemon
+from ullage.manager.client import Client
+from ullage.workloads.job_files import JobSpec
+
+OTHER = "nobody"
+SCRIPT = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int)
+torch.manual_seed(parser.parse_args().seed)
+model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 10)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(20):
+    model(torch.randn(64, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+AS_OTHER = """
+import json, os, pwd, sys
+from ullage.manager.client import Client  # before the rights go: Python itself may lie where that user cannot read
+user = pwd.getpwnam(sys.argv[1])
+os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
+answer = Client(sys.argv[2]).call("submit", job=json.loads(sys.argv[3]), key=f"a job of another user {os.getpid()}")
+print(answer["jobs"][0])
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--elements", type=int, default=20)
+    elements = parser.parse_args().elements
+    with tempfile.TemporaryDirectory(prefix="ullage-bench-") as folder:
+        os.chmod(folder, 0o755)
+        daemon = start(Path(folder))
+        try:
+            measure(Path(folder), elements)
+        finally:
+            daemon.kill()
+            daemon.wait()
+
+
+def start(home: Path) -> subprocess.Popen[bytes]:
+    """A daemon that answers."""
+    (home / "settings.toml").write_text(
+        f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam(OTHER).pw_gid).gr_name}"\n' if os.geteuid() == 0 else ""
+    )
+    (home / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "ullage", "serve", "--virtual", "8xA100-40GB", "--config", f"{home}/settings.toml"]
+    daemon = subprocess.Popen(command, env={**os.environ, "ULLAGE_HOME": str(home)}, stderr=subprocess.DEVNULL)
+    while daemon.poll() is None:
+        try:
+            Client(home).call("ping")
+            break
+        except NoDaemon:
+            time.sleep(0.05)
+    return daemon
+
+
+def job(home: Path, command: list[str], **more: Any) -> dict[str, Any]:
+    return {"command": [sys.executable, "train.py", *command], "cwd": str(home), "env": dict(os.environ), **more}
+
+
+def measure(home: Path, elements: int) -> None:
+    client = Client(home)
+    waiting: dict[int, str] = {}
+    array = JobSpec.model_validate(job(home, ["--seed", "{index}"], array=list(range(1, elements + 1))))
+    began = time.monotonic()
+    for number in client.submit_spec(array)["jobs"]:
+        waiting[number] = f"the array of {elements}"
+    if os.geteuid() == 0:
+        words = [sys.executable, "-c", AS_OTHER, OTHER, str(home), json.dumps(job(home, ["--seed", "0"]))]
+        waiting[int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)] = f"the job of {OTHER}"
+    last: dict[str, float] = {}
+    while waiting:
+        for number, what in list(waiting.items()):
+            if client.status(number)["state"] != "estimating":
+                del waiting[number]
+                last[what] = time.monotonic() - began
+        time.sleep(0.2)
+    for what, seconds in last.items():
+        print(f"{what}: the last one might start after {seconds:.0f} s")
+    print(f"promises: {sorted({str(each['promise']) for each in client.call('history', limit=1000)})}")
+    client.call("cancel", jobs=[each["id"] for each in client.call("queue")]) if client.call("queue") else None
+
+
+if __name__ == "__main__":
+    main()
