@@ -12,6 +12,7 @@
     ├── NestedGPUError          a virtual GPU is already in use in another thread
     ├── Overbooked              memory that is already promised cannot be promised again
     ├── StoreDamaged            the manager's database cannot be trusted; carries how to restore it
+    ├── DamagedRecord           a job's row in the database cannot be read; the others can
     ├── StoreFull               nothing could be written, so the request was not carried out
     ├── NotAllowed              another user's job, or a command for operators only
     ├── NoSuchJob               no job has this number or name
@@ -135,6 +136,18 @@ class Overbooked(UllageError, RuntimeError):
 
 class StoreDamaged(UllageError, RuntimeError):
     """The manager's database is damaged; nothing was changed. The text says how to restore it."""
+
+
+class DamagedRecord(UllageError, RuntimeError):
+    """The row of one job cannot be read. It is left as it is, and the daemon goes on with the others.
+
+    >>> str(DamagedRecord(17, "spec is no JSON"))
+    'job 17 cannot be read: spec is no JSON. Its row in the database is left as it is'
+    """
+
+    def __init__(self, job: int, reason: str) -> None:
+        super().__init__(f"job {job} cannot be read: {reason}. Its row in the database is left as it is")
+        self.job, self.reason = job, reason
 
 
 class StoreFull(UllageError, RuntimeError):

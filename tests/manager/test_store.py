@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.errors import StoreDamaged, StoreFull
+from ullage.errors import DamagedRecord, StoreDamaged, StoreFull
 from ullage.manager.storage import database as database_module
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.records import job_from_row
@@ -96,13 +96,133 @@ def test_with_an_older_copy_nothing_runs_again_and_no_number_comes_twice(served)
     assert served.script("true", hold=True) == later + 1
 
 
-def test_few_backups_are_kept_and_they_are_whole(tmp_path):
+def test_copies_are_kept_by_age_and_they_are_whole(tmp_path):
+    """Many starts in an hour push out none of the days and weeks before."""
     database = Database(tmp_path)
+    (tmp_path / "backups").mkdir()
+    old = [f"state-2026{month:02}{day:02}-120000-000000.db" for month in (1, 2) for day in range(1, 29)]
+    for name in old:
+        (tmp_path / "backups" / name).touch()
     for _ in range(6):
         newest = database.back_up()
-    kept = sorted((tmp_path / "backups").iterdir())
-    assert len(kept) == database_module.KEPT_BACKUPS and newest in kept
+    kept = sorted(file.name for file in (tmp_path / "backups").iterdir())
+    assert kept[-1] == newest.name and len([name for name in kept if name not in old]) == 3
+    assert [name[6:14] for name in kept if name in old] == [f"202602{day}" for day in (15, 22, 23, 24, 25, 26, 27, 28)]
     assert sqlite3.connect(newest).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize("loss", ["removed", "emptied", "removed but for its log"])
+def test_a_database_that_is_gone_is_not_replaced_by_an_empty_one(served, loss):
+    number = served.submit(hold=True)
+    served.stop()
+    served.start()  # which makes a copy
+    served.client.call("drain", gpu=0)
+    served.stop() if loss != "removed but for its log" else served.kill()
+    file, log = served.folder / "manager/state.db", served.folder / "manager/state.db-wal"
+    file.write_bytes(b"") if loss == "emptied" else file.unlink()
+    said = served.cli("serve", *served.options, code=1)
+    assert said.startswith("ullage: the database") and said.count("\n") == 1
+    assert "nothing was changed" in said and "ullage serve --new-database" in said
+    assert file.exists() == (loss == "emptied") and (not log.exists() or log.stat().st_size)
+    back = said.partition("To go back to it: ")[2].partition(". To begin anew")[0]
+    subprocess.run(["sh", "-c", back], check=True)
+    served.start()
+    assert served.job(number)["state"] == "held"
+
+
+def test_a_new_database_is_made_where_that_is_said_and_only_where_there_is_none(served):
+    before = served.script("true")
+    served.wait(before)
+    served.stop()
+    assert "there is a database already" in served.cli("serve", *served.options, "--new-database", code=1)
+    (served.folder / "manager/state.db").unlink()
+    served.options += ["--new-database"]
+    served.start()
+    served.options.remove("--new-database")
+    assert served.client.call("history") == []
+    assert served.script("true", hold=True) == before + 1, "its files are there"
+
+
+@pytest.mark.parametrize("what", ["state.db", "state.db-wal"])
+def test_a_database_that_is_removed_under_the_daemon_loses_nothing(served, what):
+    first = served.submit(hold=True)
+    (served.folder / "manager" / what).unlink()
+    second = served.submit(hold=True)
+    assert "it was put back" in served.said()
+    served.kill()
+    served.start()
+    assert [job["id"] for job in served.client.call("queue")] == [first, second]
+    third = served.submit(hold=True)
+    served.kill()
+    served.start()
+    assert served.job(third)["state"] == "held"
+
+
+def test_a_file_in_the_place_of_the_database_ends_the_daemon_and_is_left_alone(served):
+    first = served.submit(hold=True)
+    file = served.folder / "manager/state.db"
+    file.unlink()
+    file.write_bytes(b"somebody else's")
+    with pytest.raises(StoreDamaged, match="another file was put in the place") as refused:
+        served.client.call("submit", job={"command": ["true"], "cwd": "/tmp", "hold": True}, key="a key of its own")
+    assert served.process.wait() == 1 and "Traceback" not in served.said()
+    assert file.read_bytes() == b"somebody else's"
+    subprocess.run(["sh", "-c", str(refused.value).partition("To go on with that: ")[2]], check=True)
+    served.start()
+    assert [job["id"] for job in served.client.call("queue")] == [first, first + 1]
+
+
+def damage(home, *statements):
+    """Change rows while no daemon runs."""
+    with contextlib.closing(sqlite3.connect(home.folder / "manager/state.db")) as database:
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+
+
+def test_rows_that_cannot_be_read_are_set_aside_and_the_others_go_on(served):
+    jobs = [served.submit(hold=True) for _ in range(7)]
+    over = [served.script("true") for _ in range(2)]
+    [served.wait(number) for number in over]
+    waiting = served.submit(after=[jobs[0]])
+    served.stop()
+    damage(
+        served,
+        f"UPDATE jobs SET spec = '{{broken' WHERE id IN ({jobs[0]}, {over[0]})",
+        f"UPDATE jobs SET state = 'dreaming' WHERE id = {jobs[1]}",
+        f"UPDATE jobs SET submitted = 'noon' WHERE id = {jobs[2]}",
+        f"UPDATE jobs SET spec = '[]' WHERE id = {jobs[3]}",
+        f"UPDATE jobs SET state = 'running' WHERE id = {jobs[4]}",
+        f"UPDATE jobs SET cause = 'boredom' WHERE id = {jobs[5]}",
+    )
+    served.start()
+    assert [job["id"] for job in served.client.call("queue")] == [jobs[6], waiting]
+    assert [job["id"] for job in served.client.call("history")] == [over[1]]
+    assert served.job(waiting)["reason"] == f"waits for job {jobs[0]}"
+    served.client.call("release", jobs=[jobs[6]])
+    assert served.wait(jobs[6])["state"] == "done"
+    said = served.cli("status")
+    for number in (*jobs[:6], over[0]):
+        assert f"DAMAGED: job {number} is set aside" in said
+        with pytest.raises(DamagedRecord, match=f"job {number} cannot be read"):
+            served.job(number)
+    assert "spec is no JSON: '{broken'" in said and "submitted is 'noon'" in said and "Traceback" not in served.said()
+    served.stop()
+    damage(served, f"UPDATE jobs SET state = 'held' WHERE id = {jobs[1]}")
+    served.start()
+    assert served.job(jobs[1])["state"] == "held", "nothing was lost"
+
+
+def test_the_promise_of_a_running_job_that_cannot_be_read_is_kept_until_it_ends(served):
+    number = served.submit(proceed="proceed", memory=30 << 30)
+    served.wait(number, "running")
+    served.stop()
+    damage(served, f"UPDATE jobs SET spec = '{{broken' WHERE id = {number}")
+    served.start()
+    assert sum(gpu["promised"] for gpu in served.client.gpus()) == 30 << 30
+    served.go()
+    served.until(lambda: not sum(gpu["promised"] for gpu in served.client.gpus()), "its promise to be free again")
+    assert served.log() == [f"start {number} 1", f"end {number} 1"]
 
 
 def test_an_older_database_is_migrated_and_a_newer_one_refused(tmp_path, monkeypatch):

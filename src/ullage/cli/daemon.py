@@ -40,6 +40,10 @@ def serve(
     config: Annotated[
         Path | None, typer.Option(help="Read the settings from this file.", metavar="FILE.toml")
     ] = None,
+    new_database: Annotated[
+        bool, typer.Option("--new-database", help="Begin with an empty database where the old one is missing. Without "
+                           "this, a home that has jobs or copies and no database is left alone.")
+    ] = False,
 ) -> None:  # fmt: skip
     """Run the manager: a daemon that runs submitted jobs on shared GPUs without overbooking their memory.
 
@@ -63,7 +67,7 @@ def serve(
     settings = read_settings(config, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator,
                              listen=api)  # fmt: skip
     with usable_home(home()):
-        daemon = make_daemon(home(), settings, _say)
+        daemon = make_daemon(home(), settings, _say, new=new_database)
 
     def ready() -> None:
         # The collector of garbage would walk through every waiting job again and again: 40 ms for 10,000 of them.

@@ -169,6 +169,8 @@ def _print_daemon(about: dict[str, Any]) -> None:
     print(f"policy {about['policy']}, sharing {about['sharing']}, estimator {about['estimator']}")
     counts = ", ".join(f"{count} {state}" for state, count in sorted(about["jobs"].items()))
     print(f"jobs: {counts or 'none yet'}")
+    for number, reason in about["damaged"].items():
+        print(f"DAMAGED: job {number} is set aside, since it cannot be read: {reason}")
     if about["trouble"]:
         print(f"TROUBLE: {about['trouble']}")
 

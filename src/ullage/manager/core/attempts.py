@@ -38,6 +38,9 @@ class AttemptTracker:
             started = read_record(context.attempt_folder(attempt) / STARTED)
             if started is not None:
                 context.pids[number] = int(started["job_pid"])
+        for attempt in context.store.unwatched:
+            memory = dict.fromkeys(attempt.slots, attempt.promise or 0)
+            context.ledger.adopt(attempt.job, memory, attempt.exclusive)
         crash_point("adopt-begun")
         self.follow()
         self.adopting = False
@@ -68,8 +71,17 @@ class AttemptTracker:
                 crash_point(name)
             for attempt in ended:
                 self._let_go(attempt)
+        self._watch_promises()
         context.launcher.reap()
         return bool(looks)
+
+    def _watch_promises(self) -> None:
+        """Attempts whose jobs cannot be read keep their promises for as long as they live; nothing is written down."""
+        context = self._context
+        for attempt in list(context.store.unwatched):
+            if context.launcher.look(context.attempt_folder(attempt), attempt.token).state not in ("alive", "orphaned"):
+                context.ledger.release(attempt.job)
+                context.store.unwatched.remove(attempt)
 
     def _look(self, attempt: AttemptRecord) -> AttemptStatus | None:
         """What has changed for an attempt, or `None`."""

@@ -59,14 +59,14 @@ class Daemon:
 
     def __init__(
         self, folder: Path, settings: ManagerSettings, monitor: Monitor, *, cards: Path | None = None,
-        clock: Callable[[], float] = time.time, say: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.time, say: Callable[[str], None] = lambda text: None, new: bool = False,
     ) -> None:  # fmt: skip
         self._run = folder / "run"
         folder = folder / "manager"
         for place in (folder, self._run):
             place.mkdir(parents=True, exist_ok=True, mode=0o755)
         self._lock = lock_home(folder)
-        self.database = Database(folder)
+        self.database = Database(folder, new, say)
         sharing = sharing_of(settings.sharing, self._run, say)
         self.context = ManagerContext(
             folder=folder, settings=settings, store=JobStore(self.database, clock), clock=clock, say=say, cards=cards,
@@ -81,6 +81,7 @@ class Daemon:
         self._monitor = monitor
         self._group_commit = GroupCommit(self.context.store)
         self._next_care = 0.0
+        self._fatal: StoreDamaged | None = None  # why it has to end
         self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
         self._news = asyncio.Condition()
         self._wake_socket: socket.socket | None = None  # while it listens for words of supervisors
@@ -118,6 +119,8 @@ class Daemon:
                 self.context.say(
                     f"the database does not know the last {skipped} jobs, whose files are there: an older copy?"
                 )
+            for job, reason in self.context.store.history.damaged.items():
+                self.context.say(f"job {job} is set aside, since it cannot be read: {reason}")
             adopted = self.attempts.adopt()
             if adopted:
                 self.context.say(f"{adopted} running jobs were adopted")
@@ -127,6 +130,8 @@ class Daemon:
                 self.api.start(loop)
             ready()
             await self._steps()
+            if self._fatal is not None:
+                raise self._fatal
         finally:
             await server.stop()
             if self.api is not None:
@@ -198,9 +203,14 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait), self._news:
                     await self._news.wait()
-        if verb == "submit":
-            return await self._group_commit.do(partial(do, caller, **arguments))
-        return do(caller, **arguments)
+        try:
+            if verb == "submit":
+                return await self._group_commit.do(partial(do, caller, **arguments))
+            return do(caller, **arguments)
+        except StoreDamaged as error:
+            self._fatal = error
+            self.context.service.end()
+            raise
 
     def call_from_thread(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
         """The same, from any other thread."""
@@ -298,14 +308,15 @@ ULLAGE_HOME names another folder to keep everything in
 
 
 def make_daemon(
-    folder: Path, settings: ManagerSettings, say: Callable[[str], None], clock: Callable[[], float] = time.time
-) -> Daemon:
+    folder: Path, settings: ManagerSettings, say: Callable[[str], None], clock: Callable[[], float] = time.time,
+    new: bool = False,
+) -> Daemon:  # fmt: skip
     """A daemon of a home, ready to run. What is wrong with the settings or the machine is one clear message."""
     check_names(settings)
     cards = None if settings.virtual is None else folder / "cards" / CARDS
     source = find_source(settings, cards)
     monitor = Monitor(source, settings.monitoring.interval, settings.monitoring.window)
-    return Daemon(folder, settings, monitor, cards=cards, say=say, clock=clock)
+    return Daemon(folder, settings, monitor, cards=cards, say=say, clock=clock, new=new)
 
 
 def check_names(settings: ManagerSettings) -> None:

@@ -118,6 +118,7 @@ class Orders:
             "gpus": len(self._context.slots), "jobs": self._store.history.counts(),
             "last_event": self._store.last_event, "estimates_pending": self._intake.estimates.pending,
             "trouble": service.trouble, "disk_full": service.disk_full,
+            "damaged": {str(job): reason for job, reason in sorted(self._store.history.damaged.items())},
         }  # fmt: skip
 
     def submit(self, caller: Caller, job: dict[str, Any], key: str) -> dict[str, Any]:

@@ -82,8 +82,9 @@ class Scheduler:
         store = self._context.store
         if not store.dependencies:
             return
+        live = store.jobs.keys() | store.history.damaged.keys()  # how a job ended that cannot be read, nobody knows
         for number, dependencies in list(store.dependencies.items()):
-            over = {other: kind for other, kind in dependencies.items() if other not in store.jobs}
+            over = {other: kind for other, kind in dependencies.items() if other not in live}
             if not over:
                 continue
             failed = [other for other, kind in over.items() if kind == "ok" and store.job(other).state != State.DONE]
@@ -91,9 +92,7 @@ class Scheduler:
                 text = f"job {failed[0]}, which it needs, did not end well"
                 store.move(store.job(number), "withdraw", State.CANCELLED, text, detail=text)
             else:
-                store.dependencies[number] = {
-                    other: kind for other, kind in dependencies.items() if other in store.jobs
-                }
+                store.dependencies[number] = {other: kind for other, kind in dependencies.items() if other in live}
 
     def _as_placement(self, job: JobRecord) -> Job:
         """The job as placement sees it; made anew when the record has changed, since queues are long."""

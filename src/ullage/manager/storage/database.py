@@ -7,12 +7,13 @@ import datetime
 import errno
 import os
 import shlex
+import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import StoreDamaged, StoreFull
+from ullage.errors import InvalidValue, StoreDamaged, StoreFull
 
 # The tables of version 1. Later versions are made from them, step by step.
 VERSION_1 = """
@@ -82,8 +83,9 @@ ALTER TABLE attempts RENAME COLUMN gpu_memory TO used;
 MIGRATIONS = (VERSION_1, VERSION_2)
 
 
-FILE, BACKUPS = "state.db", "backups"
-KEPT_BACKUPS = 3
+FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"
+LOGS = ("-wal", "-shm")  # what SQLite keeps beside the file
+NEWEST_KEPT, DAYS_KEPT, WEEKS_KEPT = 3, 7, 4
 
 
 class Database:
@@ -96,20 +98,43 @@ class Database:
     ...     store.rows("SELECT id FROM gpus")[0]["id"]
     'GPU-1'
 
+    A missing file is made anew only where nothing is left of an earlier one, or with `new`. A file that is removed
+    while it is open is put back, with all that it held, before anything more is acknowledged.
+
     Not covered: two processes at once; the daemon's lock sees to that.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.file, self.backups = folder / FILE, folder / BACKUPS
+    def __init__(self, folder: Path, new: bool = False, say: Callable[[str], None] = lambda text: None) -> None:
+        self.file, self.backups, self._say = folder / FILE, folder / BACKUPS, say
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         self._open = False
         with self._explained():
+            if self.file.exists() and self.file.stat().st_size > 0:
+                self._check(new)
+            else:
+                self._check_nothing_was_lost(new)
             self._connection = self._connect()
             self._migrate()
+            self._identity = self._on_disk()
+
+    def _check_nothing_was_lost(self, new: bool) -> None:
+        """Where the file is missing or empty: whether there was one, by what it has left behind."""
+        copies = self._copies()
+        jobs = len([place for place in (self.file.parent / JOBS).glob("*") if place.name.isdigit()])
+        logs = [log for log in self._logs() if log.exists() and log.stat().st_size]
+        left = [f"the files of {jobs} jobs"] * bool(jobs) + [f"{len(copies)} copies of it"] * bool(copies)
+        left += [f"its log {log.name}" for log in logs]
+        if left and not new:
+            found = "is empty" if self.file.exists() else "is missing"
+            how = f"{self._going_back(copies[-1])}. " if copies else ""
+            raise StoreDamaged(
+                f"the database {self.file} {found}, but {' and '.join(left)} are there; nothing was changed. "
+                f"{how}To begin anew without those jobs: ullage serve --new-database"
+            )
+        for log in logs:  # SQLite would throw it away
+            log.rename(log.with_name(f"{log.name}.aside-{_stamp()}"))
 
     def _connect(self) -> sqlite3.Connection:
-        if self.file.exists() and self.file.stat().st_size > 0:
-            self._check()
         os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(self.file, isolation_level=None, timeout=10.0)
         connection.row_factory = sqlite3.Row
@@ -118,8 +143,13 @@ class Database:
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
-    def _check(self) -> None:
+    def _check(self, new: bool) -> None:
         """By a connection that may only read: a damaged file must stay as it is."""
+        if new:
+            raise InvalidValue(
+                f"--new-database: there is a database already ({self.file}); nothing was changed. "
+                f"To set it aside first: {self._aside()}"
+            )
         with contextlib.closing(sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True)) as reader:
             found = str(reader.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found != "ok":
@@ -150,6 +180,7 @@ class Database:
             try:
                 yield
                 self._connection.execute("COMMIT")
+                self._keep_in_place()
             except BaseException:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
@@ -171,11 +202,57 @@ class Database:
         with self._explained():
             return self._connection.execute(statement, values).fetchall()
 
+    def _on_disk(self) -> tuple[tuple[int, int] | None, ...]:
+        """Which files have our names now: the database and its log."""
+        found: list[tuple[int, int] | None] = []
+        for file in (self.file, self._logs()[0]):
+            try:
+                status = file.stat()
+                found.append((status.st_dev, status.st_ino))
+            except OSError:
+                found.append(None)
+        return tuple(found)
+
+    def _keep_in_place(self) -> None:
+        """What was committed is only safe if our files still have their names: put them back where they were removed.
+
+        Nothing is put over a file that somebody else has put there.
+        """
+        there = self._on_disk()
+        if there == self._identity:
+            return
+        try:
+            copy = self.back_up()
+            if there[0] not in (None, self._identity[0]):
+                raise self._replaced(copy)
+            self._connection.close()
+            for log in self._logs():
+                log.unlink(missing_ok=True)
+            new = self.file.with_suffix(".new")
+            shutil.copyfile(copy, new)
+            new.chmod(0o600)
+            _sync(new)
+            new.replace(self.file)
+            _sync(self.file.parent)
+            self._connection = self._connect()
+            self._identity = self._on_disk()
+        except (OSError, sqlite3.Error) as error:
+            raise StoreDamaged(
+                f"the database {self.file} was removed while it was in use and cannot be put back ({error}); "
+                "the last order may be lost"
+            ) from error
+        self._say(f"{self.file} was removed while it was in use; it was put back, and nothing is lost")
+
+    def _replaced(self, copy: Path) -> StoreDamaged:
+        return StoreDamaged(
+            f"another file was put in the place of the database {self.file} while it was in use; the daemon ends. All "
+            f"that it knew is in {copy}. To go on with that: {self._aside()} && {self._back(copy)}"
+        )
+
     def back_up(self, label: str | None = None) -> Path:
-        """A consistent copy beside the database; the newest few are kept."""
+        """A consistent copy beside the database; of the others, those are kept that `kept_copies` names."""
         self.backups.mkdir(mode=0o700, exist_ok=True)
-        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        target = self.backups / f"state-{label or stamp}.db"
+        target = self.backups / f"state-{label or _stamp()}.db"
         unfinished = target.with_suffix(".new")
         with self._explained():
             copy = sqlite3.connect(unfinished)
@@ -184,8 +261,10 @@ class Database:
             finally:
                 copy.close()
         unfinished.chmod(0o600)
+        _sync(unfinished)
         unfinished.rename(target)
-        for old in sorted(self.backups.glob("state-2*.db"))[:-KEPT_BACKUPS]:
+        dated = sorted(self.backups.glob("state-2*.db"))
+        for old in set(dated) - kept_copies(dated):
             old.unlink()
         return target
 
@@ -214,17 +293,64 @@ class Database:
             raise self._damaged(str(error)) from error
 
     def _damaged(self, found: str) -> StoreDamaged:
-        copies = sorted(self.backups.glob("state-*.db"), key=lambda file: file.stat().st_mtime)
-        aside = f"mv {_quoted(self.file)} {_quoted(self.file.with_suffix('.damaged'))}"
-        logs = f"rm -f {_quoted(self.file)}-wal {_quoted(self.file)}-shm"
-        if copies:
-            taken = datetime.datetime.fromtimestamp(copies[-1].stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
-            how = f"Its newest copy is of {taken}. To go back to it: {aside} && {logs} && cp {_quoted(copies[-1])} " + (
-                f"{_quoted(self.file)}"
-            )
-        else:
-            how = f"There is no copy of it yet. To begin anew: {aside} && {logs}"
+        copies = self._copies()
+        how = (
+            self._going_back(copies[-1], f"{self._aside()} && ")
+            if copies
+            else f"There is no copy of it yet. To begin anew: {self._aside()} && ullage serve --new-database"
+        )
         return StoreDamaged(f"the database {self.file} is damaged ({found}); nothing was changed. {how}")
+
+    def _copies(self) -> list[Path]:
+        """All copies, the newest last."""
+        return sorted(self.backups.glob("state-*.db"), key=lambda file: file.stat().st_mtime)
+
+    def _logs(self) -> list[Path]:
+        return [self.file.with_name(self.file.name + end) for end in LOGS]
+
+    def _going_back(self, copy: Path, first: str = "") -> str:
+        taken = datetime.datetime.fromtimestamp(copy.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
+        return f"Its newest copy is of {taken}. To go back to it: {first}{self._back(copy)}"
+
+    def _back(self, copy: Path) -> str:
+        logs = f"rm -f {_quoted(self.file)}-wal {_quoted(self.file)}-shm"
+        return f"{logs} && cp {_quoted(copy)} {_quoted(self.file)}"
+
+    def _aside(self) -> str:
+        return f"mv {_quoted(self.file)} {_quoted(self.file.with_suffix('.damaged'))}"
+
+
+def kept_copies(dated: Sequence[Path]) -> set[Path]:
+    """Of copies with a date in their names: the newest three, the newest of each of the last seven days that have one,
+    and the newest of each of the last four weeks. Many starts in an hour push out nothing older.
+
+    >>> names = [f"state-202611{day:02}-{hour:02}0000-0.db" for day in range(1, 31) for hour in range(24)]
+    >>> kept = sorted(path.name for path in kept_copies([Path(name) for name in names]))
+    >>> len(kept), kept[0], kept[-1]
+    (11, 'state-20261115-230000-0.db', 'state-20261130-230000-0.db')
+    """
+    by_day: dict[object, Path] = {}
+    by_week: dict[object, Path] = {}
+    for copy in sorted(dated):
+        try:
+            day = datetime.datetime.strptime(copy.name[6:14], "%Y%m%d")
+        except ValueError:
+            continue
+        by_day[day], by_week[day.isocalendar()[:2]] = copy, copy
+    days, weeks = list(by_day.values())[-DAYS_KEPT:], list(by_week.values())[-WEEKS_KEPT:]
+    return {*sorted(dated)[-NEWEST_KEPT:], *days, *weeks}
+
+
+def _stamp() -> str:
+    return datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _quoted(path: Path) -> str:

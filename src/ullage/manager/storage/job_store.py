@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
-from ullage.errors import NoSuchJob, StoreDamaged, StoreFull, UllageError
+from ullage.errors import DamagedRecord, NoSuchJob, StoreDamaged, StoreFull, UllageError
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.records import (
@@ -25,15 +26,30 @@ from ullage.manager.storage.records import (
     stored,
 )
 
+_Record = TypeVar("_Record", JobRecord, AttemptRecord)
+
 
 class JobHistory:
     """Questions to the database about jobs, attempts and events of the past. They change nothing.
 
     store.history.over(limit=50, user=None)
+
+    Rows that cannot be read are left out, and `damaged` says why, by job.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.damaged: dict[int, str] = {}
+
+    def readable(self, rows: Iterable[sqlite3.Row], read: Callable[[sqlite3.Row], _Record]) -> list[_Record]:
+        """The records of rows; those of which none can be made are written down in `damaged`."""
+        found = []
+        for row in rows:
+            try:
+                found.append(read(row))
+            except DamagedRecord as error:
+                self.damaged[error.job] = error.reason
+        return found
 
     def events(self, since: int, limit: int) -> list[dict[str, Any]]:
         """Events after number `since`, oldest first."""
@@ -48,7 +64,7 @@ class JobHistory:
             f"SELECT * FROM jobs WHERE state IN ({over}) {of_user} ORDER BY ended DESC, id DESC LIMIT ?",
             [*values, limit],
         )
-        return [job_from_row(row) for row in rows]
+        return self.readable(rows, job_from_row)
 
     def find(self, column: str, value: Any) -> list[int]:
         """Numbers of the jobs with that name or of that array."""
@@ -96,12 +112,22 @@ class JobStore:
         self.history = JobHistory(database)
         over = ", ".join(f"'{state}'" for state in sorted(OVER))
         rows = database.rows(f"SELECT * FROM jobs WHERE state NOT IN ({over}) ORDER BY id")
-        self.jobs: dict[int, JobRecord] = {row["id"]: job_from_row(row) for row in rows}
-        live = database.rows("SELECT * FROM attempts WHERE state != 'over'")
-        self.attempts: dict[int, AttemptRecord] = {row["job"]: attempt_from_row(row) for row in live}
+        jobs = self.history.readable(rows, job_from_row)
+        live = self.history.readable(
+            database.rows("SELECT * FROM attempts WHERE state != 'over' ORDER BY job"), attempt_from_row
+        )
+        damaged = self.history.damaged
+        self.jobs: dict[int, JobRecord] = {job.id: job for job in jobs if job.id not in damaged}
+        self.attempts: dict[int, AttemptRecord] = {each.job: each for each in live if each.job in self.jobs}
+        self.unwatched = [each for each in live if each.job not in self.jobs]  # who knows what their jobs are?
+        for job in self.jobs.values():
+            if job.state.is_live and job.id not in self.attempts:
+                damaged[job.id] = f"it is {job.state} and has no attempt"
+        self.jobs = {number: job for number, job in self.jobs.items() if number not in damaged}
         self.dependencies: dict[int, dict[int, str]] = {}
         for row in database.rows("SELECT d.* FROM dependencies d JOIN jobs j ON j.id = d.job WHERE j.ended IS NULL"):
-            self.dependencies.setdefault(row["job"], {})[row["needs"]] = row["kind"]
+            if row["job"] in self.jobs:
+                self.dependencies.setdefault(row["job"], {})[row["needs"]] = row["kind"]
         self._new_jobs: dict[int, JobRecord] = {}
         self._new_attempts: dict[int, AttemptRecord] = {}
         self._new_dependencies: dict[int, dict[int, str]] = {}
@@ -164,12 +190,15 @@ class JobStore:
         rows = self._database.rows("SELECT * FROM jobs WHERE id = ?", (number,))
         if not rows:
             raise NoSuchJob(str(number))
-        return job_from_row(rows[0])
+        read = job_from_row(rows[0])
+        if not read.state.is_over:  # or it would be in memory
+            raise DamagedRecord(number, self.history.damaged[number])
+        return read
 
     def attempts_of(self, number: int) -> list[AttemptRecord]:
         """All attempts of a job, the first one first."""
         rows = self._database.rows("SELECT * FROM attempts WHERE job = ? ORDER BY number", (number,))
-        return [attempt_from_row(row) for row in rows]
+        return self.history.readable(rows, attempt_from_row)
 
     def live_attempt(self, number: int) -> AttemptRecord:
         """The attempt that may have a live process."""

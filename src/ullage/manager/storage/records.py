@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ullage.errors import InvalidValue
+from ullage.errors import DamagedRecord, InvalidValue
 
 
 class State(StrEnum):
@@ -182,23 +182,65 @@ JOB_COLUMNS = tuple(found.name for found in dataclasses.fields(JobRecord))
 ATTEMPT_COLUMNS = tuple(found.name for found in dataclasses.fields(AttemptRecord))
 
 
+_KINDS = {"int": (int,), "float": (int, float), "str": (str,), "bool": (int,), "None": (type(None),)}
+
+
+def _types(record: type) -> dict[str, tuple[type, ...]]:
+    """By column, what SQLite may give for it; fields that are kept as text in another form are text."""
+    found = {}
+    for each in dataclasses.fields(record):
+        kinds = [kind.strip() for kind in str(each.type).split("|")]
+        found[each.name] = tuple(one for kind in kinds for one in _KINDS.get(kind, (str,)))
+    return found
+
+
+_JOB_TYPES, _ATTEMPT_TYPES = _types(JobRecord), _types(AttemptRecord)
+
+
 def job_from_row(row: sqlite3.Row) -> JobRecord:
-    """The job of a row."""
-    values = {name: row[name] for name in JOB_COLUMNS}
-    values["state"] = State(values["state"])
-    values["spec"] = json.loads(values["spec"])
-    values["cause"] = values["cause"] and Cause(values["cause"])
+    """The job of a row; one that cannot be a job is a `DamagedRecord`."""
+    try:
+        values = _values(row, _JOB_TYPES)
+        values["state"] = State(values["state"])
+        values["spec"] = _object(values["spec"], "spec", dict)
+        if not isinstance(values["spec"].get("asked"), dict):
+            raise ValueError("spec does not say what was asked for")
+        values["cause"] = values["cause"] and Cause(values["cause"])
+    except ValueError as error:
+        raise DamagedRecord(row["id"], str(error)) from None
     values["exclusive"], values["recovery"] = bool(values["exclusive"]), bool(values["recovery"])
     return JobRecord(**values)
 
 
 def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
-    """The attempt of a row."""
-    values = {name: row[name] for name in ATTEMPT_COLUMNS}
-    values["slots"] = tuple(json.loads(values["slots"]))
-    values["cause"] = values["cause"] and Cause(values["cause"])
+    """The attempt of a row; one that cannot be an attempt is a `DamagedRecord` of its job."""
+    try:
+        values = _values(row, _ATTEMPT_TYPES)
+        values["slots"] = tuple(_object(values["slots"], "slots", list))
+        values["cause"] = values["cause"] and Cause(values["cause"])
+    except ValueError as error:
+        raise DamagedRecord(row["job"], f"its attempt {row['number']}: {error}") from None
     values["exclusive"] = bool(values["exclusive"])
     return AttemptRecord(**values)
+
+
+def _values(row: sqlite3.Row, types: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    values = {}
+    for name, kinds in types.items():
+        values[name] = value = row[name]
+        if not isinstance(value, kinds):
+            raise ValueError(f"{name} is {'missing' if value is None else repr(value)[:80]}")
+    return values
+
+
+def _object(text: str, name: str, kind: type) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{name} is no JSON: {text[:40]!r}") from None
+    if not isinstance(found, kind):
+        raise ValueError(f"{name} is {text[:40]!r}")
+    return found
 
 
 def stored(value: Any) -> Any:
