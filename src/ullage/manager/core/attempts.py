@@ -9,7 +9,6 @@ from typing import Any
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.recovery import AttemptEnd, RetryDecision, after_failure, classify
 from ullage.manager.fault_injection import crash_point
-from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record, tail
 from ullage.manager.running.supervisor import STARTED, boot_now
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, STARTING, AttemptRecord, Cause, JobRecord, State
@@ -24,8 +23,8 @@ _FINAL = {Cause.FINISHED: State.DONE, Cause.CANCELLED: State.CANCELLED}
 class AttemptTracker:
     """Looks at the folders of all live attempts. Every change of a look is one transaction; a look may be repeated."""
 
-    def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
-        self._context, self._cgroups = context, cgroups
+    def __init__(self, context: ManagerContext) -> None:
+        self._context = context
         self.adopting = True  # until the first look is over, nobody of this process has started anything
 
     def adopt(self) -> int:
@@ -178,7 +177,7 @@ class AttemptTracker:
         context.warned.discard(attempt.token)
         context.pids.pop(attempt.job, None)
         context.queued_at[attempt.job] = context.clock()
-        self._cgroups.remove(attempt.token)
+        context.launcher.tidy(context.attempt_folder(attempt))
 
     def stop(self, job: JobRecord, reason: str, text: str) -> None:
         """Have a live job end, for a reason that its supervisor writes into the exit record."""

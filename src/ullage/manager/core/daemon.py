@@ -73,8 +73,8 @@ class Daemon:
             launcher=Launcher(folder, self._run / "wake.sock"), slot_reader=SlotReader(monitor), sharing=sharing,
             ledger=Ledger(), service=ServiceState(began=clock()),
         )  # fmt: skip
-        cgroups = Cgroups() if settings.running.cgroup else Cgroups(root=Path("/nonexistent"))
-        self.attempts = AttemptTracker(self.context, cgroups)
+        cgroups = Cgroups(wanted=settings.running.cgroup)
+        self.attempts = AttemptTracker(self.context)
         self.guard = RunningJobGuard(self.context, self.attempts)
         self.intake = Intake(self.context)
         self.scheduler = Scheduler(self.context, cgroups)

@@ -177,13 +177,13 @@ class Scheduler:
             env = job_environment(job, spec, attempt, gpu_variables(attempt.slots))
         env |= context.sharing.variables(spec, attempt.slots)
         lead = checkpoint_lead(context, spec)
-        limit = None if spec.host_memory is None else self._cgroups.make(attempt.token, spec.host_memory)
         return {
             "token": attempt.token, "command": spec.command, "cwd": spec.folder, "env": env, "umask": spec.umask,
             "conda": spec.conda,
             "time_limit": spec.time_limit, "grace": context.settings.running.grace, "checkpoint_lead": lead,
             "checkpoint_signal": spec.checkpoint_signal,
-            "limits": job.spec["limits"], "cgroup": limit, **rights(job.uid, job.gid),
+            "limits": job.spec["limits"], "cgroup": self._cgroups.make(attempt.token, spec.host_memory),
+            **rights(job.uid, job.gid),
         }  # fmt: skip
 
 

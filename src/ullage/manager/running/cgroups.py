@@ -1,4 +1,8 @@
-"""Limits of host memory by cgroup v2, where the system lets this process make groups."""
+"""A cgroup v2 of its own for each attempt, where the system lets this process make groups.
+
+A group is ended by the kernel as a whole, whatever the job's processes have made of their sessions, parents and
+environments. Where the memory controller is there too, a group keeps the limit of host memory.
+"""
 
 from __future__ import annotations
 
@@ -6,58 +10,80 @@ import contextlib
 import os
 from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
-
 
 class Cgroups:
-    """One group an attempt below this process's own one; `available` says whether that works here, `why` why not."""
+    """Groups `ullage-jobs/TOKEN` below this process's own one.
 
-    def __init__(self, root: Path = _ROOT, own: Path | None = None) -> None:
+    `usable` says whether groups can be made here, `available` whether they keep limits of memory, `why` why not.
+    """
+
+    def __init__(self, root: Path | None = None, own: Path | None = None, wanted: bool = True) -> None:
         self._parent: Path | None = None
-        self.why = self._prepare(root, own)
+        self.available = False
+        self.why = self._prepare(root, own) if wanted else "running.cgroup is off in the settings"
 
     @property
-    def available(self) -> bool:
-        """Whether limits can be kept."""
+    def usable(self) -> bool:
+        """Whether an attempt can have a group of its own."""
         return self._parent is not None
 
-    def _prepare(self, root: Path, own: Path | None) -> str:
-        if not (root / "cgroup.controllers").exists():
+    def _prepare(self, root: Path | None, own: Path | None) -> str:
+        root = own_root() if root is None else root
+        if root is None or not (root / "cgroup.controllers").exists():
             return "this system has no cgroup v2"
-        group = own if own is not None else _own_group(root)
-        parent, daemon = group / "ullage-jobs", group / "ullage-daemon"
+        group = _own_group(root) if own is None else own
+        parent = group / "ullage-jobs"
         try:
             parent.mkdir(exist_ok=True)
-            daemon.mkdir(exist_ok=True)  # a group that has limits for its children may have no processes itself
-            (daemon / "cgroup.procs").write_text(str(os.getpid()))
-            for folder in (parent.parent, parent):
-                (folder / "cgroup.subtree_control").write_text("+memory")
         except OSError as error:
             return f"{parent} cannot be used: {error.strerror}"
+        if not all(os.access(place / "cgroup.procs", os.W_OK) for place in (group, parent) if own is None):
+            return f"{parent} cannot be used: no process may be moved there"
         self._parent = parent
+        if "memory" not in (root / "cgroup.controllers").read_text().split():
+            return "its memory controller is not in cgroup v2"
+        return self._prepare_limits(group, parent)
+
+    def _prepare_limits(self, group: Path, parent: Path) -> str:
+        daemon = group / "ullage-daemon"
+        try:
+            daemon.mkdir(exist_ok=True)  # a group that has limits for its children may have no processes itself
+            (daemon / "cgroup.procs").write_text(str(os.getpid()))
+            for folder in (group, parent):
+                (folder / "cgroup.subtree_control").write_text("+memory")
+        except OSError as error:
+            return f"{parent} cannot limit memory: {error.strerror}"
+        self.available = True
         return ""
 
-    def make(self, token: str, limit: int) -> str | None:
-        """A group with that limit of memory; its folder, or `None` where it cannot be made."""
+    def make(self, token: str, memory: int | None = None) -> str | None:
+        """A group, with a limit of memory if one is asked for; its folder, or `None` where it cannot be made."""
         if self._parent is None:
             return None
         folder = self._parent / token
         try:
             folder.mkdir(exist_ok=True)
-            (folder / "memory.max").write_text(str(limit))
-            with contextlib.suppress(OSError):  # swap may not be counted here
-                (folder / "memory.swap.max").write_text("0")
-            with contextlib.suppress(OSError):  # all of a job ends together, not one worker of it
-                (folder / "memory.oom.group").write_text("1")
         except OSError:
             return None
+        if memory is not None and self.available:
+            for name, value in (
+                ("memory.max", str(memory)),
+                ("memory.swap.max", "0"),  # swap may not be counted here
+                ("memory.oom.group", "1"),  # all of a job ends together, not one worker of it
+            ):
+                with contextlib.suppress(OSError):
+                    (folder / name).write_text(value)
         return str(folder)
 
-    def remove(self, token: str) -> None:
-        """The attempt is over."""
-        if self._parent is not None:
-            with contextlib.suppress(OSError):
-                os.rmdir(self._parent / token)
+
+def own_root() -> Path | None:
+    """Where cgroup v2 is mounted: /sys/fs/cgroup on most systems, a folder of it where version 1 is there too."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            if after.split()[:1] == ["cgroup2"]:
+                return Path(before.split()[4])
+    return None
 
 
 def _own_group(root: Path) -> Path:

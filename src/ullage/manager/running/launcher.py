@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.isolation.process_identity import Process, is_alive, start_of
+from ullage.isolation.process_tree import kill_cgroup, remove_cgroup
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running import supervisor
 
@@ -147,7 +148,7 @@ class Launcher:
             if child is not None and child.poll() is None:
                 return AttemptStatus("alive" if started else "starting", started)
             record, state = self._by_lock(folder)
-            if state == "alive" and started is not None and not is_alive(_supervisor_of(started)):
+            if state == "alive" and started is not None and not is_alive(_process(started, "supervisor")):
                 state = "orphaned"
         return AttemptStatus(state, started, record)
 
@@ -186,13 +187,22 @@ class Launcher:
         crash_point("stop-written")
         started = read_record(folder / supervisor.STARTED)
         if started is not None:
-            signal_process(_supervisor_of(started), signal.SIGUSR2)
+            signal_process(_process(started, "supervisor"), signal.SIGUSR2)
         crash_point("stop-sent")
 
     def sweep(self, folder: Path, token: str) -> int:
         """Kill what is left of an attempt whose supervisor is gone; how many processes there were."""
-        left = {*processes_of(token), *holders_of(folder / supervisor.LOCK)}
-        return len([process for process in left if signal_process(process, signal.SIGKILL)])
+        started = read_record(folder / supervisor.STARTED) or {}
+        in_group = kill_cgroup(started["cgroup"]) if started.get("cgroup") else 0
+        left = {*processes_of(token), *holders_of(folder / supervisor.LOCK)} - {_process(started, "guardian")}
+        return in_group + len([process for process in left if signal_process(process, signal.SIGKILL)])
+
+    def tidy(self, folder: Path) -> None:
+        """The attempt is over: its order goes, which has all its variables, and its cgroup if that is still there."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            order = json.loads((folder / supervisor.ORDER).read_text())
+            (folder / supervisor.ORDER).unlink()
+            remove_cgroup(order["cgroup"] or "")
 
     def running_for(self, folder: Path) -> float | None:
         """Seconds since an attempt's supervisor started, by a clock that nobody can set; `None` before it has."""
@@ -228,8 +238,9 @@ def locked(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _supervisor_of(started: dict[str, Any]) -> Process:
-    return Process(int(started["supervisor_pid"]), int(started["supervisor_start"]))
+def _process(started: dict[str, Any], kind: str) -> Process:
+    """A process of an attempt as its record names it; records of older versions do not name all."""
+    return Process(int(started.get(f"{kind}_pid", 0)), int(started.get(f"{kind}_start", 0)))
 
 
 def write_whole(file: Path, record: dict[str, Any], mode: int = 0o644) -> None:

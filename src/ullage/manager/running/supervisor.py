@@ -2,9 +2,13 @@
 
 `python -I -S supervisor.py FOLDER`: it takes the lock of the attempt's folder, starts the job as its child in a session
 of its own, waits, and leaves an exit record. The lock is held for as long as it or the job lives, so whoever wants to
-know whether an attempt is alive tries the lock: no pid has to be trusted. It is one file that needs nothing but the
-standard library and knows nothing of jobs, GPUs or the daemon's database; limits of time are kept here by the monotonic
-clock, so they hold while the daemon is down and whatever is done to the wall clock.
+know whether an attempt is alive tries the lock: no pid has to be trusted. It needs nothing but the standard library and
+knows nothing of jobs, GPUs or the daemon's database; limits of time are kept here by the monotonic clock, so they hold
+while the daemon is down and whatever is done to the wall clock.
+
+It is two processes. The outer one, the guardian, does nothing but wait for the inner one, the supervisor. Should that
+be killed, then all that the job started becomes the guardian's, however it has detached itself, and the guardian ends
+it before it lets the lock go. Where there is cgroup v2 the job has a group besides, which the kernel ends as a whole.
 """
 
 from __future__ import annotations
@@ -22,6 +26,11 @@ import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
+
+if __name__ == "__main__":  # run as a file: Ullage itself is found from here, installed packages are not looked for
+    sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
+
+from ullage.isolation.process_tree import kill_cgroup, kill_tree, remove_cgroup, stat_field
 
 LOCK, ORDER, STARTED, EXIT, STOP, REVOKED = "lock", "order.json", "started.json", "exit.json", "stop.json", "revoked"
 TOKEN = "ULLAGE_ATTEMPT"  # in the environment of every process of an attempt
@@ -47,7 +56,8 @@ def main(folder: str) -> int:
     with open(ORDER) as file:
         order = json.load(file)
     _put(EXIT + ".new", b" " * _RESERVED)
-    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+    if _guard():
+        return 0
     stop = _stop_order()
     if stop is not None:
         nothing = {"code": None, "signal": None, "never_started": True}
@@ -57,6 +67,19 @@ def main(folder: str) -> int:
     _write(EXIT, record)
     _poke(order)
     return 0
+
+
+def _guard() -> bool:
+    """Fork. In the outer process: wait for the inner one and end what it leaves behind; true when nothing is left."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SET_CHILD_SUBREAPER, 1)
+    inner = os.fork()
+    if inner == 0:
+        libc.prctl(_SET_CHILD_SUBREAPER, 1)  # is not inherited
+        return False
+    os.waitpid(inner, 0)
+    _end_all(None)
+    return True
 
 
 def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
@@ -73,9 +96,11 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     os.close(go_read)
     os.close(failure_write)
     _crash_point("supervisor-forked")
-    _join_cgroup(order.get("cgroup"), child)
-    since = {f"{kind}_start": int(_stat(pid, 19) or 0) for kind, pid in (("supervisor", parent), ("job", child))}
-    _write(STARTED, {**since, "supervisor_pid": parent, "job_pid": child, "boot": boot_now(), "time": time.time()})
+    cgroup = _join_cgroup(order.get("cgroup"), child)
+    who = {"guardian": os.getppid(), "supervisor": parent, "job": child}
+    pids = {f"{kind}_pid": pid for kind, pid in who.items()}
+    since = {f"{kind}_start": int(stat_field(pid, 19) or 0) for kind, pid in who.items()}
+    _write(STARTED, {**since, **pids, "cgroup": cgroup, "boot": boot_now(), "time": time.time()})
     _crash_point("supervisor-recorded")
     _poke(order)
     os.write(go, b"g")
@@ -83,7 +108,10 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     watch = JobWatch(order, child, began)
     status, usage = watch.wait()
     _crash_point("supervisor-waited")
-    _end_all(child)
+    _end_all(cgroup)
+    kills = _kills(os.path.join(cgroup or "/nowhere", "memory.events"))
+    if cgroup is not None:
+        remove_cgroup(cgroup)
     error = os.read(failure, 2000).decode(errors="replace")
     return {
         "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
@@ -95,7 +123,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
         "max_rss": usage.ru_maxrss * 1024,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "elapsed": time.monotonic() - began,
-        "cgroup_kills": _kills(os.path.join(order.get("cgroup") or "/nowhere", "memory.events")),
+        "cgroup_kills": kills,
         "host_kills": None if kills_before is None else (_kills(_VMSTAT) or 0) - kills_before,
         "time": time.time(),
     }
@@ -254,32 +282,19 @@ def _conda_list(home: str) -> list[str]:
         return file.read(_LARGEST_LIST).decode(errors="replace").splitlines() if plain else []
 
 
-def _end_all(child: int) -> None:
+def _end_all(cgroup: str | None) -> None:
     """What the job left behind ends with it; orphans come to this process, whatever session they made."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
     while True:
-        for pid in _children():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        left = kill_cgroup(cgroup) if cgroup is not None else 0
+        kill_tree(os.getpid())
         try:
-            os.waitpid(-1, 0)
+            pid, _ = os.waitpid(-1, os.WNOHANG if left else 0)
+            while pid:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
-
-
-def _children() -> list[int]:
-    me = str(os.getpid())
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _stat(int(name), 1) == me]
-
-
-def _stat(pid: int, field: int) -> str | None:
-    """A field of /proc/PID/stat after the name: 1 is the parent, 19 the start in ticks since boot."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[field].decode()
-    except (OSError, IndexError):
-        return None
+            if not left:
+                return
+        time.sleep(0.002)  # who was killed has to be gone, and comes here, before the next look
 
 
 def boot_now() -> str:
@@ -314,12 +329,14 @@ def _stop_order() -> dict[str, Any] | None:
         return None
 
 
-def _join_cgroup(folder: str | None, pid: int) -> None:
-    if not folder:
-        return
-    # The limit is a wish where the system does not allow it; the daemon said so at its start.
-    with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs"), "w") as file:
-        file.write(str(pid))
+def _join_cgroup(folder: str | None, pid: int) -> str | None:
+    """Put a process into a group; the group, or `None` where the system does not allow it."""
+    try:
+        with open(os.path.join(folder or "/nowhere", "cgroup.procs"), "w") as file:
+            file.write(str(pid))
+        return folder
+    except OSError:
+        return None
 
 
 def _kills(file: str) -> int | None:

@@ -1,0 +1,104 @@
+"""The processes below one, and those of a cgroup: who they are, what they listen to, what they wrote, and their end.
+
+Only the standard library and /proc: the program that watches a job uses it, without any installed package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+
+
+def stat_field(pid: int, field: int) -> str | None:
+    """A field of /proc/PID/stat after the name: 0 is the state, 1 the parent, 19 the start in ticks since boot."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[field].decode()
+    except (OSError, IndexError):
+        return None
+
+
+def descendants(root: int) -> dict[int, int]:
+    """All living processes below a process, each with its parent; parents come before their children."""
+    below: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and stat_field(int(name), 0) not in (None, "Z", "X"):
+            below.setdefault(int(stat_field(int(name), 1) or 0), []).append(int(name))
+    found: dict[int, int] = {}
+    layer = [root]
+    while layer:
+        layer = [child for parent in layer for child in below.pop(parent, []) if not found.update({child: parent})]
+    return found
+
+
+def listeners(tree: dict[int, int], number: int) -> list[int]:
+    """Those of a tree that handle a signal, the outermost ones only: what they started is theirs to tell.
+
+    A worker that was forked from a training process has its handler too, and must not save a second time.
+    """
+    hearing = {pid for pid in tree if _handles(pid, number)}
+
+    def below_another(pid: int) -> bool:
+        parent = tree.get(pid)
+        return parent is not None and (parent in hearing or below_another(parent))
+
+    return [pid for pid in tree if pid in hearing and not below_another(pid)]
+
+
+def _handles(pid: int, number: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as lines:
+            caught = next(int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt:"))
+    except (OSError, ValueError, StopIteration):
+        return False
+    return bool(caught >> (number - 1) & 1)
+
+
+def written(pids: Iterable[int]) -> int:
+    """The bytes that processes have written so far, of those that can be asked."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/io", "rb") as lines:
+            fields = dict(line.split(b":") for line in lines)
+            total += max(int(fields[b"wchar"]), int(fields[b"write_bytes"]))
+    return total
+
+
+def kill_tree(root: int) -> None:
+    """SIGKILL to all below a process."""
+    for pid in descendants(root):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def cgroup_members(folder: str) -> list[int]:
+    """The living processes of a cgroup and of the groups below it; none where there is no such group."""
+    found = []
+    for place, _, _ in os.walk(folder):
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(place, "cgroup.procs")) as file:
+            found += [int(line) for line in file]
+    return [pid for pid in found if stat_field(pid, 0) not in (None, "Z", "X")]
+
+
+def kill_cgroup(folder: str) -> int:
+    """SIGKILL to all of a cgroup, by the kernel at one stroke where it can; how many there were."""
+    members = cgroup_members(folder)
+    if not members:
+        return 0
+    try:
+        with open(os.path.join(folder, "cgroup.kill"), "w") as file:
+            file.write("1")
+    except OSError:  # Linux before 5.14
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+    return len(members)
+
+
+def remove_cgroup(folder: str) -> None:
+    """Remove a group in which nobody is left, and those that were made below it."""
+    for place, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(place)
