@@ -263,7 +263,7 @@ def test_a_database_of_version_1_is_taken_over_with_all_its_jobs(home):
     home.client.release("4_all", 6)
     assert [home.wait(number)["state"] for number in (4, 5, 6)] == ["done"] * 3
     assert home.client.logs("4_2") == "2\n" and home.client.logs(6) == "hello\n"
-    assert (folder / "backups/state-before-version-2.db").exists()
+    assert (folder / f"backups/state-before-version-{len(database_module.MIGRATIONS)}.db").exists()
     home.stop()
     with contextlib.closing(Database(folder)) as database:
         [row] = database.rows("SELECT * FROM jobs WHERE id = 6")

@@ -269,3 +269,43 @@ def test_without_reservations_it_would_starve(large: Job) -> None:
     """So the test above can fail."""
     rules = Rules(smact_limit=None, margin=0, patience=50.0, reservations=0)
     assert first_run_of_a_large_job(large, rules, limits=False) is None
+
+
+def element(number: int, array: int = 1, throttle: int = 2, **more: object) -> Job:
+    return job(number, 1, array=array, throttle=throttle, **more)
+
+
+@pytest.mark.parametrize("policy", ["ullage", *IN_ORDER])
+def test_of_a_throttled_array_no_more_run_than_its_throttle_allows(policy: str) -> None:
+    wait = [element(n) for n in range(1, 9)]
+    outcome = decide(policy, wait, [], slots(8), Ledger(), QUIET, now=50.0)
+    assert [placed.job for placed in outcome.placed] == [1, 2]
+    assert {each.reason for each in outcome.waiting} == {"of array 1 at most 2 run at once"}
+    there = running((element(90), "GPU-0"))
+    outcome = decide(policy, wait, there, slots(8), Ledger(), QUIET, now=50.0)
+    assert len(outcome.placed) == 1, "what runs already counts"
+    lowered = [element(n, throttle=1) for n in range(1, 9)]
+    two = running((element(90), "GPU-0"), (element(91), "GPU-1"))
+    assert not decide(policy, lowered, two, slots(8), Ledger(), QUIET, now=50.0).placed
+
+
+@pytest.mark.parametrize("policy", ["ullage", *IN_ORDER])
+def test_a_throttled_array_holds_up_nobody_and_keeps_no_slot(policy: str) -> None:
+    wait = [element(1, throttle=1), element(2, throttle=1), job(3, 1, user="bob"), job(4, 1)]
+    outcome = decide(policy, wait, running((element(90), "GPU-0")), slots(3), Ledger(), QUIET, now=5000.0)
+    assert {placed.job for placed in outcome.placed} == {3, 4}
+    assert {each.reason for each in outcome.waiting} == {"of array 1 at most 1 run at once"}
+
+
+def test_a_long_throttled_array_does_not_use_up_the_turns_of_its_user() -> None:
+    wait = [element(n) for n in range(1, 100)] + [job(200)] + [job(n, user="bob") for n in range(300, 310)]
+    rules = Rules(smact_limit=None, margin=0, max_jobs_per_gpu=1)
+    outcome = decide("exclusive", wait, [], slots(5), Ledger(), rules, now=400.0)
+    assert 200 in [placed.job for placed in outcome.placed]
+
+
+def test_elements_that_cannot_go_let_others_of_their_array_go() -> None:
+    wait = [element(1, exclusive=True), element(2), element(3)]
+    there = running((job(90, 1), "GPU-0"))
+    outcome = decide("ullage", wait, there, slots(1), Ledger(), QUIET, now=50.0)
+    assert [placed.job for placed in outcome.placed] == [2, 3]

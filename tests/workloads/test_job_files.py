@@ -61,8 +61,10 @@ def test_everything_that_a_toml_file_can_say(write, tmp_path):
             resumable = true
             checkpoint_signal = "USR2"
             checkpoint_lead = "5m"
-            array = "1-3,10"
-            after = [17, "any:18"]
+            array = "1-3,10%2"
+            after = [17, "any:18", "12_all", "any:12_{index}", "prepare"]
+            begin = 2026-11-20T08:00:00Z
+            retries = 3
             hold = true
             mps_threads = 50
             mps_memory = "4GiB"
@@ -94,7 +96,16 @@ def test_everything_that_a_toml_file_can_say(write, tmp_path):
         "checkpoint_signal": "USR2",
         "checkpoint_lead": 300.0,
         "array": [1, 2, 3, 10],
-        "after": [{"kind": "ok", "job": 17}, {"kind": "any", "job": 18}],
+        "throttle": 2,
+        "after": [
+            {"kind": "ok", "job": 17},
+            {"kind": "any", "job": 18},
+            {"kind": "ok", "job": "12_all"},
+            {"kind": "any", "job": "12_{index}"},
+            {"kind": "ok", "job": "prepare"},
+        ],
+        "begin": 1795161600.0,
+        "retries": 3,
         "hold": True,
         "mps_threads": 50,
         "mps_memory": 4 << 30,
@@ -128,10 +139,14 @@ def test_a_command_in_one_line_is_split_and_no_shell_is_involved(write):
         ("command = 'a'\narray = '0-999999999'", "FILE, line 2: array: needed at most 10000 indices; found more in"),
         ("command = 'a'\narray = [1, 1]", "FILE, line 2: array: needed different indices"),
         (
-            "command = 'a'\nafter = ['first']",
-            "FILE, line 2: after.0: needed numbers of jobs such as 17, ok:17 or any:17",
+            "command = 'a'\nafter = [1.5]",
+            "FILE, line 2: after.0: needed jobs such as 17, 12_3, 12_all, a name, ok:17 or any:17; found '1.5'",
         ),
-        ("command = 'a'\nafter = 0", "FILE, line 2: after.0: needed numbers of jobs"),
+        ("command = 'a'\nthrottle = 2", "FILE: throttle: needed an array whose jobs it limits; found none"),
+        ("command = 'a'\narray = '1-3%0'", "FILE: throttle: input should be greater than or equal to 1; found '0'"),
+        ("command = 'a'\nbegin = 'soon'", "FILE, line 2: begin: needed a time such as 2026-11-20T08:00, 22:00 or now"),
+        ("command = 'a'\nretries = 1\nrequeue = false", "FILE: requeue: a job that is never started twice cannot"),
+        ("command = 'a'\nafter = 0", "FILE, line 2: after.0: needed jobs such as 17"),
         ("command = 'a'\npolicy = 'magm'", "FILE, line 2: needed the policy exclusive or collocation; found 'magm'"),
         ("command = 'a'\nnotes = ['x']", "FILE, line 2: there is no 'notes'"),
         ("command = 'a'\nname = ''", "FILE, line 2: name: "),

@@ -183,6 +183,11 @@ def _lines(job: dict[str, Any]) -> list[str]:
     alone = ", alone" if job["exclusive"] else ""
     lines.append(f"  promise    {memory(job['promise'])} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}")
     lines.append(f"  estimate   {job['estimate'] or 'under way'}")
+    if job.get("begin"):
+        lines.append(f"  begin      not before {_time(job['begin'])}")
+    if job.get("retries") or job.get("requeue") is False:
+        often = f"up to {job['retries']} times after failures of its own" if job["retries"] else "never"
+        lines.append(f"  again      {often}")
     if job["reason"]:
         lines.append(f"  waits      {job['reason']}")
     spans = [f"waited {format_duration(job['waited'])}", f"ran {format_duration(job['ran'])}"]

@@ -61,13 +61,18 @@ def submit(
                                  autocompletion=completion.estimators)
     ] = None,
     array: Annotated[
-        str | None, typer.Option(help="Submit one job for each index: 1-20, 0-10:2 or 1,5,7. {index} in the command "
-                                 "becomes the index.", metavar="INDICES", rich_help_panel=SCHEDULE)
+        str | None, typer.Option(help="Submit one job for each index: 1-20, 0-10:2 or 1,5,7; 1-1000%8 runs at most 8 "
+                                 "at once. {index} in the command becomes the index.", metavar="INDICES",
+                                 rich_help_panel=SCHEDULE)
     ] = None,
     after: Annotated[
         list[str] | None, typer.Option(help="Start after job 17 is done (17), or after it is over in any way (any:17). "
                                        "Can be given more than once.", metavar="JOB", rich_help_panel=SCHEDULE,
                                        autocompletion=completion.jobs)
+    ] = None,
+    begin: Annotated[
+        str | None, typer.Option(help="Do not start before this time: 2026-11-20T08:00, 22:00 or now+2h.",
+                                 metavar="TIME", rich_help_panel=SCHEDULE)
     ] = None,
     priority: Annotated[
         int | None, typer.Option(help="Jobs with a higher priority start first.", metavar="N", show_default="0",
@@ -79,6 +84,15 @@ def submit(
     time_limit: Annotated[
         str | None, typer.Option("--time-limit", "-t", help="Stop the job after this long, such as 90m or 12h.",
                                  metavar="TIME", rich_help_panel=SCHEDULE)
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(help="If the job fails by itself, try it again up to this many times.", metavar="N",
+                                 show_default="0", rich_help_panel=RUN)
+    ] = None,
+    requeue: Annotated[
+        bool | None, typer.Option("--requeue/--no-requeue", help="Whether the job may be started again, after whatever "
+                                  "failure; with --no-requeue it is started once.", show_default="requeue",
+                                  rich_help_panel=RUN)
     ] = None,
     cwd: Annotated[
         str | None, typer.Option("--cwd", "-C", help="Run in this folder.", metavar="FOLDER",
@@ -121,12 +135,14 @@ def submit(
       ullage submit --memory 6GiB --time-limit 2h -- ./run.sh
       ullage submit --array 1-20 -- python train.py --seed {index}
       ullage submit --after 17 --wait -- python evaluate.py
+      ullage submit --begin 22:00 --retries 3 -- python train.py
     """
     given: dict[str, Any] = {
         "name": name, "gpus": gpus, "memory": memory, "host_memory": host_memory, "exclusive": exclusive,
         "model": model, "batch_size": batch_size, "estimator": estimator, "array": array, "after": after or None,
         "priority": priority, "hold": hold or None, "time_limit": time_limit, "venv": venv, "conda": conda, "cwd": cwd,
-        "resumable": resumable, "mps_threads": mps_threads, "mps_memory": mps_memory,
+        "resumable": resumable, "begin": begin, "retries": retries, "requeue": requeue,
+        "mps_threads": mps_threads, "mps_memory": mps_memory,
     }  # fmt: skip
     spec = _described(list(command), {name: value for name, value in given.items() if value is not None})
     variables = _environment({} if clean_env else dict(os.environ), spec.env, env or [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 
@@ -49,13 +50,34 @@ def decide(
             book.adopt(each.job.id, dict.fromkeys(each.slots, each.job.promise or 0), each.job.exclusive)
     seen = candidates(slots, book, running, rules, now)
     last = next((candidate.position for candidate in seen if candidate.slot.id == ledger.last), -1)
-    return _Pass(chosen, rules, seen, last, now).over(fair_order(waiting, rules, now, usage), book.jobs())
+    arrays = Counter(each.job.array for each in running)
+    first, later = _by_throttle(waiting, arrays)
+    queue = fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
+    return _Pass(chosen, rules, seen, last, now, arrays).over(queue, book.jobs())
+
+
+def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tuple[Sequence[Job], Sequence[Job]]:
+    """Jobs that could go, and those of throttled arrays that could go only in the place of another one of their array.
+
+    The latter have their turns at the end, so that a long array does not use up the turns of its user.
+    """
+    throttled = [job for job in waiting if job.throttle is not None]
+    if not throttled:
+        return waiting, ()
+    counts, later = Counter(arrays), set()
+    for job in sorted(throttled, key=lambda job: (not job.recovery, -job.priority, job.submitted, job.id)):
+        counts[job.array] += 1
+        if counts[job.array] > (job.throttle or 0):
+            later.add(job.id)
+    return [job for job in waiting if job.id not in later], [job for job in throttled if job.id in later]
 
 
 class _Pass:
     """The state of one pass. Places only get fuller in it, so what failed once fails again."""
 
-    def __init__(self, policy: Policy, rules: Rules, seen: list[Candidate], last: int, now: float) -> None:
+    def __init__(
+        self, policy: Policy, rules: Rules, seen: list[Candidate], last: int, now: float, arrays: Counter[int | None]
+    ) -> None:
         self.policy, self.rules, self.seen, self.last, self.now = policy, rules, seen, last, now
         self.backfills = policy.backfills if rules.backfill is None else rules.backfill
         self.open = sorted((candidate for candidate in seen if candidate.obstacle is None), key=self.rank)
@@ -67,6 +89,7 @@ class _Pass:
         self.reservations = rules.reservations
         self.predict = rules.slowdown if policy.predicts else None
         self.offers: dict[tuple[int, bool], list[int]] = {}
+        self.arrays = arrays  # how many jobs of each array run now
 
     def rank(self, candidate: Candidate) -> tuple[object, ...]:
         return self.policy.rank(candidate, self.last)
@@ -78,7 +101,8 @@ class _Pass:
         behind: int | None = None
         turns = iter(queue)
         for job in turns:
-            if self._hopeless(job) or job.id in holders:
+            throttled = job.throttle is not None and self.arrays[job.array] >= job.throttle
+            if throttled or self._hopeless(job) or job.id in holders:
                 left.append(job)
                 continue
             request = self.requests.of(job)
@@ -86,6 +110,7 @@ class _Pass:
             if decision is not None:
                 placed.append(decision)
                 holders.add(job.id)
+                self.arrays[job.array] += 1
                 continue
             left.append(job)
             if not self.backfills and not job.recovery and self._could_ever(request):
@@ -95,7 +120,8 @@ class _Pass:
                 self.reserve(job, request)
             if not self.open and not self.short_only:
                 break
-        at_the_end = PassSummary(self.requests, tuple([candidate.summary(self.rules) for candidate in self.seen]))
+        summaries = tuple([candidate.summary(self.rules) for candidate in self.seen])
+        at_the_end = PassSummary(self.requests, summaries, self.arrays)
         waits_for = [job.id if job.id in holders else None for job in left]
         left += turns
         fields = zip([job.id for job in left], left, repeat(at_the_end), chain(waits_for, repeat(behind)), strict=False)

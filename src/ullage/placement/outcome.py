@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,10 +44,12 @@ class SlotSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class PassSummary:
-    """What those who wait are told from: how asks are made, and all slots at the end of the pass."""
+    """What those who wait are told from: how asks are made, all slots at the end of the pass, and how many jobs of
+    each throttled array run."""
 
     requests: RequestMaker
     slots: tuple[SlotSummary, ...]
+    arrays: Mapping[int | None, int]
 
 
 class Waiting(NamedTuple):
@@ -79,6 +82,8 @@ class Waiting(NamedTuple):
             return f"needs {self.request.text}; that can never be: {_largest(self.request, self.at_the_end.slots)}"
         if self.behind == self.job:
             return f"needs {self.request.text}; its last run still holds memory"
+        if self.asked.throttle is not None and self.at_the_end.arrays[self.asked.array] >= self.asked.throttle:
+            return f"of array {self.asked.array} at most {self.asked.throttle} run at once"
         if self.behind is not None:
             return f"needs {self.request.text}; job {self.behind} is before it in the queue and must wait"
         return f"needs {self.request.text}; {_best(self.request, self.at_the_end.slots)}"

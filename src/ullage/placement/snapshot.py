@@ -56,7 +56,7 @@ class Job:
     own figure, grown by recovery); None is unknown. `true` is the true figure, which only the oracles look at. `busy`
     is the SM activity predicted for it alone. `queued` is when it last came into the queue (None: when it was
     submitted), so a job that comes back after a crash does not look as if it had waited all the time that it ran.
-    `share` is the weight of its user.
+    `share` is the weight of its user. Of the jobs of one `array`, at most `throttle` run at once (None: any number).
 
     >>> Job(7, "ada", submitted=0.0, promise=12 << 30).gpus
     1
@@ -75,6 +75,8 @@ class Job:
     time_limit: float | None = None
     share: float = 1.0
     queued: float | None = None
+    array: int | None = None
+    throttle: int | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

@@ -26,39 +26,24 @@ try:
         model_validator,
     )
 
+    from ullage.workloads.schedules import (
+        LARGEST_INDEX,
+        LONGEST_ARRAY,
+        MOST_DEPENDENCIES,
+        Dependency,
+        StartTime,
+        parse_array,
+    )
     from ullage.workloads.validation import Bytes, Int, Seconds, first_problem
 except ModuleNotFoundError:
     raise MissingPackage("pydantic", "job files") from None
 
 LARGEST_FILE = 256 << 10  # bytes
 MOST_WORDS, LONGEST_COMMAND, LARGEST_ENVIRONMENT = 4096, 128 << 10, 512 << 10
-LONGEST_ARRAY, MOST_DEPENDENCIES, LARGEST_INDEX = 10_000, 1000, 10**9
 
 _Text = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")]
 _Value = Annotated[str, StringConstraints(max_length=LONGEST_COMMAND, pattern=r"^[^\x00]*$")]
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
-
-
-class Dependency(BaseModel):
-    """A job to wait for: until it is done (`ok`; if it fails, the waiting job is cancelled) or over (`any`).
-
-    Written as `17`, `"ok:17"`, `"any:17"` or `{"job": 17, "kind": "any"}`.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    job: int = Field(ge=1)
-    kind: Literal["ok", "any"] = "ok"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        if isinstance(value, Mapping | Dependency):
-            return value
-        match = re.fullmatch(r"\s*(?:(ok|any):)?([0-9]{1,18})\s*", str(value)) if type(value) in (int, str) else None
-        if match is None or int(match[2]) < 1:
-            raise ValueError(f"needed numbers of jobs such as 17, ok:17 or any:17; found {str(value)[:80]!r}")
-        return {"kind": match[1] or "ok", "job": int(match[2])}
 
 
 class JobSpec(BaseModel):
@@ -96,8 +81,12 @@ class JobSpec(BaseModel):
     checkpoint_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     checkpoint_lead: Seconds | None = Field(None, ge=0, le=3.2e9)
     array: list[int] | None = Field(None, min_length=1, max_length=LONGEST_ARRAY)
+    throttle: Int | None = Field(None, ge=1, le=LONGEST_ARRAY)
     after: list[Dependency] = Field([], max_length=MOST_DEPENDENCIES)
+    begin: StartTime | None = None
     hold: bool = False
+    retries: Int = Field(0, ge=0, le=1000)
+    requeue: bool = True
     mps_threads: Int | None = Field(None, ge=1, le=100)
     mps_memory: Bytes | None = Field(None, gt=0, le=1 << 50)
     umask: Int = Field(0o022, ge=0, le=0o777)
@@ -145,6 +134,15 @@ class JobSpec(BaseModel):
             raise ValueError(f"needed an environment of at most {LARGEST_ENVIRONMENT} characters")
         return env
 
+    @model_validator(mode="before")
+    @classmethod
+    def _array_and_throttle(cls, values: Any) -> Any:
+        """`array = "1-1000%8"` says both: the indices, and that at most 8 run at once."""
+        if isinstance(values, Mapping) and isinstance(values.get("array"), str) and "%" in values["array"]:
+            indices, _, throttle = values["array"].partition("%")
+            return {**values, "array": indices, "throttle": throttle.strip()}
+        return values
+
     @field_validator("array", mode="before")
     @classmethod
     def _indices(cls, value: Any) -> Any:
@@ -166,6 +164,15 @@ class JobSpec(BaseModel):
     def _one_environment(self) -> JobSpec:
         if self.venv and self.conda:
             raise ValueError("needed a venv or a conda environment; found both")
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobSpec:
+        if self.throttle is not None and self.array is None:
+            raise ValueError("throttle: needed an array whose jobs it limits; found none")
+        if not self.requeue and (self.retries or self.resumable):
+            other = "retries" if self.retries else "resumable"
+            raise ValueError(f"requeue: a job that is never started twice cannot have {other} too")
         return self
 
     @property
@@ -203,24 +210,6 @@ class JobSpec(BaseModel):
         return make_job({**self.said(), **changes}, "the job")
 
 
-def parse_array(text: str) -> list[int]:
-    """The indices of `1-20`, `0-10:2` or `1,5,7`.
-
-    >>> parse_array("1-3,10-20:5")
-    [1, 2, 3, 10, 15, 20]
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?\s*", part)
-        step = int(match[3] or 1) if match else 0
-        if match is None or step < 1 or match[2] and int(match[2]) < int(match[1]):
-            raise InvalidValue(f"needed indices such as 1-20, 0-10:2 or 1,5,7; found {text[:80]!r}")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1, step)[: LONGEST_ARRAY + 1]
-        if len(found) > LONGEST_ARRAY:
-            raise InvalidValue(f"needed at most {LONGEST_ARRAY} indices; found more in {text[:80]!r}")
-    return found
-
-
 # `.rad` files are the job files of RAD-RM (dissertation, listing 6.1). Two forms are in use. The keyed one, of the
 # listing: an environment (`conda activate NAME`), the command, then lines such as `model: resnet.txt`,
 # `batch_size: 128`, `policy: exclusive`, `gpus: 2`. The positional one, which RAD-RM's code reads: the same two lines,
@@ -233,8 +222,8 @@ def parse_array(text: str) -> list[int]:
 POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "horus", "faketensor", "gpumemnet")
 KEYS = (
     "model", "batch_size", "policy", "gpus", "dataset", "memory", "name", "cwd", "venv", "conda", "priority",
-    "time_limit", "array", "after", "estimator", "host_memory", "resumable", "hold", "checkpoint_signal",
-    "checkpoint_lead",
+    "time_limit", "array", "throttle", "after", "begin", "retries", "requeue", "estimator", "host_memory", "resumable",
+    "hold", "checkpoint_signal", "checkpoint_lead",
 )  # fmt: skip
 _FIGURES = POSITIONS[5:]
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)

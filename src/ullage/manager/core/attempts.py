@@ -7,7 +7,15 @@ import time
 from typing import Any
 
 from ullage.manager.core.context import ManagerContext
-from ullage.manager.core.recovery import AttemptEnd, RetryDecision, after_failure, classify
+from ullage.manager.core.recovery import (
+    CANCELLED,
+    REQUEUE_HELD,
+    REQUEUES,
+    AttemptEnd,
+    RetryDecision,
+    after_failure,
+    classify,
+)
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record, tail
 from ullage.manager.running.supervisor import STARTED, boot_now
@@ -105,8 +113,8 @@ class AttemptTracker:
             return False
         job, record = context.store.job(attempt.job), look.record or {}
         ended = self._how(attempt, look)
-        if job.stop_reason == "cancelled" and ended.cause is not Cause.FINISHED:
-            ended = AttemptEnd(Cause.CANCELLED, "cancelled")
+        if job.stop_reason in (CANCELLED, *REQUEUES) and ended.cause is not Cause.FINISHED:
+            ended = classify({"reason": job.stop_reason}, "")
         used, started = context.peaks.get(attempt.token), look.started or {}
         context.store.end_attempt(
             attempt, ended.cause, ended.detail, exit_code=record.get("code"), signal=record.get("signal"),
@@ -144,8 +152,9 @@ class AttemptTracker:
         if ended.cause in _FINAL:
             context.store.move(job, "end", _FINAL[ended.cause], ended.detail, detail=ended.detail, **over, **common)
             return
-        if ended.cause is Cause.SLOT_ENDED:
-            context.store.move(job, "retry", State.QUEUED, ended.detail, detail=ended.detail, **common)
+        if ended.cause in (Cause.SLOT_ENDED, Cause.REQUEUED):
+            after = State.HELD if job.stop_reason == REQUEUE_HELD else State.QUEUED
+            context.store.move(job, "retry", after, ended.detail, detail=ended.detail, **common)
             return
         if ended.cause is Cause.NOT_STARTED and self.adopting:
             context.store.move(job, "retry", State.QUEUED, ended.detail, recovery=True, **common)
@@ -160,13 +169,16 @@ class AttemptTracker:
     def _again(self, job: JobRecord, ended: AttemptEnd, following: RetryDecision, common: dict[str, Any]) -> None:
         memory = job.memory_failures + (ended.cause in MEMORY - {Cause.HOST_MEMORY})
         others = job.other_failures + (ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY)
+        own = job.own_failures + (ended.cause is Cause.OWN_FAILURE)
         crash_point("retry-before-commit")
         self._context.store.move(
             job, "retry", State.QUEUED, following.text, detail=following.text, promise=following.promise,
-            exclusive=following.exclusive, recovery=True, memory_failures=memory, other_failures=others, **common,
+            exclusive=following.exclusive, recovery=own == job.own_failures,  # a bug of its own puts it before nobody
+            memory_failures=memory, other_failures=others, own_failures=own, **common,
         )  # fmt: skip
-        if others > job.other_failures:
-            pause = min(_LONGEST_PAUSE, 2.0 ** (others - 1) - 1.0)  # the first retry comes at once
+        failures = others if others > job.other_failures else own if own > job.own_failures else 0
+        if failures:
+            pause = min(_LONGEST_PAUSE, 2.0 ** min(failures - 1, 10) - 1.0)  # the first retry comes at once
             self._context.not_before[job.id] = time.monotonic() + pause
 
     def _let_go(self, attempt: AttemptRecord) -> None:

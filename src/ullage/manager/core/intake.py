@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from ullage.errors import InvalidValue, StoreFull
+from ullage.errors import InvalidValue, NoSuchJob, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of
@@ -59,7 +59,7 @@ class Intake:
             | {"submission": key, "part": part, "array_index": index}
             for part, (each, index) in enumerate(zip(parts, indices, strict=True))
         ]
-        made = self._store.submit(rows, {each.job: each.kind for each in spec.after})
+        made = self._store.submit(rows, self._needs(spec))
         self._store.afterwards(partial(self._accepted, made))
         return made
 
@@ -75,8 +75,7 @@ class Intake:
             raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
         if spec.estimator is not None and spec.estimator not in (NOBODY, *estimators()):
             find(spec.estimator)  # which says what there is
-        for other in spec.after:
-            self._store.job(other.job)  # one that is not there is refused now, not waited for
+        self._needs(spec)
         devices = self._context.slot_reader.devices()
         if spec.gpus > len(devices):
             raise InvalidValue(f"the job asks for {spec.gpus} GPUs; there are {len(devices)}")
@@ -85,13 +84,23 @@ class Intake:
             asked = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
             raise InvalidValue(f"{asked}; the largest GPU has {format_bytes(largest)}")
 
+    def _needs(self, spec: JobSpec) -> dict[int, str]:
+        """The jobs to wait for; one that is not there is refused now, not waited for."""
+        needs: dict[int, str] = {}
+        for other in spec.after:
+            if not isinstance(other.job, int):
+                raise NoSuchJob(repr(other.job))
+            needs[self._store.job(other.job).id] = other.kind
+        return needs
+
     def _row(self, caller: Caller, spec: JobSpec, initial: InitialPromise) -> dict[str, Any]:
         state = State.HELD if spec.hold else State.ESTIMATING if initial.note is None else State.QUEUED
-        asked = spec.model_dump(exclude={"array", "after", "hold"})
+        asked = spec.model_dump(exclude={"array", "throttle", "after", "hold"})
         return {
             "user": caller.user, "uid": caller.uid, "gid": caller.gid, "name": spec.title,
             "state": state, "submitted": self._context.clock(), "priority": spec.priority,
-            "spec": {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "limits": caller.limits},
+            "spec": {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "throttle": spec.throttle,
+                     "limits": caller.limits},
             "estimate_key": initial.estimate_key, "estimate_note": initial.note, "promise": initial.promise,
             "exclusive": spec.exclusive,
         }  # fmt: skip

@@ -58,8 +58,8 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool) -> di
     }  # fmt: skip
     if whole:
         names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
-                 "resumable", "mps_threads", "mps_memory")  # fmt: skip
-        shown |= {name: asked[name] for name in names} | {"env": sorted(asked["env"])}
+                 "resumable", "mps_threads", "mps_memory", "begin", "retries", "requeue")  # fmt: skip
+        shown |= {name: asked.get(name) for name in names} | {"env": sorted(asked["env"])}
     return shown
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ullage.manager.running.supervisor import CHECKPOINT_EXIT
@@ -107,8 +107,11 @@ def _line_at(text: str, place: int) -> str:
     return text[begin : end if end >= 0 else len(text)].strip()[:500]
 
 
+CANCELLED = "cancelled"
+REQUEUE, REQUEUE_HELD = REQUEUES = ("requeue", "requeue-held")  # reasons to stop a job that is to wait again
 _STOPPED = {
-    "cancelled": (Cause.CANCELLED, "cancelled"),
+    CANCELLED: (Cause.CANCELLED, "cancelled"),
+    **dict.fromkeys(REQUEUES, (Cause.REQUEUED, "stopped to go into the queue again")),
     "time-limit": (Cause.TIME_LIMIT, "it ran longer than its time limit"),
     "over-promise": (Cause.OVER_PROMISE, "it took more GPU memory than promised and others were in danger"),
     "supervisor-stopped": (Cause.KILLED, "the process that watches it was told to stop"),
@@ -200,6 +203,13 @@ def after_failure(
     a step more is asked for, at last a GPU for itself.
     """
     stay = RetryDecision(False, job.promise, job.exclusive, ended.detail)
+    if job.asked("requeue") is False and ended.cause is not Cause.NOT_STARTED:
+        return replace(stay, text=f"{ended.detail}; it asked never to be started twice")
+    retries = job.asked("retries") or 0
+    if ended.cause is Cause.OWN_FAILURE and retries:
+        again = job.own_failures < retries
+        how = f"retry {job.own_failures + 1} of {retries}" if again else f"{retries} retries are its limit"
+        return replace(stay, again=again, text=f"{ended.detail}; {how}")
     if ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY:
         made = job.other_failures + 1
         if made > rules.others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import secrets
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from ullage.placement import Decision, Job, Rules, Running, decide
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
 
+_TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # who had a turn stands behind those who had none
 _USAGE_KEPT = 10.0  # seconds until what users have used is summed up again
 
 
@@ -68,8 +70,11 @@ class Scheduler:
         elif job.state is State.QUEUED:
             others = context.store.dependencies.get(number)
             pause = context.not_before.get(number, 0.0) - now
+            begin = job.asked("begin")
             if others:
                 context.reasons[number] = "waits for " + ", ".join(f"job {other}" for other in sorted(others))
+            elif begin is not None and begin > context.clock():
+                context.reasons[number] = f"starts at {_moment(begin)} at the earliest"
             elif pause > 0:
                 context.reasons[number] = f"is tried again in {pause:.0f} s"
             else:
@@ -104,9 +109,11 @@ class Scheduler:
 
     def _made(self, job: JobRecord, queued: float | None) -> Job:
         context, spec = self._context, job.spec
-        back = queued if job.cause is Cause.SLOT_ENDED else None  # who had a slot stands behind those who had none
+        came = max(job.submitted, job.asked("begin") or 0.0)  # before its start time it did not wait
+        queued = max(came, queued or came)
         return Job(
-            id=job.id, user=job.user, submitted=job.submitted if back is None else back, gpus=spec["gpus"],
+            id=job.id, user=job.user, submitted=queued if job.cause in _TO_THE_END else came, gpus=spec["gpus"],
+            array=job.array_id, throttle=spec.get("throttle"),
             promise=job.promise, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
             time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
         )  # fmt: skip
@@ -185,6 +192,10 @@ class Scheduler:
             "limits": job.spec["limits"], "cgroup": self._cgroups.make(attempt.token, spec.host_memory),
             **rights(job.uid, job.gid),
         }  # fmt: skip
+
+
+def _moment(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S").removesuffix(":00")
 
 
 def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:

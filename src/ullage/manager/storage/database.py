@@ -79,8 +79,13 @@ ALTER TABLE attempts RENAME COLUMN promised TO promise;
 ALTER TABLE attempts RENAME COLUMN gpu_memory TO used;
 """
 
+# How often a job failed by itself: it may be tried again as often as its submitter said.
+OWN_FAILURES = """
+ALTER TABLE jobs ADD COLUMN own_failures INTEGER NOT NULL DEFAULT 0;
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
-MIGRATIONS = (VERSION_1, VERSION_2)
+MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES)
 
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"

@@ -69,6 +69,7 @@ class Cause(StrEnum):
     TIME_LIMIT = "time limit"
     SLOT_ENDED = "time slot ended"
     CANCELLED = "cancelled"
+    REQUEUED = "requeued"
     OVER_PROMISE = "took more than promised"
     MPS_LOST = "MPS server lost"
     GPU_LOST = "GPU lost"
@@ -137,11 +138,16 @@ class JobRecord:
     recovery: bool = False
     memory_failures: int = 0
     other_failures: int = 0
+    own_failures: int = 0
     stop_reason: str | None = None
     cause: Cause | None = None
     detail: str | None = None
     exit_code: int | None = None
     ran: float = 0.0
+
+    def asked(self, name: str) -> Any:
+        """What its submitter asked for, by the name of `JobSpec`; `None` if an earlier Ullage did not know that."""
+        return self.spec.get("asked", {}).get(name)
 
     @property
     def label(self) -> str:

@@ -1,0 +1,110 @@
+"""When jobs may run, as people write it: indices of an array, jobs to wait for, and times to start at."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from ullage.errors import InvalidValue
+from ullage.units import parse_duration
+
+LONGEST_ARRAY, MOST_DEPENDENCIES, LARGEST_INDEX = 10_000, 1000, 10**9
+LAST_MOMENT = 253_000_000_000.0  # seconds since 1970: in the year 9987, before datetime ends
+INDEX = "{index}"  # becomes the index of each element of an array
+
+_REFERENCE = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+
+
+class Dependency(BaseModel):
+    """Jobs to wait for: until they are done (`ok`; if one fails, the waiting job is cancelled) or over (`any`).
+
+    Written as `17`, `"12_3"`, `"12_all"`, `"12_{index}"` (the element of the same index), a name, each also after `ok:`
+    or `any:`, or as `{"job": 17, "kind": "any"}`.
+
+    >>> Dependency.model_validate("any:12_all")
+    Dependency(job='12_all', kind='any')
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    job: int | str
+    kind: Literal["ok", "any"] = "ok"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, Dependency):
+            return value
+        given = value if isinstance(value, Mapping) else {"job": value}
+        text = str(given.get("job")).strip() if type(given.get("job")) in (int, str) else ""
+        kind, colon, rest = text.partition(":")
+        if not isinstance(value, Mapping) and colon and kind in ("ok", "any"):
+            given, text = {"kind": kind}, rest.strip()
+        if not _REFERENCE.fullmatch(text) or re.fullmatch(r"-?\d+", text) and not 1 <= int(text[:30]) < 10**18:
+            raise ValueError(
+                f"needed jobs such as 17, 12_3, 12_all, a name, ok:17 or any:17; found {str(value)[:80]!r}"
+            )
+        return {**given, "job": int(text) if text.isascii() and text.isdigit() else text}
+
+
+def parse_array(text: str) -> list[int]:
+    """The indices of `1-20`, `0-10:2` or `1,5,7`.
+
+    >>> parse_array("1-3,10-20:5")
+    [1, 2, 3, 10, 15, 20]
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?\s*", part)
+        step = int(match[3] or 1) if match else 0
+        if match is None or step < 1 or match[2] and int(match[2]) < int(match[1]):
+            raise InvalidValue(f"needed indices such as 1-20, 0-10:2 or 1,5,7; found {text[:80]!r}")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1, step)[: LONGEST_ARRAY + 1]
+        if len(found) > LONGEST_ARRAY:
+            raise InvalidValue(f"needed at most {LONGEST_ARRAY} indices; found more in {text[:80]!r}")
+    return found
+
+
+def parse_start(value: Any, now: float) -> float:
+    """A time to start at, in seconds since 1970: `2026-11-20T08:00`, `22:00` (the next one), `now+2h`, or a number.
+
+    >>> parse_start("now+2h", now=100.0)
+    7300.0
+    >>> parse_start("2026-11-20T08:00+01:00", now=0.0)
+    1795158000.0
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    text = value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value).strip()
+    try:
+        match = re.fullmatch(r"now(?:\s*\+\s*(.+))?", text)
+        if match:
+            return now + (parse_duration(match[1]) if match[1] else 0.0)
+        if re.match(r"\d{1,2}:\d\d", text):
+            return _next(datetime.time.fromisoformat(text.zfill(5) if len(text) < 6 else text), now)
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        needed = "a time such as 2026-11-20T08:00, 22:00 or now+2h"
+        raise InvalidValue(f"needed {needed}; found {text[:80]!r}") from None
+
+
+def _next(clock_time: datetime.time, now: float) -> float:
+    """The next moment at which the clock shows that time."""
+    today = datetime.datetime.fromtimestamp(now, clock_time.tzinfo)
+    moment = datetime.datetime.combine(today.date(), clock_time)
+    if moment.timestamp() < now:
+        moment = datetime.datetime.combine(today.date() + datetime.timedelta(days=1), clock_time)
+    return moment.timestamp()
+
+
+StartTime = Annotated[
+    float,
+    Field(ge=0, le=LAST_MOMENT, allow_inf_nan=False),
+    BeforeValidator(lambda value: None if value is None else parse_start(value, time.time())),
+]
+"""When a job may start at the earliest, in seconds since 1970, or as people write it."""
