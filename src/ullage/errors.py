@@ -17,6 +17,7 @@
     ├── NotAllowed              another user's job, or a command for operators only
     ├── NoSuchJob               no job has this number or name
     ├── NoDaemon                no daemon runs for this home folder
+    ├── OtherVersion            the daemon and the command are of versions that do not understand each other
     └── AlreadyServing          a daemon already runs for it
 
 Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
@@ -171,6 +172,10 @@ class NoSuchJob(UllageError, LookupError):
 
 class NoDaemon(UllageError, ConnectionError):
     """No daemon runs for this home folder."""
+
+
+class OtherVersion(UllageError, RuntimeError):
+    """The daemon and whoever speaks to it are of versions that do not understand each other; nothing was done."""
 
 
 class AlreadyServing(UllageError, RuntimeError):

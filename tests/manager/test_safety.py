@@ -4,13 +4,14 @@ import json
 import os
 import socket
 import stat
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.errors import NotAllowed
-from ullage.manager.client import Client, socket_file
+from ullage.errors import NoDaemon, NotAllowed, OtherVersion
+from ullage.manager.client import PROTOCOL, Client, socket_file
 from ullage.manager.core.orders import Orders
 from ullage.manager.identity import Caller, check_submitter
 
@@ -18,6 +19,11 @@ from ullage.manager.identity import Caller, check_submitter
 def test_the_socket_is_its_owners(common):
     assert stat.S_IMODE(socket_file(common.folder).stat().st_mode) == 0o600
     assert stat.S_IMODE((common.folder / "manager/state.db").stat().st_mode) == 0o600
+
+
+def order(verb, arguments) -> bytes:
+    """A request as the client of this version sends it."""
+    return json.dumps({"protocol": PROTOCOL, "order": verb, "arguments": arguments}).encode() + b"\n"
 
 
 def raw(home, data: bytes) -> dict:
@@ -55,7 +61,7 @@ def test_any_bytes_get_one_message_and_the_daemon_stays_up(common, data):
     arguments=st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=6), JSON, max_size=4),
 )
 def test_any_request_gets_one_answer_and_the_daemon_stays_up(common, verb, arguments):
-    answer = raw(common, json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n")
+    answer = raw(common, order(verb, arguments))
     assert answer["ok"] is True or answer["message"] and "inside the daemon" not in answer["message"], answer
 
 
@@ -73,8 +79,7 @@ JOB = st.fixed_dictionaries(
 @given(job=JOB)
 def test_any_job_is_taken_whole_or_refused_in_one_message(common, job):
     before = common.client.call("ping")["jobs"]
-    order = {"verb": "submit", "arguments": {"job": job | {"hold": True}, "key": os.urandom(8).hex()}}
-    answer = raw(common, json.dumps(order).encode() + b"\n")
+    answer = raw(common, order("submit", {"job": job | {"hold": True}, "key": os.urandom(8).hex()}))
     after = common.client.call("ping")["jobs"]
     if answer["ok"]:
         common.client.call("cancel", jobs=answer["result"]["jobs"])
@@ -88,7 +93,7 @@ def test_a_request_that_is_too_long_is_refused(common):
 
 
 def test_a_request_without_an_end_is_refused(common):
-    assert "a line that ends" in raw(common, b'{"verb": "ping"}')["message"]
+    assert "a line that ends" in raw(common, b'{"order": "ping"}')["message"]
 
 
 @pytest.mark.parametrize(
@@ -156,3 +161,77 @@ def test_a_conda_environment_is_found_in_condas_own_list(common):
     number = common.submit(["tool"], conda="mine", env={"HOME": str(common.work)})
     assert common.wait(number)["state"] == "done"
     assert common.client.call("logs", job=number)["text"] == f"{tool.parents[1]} mine\n"
+
+
+def test_a_client_of_another_version_is_told_what_to_type_and_nothing_is_done(common):
+    """One of version 0.1 says `verb` and no number; a later one says a higher number."""
+    before = common.client.ping()["jobs"]
+    job = {"job": {"command": ["true"], "cwd": "/tmp"}, "key": "the key of an old client"}
+    answer = raw(common, json.dumps({"verb": "submit", "arguments": job}).encode() + b"\n")
+    assert not answer["ok"] and "type: pip install --upgrade ullage" in answer["message"]
+    newer = {"protocol": PROTOCOL + 1, "order": "submit", "arguments": job}
+    answer = raw(common, json.dumps(newer).encode() + b"\n")
+    assert not answer["ok"] and "restart it" in answer["message"] and "\n" not in answer["message"]
+    assert common.client.ping()["jobs"] == before
+
+
+def test_a_daemon_of_an_older_version_is_named_in_one_sentence(tmp_path, nursery):
+    """This is what a daemon of version 0.1 answers to a request that it cannot read."""
+    file = socket_file(tmp_path)
+    file.parent.mkdir()
+    heard = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(file))
+        listening.listen()
+
+        def answer():
+            for _ in range(2):
+                with listening.accept()[0] as line:
+                    heard.append(json.loads(line.recv(1 << 20)))
+                    said = {
+                        "ok": False,
+                        "error": "InvalidValue",
+                        "message": 'needed an object with a "verb"; found none',
+                    }
+                    line.sendall(json.dumps(said).encode() + b"\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(OtherVersion, match="restart it: systemctl restart ullage"):
+            Client(tmp_path).submit(["true"])
+        done = nursery.run(["queue"], os.environ | {"ULLAGE_HOME": str(tmp_path)}, "/", "")
+        thread.join(60)
+    assert done.returncode == 1 and done.stderr.startswith("ullage: the daemon is of an older version")
+    assert done.stderr.count("\n") == 1 and all("verb" not in request for request in heard), "it did nothing"
+
+
+def test_a_connection_that_was_closed_meanwhile_is_opened_again(served):
+    client = Client(served.folder)
+    client.ping()
+    served.stop()
+    served.start()
+    assert client.ping()["pid"] == served.process.pid
+
+
+def test_a_socket_that_was_removed_is_made_again(served):
+    served.client.close()
+    socket_file(served.folder).unlink()
+    with pytest.raises(NoDaemon):
+        Client(served.folder).ping()
+    served.until(served.answers, "the daemon to be reached again")
+    assert stat.S_IMODE(socket_file(served.folder).stat().st_mode) == 0o600
+
+
+def test_many_idle_connections_lock_nobody_out(common):
+    lines = []
+    try:
+        for _ in range(600):
+            lines.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            lines[-1].connect(str(socket_file(common.folder)))
+        assert Client(common.folder).ping()["pid"] == common.process.pid
+        assert lines[0].recv(1) == b"", "the oldest was closed"
+        lines[-1].sendall(order("ping", {}))
+        assert json.loads(lines[-1].recv(1 << 16))["ok"]
+    finally:
+        for line in lines:
+            line.close()

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from tests.paths import ROOT
 
+from ullage.manager.client import Client, socket_file
+
 AS_USER = """
 import json, os, pwd, resource, sys
 sys.path.insert(0, sys.argv[2])
@@ -29,6 +31,20 @@ try:
     print(json.dumps({"ok": client.call(sys.argv[3], **json.loads(sys.argv[4]))}))
 except Exception as error:
     print(json.dumps({"refused": str(error)}))
+"""
+
+
+IDLE = """
+import os, pwd, socket, sys
+user = pwd.getpwnam("nobody")
+os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
+lines = []
+for number in range(int(sys.argv[2])):
+    lines.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    lines[-1].connect(sys.argv[1])
+    lines[-1].sendall(b"{" * (number % 2))
+print("open", flush=True)
+sys.stdin.read()
 """
 
 
@@ -90,6 +106,17 @@ def test_a_user_without_the_group_cannot_speak_to_the_daemon(common):
             break
         place.chmod(place.stat().st_mode | 0o055)
     assert "is not yours to use" in as_user(common, "ping")["refused"]
+
+
+def test_a_user_with_many_idle_connections_locks_nobody_out(shared):
+    command = [sys.executable, "-c", IDLE, str(socket_file(shared.folder)), "700"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as crowd:
+        assert crowd.stdout.readline() == "open\n"
+        assert Client(shared.folder).ping()["operator"]
+        assert as_user(shared, "ping")["ok"]["you"] == "nobody"
+        opened = len(os.listdir(f"/proc/{shared.process.pid}/fd"))
+        assert opened < 200, "of one user only a few are kept"
+        crowd.stdin.close()
 
 
 def test_users_take_turns_by_their_shares(shared):

@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import secrets
+import select
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +19,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 from ullage import errors
-from ullage.errors import InvalidValue, NoDaemon, UllageError
+from ullage.errors import InvalidValue, NoDaemon, OtherVersion, UllageError
 from ullage.home import home
 
 if TYPE_CHECKING:
     from ullage.workloads.job_files import JobSpec
 
 SOCKET = "ullage.sock"
+# What client and daemon say to each other. One more when an order or an answer changes so that an older one is misled.
+PROTOCOL = 2
 LARGEST_REQUEST, _LARGEST_ANSWER = 4 << 20, 256 << 20  # bytes
 _LONGEST_PATH = 100  # of a Unix socket, in bytes
 _OVER = ("done", "failed", "cancelled")
@@ -242,6 +245,9 @@ class Client:
         self.close()
 
 
+_RESTART = "restart it: systemctl restart ullage, or end it and type: ullage serve"
+
+
 class _Transport(Protocol):
     def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
         """Send an order and return the answer. Errors of the daemon are raised here as the same exceptions."""
@@ -259,7 +265,7 @@ class _SocketTransport:
         self._rest = b""
 
     def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
-        request: dict[str, Any] = {"verb": verb, "arguments": arguments}
+        request: dict[str, Any] = {"protocol": PROTOCOL, "order": verb, "arguments": arguments}
         if wait:
             request["wait"] = wait
         line = json.dumps(request).encode() + b"\n"
@@ -270,6 +276,8 @@ class _SocketTransport:
         except BaseException:
             self.close()
             raise
+        if "protocol" not in answer:  # version 0.1, which understands no "order" and so has done nothing
+            raise OtherVersion(f"the daemon is of an older version than this command; {_RESTART}")
         if not answer.get("ok"):
             raise _error_of(str(answer.get("error")), str(answer.get("message")))
         return answer["result"]
@@ -297,11 +305,24 @@ class _SocketTransport:
             raise NoDaemon(words if missing else f"the daemon ended before it answered; {words}") from None
 
     def _connected(self) -> socket.socket:
+        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+            self.close()  # closed by the daemon, which was restarted or had no more room for an idle connection
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.settimeout(self._timeout)
-            self._socket.connect(reachable(self._file))
+            self._connect(self._socket)
         return self._socket
+
+    def _connect(self, connection: socket.socket) -> None:
+        """Where many come at once, the kernel asks to try again."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return connection.connect(reachable(self._file))
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError from None
+                time.sleep(0.01)
 
     def _line(self, connection: socket.socket) -> bytes:
         parts, size = [self._rest], len(self._rest)
@@ -341,16 +362,32 @@ class _HttpTransport:
         if parts.scheme not in ("http", "https") or not parts.hostname or not token.isprintable():
             raise InvalidValue(f"needed a URL such as http://127.0.0.1:8600 and a token; found {url[:80]!r}")
         self._parts, self._token, self._timeout = parts, token.strip(), timeout
+        self._understood = False
 
     def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
         if verb not in _ROUTES:
             raise InvalidValue(f"the API has no {verb!r}; it has {', '.join(_ROUTES)}")
+        self._check_protocol()
         if verb in ("cancel", "hold", "release"):
             return [done for job in arguments["jobs"] for done in self._one(verb, {"job": job}, 0.0)]
         return self._one(verb, arguments, wait)
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _check_protocol(self) -> None:
+        """Once, before anything is asked that could do something."""
+        if not self._understood:
+            about = self._one("ping", {}, 0.0)
+            spoken = about.get("protocol", 1)
+            if spoken < PROTOCOL:
+                raise OtherVersion(f"the daemon (Ullage {about.get('version')}) is older than this client; {_RESTART}")
+            if spoken > PROTOCOL:
+                raise OtherVersion(
+                    f"this client is older than the daemon, which is Ullage {about.get('version')}; "
+                    "type: pip install --upgrade ullage"
+                )
+            self._understood = True
 
     def _one(self, verb: str, arguments: dict[str, Any], wait: float) -> Any:
         method, path, in_query = _ROUTES[verb]

@@ -86,6 +86,18 @@ class AccessSettings(_Part):
     queue_limit: int = Field(default=100_000, ge=1)
 
 
+class LimitSettings(_Part):
+    """What one user may have at a time: jobs that wait or run, GPUs, connections; operators may have any number.
+
+    `max_priority` is the highest priority that a user may ask for.
+    """
+
+    jobs: int = Field(default=20_000, ge=1)
+    gpus: int | None = Field(default=None, ge=1)
+    max_priority: int = Field(default=0, ge=-1000, le=1000)
+    connections: int = Field(default=64, ge=1)
+
+
 class ApiSettings(_Part):
     """Where the REST API listens: a port, or `HOST:PORT`; port 0 takes any free one. Without it, the API is off."""
 
@@ -109,6 +121,7 @@ class ManagerSettings(_Part):
     running: RunSettings = RunSettings()
     fairness: FairnessSettings = FairnessSettings()
     access: AccessSettings = AccessSettings()
+    limits: LimitSettings = LimitSettings()
     api: ApiSettings = ApiSettings()
 
 

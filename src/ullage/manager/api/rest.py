@@ -181,6 +181,7 @@ class DaemonAnswer(_Answer):
     """What the daemon is."""
 
     version: str
+    protocol: int = Field(description="which answers it gives; a client that knows another number is told so")
     policy: str
     gpus: int
     jobs: dict[str, int]

@@ -1,12 +1,13 @@
 """The daemon's Unix socket: a line of JSON in, a line of JSON out; who speaks is what the kernel says.
 
-    {"verb": "status", "arguments": {"job": 17}}
-    {"ok": true, "result": [...]}
-    {"ok": false, "error": "NoSuchJob", "message": "no job 17; ..."}
+    {"protocol": 2, "order": "status", "arguments": {"job": 17}}
+    {"protocol": 2, "ok": true, "result": [...]}
+    {"protocol": 2, "ok": false, "error": "NoSuchJob", "message": "no job 17; ..."}
 
-A request may have `"wait": seconds` beside the verb `events`: the answer then comes when there is an event, or at the
+A request may have `"wait": seconds` beside the order `events`: the answer then comes when there is an event, or at the
 end of that time. Nothing that is sent can end the daemon: what cannot be read gets one message, what is too long too,
-and then the line is closed.
+and then the line is closed. So is a line over which nothing comes for a long time, and the one that has been idle
+longest where there are too many.
 """
 
 from __future__ import annotations
@@ -20,11 +21,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import InvalidValue, UllageError
-from ullage.manager.client import LARGEST_REQUEST, reachable
+import ullage
+from ullage.errors import InvalidValue, NotAllowed, OtherVersion, UllageError
+from ullage.manager.api.door import Door, Guest
+from ullage.manager.client import LARGEST_REQUEST, PROTOCOL, reachable
 from ullage.manager.identity import Caller, caller_of, group_number
+from ullage.manager.settings import AccessSettings, LimitSettings
 
-_MOST_CONNECTIONS, _LONGEST_WAIT, _DISCARD = 512, 60.0, 5.0
+_MOST_CONNECTIONS, _FOR_OPERATORS = 512, 32
+_LONGEST_WAIT, _DISCARD, _LONGEST_SENDING = 60.0, 5.0, 60.0  # seconds
+LONGEST_IDLE = 600.0  # seconds after which a line over which nothing comes is closed
+
+_TOO_MANY = "you have too many connections that wait for an answer; try again when one of them has ended"
 
 Call = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 
@@ -33,15 +41,17 @@ class SocketServer:
     """Listens in a folder that only the daemon's user (and a group, if one is named) can enter."""
 
     def __init__(
-        self, file: Path, call: Call, operators: list[str], group: str | None, say: Callable[[str], None]
+        self, file: Path, call: Call, access: AccessSettings, limits: LimitSettings, say: Callable[[str], None]
     ) -> None:
-        self._file, self._call, self._operators, self._group, self._say = file, call, operators, group, say
+        self._file, self._call, self._access, self._say = file, call, access, say
         self._server: asyncio.AbstractServer | None = None
+        self._listening: tuple[int, int] | None = None  # which file is ours
         self._open: set[asyncio.Task[None]] = set()
+        self._door = Door(_MOST_CONNECTIONS, limits.connections, _FOR_OPERATORS)
 
     async def start(self) -> None:
         """Begin to listen; what an earlier daemon left behind is replaced (its lock is ours by now)."""
-        number = None if self._group is None else group_number(self._group)
+        number = None if self._access.group is None else group_number(self._access.group)
         with contextlib.suppress(FileNotFoundError):
             self._file.unlink()
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -54,29 +64,58 @@ class SocketServer:
             os.chown(self._file, -1, number)
             os.chmod(self._file, 0o660)
         listening.setblocking(False)
-        self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=LARGEST_REQUEST)
+        self._listening = self._on_disk()
+        self._server = await asyncio.start_unix_server(
+            self._serve, sock=listening, limit=LARGEST_REQUEST, backlog=2 * _MOST_CONNECTIONS
+        )
+
+    async def keep_listening(self) -> None:
+        """Make the socket again if its file was removed: nobody could reach the daemon otherwise."""
+        if self._server is None or self._on_disk() == self._listening:
+            return
+        self._server.close()
+        try:
+            await self.start()
+        except OSError as error:
+            self._listening = None
+            self._say(f"the socket {self._file} was removed and cannot be made again: {error}")
+            return
+        self._say(f"the socket {self._file} was removed; it was made again")
+
+    def _on_disk(self) -> tuple[int, int] | None:
+        try:
+            status = self._file.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
+        caller = caller_of(writer.get_extra_info("socket"), self._access.operators)
+        guest = Guest(caller.uid, task.cancel, caller.operator)
         try:
-            if len(self._open) > _MOST_CONNECTIONS:
-                await _send(writer, failure(InvalidValue("too many connections at once; try again")))
-                return
-            caller = caller_of(writer.get_extra_info("socket"), self._operators)
-            while await self._one(caller, reader, writer):
-                pass
-        except (ConnectionError, asyncio.CancelledError):
+            if self._door.enter(guest):
+                while await self._one(caller, guest, reader, writer):
+                    pass
+            else:
+                await _send(writer, failure(NotAllowed(_TOO_MANY)))
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
+            self._door.leave(guest)
             self._open.discard(task)
             writer.close()
 
-    async def _one(self, caller: Caller, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _one(
+        self, caller: Caller, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """Answer one request; false when there will be no other."""
+        guest.idle()
         try:
-            line = await reader.readuntil(b"\n")
+            async with asyncio.timeout(LONGEST_IDLE):
+                line = await reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
             if error.partial.strip():
                 await _send(writer, failure(InvalidValue("needed a line that ends; the connection ended first")))
@@ -86,14 +125,17 @@ class SocketServer:
             await _send(writer, failure(InvalidValue(message)))
             await _discard(reader)
             return False
-        await _send(writer, await self.answer(caller, line))
+        guest.busy()
+        answer = await self.answer(caller, line)
+        guest.idle()
+        await _send(writer, answer)
         return True
 
     async def answer(self, caller: Caller, line: bytes) -> dict[str, Any]:
         """The answer to a line, whatever it is."""
         try:
             verb, arguments, wait = parse(line)
-            return {"ok": True, "result": await self._call(caller, verb, arguments, wait)}
+            return {"protocol": PROTOCOL, "ok": True, "result": await self._call(caller, verb, arguments, wait)}
         except UllageError as error:
             return failure(error)
         except Exception as error:  # a mistake of ours must not end the daemon, nor the conversation without a word
@@ -114,24 +156,43 @@ class SocketServer:
 def parse(line: bytes) -> tuple[str, dict[str, Any], float]:
     """Verb, arguments and how long to wait; anything else is refused in one message.
 
-    >>> parse(b'{"verb": "queue"}')
+    >>> parse(b'{"protocol": 2, "order": "queue"}')
     ('queue', {}, 0.0)
     """
     try:
         request = json.loads(line)
     except (ValueError, RecursionError):
         raise InvalidValue("needed a line of JSON; found something else") from None
-    if not isinstance(request, dict) or not isinstance(request.get("verb"), str):
-        raise InvalidValue('needed an object with a "verb"; found none')
+    if isinstance(request, dict) and ("order" in request or "verb" in request):
+        check_protocol(request.get("protocol"))
+    if not isinstance(request, dict) or not isinstance(request.get("order"), str):
+        raise InvalidValue('needed an object with an "order"; found none')
     arguments, wait = request.get("arguments", {}), request.get("wait", 0.0)
     if not isinstance(arguments, dict) or not isinstance(wait, int | float) or not 0 <= wait < 1e9:
         raise InvalidValue('needed "arguments" as an object and "wait" as seconds')
-    return request["verb"], arguments, min(float(wait), _LONGEST_WAIT)
+    return request["order"], arguments, min(float(wait), _LONGEST_WAIT)
+
+
+def check_protocol(spoken: Any) -> None:
+    """Refuse what another version sends, with what to type; one that says no number is of version 0.1.
+
+    >>> check_protocol(PROTOCOL)
+    """
+    if type(spoken) is int and spoken > PROTOCOL:
+        raise OtherVersion(
+            f"the daemon is Ullage {ullage.__version__}, older than this command; restart it with the version that is "
+            "installed now: systemctl restart ullage, or end it and type: ullage serve"
+        )
+    if spoken != PROTOCOL:
+        raise OtherVersion(
+            f"this command is older than the daemon, which is Ullage {ullage.__version__}; "
+            "type: pip install --upgrade ullage"
+        )
 
 
 def failure(error: UllageError) -> dict[str, Any]:
     """An error as it goes over the line."""
-    return {"ok": False, "error": type(error).__name__, "message": str(error)}
+    return {"protocol": PROTOCOL, "ok": False, "error": type(error).__name__, "message": str(error)}
 
 
 async def _discard(reader: asyncio.StreamReader) -> None:
@@ -144,4 +205,5 @@ async def _discard(reader: asyncio.StreamReader) -> None:
 
 async def _send(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
     writer.write(json.dumps(answer, allow_nan=False, default=str).encode() + b"\n")
-    await writer.drain()
+    async with asyncio.timeout(_LONGEST_SENDING):
+        await writer.drain()

@@ -108,8 +108,10 @@ class Daemon:
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
                 loop.add_signal_handler(number, do)
         self._monitor.start()
-        rules = self.context.settings.access
-        server = SocketServer(socket_file(self._run.parent), self.call, rules.operators, rules.group, self.context.say)
+        settings = self.context.settings
+        server = SocketServer(
+            socket_file(self._run.parent), self.call, settings.access, settings.limits, self.context.say
+        )
         try:
             self.context.sharing.start()
             self.context.look()
@@ -129,7 +131,7 @@ class Daemon:
             if self.api is not None:
                 self.api.start(loop)
             ready()
-            await self._steps()
+            await self._steps(server)
             if self._fatal is not None:
                 raise self._fatal
         finally:
@@ -139,11 +141,12 @@ class Daemon:
             await self.intake.estimates.close()
             self._finish(loop)
 
-    async def _steps(self) -> None:
+    async def _steps(self, server: SocketServer) -> None:
         service = self.context.service
         ending = asyncio.ensure_future(service.ending.wait())
         while not service.ending.is_set():
             service.woken.clear()
+            await server.keep_listening()
             began = time.monotonic()
             placed = self.step()
             rest = began + (time.monotonic() - began) * (1 + _REST)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 import ullage
 from ullage.errors import InvalidValue, NoSuchJob, NotAllowed
+from ullage.manager.client import PROTOCOL
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.intake import Intake
@@ -113,9 +114,9 @@ class Orders:
         """What this daemon is."""
         settings, service = self._context.settings, self._service
         return {
-            "version": ullage.__version__, "pid": os.getpid(), "since": service.began, "policy": settings.policy,
-            "sharing": settings.sharing, "estimator": settings.estimating.estimator, "virtual": settings.virtual,
-            "gpus": len(self._context.slots), "jobs": self._store.history.counts(),
+            "version": ullage.__version__, "protocol": PROTOCOL, "pid": os.getpid(), "since": service.began,
+            "policy": settings.policy, "sharing": settings.sharing, "estimator": settings.estimating.estimator,
+            "virtual": settings.virtual, "gpus": len(self._context.slots), "jobs": self._store.history.counts(),
             "last_event": self._store.last_event, "estimates_pending": self._intake.estimates.pending,
             "trouble": service.trouble, "disk_full": service.disk_full,
             "damaged": {str(job): reason for job, reason in sorted(self._store.history.damaged.items())},

@@ -1,0 +1,74 @@
+"""Who is inside: how many connections each may have, and who goes first when there are too many."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class Guest:
+    """One connection: of whom, and since when nothing was asked of us over it; `None` while an order is being done."""
+
+    who: Hashable  # a user, or an address
+    close: Callable[[], object]
+    operator: bool = False
+    idle_since: float | None = 0.0
+
+    def busy(self) -> None:
+        """An order has come in whole."""
+        self.idle_since = None
+
+    def idle(self) -> None:
+        """It has its answer."""
+        self.idle_since = time.monotonic()
+
+
+class Door:
+    """Lets connections in. Where there is no room, one that is idle is closed: of those who have the most, the oldest.
+
+    `each` is the most that one may have, and the last `reserve` places are for operators.
+
+    >>> door, closed = Door(most=3, each=2, reserve=1), []
+    >>> def comes(who, operator=False):
+    ...     return door.enter(Guest(who, lambda: closed.append(who), operator))
+    >>> [comes(who) for who in ("ann", "ann", "ann", "bob")], closed
+    ([True, True, True, True], ['ann', 'ann'])
+    >>> comes("root", operator=True), comes("root", operator=True), closed
+    (True, True, ['ann', 'ann', 'ann'])
+    """
+
+    def __init__(self, most: int, each: int | None = None, reserve: int = 0) -> None:
+        self._most, self._each, self._reserve = most, each, reserve
+        self._inside: dict[Guest, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._inside)
+
+    def enter(self, guest: Guest) -> bool:
+        """Whether there is room for it, if need be after another one was closed."""
+        guest.idle()
+        of_same = [other for other in self._inside if other.who == guest.who]
+        if self._each is not None and not guest.operator and len(of_same) >= self._each and not self._close(of_same):
+            return False
+        room = self._most if guest.operator else self._most - self._reserve
+        if len(self._inside) >= room and not self._close(list(self._inside)):
+            return False
+        self._inside[guest] = None
+        return True
+
+    def leave(self, guest: Guest) -> None:
+        """It has ended; one that was closed has left already."""
+        self._inside.pop(guest, None)
+
+    def _close(self, guests: list[Guest]) -> bool:
+        idle = [(guest, guest.idle_since) for guest in guests if guest.idle_since is not None]
+        if not idle:
+            return False
+        number = Counter(guest.who for guest, _ in idle)
+        chosen, _ = min(idle, key=lambda each: (each[0].operator, -number[each[0].who], each[1]))
+        self.leave(chosen)
+        chosen.close()
+        return True
