@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ullage.placement import (
     Activity,
+    HostShare,
     Job,
     Ledger,
     PassOutcome,
@@ -45,7 +46,7 @@ def jobs(first: int, most: int) -> st.SearchStrategy[list[Job]]:
         {
             "user": st.sampled_from("ab"),
             "submitted": st.floats(0, 1000),
-            "gpus": st.sampled_from([1, 1, 1, 2, 3]),
+            "gpus": st.sampled_from([1, 1, 1, 2, 3, 0]),
             "promise": st.none() | st.integers(0, 110),
             "true": st.none() | st.integers(0, 110),
             "exclusive": st.sampled_from([False, False, True]),
@@ -53,6 +54,7 @@ def jobs(first: int, most: int) -> st.SearchStrategy[list[Job]]:
             "recovery": st.booleans(),
             "busy": fraction,
             "time_limit": st.none() | st.floats(1, 1000),
+            "host": st.sampled_from([HostShare(), HostShare(), HostShare(2, 0), HostShare(0, 30), HostShare(9, 70)]),
         }
     )
     return st.lists(fields, max_size=most).map(
@@ -80,7 +82,8 @@ rules = st.builds(
 def scenes(draw: st.DrawFn) -> tuple[str, list[Job], list[Running], list[Slot], Ledger, Rules]:
     """A cluster on which an earlier pass has put jobs, some of which were then seen to use memory."""
     slots, chosen, site = draw(clusters()), draw(st.sampled_from(policies())), draw(rules)
-    ledger, running = Ledger(slots), []
+    host = draw(st.sampled_from([None, HostShare(4, 50), HostShare(10, 100)]))
+    ledger, running = Ledger(slots, host), []
     first = {job.id: job for job in draw(jobs(100, 5))}
     for decision in decide(chosen, list(first.values()), [], slots, ledger, site, now=500.0).placed:
         ledger.accept(decision)
@@ -88,6 +91,8 @@ def scenes(draw: st.DrawFn) -> tuple[str, list[Job], list[Running], list[Slot], 
     for each in running:
         for slot in each.slots:
             ledger.observe(each.job.id, slot, draw(st.none() | st.integers(0, 120)))
+    if host is not None and draw(st.booleans()):
+        ledger.host = HostShare(4, 50)  # a setting was lowered: more may be held than there is
     return chosen, draw(jobs(1, 10)), running, slots, ledger, site
 
 
@@ -121,6 +126,9 @@ def test_jobs_get_what_they_asked_for(scene) -> None:
         job = by_id[decision.job]
         promise = job.true if chosen in ORACLES else job.promise
         assert len(decision.slots) == len(set(decision.slots)) == job.gpus
+        assert decision.host == job.host
+        if job.gpus == 0:
+            continue
         assert decision.promise >= (promise or 0)
         assert decision.exclusive or not (job.exclusive or chosen == "exclusive")
         assert promise is not None or decision.exclusive or site.unknown == "floor"

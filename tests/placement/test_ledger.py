@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ullage.errors import Overbooked
-from ullage.placement import Ledger, Slot
+from ullage.placement import HostShare, Ledger, Slot
 
 SLOTS = ("a", "b", "c")
 
@@ -177,17 +177,21 @@ class LedgerMachine(RuleBasedStateMachine):
         self.measured = {name: slot(name, total) for name, total in zip(SLOTS, totals, strict=True)}
         if mig:
             self.measured["c"] = slot("c", totals[2], mig=True)
-        self.ledger = Ledger(self.measured.values())
+        self.ledger = Ledger(self.measured.values(), HostShare(8, 64))
+        self.on_host: dict[int, HostShare] = {}
         self.held: dict[str, dict[int, list[int]]] = {name: {} for name in SLOTS}  # job: [promised, most seen]
         self.alone: dict[str, int] = {}
 
     def model_committed(self, name: str) -> int:
         return self.measured[name].foreign + sum(max(both) for both in self.held[name].values())
 
-    @rule(job=st.integers(0, 5), where=st.sets(st.sampled_from(SLOTS), min_size=1), memory=st.integers(0, 120),
-          exclusive=st.booleans())  # fmt: skip
-    def promise(self, job: int, where: set[str], memory: int, exclusive: bool) -> None:
-        possible = all(
+    @rule(job=st.integers(0, 5), where=st.sets(st.sampled_from(SLOTS)), memory=st.integers(0, 120),
+          exclusive=st.booleans(), share=st.builds(HostShare, st.integers(0, 9), st.integers(0, 70)))  # fmt: skip
+    def promise(self, job: int, where: set[str], memory: int, exclusive: bool, share: HostShare) -> None:
+        cores, on_host = (sum(each) for each in zip((0, 0), *self.on_host.values(), strict=True))
+        possible = job not in self.on_host
+        possible &= share.cores <= max(8 - cores, 0) and share.memory <= max(64 - on_host, 0)
+        possible &= all(
             memory <= max(self.measured[name].total - self.model_committed(name), 0)
             and job not in self.held[name]
             and name not in self.alone
@@ -195,11 +199,13 @@ class LedgerMachine(RuleBasedStateMachine):
             for name in where
         )
         try:
-            self.ledger.promise(job, dict.fromkeys(where, memory), exclusive)
+            self.ledger.promise(job, dict.fromkeys(where, memory), exclusive, share)
         except Overbooked:
             assert not possible
             return
         assert possible
+        if share != HostShare() or not where:
+            self.on_host[job] = share
         for name in where:
             self.held[name][job] = [memory, 0]
             if exclusive:
@@ -209,8 +215,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(job=st.integers(0, 5))
     def release(self, job: int) -> None:
-        held = any(job in jobs for jobs in self.held.values())
+        held = any(job in jobs for jobs in self.held.values()) or job in self.on_host
         assert self.ledger.release(job) == held
+        self.on_host.pop(job, None)
         for name in SLOTS:
             self.held[name].pop(job, None)
         self.alone = {name: holder for name, holder in self.alone.items() if holder != job}
@@ -229,6 +236,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
+        assert self.ledger.on_host() == self.on_host
+        assert self.ledger.jobs() == {job for jobs in (*self.held.values(), self.on_host) for job in jobs}
+        assert sum(share.cores for share in self.on_host.values()) <= 8
+        assert sum(share.memory for share in self.on_host.values()) <= 64
         for name in SLOTS:
             assert self.ledger.committed(name) == self.model_committed(name)
             assert self.ledger.free(name) == max(self.measured[name].total - self.model_committed(name), 0)

@@ -67,7 +67,7 @@ class Candidate:
         self.jobs.append(job)
         self.count += 1
         self.exclusive = self.exclusive or exclusive
-        self.leaving.append((_end(now, job, now), promise))
+        self.leaving.append((job.ends_by(now, now), promise))
         self.obstacle = obstacle(self, rules)
 
     def ready_at(self, request: SlotRequest, rules: Rules, now: float) -> float:
@@ -157,16 +157,12 @@ def _candidate(
         count=len(holders),
         exclusive=ledger.exclusive(slot.id) is not None,
         leaving=[
-            (math.inf if each is None else _end(each.since, each.job, now), given_back)
+            (math.inf if each is None else each.job.ends_by(each.since, now), given_back)
             for each, given_back in zip(holders, counted.values(), strict=True)
         ],
     )
     candidate.obstacle = obstacle(candidate, rules)
     return candidate
-
-
-def _end(since: float, job: Job, now: float) -> float:
-    return math.inf if job.time_limit is None else max(since + job.time_limit, now)
 
 
 def _load(slot: Slot, holders: Sequence[Running | None], rules: Rules, now: float) -> float | None:

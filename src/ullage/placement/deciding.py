@@ -7,14 +7,18 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
+from operator import attrgetter
 
 from ullage.placement.candidates import Candidate, candidates
 from ullage.placement.fairness import fair_order, waited
+from ullage.placement.host import HostInPass
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, PassOutcome, PassSummary, Waiting
 from ullage.placement.policies import Policy, find_policy
 from ullage.placement.rules import RequestMaker, Rules, SlotRequest
 from ullage.placement.snapshot import Job, Running, Slot
+
+_GPUS = attrgetter("gpus")
 
 
 def decide(
@@ -37,7 +41,7 @@ def decide(
     >>> jobs = [Job(1, "ada", 0.0, promise=30 << 30), Job(2, "ada", 1.0, promise=30 << 30)]
     >>> outcome = decide("ullage", jobs, [], [slot], Ledger(), Rules(), now=2.0)
     >>> outcome.placed
-    (Decision(job=1, slots=('GPU-1',), promise=32212254720, exclusive=False),)
+    (Decision(job=1, slots=('GPU-1',), promise=32212254720, exclusive=False, host=HostShare(cores=0, memory=0)),)
     >>> outcome.waiting
     (Waiting(job=2, reason='needs 30.0 GiB on a GPU; GPU 0 has the most free, 10.0 GiB'),)
     """
@@ -47,13 +51,15 @@ def decide(
     known = book.jobs()
     for each in running:
         if each.job.id not in known:
-            book.adopt(each.job.id, dict.fromkeys(each.slots, each.job.promise or 0), each.job.exclusive)
+            memory = dict.fromkeys(each.slots, each.job.promise or 0)
+            book.adopt(each.job.id, memory, each.job.exclusive, each.job.host)
     seen = candidates(slots, book, running, rules, now)
     last = next((candidate.position for candidate in seen if candidate.slot.id == ledger.last), -1)
     arrays = Counter(each.job.array for each in running)
     first, later = _by_throttle(waiting, arrays)
     queue = fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
-    return _Pass(chosen, rules, seen, last, now, arrays).over(queue, book.jobs())
+    host = HostInPass.of(book, running, now)
+    return _Pass(chosen, rules, seen, host, last, now, arrays).over(queue, book.jobs())
 
 
 def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tuple[Sequence[Job], Sequence[Job]]:
@@ -76,9 +82,10 @@ class _Pass:
     """The state of one pass. Places only get fuller in it, so what failed once fails again."""
 
     def __init__(
-        self, policy: Policy, rules: Rules, seen: list[Candidate], last: int, now: float, arrays: Counter[int | None]
-    ) -> None:
-        self.policy, self.rules, self.seen, self.last, self.now = policy, rules, seen, last, now
+        self, policy: Policy, rules: Rules, seen: list[Candidate], host: HostInPass, last: int, now: float,
+        arrays: Counter[int | None],
+    ) -> None:  # fmt: skip
+        self.policy, self.rules, self.seen, self.host, self.last, self.now = policy, rules, seen, host, last, now
         self.backfills = policy.backfills if rules.backfill is None else rules.backfill
         self.open = sorted((candidate for candidate in seen if candidate.obstacle is None), key=self.rank)
         self.short_only: list[Candidate] = []  # kept for a job, but until a known time: open to jobs that end before it
@@ -99,6 +106,7 @@ class _Pass:
         placed: list[Decision] = []
         left: list[Job] = []
         behind: int | None = None
+        without_gpus = 0 in map(_GPUS, queue)  # these may start where no GPU takes a job any more
         turns = iter(queue)
         for job in turns:
             throttled = job.throttle is not None and self.arrays[job.array] >= job.throttle
@@ -113,15 +121,15 @@ class _Pass:
                 self.arrays[job.array] += 1
                 continue
             left.append(job)
-            if not self.backfills and not job.recovery and self._could_ever(request):
+            if not self.backfills and not job.recovery and self._could_ever(job, request):
                 behind = job.id
                 break
-            if self._may_reserve(job) and self._could_ever(request):
+            if self._may_reserve(job) and self._could_ever(job, request):
                 self.reserve(job, request)
-            if not self.open and not self.short_only:
+            if not self.open and not self.short_only and not without_gpus:
                 break
         summaries = tuple([candidate.summary(self.rules) for candidate in self.seen])
-        at_the_end = PassSummary(self.requests, summaries, self.arrays)
+        at_the_end = PassSummary(self.requests, summaries, self.arrays, self.host.summary())
         waits_for = [job.id if job.id in holders else None for job in left]
         left += turns
         fields = zip([job.id for job in left], left, repeat(at_the_end), chain(waits_for, repeat(behind)), strict=False)
@@ -130,6 +138,11 @@ class _Pass:
 
     def place(self, job: Job, request: SlotRequest) -> Decision | None:
         """Put the job on the best places that suit it, on as many as it asks for, or nowhere."""
+        if not self.host.fits(job):
+            return None
+        if request.gpus == 0:
+            self.host.take(job)
+            return Decision(job.id, (), 0, False, job.host)
         kind = (request.gpus, request.alone, request.known)
         suited: list[Candidate] = []
         if request.promise < self.failed.get(kind, math.inf):
@@ -144,14 +157,15 @@ class _Pass:
         promise = min(candidate.free for candidate in chosen) if request.alone else request.promise
         for candidate in chosen:
             self._take(candidate, job, promise, request.alone)
-        return Decision(job.id, tuple(candidate.slot.id for candidate in chosen), promise, request.alone)
+        self.host.take(job)
+        return Decision(job.id, tuple(candidate.slot.id for candidate in chosen), promise, request.alone, job.host)
 
     def reserve(self, job: Job, request: SlotRequest) -> None:
         """Keep places for a job that has waited too long: nobody joins there, so they come free as jobs end.
 
         Those are kept that are ready soonest by time limits, then those with the least missing. A slot that is kept
         only gets freer, so the choice cannot wander for ever. Where the time is known, jobs that end before it may
-        still go there.
+        still go there. Of the host as much as the job asks for is kept in the same way.
         """
         able = [
             candidate
@@ -175,7 +189,8 @@ class _Pass:
             )
         )
         kept = able[: request.gpus]
-        until = max(times[candidate.slot.id] for candidate in kept)
+        until = max([self.host.ready_at(job), *(times[candidate.slot.id] for candidate in kept)])
+        self.host.keep(job, until)
         for candidate in kept:
             candidate.kept, candidate.kept_until = job.id, until
             if candidate in self.open:
@@ -187,6 +202,10 @@ class _Pass:
 
     def _hopeless(self, job: Job) -> bool:
         """A quick no, for the long tail of a queue: one that asked for less has found nothing, and nothing is lent."""
+        if not self.host.fits(job):
+            return self._need_not_be_asked(job)
+        if job.gpus == 0:
+            return False
         promise = job.true if self.policy.oracle else job.promise
         known, alone = promise is not None, self.policy.alone or job.exclusive
         if promise is None:
@@ -200,6 +219,10 @@ class _Pass:
             return False
         if promise >= self.impossible.get(kind, math.inf):
             return True
+        return self._need_not_be_asked(job)
+
+    def _need_not_be_asked(self, job: Job) -> bool:
+        """Whether a job that finds no place has nothing else to do in this pass: nobody waits behind it."""
         return (self.backfills or job.recovery) and not self._may_reserve(job)
 
     def _may_reserve(self, job: Job) -> bool:
@@ -261,8 +284,12 @@ class _Pass:
         suited = self._suited(job, request, sorted(lent if request.gpus == 1 else self.open + lent, key=self.rank))
         return suited if len(suited) >= request.gpus else []
 
-    def _could_ever(self, request: SlotRequest) -> bool:
+    def _could_ever(self, job: Job, request: SlotRequest) -> bool:
         """Whether waiting for our own jobs helps; a job that nothing here can hold must not hold up the others."""
+        if not self.host.could_ever(job):
+            return False
+        if request.gpus == 0:
+            return True
         offers = self.offers.get((request.margin, request.alone))
         if offers is None:
             offers = sorted((candidate.offer(request, self.rules) for candidate in self.seen), reverse=True)

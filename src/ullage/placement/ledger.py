@@ -8,6 +8,9 @@ On each slot this much counts as taken:
 
 so bytes that a job was promised and has not touched yet are not free, and neither are those that it took beyond its
 promise. A promise is made only out of what is left, for all slots of a job or for none.
+
+Cores and host memory are promised beside it, out of what jobs may have together. Nobody measures there: what counts as
+taken are the promises.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from ullage.errors import Overbooked
 from ullage.placement.outcome import Decision
-from ullage.placement.snapshot import Slot
+from ullage.placement.snapshot import NO_SHARE, HostShare, Slot
 from ullage.units import format_bytes
 
 
@@ -53,7 +56,10 @@ class Ledger:
     ullage.errors.Overbooked: job 2 needs 11.0 GiB on GPU-1; 10.0 GiB of 40.0 GiB are left
     """
 
-    def __init__(self, slots: Iterable[Slot] = ()) -> None:
+    def __init__(self, slots: Iterable[Slot] = (), host: HostShare | None = None) -> None:
+        self.host = host
+        """What all jobs together may have of the host; None: it is not counted."""
+        self._on_host: dict[int, HostShare] = {}
         self._slots: dict[str, Slot] = {}
         self._held: dict[str, dict[int, _Held]] = {}
         self.last: str | None = None
@@ -62,7 +68,8 @@ class Ledger:
 
     def copy(self) -> Ledger:
         """The same ledger, to try things on."""
-        other = Ledger()
+        other = Ledger(host=self.host)
+        other._on_host = dict(self._on_host)
         other._slots = dict(self._slots)
         other._held = {
             slot: {job: replace(held) for job, held in holders.items()} for slot, holders in self._held.items()
@@ -75,28 +82,33 @@ class Ledger:
         for slot in slots:
             self._slots[slot.id] = slot
 
-    def promise(self, job: int, memory: Mapping[str, int], exclusive: bool = False) -> None:
-        """Promise a job memory on slots: on all of them, or `Overbooked` and on none."""
+    def promise(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
+        """Promise a job memory on slots and a share of the host: all of it, or `Overbooked` and nothing."""
         for slot, promise in memory.items():
             self._check(job, slot, promise, exclusive)
+        self._check_host(job, host)
         before = {slot: self.others(slot) for slot in memory}
-        self.adopt(job, memory, exclusive)
+        self.adopt(job, memory, exclusive, host)
         for slot in memory:
             self._held[slot][job].before = before[slot]
 
     def accept(self, decision: Decision) -> None:
         """Make the promise that a decision asks for."""
-        self.promise(decision.job, dict.fromkeys(decision.slots, decision.promise), decision.exclusive)
+        memory = dict.fromkeys(decision.slots, decision.promise)
+        self.promise(decision.job, memory, decision.exclusive, decision.host)
 
-    def adopt(self, job: int, memory: Mapping[str, int], exclusive: bool = False) -> None:
+    def adopt(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
         """Write down a job that already runs, whether there is room or not: it is there. (After a restart.)"""
+        if host != NO_SHARE or not memory:
+            self._on_host[job] = host
         for slot, promise in memory.items():
             self._held.setdefault(slot, {})[job] = _Held(promise, exclusive)
             self.last = slot
 
     def release(self, job: int) -> bool:
-        """The job is gone from all its slots; whether it held any. Twice is no error."""
-        return any([holders.pop(job, None) is not None for holders in self._held.values()])
+        """The job is gone from all its slots and from the host; whether it held any. Twice is no error."""
+        on_host = self._on_host.pop(job, None) is not None
+        return any([holders.pop(job, None) is not None for holders in self._held.values()]) or on_host
 
     def observe(self, job: int, slot: str, used: int | None) -> None:
         """What the job was seen to use on a slot (None: it could not be seen). Of a job that is not there: nothing."""
@@ -115,7 +127,7 @@ class Ledger:
 
     def jobs(self) -> set[int]:
         """All jobs that hold a promise."""
-        return {job for holders in self._held.values() for job in holders}
+        return {job for holders in self._held.values() for job in holders}.union(self._on_host)
 
     def holders(self, slot: str) -> tuple[int, ...]:
         """The jobs on a slot."""
@@ -159,6 +171,26 @@ class Ledger:
         known = self._slots.get(slot)
         return 0 if known is None else max(known.total - self.committed(slot), 0)
 
+    def on_host(self) -> dict[int, HostShare]:
+        """For each job that holds a share of the host, or no GPU, that share."""
+        return dict(self._on_host)
+
+    def free_on_host(self) -> HostShare | None:
+        """What can still be promised of the host, never below zero; None where it is not counted."""
+        if self.host is None:
+            return None
+        held = sum_shares(self._on_host.values())
+        return HostShare(max(self.host.cores - held.cores, 0), max(self.host.memory - held.memory, 0))
+
+    def _check_host(self, job: int, asked: HostShare) -> None:
+        if job in self._on_host:
+            raise Overbooked(f"job {job} already holds a share of the host; release it first")
+        if min(asked) < 0:
+            raise Overbooked(f"job {job} cannot be promised {tuple(asked)} of the host")
+        free = self.free_on_host()
+        if free is not None and not free.holds(asked):
+            raise Overbooked(f"job {job} needs {asked.text}; {free.text or 'nothing'} are left")
+
     def _check(self, job: int, slot: str, promise: int, exclusive: bool) -> None:
         known = self._slots.get(slot)
         holders = [other for other in self.holders(slot) if other != job]
@@ -178,3 +210,13 @@ class Ledger:
         if promise > self.free(slot):
             left = f"{format_bytes(self.free(slot))} of {format_bytes(known.total)} are left"
             raise Overbooked(f"job {job} needs {format_bytes(promise)} on {slot}; {left}")
+
+
+def sum_shares(shares: Iterable[HostShare]) -> HostShare:
+    """All of them together.
+
+    >>> sum_shares([HostShare(1, 5), HostShare(2, 0)])
+    HostShare(cores=3, memory=5)
+    """
+    found = list(shares)
+    return HostShare(sum(share.cores for share in found), sum(share.memory for share in found))

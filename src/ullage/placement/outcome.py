@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ullage.placement.rules import RequestMaker, SlotRequest
-from ullage.placement.snapshot import Job
+from ullage.placement.snapshot import NO_SHARE, HostShare, Job
 from ullage.units import format_bytes
 
 
 @dataclass(frozen=True)
 class Decision:
     """Put the job on these slots and promise it `promise` bytes on each; `exclusive`: nobody else may join it there.
+
+    `host` is what it is promised of the host.
 
     >>> Decision(7, ("GPU-1",), 12 << 30, exclusive=False).slots
     ('GPU-1',)
@@ -23,6 +25,31 @@ class Decision:
     slots: tuple[str, ...]
     promise: int
     exclusive: bool
+    host: HostShare = NO_SHARE
+
+
+class HostSummary(NamedTuple):
+    """What the host had at the end of a pass: in all, free, and of that kept for a job that has waited longer."""
+
+    total: HostShare
+    free: HostShare
+    kept: HostShare
+    keeper: int | None
+
+    def lack(self, asked: HostShare) -> str | None:
+        """What is missing for a job, in words; None where nothing is."""
+        left = self.free.minus(self.kept)
+        for name, of in (("cores", str), ("memory", format_bytes)):
+            need, free, total = (getattr(share, name) for share in (asked, self.free, self.total))
+            what = "of host memory" if name == "memory" else "core" if need == 1 else "cores"
+            if need > total:
+                return f"needs {of(need)} {what}; that can never be: jobs have {of(total)} here"
+            if need > free:
+                return f"needs {of(need)} {what}; {of(max(free, 0))} of {of(total)} are free"
+            if need and need > getattr(left, name):
+                kept = f"{of(getattr(self.kept, name))} are kept for job {self.keeper}, which has waited longer"
+                return f"needs {of(need)} {what}; {of(free)} are free, but {kept}"
+        return None
 
 
 class SlotSummary(NamedTuple):
@@ -44,12 +71,17 @@ class SlotSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class PassSummary:
-    """What those who wait are told from: how asks are made, all slots at the end of the pass, and how many jobs of
-    each throttled array run."""
+    """What those who wait are told from: how asks are made, all slots at the end of the pass, how many jobs of each
+    throttled array run, and what the host has."""
 
     requests: RequestMaker
     slots: tuple[SlotSummary, ...]
     arrays: Mapping[int | None, int]
+    host: HostSummary | None = None
+
+    def lack_on_host(self, job: Job) -> str | None:
+        """What the host lacks for a job, in words."""
+        return None if self.host is None else self.host.lack(job.host)
 
 
 class Waiting(NamedTuple):
@@ -71,22 +103,34 @@ class Waiting(NamedTuple):
 
     @property
     def never(self) -> bool:
-        """Whether no GPU here could hold the job even if everything else went away."""
-        request = self.request
+        """Whether nothing here could hold the job even if everything else went away."""
+        request, host = self.request, self.at_the_end.host
+        if host is not None and not host.total.holds(self.asked.host):
+            return True
+        return self._never_on_gpus(request)
+
+    def _never_on_gpus(self, request: SlotRequest) -> bool:
         return sum(summary.total >= request.promise for summary in self.at_the_end.slots) < request.gpus
 
     @property
     def reason(self) -> str:
         """One sentence for a person."""
-        if self.never:
-            return f"needs {self.request.text}; that can never be: {_largest(self.request, self.at_the_end.slots)}"
+        request, end = self.request, self.at_the_end
+        if self._never_on_gpus(request):
+            return f"needs {request.text}; that can never be: {_largest(request, end.slots)}"
+        lack = end.lack_on_host(self.asked)
+        if self.never and lack is not None:
+            return lack
         if self.behind == self.job:
-            return f"needs {self.request.text}; its last run still holds memory"
-        if self.asked.throttle is not None and self.at_the_end.arrays[self.asked.array] >= self.asked.throttle:
+            return f"needs {request.text}; its last run still holds memory"
+        if self.asked.throttle is not None and end.arrays[self.asked.array] >= self.asked.throttle:
             return f"of array {self.asked.array} at most {self.asked.throttle} run at once"
         if self.behind is not None:
-            return f"needs {self.request.text}; job {self.behind} is before it in the queue and must wait"
-        return f"needs {self.request.text}; {_best(self.request, self.at_the_end.slots)}"
+            return f"needs {request.text}; job {self.behind} is before it in the queue and must wait"
+        if lack is not None and _ready(request, end.slots) >= request.gpus:
+            return lack
+        also = "" if lack is None else f"; it also {lack}"
+        return f"needs {request.text}; {_best(request, end.slots)}{also}"
 
     def __repr__(self) -> str:
         return f"Waiting(job={self.job}, reason={self.reason!r})"
@@ -112,8 +156,15 @@ def _largest(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:
     return f"{enough or 'no'} GPU has as much, and the largest has {format_bytes(largest)}"
 
 
+def _ready(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> int:
+    """How many slots could take the job."""
+    return sum(each.fits(request) and each.obstacle is None and each.kept is None for each in summaries)
+
+
 def _best(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:
     """What the slot had that came nearest."""
+    if request.gpus == 0:
+        return "it has just come"
     suited = [summary for summary in summaries if summary.fits(request)]
     ready = [summary for summary in suited if summary.obstacle is None and summary.kept is None]
     if len(ready) >= request.gpus:

@@ -94,6 +94,8 @@ class SlotRequest(NamedTuple):
         >>> SlotRequest(2, 12 << 30, 2 << 30, alone=False, known=True).text
         '12.0 GiB on each of 2 GPUs'
         """
+        if self.gpus == 0:
+            return "no GPU"
         unknown = "" if self.known else " (its memory is unknown)"
         if self.alone:
             idle = "an idle GPU" if self.gpus == 1 else f"{self.gpus} idle GPUs"
@@ -116,6 +118,8 @@ class RequestMaker:
 
     def of(self, job: Job) -> SlotRequest:
         """What the job asks for. The floor is a condition and a promise in one, so no margin is added to it."""
+        if job.gpus == 0:
+            return SlotRequest(0, 0, 0, False, True)
         promise, rules = job.true if self.oracle else job.promise, self.rules
         if self.alone or job.exclusive or (promise is None and rules.unknown == "exclusive"):
             return SlotRequest(job.gpus, promise or 0, 0, True, promise is not None)

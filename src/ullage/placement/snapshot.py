@@ -5,9 +5,45 @@ All of it is plain data: bytes as int, times as seconds on one clock, unknown as
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ullage.errors import InvalidValue
+from ullage.units import format_bytes
+
+
+class HostShare(NamedTuple):
+    """Processor cores and bytes of host memory: all that jobs may have together, what one asks for, or what is free.
+
+    >>> HostShare(8, 16 << 30).text
+    '8 cores and 16.0 GiB of host memory'
+    """
+
+    cores: int = 0
+    memory: int = 0
+
+    def plus(self, other: HostShare) -> HostShare:
+        """Both together."""
+        return HostShare(self.cores + other.cores, self.memory + other.memory)
+
+    def minus(self, other: HostShare) -> HostShare:
+        """What is left; below zero where the other is larger."""
+        return HostShare(self.cores - other.cores, self.memory - other.memory)
+
+    def holds(self, other: HostShare) -> bool:
+        """Whether there is as much of both; what is not asked for need not be there."""
+        return (other.cores <= self.cores or not other.cores) and (other.memory <= self.memory or not other.memory)
+
+    @property
+    def text(self) -> str:
+        """Both in words, without what is zero."""
+        cores = f"{self.cores} core{'' if self.cores == 1 else 's'}" if self.cores else ""
+        memory = f"{format_bytes(self.memory)} of host memory" if self.memory else ""
+        return " and ".join(filter(None, (cores, memory)))
+
+
+NO_SHARE = HostShare()
 
 
 @dataclass(frozen=True)
@@ -57,6 +93,7 @@ class Job:
     is the SM activity predicted for it alone. `queued` is when it last came into the queue (None: when it was
     submitted), so a job that comes back after a crash does not look as if it had waited all the time that it ran.
     `share` is the weight of its user. Of the jobs of one `array`, at most `throttle` run at once (None: any number).
+    `host` is what it is to be promised of the host; a job may ask for no GPU at all.
 
     >>> Job(7, "ada", submitted=0.0, promise=12 << 30).gpus
     1
@@ -77,14 +114,21 @@ class Job:
     queued: float | None = None
     array: int | None = None
     throttle: int | None = None
+    host: HostShare = NO_SHARE
 
     def __post_init__(self) -> None:
-        if self.gpus < 1:
-            raise InvalidValue(f"a job needs at least one GPU; job {self.id} asks for {self.gpus}")
+        if self.gpus < 0:
+            raise InvalidValue(f"a job cannot have fewer than no GPUs; job {self.id} asks for {self.gpus}")
+        if min(self.host) < 0:
+            raise InvalidValue(f"cores and host memory cannot be negative; job {self.id} asks for {tuple(self.host)}")
         if (self.promise or 0) < 0 or (self.true or 0) < 0:
             raise InvalidValue(f"memory cannot be negative; job {self.id} asks for {self.promise} (true: {self.true})")
         if not self.share > 0:
             raise InvalidValue(f"a share must be above 0; job {self.id} of {self.user} has {self.share}")
+
+    def ends_by(self, since: float, now: float) -> float:
+        """When it ends at the latest if it started at `since`; never where it has no time limit."""
+        return math.inf if self.time_limit is None else max(since + self.time_limit, now)
 
 
 @dataclass(frozen=True)
