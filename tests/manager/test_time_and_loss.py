@@ -126,7 +126,8 @@ def test_a_limit_of_host_memory_is_a_cgroup_where_the_system_allows(tmp_path):
     (tmp_path / "cgroup.controllers").write_text("cpu memory")
     groups = Cgroups(root=tmp_path, own=tmp_path)
     assert groups.available
-    made = groups.make("token", 1 << 30)
+    made = groups.make("token", 1 << 30, cores=2)
+    assert (tmp_path / "ullage-jobs/token/cpu.max").read_text() == "200000 100000"
     assert (tmp_path / "ullage-jobs/token/memory.max").read_text() == str(1 << 30)
     assert made == str(tmp_path / "ullage-jobs/token")
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory"

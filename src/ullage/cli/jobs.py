@@ -95,6 +95,7 @@ def queue(
     )
     if gpus:
         console.print(_gpu_table(cards))
+        print(_host_line(manager.ping()))
 
 
 def _job_table(jobs: list[dict[str, Any]], index: dict[str, int]) -> Any:
@@ -109,8 +110,10 @@ def _job_table(jobs: list[dict[str, Any]], index: dict[str, int]) -> Any:
     table.columns[-1].no_wrap = False
     for job in jobs:
         places = ", ".join(f"GPU {index.get(place, place)}" for place in job["gpus_used"])
-        waits = not places
-        words = job["reason"] if waits else f"on {places}" + (", alone" if job["alone"] else "")
+        waits = job["alone"] is None  # it has no live attempt
+        where = f"on {places}" if places else "without a GPU"
+        running = ", ".join(filter(None, (where, "alone" if job["alone"] else "", _host(job))))
+        words = job["reason"] if waits else running
         again = "again, " if job["recovery"] and waits else ""
         seconds = job["waited"] if waits else job["ran"]
         table.add_row(
@@ -118,6 +121,18 @@ def _job_table(jobs: list[dict[str, Any]], index: dict[str, int]) -> Any:
             format_duration(round(seconds or 0.0)), Text(f"{again}{words or ''}"),
         )  # fmt: skip
     return table
+
+
+def _host(job: dict[str, Any]) -> str:
+    """What a job is promised of the host, in words; "" where it is nothing."""
+    cores = f"{job['cores']} core{'' if job['cores'] == 1 else 's'}" if job["cores"] else ""
+    return ", ".join(filter(None, (cores, f"{memory(job['host_promise'])} host memory" if job["host_promise"] else "")))
+
+
+def _host_line(about: dict[str, Any]) -> str:
+    host = about["host"]
+    cores = f"{host['free_cores']} of {host['cores']} cores"
+    return f"host: {cores} and {memory(host['free_memory'])} of {memory(host['memory'])} host memory are free"
 
 
 def _gpu_table(cards: list[dict[str, Any]]) -> Any:
@@ -167,6 +182,7 @@ def _print_daemon(about: dict[str, Any]) -> None:
     kind = f"virtual {about['virtual']}" if about["virtual"] else f"{about['gpus']} GPUs"
     print(f"ullage {about['version']} serves {kind} (process {about['pid']}, since {_time(about['since'])})")
     print(f"policy {about['policy']}, sharing {about['sharing']}, estimator {about['estimator']}")
+    print(_host_line(about))
     counts = ", ".join(f"{count} {state}" for state, count in sorted(about["jobs"].items()))
     print(f"jobs: {counts or 'none yet'}")
     for number, reason in about["damaged"].items():
@@ -181,7 +197,10 @@ def _lines(job: dict[str, Any]) -> list[str]:
         lines += [f"  command    {shlex.join(job['command'])}", f"  folder     {job['cwd']}"]
     lines.append(f"  user       {job['user']}, priority {job['priority']}")
     alone = ", alone" if job["exclusive"] else ""
-    lines.append(f"  promise    {memory(job['promise'])} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}")
+    where = f"{memory(job['promise'])} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}"
+    lines.append(f"  promise    {where if job['gpus'] else 'no GPU'}")
+    if _host(job):
+        lines.append(f"  host       {_host(job)}")
     lines.append(f"  estimate   {job['estimate'] or 'under way'}")
     if job.get("begin"):
         lines.append(f"  begin      not before {_time(job['begin'])}")
@@ -202,6 +221,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
 def _attempt(attempt: dict[str, Any]) -> str:
     alone = ", alone" if attempt["exclusive"] else ""
     words = f"on {', '.join(attempt['slots'])}, promised {memory(attempt['promise'])}{alone}"
+    words = words if attempt["slots"] else "without a GPU"
     if attempt["used"] is not None:
         words += f", used {memory(attempt['used'])}"
     if attempt["cause"] is None:

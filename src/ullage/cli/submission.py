@@ -32,14 +32,20 @@ def submit(
     ] = False,
     as_json: Json = False,
     gpus: Annotated[
-        int | None, typer.Option(help="Number of GPUs.", metavar="N", show_default="1", rich_help_panel=RESOURCES)
+        int | None, typer.Option(help="Number of GPUs; 0 for a job that uses none.", metavar="N", show_default="1",
+                                 rich_help_panel=RESOURCES)
     ] = None,
     memory: Annotated[
         str | None, typer.Option(help="GPU memory to promise the job on each GPU, such as 6GiB.", metavar="SIZE",
                                  show_default="estimated", rich_help_panel=RESOURCES)
     ] = None,
+    cores: Annotated[
+        int | None, typer.Option(help="Processor cores to promise the job.", metavar="N",
+                                 show_default="as the server's settings have it", rich_help_panel=RESOURCES)
+    ] = None,
     host_memory: Annotated[
-        str | None, typer.Option(help="Limit the job's host memory, such as 32GiB.", metavar="SIZE",
+        str | None, typer.Option(help="Host memory to promise the job, which is also its limit, such as 32GiB.",
+                                 metavar="SIZE", show_default="as the server's settings have it",
                                  rich_help_panel=RESOURCES)
     ] = None,
     exclusive: Annotated[
@@ -133,13 +139,16 @@ def submit(
       ullage submit -- python train.py --lr 1e-4
       ullage submit job.toml
       ullage submit --memory 6GiB --time-limit 2h -- ./run.sh
+      ullage submit --cores 8 --host-memory 32GiB -- python train.py
+      ullage submit --gpus 0 --cores 4 -- python prepare_data.py
       ullage submit --array 1-20 -- python train.py --seed {index}
       ullage submit --after 17 --wait -- python evaluate.py
       ullage submit --begin 22:00 --retries 3 -- python train.py
     """
     given: dict[str, Any] = {
-        "name": name, "gpus": gpus, "memory": memory, "host_memory": host_memory, "exclusive": exclusive,
-        "model": model, "batch_size": batch_size, "estimator": estimator, "array": array, "after": after or None,
+        "name": name, "gpus": gpus, "memory": memory, "cores": cores, "host_memory": host_memory,
+        "exclusive": exclusive, "model": model, "batch_size": batch_size, "estimator": estimator,
+        "array": array, "after": after or None,
         "priority": priority, "hold": hold or None, "time_limit": time_limit, "venv": venv, "conda": conda, "cwd": cwd,
         "resumable": resumable, "begin": begin, "retries": retries, "requeue": requeue,
         "mps_threads": mps_threads, "mps_memory": mps_memory,

@@ -33,6 +33,20 @@ class PlacementSettings(_Part):
     patience: Seconds = Field(default=300.0, ge=0)
 
 
+class HostSettings(_Part):
+    """What jobs may have of the machine's cores and memory together, and what one is promised that says nothing.
+
+    `cores` and `memory` are by default what the daemon itself may use, less the reserve.
+    """
+
+    cores: int | None = Field(default=None, ge=0)
+    memory: Bytes | None = Field(default=None, ge=0)
+    reserve_cores: int = Field(default=1, ge=0)
+    reserve_memory: Bytes = Field(default=2 * GIB, ge=0)
+    default_cores: int = Field(default=0, ge=0)
+    default_memory: Bytes = Field(default=0, ge=0)
+
+
 class MonitorSettings(_Part):
     """How often the GPUs are read, and the length of the window over which their activity is averaged."""
 
@@ -115,6 +129,7 @@ class ManagerSettings(_Part):
     sharing: Literal["time-slicing", "mps"] = "time-slicing"
     virtual: str | None = None
     placing: PlacementSettings = PlacementSettings()
+    host: HostSettings = HostSettings()
     monitoring: MonitorSettings = MonitorSettings()
     estimating: EstimateSettings = EstimateSettings()
     recovering: RecoverySettings = RecoverySettings()

@@ -1,16 +1,20 @@
-"""CPU and RAM of processes and all that they started."""
+"""CPU and RAM: what this process may use of the machine, and what processes and all that they started do use."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,41 @@ class HostReading:
         1
         """
         return asdict(self)
+
+
+def usable_cores(cgroups: Path = _CGROUPS) -> int:
+    """The cores that this process may use: those of its affinity, fewer where its cgroup has a quota.
+
+    >>> 1 <= usable_cores() <= (os.cpu_count() or 1)
+    True
+    """
+    quotas = [line.split() for line in _limits("cpu.max", cgroups)]
+    shares = [int(quota[0]) / int(quota[1]) for quota in quotas if quota[0] != "max"]
+    return max(1, math.floor(min([len(os.sched_getaffinity(0)), *shares])))
+
+
+def usable_memory(cgroups: Path = _CGROUPS) -> int:
+    """The bytes of memory that this process may use: the machine's, fewer where its cgroup has a limit.
+
+    >>> 0 < usable_memory() <= psutil.virtual_memory().total
+    True
+    """
+    limits = [int(line) for line in _limits("memory.max", cgroups) if line != "max"]
+    return min([int(psutil.virtual_memory().total), *limits])
+
+
+def _limits(name: str, cgroups: Path) -> list[str]:
+    """What the process's own cgroup (v2) and those above it say."""
+    own = "/"
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next((line[3:] for line in lines if line.startswith("0::")), own)
+    folder, found = cgroups / own.lstrip("/"), []
+    for place in (folder, *folder.parents):
+        if cgroups in (place, *place.parents):
+            with contextlib.suppress(OSError):
+                found.append((place / name).read_text().strip())
+    return found
 
 
 class HostWatch:

@@ -66,7 +66,8 @@ class JobSpec(BaseModel):
     env: dict[_Text, _Value] = {}
     venv: _Text | None = None
     conda: _Text | None = None
-    gpus: Int = Field(1, ge=1, le=1024)
+    gpus: Int = Field(1, ge=0, le=1024)
+    cores: Int | None = Field(None, ge=1, le=1 << 16)
     memory: Bytes | None = Field(None, gt=0, le=1 << 50)
     host_memory: Bytes | None = Field(None, gt=0, le=1 << 60)
     model: _Text | None = None
@@ -173,6 +174,9 @@ class JobSpec(BaseModel):
         if not self.requeue and (self.retries or self.resumable):
             other = "retries" if self.retries else "resumable"
             raise ValueError(f"requeue: a job that is never started twice cannot have {other} too")
+        if self.gpus == 0 and (self.memory is not None or self.exclusive):
+            asked = "exclusive" if self.memory is None else "memory"
+            raise ValueError(f"needed gpus of 1 or more for {asked}; found 0")
         return self
 
     @property
@@ -222,8 +226,8 @@ class JobSpec(BaseModel):
 POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "horus", "faketensor", "gpumemnet")
 KEYS = (
     "model", "batch_size", "policy", "gpus", "dataset", "memory", "name", "cwd", "venv", "conda", "priority",
-    "time_limit", "array", "throttle", "after", "begin", "retries", "requeue", "estimator", "host_memory", "resumable",
-    "hold", "checkpoint_signal", "checkpoint_lead",
+    "time_limit", "array", "throttle", "after", "begin", "retries", "requeue", "estimator", "cores", "host_memory",
+    "resumable", "hold", "checkpoint_signal", "checkpoint_lead",
 )  # fmt: skip
 _FIGURES = POSITIONS[5:]
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)

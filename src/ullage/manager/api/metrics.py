@@ -52,6 +52,7 @@ class _Figures(Collector):
         events = CounterMetricFamily("ullage_events", "events since the database was made")
         events.add_metric([], about["last_event"])
         yield events
+        yield from _of_host(about.get("host"))
         yield from _of_gpus(self._figures["gpus"])
 
     def _jobs(self, counts: dict[str, int]) -> Metric:
@@ -65,6 +66,17 @@ class _Figures(Collector):
         for cause, number in sorted(self._figures["attempts"].items()):
             attempts.add_metric([cause], number)
         return attempts
+
+
+def _of_host(host: dict[str, int] | None) -> Iterator[Metric]:
+    for field, name, text in (
+        ("cores", "cores_total", "processor cores that jobs may have together"),
+        ("free_cores", "cores_free", "processor cores that can still be promised"),
+        ("memory", "memory_total_bytes", "host memory that jobs may have together"),
+        ("free_memory", "memory_free_bytes", "host memory that can still be promised"),
+    ):
+        if host is not None:
+            yield _one(f"ullage_host_{name}", text, host[field])
 
 
 def _of_gpus(gpus: list[dict[str, Any]]) -> Iterator[Metric]:

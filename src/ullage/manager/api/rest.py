@@ -76,6 +76,8 @@ class JobAnswer(_Answer):
     state: State
     priority: int
     gpus: int
+    cores: int = Field(description="processor cores that it is promised, or asks for; 0: not counted")
+    host_promise: int = Field(description="bytes of host memory that it is promised, or asks for; 0: not counted")
     promise: int | None = Field(description="bytes on each GPU, promised now or at the start; null if unknown")
     used: int | None = Field(description="bytes that it uses now, the most on one GPU")
     submitted: float

@@ -20,6 +20,7 @@ from ullage.manager.fault_injection import crash_point
 from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record, tail
 from ullage.manager.running.supervisor import STARTED, boot_now
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, STARTING, AttemptRecord, Cause, JobRecord, State
+from ullage.placement import HostShare
 from ullage.units import format_bytes
 
 _TAIL = 64 << 10  # bytes of each output file that are read for the cause of an end
@@ -41,7 +42,8 @@ class AttemptTracker:
         context.queued_at |= context.store.history.last_ends()
         for number, attempt in context.store.attempts.items():
             memory = dict.fromkeys(attempt.slots, attempt.promise or 0)
-            context.ledger.adopt(number, memory, attempt.exclusive)
+            share = HostShare(attempt.cores, attempt.host_promise)
+            context.ledger.adopt(number, memory, attempt.exclusive, share)
             started = read_record(context.attempt_folder(attempt) / STARTED)
             if started is not None:
                 context.pids[number] = int(started["job_pid"])

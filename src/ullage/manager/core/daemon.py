@@ -25,6 +25,7 @@ from ullage.manager.api.socket import SocketServer
 from ullage.manager.client import reachable, socket_file
 from ullage.manager.core.attempts import AttemptTracker, RunningJobGuard
 from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
+from ullage.manager.core.host import host_of
 from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.orders import Orders, arguments_of
 from ullage.manager.core.scheduler import Scheduler
@@ -71,7 +72,7 @@ class Daemon:
         self.context = ManagerContext(
             folder=folder, settings=settings, store=JobStore(self.database, clock), clock=clock, say=say, cards=cards,
             launcher=Launcher(folder, self._run / "wake.sock"), slot_reader=SlotReader(monitor), sharing=sharing,
-            ledger=Ledger(), service=ServiceState(began=clock()),
+            ledger=Ledger(host=host_of(settings.host)), service=ServiceState(began=clock()),
         )  # fmt: skip
         cgroups = Cgroups(wanted=settings.running.cgroup)
         self.attempts = AttemptTracker(self.context)

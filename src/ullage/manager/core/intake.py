@@ -9,6 +9,7 @@ from ullage.errors import InvalidValue, NoSuchJob, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of
+from ullage.manager.core.host import share_of
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import base_environment
@@ -79,6 +80,9 @@ class Intake:
         devices = self._context.slot_reader.devices()
         if spec.gpus > len(devices):
             raise InvalidValue(f"the job asks for {spec.gpus} GPUs; there are {len(devices)}")
+        share, host = share_of(spec.model_dump(), self._context.settings.host), self._context.ledger.host
+        if host is not None and not host.holds(share):
+            raise InvalidValue(f"the job asks for {share.text}; jobs have {host.text or 'none of either'} here")
         largest = max((device.total or 0 for device in devices), default=0)
         if spec.memory is not None and largest and spec.memory > largest:
             asked = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
@@ -106,6 +110,8 @@ class Intake:
         }  # fmt: skip
 
     def _initial_promise(self, spec: JobSpec) -> InitialPromise:
+        if spec.gpus == 0:
+            return InitialPromise(0, "it uses no GPU")
         if spec.memory is not None:
             return InitialPromise(spec.memory, "as its submitter says")
         estimator = self._estimator(spec)

@@ -22,12 +22,13 @@ from ullage.errors import InvalidValue, NoSuchJob, NotAllowed
 from ullage.manager.client import PROTOCOL
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.host import share_of
 from ullage.manager.core.intake import Intake
 from ullage.manager.identity import Caller, check_submitter
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import STDERR, STDOUT
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
-from ullage.placement import Ledger, Slot
+from ullage.placement import HostShare, Ledger, Slot
 from ullage.workloads.job_files import JobSpec
 from ullage.workloads.validation import checked
 
@@ -116,11 +117,19 @@ class Orders:
         return {
             "version": ullage.__version__, "protocol": PROTOCOL, "pid": os.getpid(), "since": service.began,
             "policy": settings.policy, "sharing": settings.sharing, "estimator": settings.estimating.estimator,
-            "virtual": settings.virtual, "gpus": len(self._context.slots), "jobs": self._store.history.counts(),
+            "virtual": settings.virtual, "gpus": len(self._context.slots), "host": self._host(),
+            "jobs": self._store.history.counts(),
             "last_event": self._store.last_event, "estimates_pending": self._intake.estimates.pending,
             "trouble": service.trouble, "disk_full": service.disk_full,
             "damaged": {str(job): reason for job, reason in sorted(self._store.history.damaged.items())},
         }  # fmt: skip
+
+    def _host(self) -> dict[str, int] | None:
+        """Cores and host memory: what jobs may have together, and what is free of it."""
+        total, free = self._context.ledger.host, self._context.ledger.free_on_host()
+        if total is None or free is None:
+            return None
+        return {"cores": total.cores, "memory": total.memory, "free_cores": free.cores, "free_memory": free.memory}
 
     def submit(self, caller: Caller, job: dict[str, Any], key: str) -> dict[str, Any]:
         """New jobs; on disk when this answers. `key` is any text of the submitter's own that is used once: the same
@@ -314,9 +323,13 @@ class Orders:
         held = self._context.used.get(attempt.token) if attempt else None
         pid = self._context.pids.get(job.id) if attempt else None
         host = None if pid is None else self._context.slot_reader.monitor.host(pid)
+        share = share_of(job.spec["asked"], self._context.settings.host)
+        if attempt is not None:
+            share = HostShare(attempt.cores, attempt.host_promise)
         return shown | {
             "gpus_used": list(attempt.slots) if attempt else [], "alone": attempt.exclusive if attempt else None,
             "promise": attempt.promise if attempt else job.promise, "used": max(held.values()) if held else None,
+            "cores": share.cores, "host_promise": share.memory,
             "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
         }  # fmt: skip
 

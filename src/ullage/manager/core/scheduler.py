@@ -10,6 +10,7 @@ from typing import Any
 
 from ullage.errors import Overbooked
 from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.host import share_of
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
 from ullage.manager.running.cgroups import Cgroups
@@ -116,6 +117,7 @@ class Scheduler:
             array=job.array_id, throttle=spec.get("throttle"),
             promise=job.promise, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
             time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
+            host=share_of(spec["asked"], context.settings.host),
         )  # fmt: skip
 
     def _running(self, attempt: AttemptRecord) -> Running:
@@ -159,9 +161,11 @@ class Scheduler:
         attempt = AttemptRecord(
             job=job.id, number=context.store.next_attempt(job.id), token=secrets.token_hex(16), state=STARTING,
             slots=decision.slots, promise=decision.promise, exclusive=decision.exclusive, placed=context.clock(),
+            cores=decision.host.cores, host_promise=decision.host.memory,
         )  # fmt: skip
         alone = ", alone" if decision.exclusive else ""
-        context.store.place(job, attempt, f"on {', '.join(decision.slots)}: {format_bytes(decision.promise)}{alone}")
+        places = f"on {', '.join(decision.slots)}: {format_bytes(decision.promise)}{alone}" if decision.slots else ""
+        context.store.place(job, attempt, "; ".join(filter(None, (places, decision.host.text))))
         context.reasons.pop(job.id, None)
         return job, attempt
 
@@ -184,12 +188,13 @@ class Scheduler:
             env = job_environment(job, spec, attempt, gpu_variables(attempt.slots))
         env |= context.sharing.variables(spec, attempt.slots)
         lead = checkpoint_lead(context, spec)
+        cgroup = self._cgroups.make(attempt.token, attempt.host_promise or None, attempt.cores or None)
         return {
             "token": attempt.token, "command": spec.command, "cwd": spec.folder, "env": env, "umask": spec.umask,
             "conda": spec.conda,
             "time_limit": spec.time_limit, "grace": context.settings.running.grace, "checkpoint_lead": lead,
             "checkpoint_signal": spec.checkpoint_signal,
-            "limits": job.spec["limits"], "cgroup": self._cgroups.make(attempt.token, spec.host_memory),
+            "limits": job.spec["limits"], "cgroup": cgroup,
             **rights(job.uid, job.gid),
         }  # fmt: skip
 

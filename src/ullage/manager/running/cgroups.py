@@ -1,7 +1,7 @@
 """A cgroup v2 of its own for each attempt, where the system lets this process make groups.
 
 A group is ended by the kernel as a whole, whatever the job's processes have made of their sessions, parents and
-environments. Where the memory controller is there too, a group keeps the limit of host memory.
+environments. Where the controllers of memory and CPU are there too, a group keeps the limits of host memory and cores.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+
+_PERIOD = 100_000  # microseconds in which a group may use so many of each core
 
 
 class Cgroups:
@@ -50,14 +52,16 @@ class Cgroups:
             daemon.mkdir(exist_ok=True)  # a group that has limits for its children may have no processes itself
             (daemon / "cgroup.procs").write_text(str(os.getpid()))
             for folder in (group, parent):
+                with contextlib.suppress(OSError):  # without it, the number of cores is a wish
+                    (folder / "cgroup.subtree_control").write_text("+cpu")
                 (folder / "cgroup.subtree_control").write_text("+memory")
         except OSError as error:
             return f"{parent} cannot limit memory: {error.strerror}"
         self.available = True
         return ""
 
-    def make(self, token: str, memory: int | None = None) -> str | None:
-        """A group, with a limit of memory if one is asked for; its folder, or `None` where it cannot be made."""
+    def make(self, token: str, memory: int | None = None, cores: int | None = None) -> str | None:
+        """A group, with limits of memory and cores if they are asked for; its folder, or `None` where none is made."""
         if self._parent is None:
             return None
         folder = self._parent / token
@@ -73,6 +77,9 @@ class Cgroups:
             ):
                 with contextlib.suppress(OSError):
                     (folder / name).write_text(value)
+        if cores is not None and self.available:
+            with contextlib.suppress(OSError):
+                (folder / "cpu.max").write_text(f"{cores * _PERIOD} {_PERIOD}")
         return str(folder)
 
 

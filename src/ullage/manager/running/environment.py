@@ -27,6 +27,9 @@ def job_environment(job: JobRecord, spec: JobSpec, attempt: AttemptRecord, gpus:
     }
     if attempt.promise is not None:
         env["ULLAGE_PROMISED_BYTES"] = str(attempt.promise)
+    if attempt.cores:
+        env["ULLAGE_CORES"] = str(attempt.cores)
+        env.setdefault("OMP_NUM_THREADS", str(attempt.cores))
     if job.array_id is not None:
         env |= {"ULLAGE_ARRAY_ID": str(job.array_id), "ULLAGE_ARRAY_INDEX": str(job.array_index)}
     return env | dict(gpus)

@@ -84,8 +84,14 @@ OWN_FAILURES = """
 ALTER TABLE jobs ADD COLUMN own_failures INTEGER NOT NULL DEFAULT 0;
 """
 
+# What an attempt was promised of the host, so that it counts again after a restart.
+HOST_SHARES = """
+ALTER TABLE attempts ADD COLUMN cores INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempts ADD COLUMN host_promise INTEGER NOT NULL DEFAULT 0;
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
-MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES)
+MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES)
 
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"

@@ -181,6 +181,8 @@ class AttemptRecord:
     signal: int | None = None
     used: int | None = None
     host_memory: int | None = None
+    cores: int = 0
+    host_promise: int = 0
 
 
 STARTING, RUNNING, ENDED = "starting", "running", "over"

@@ -1,0 +1,35 @@
+"""What jobs may have of this machine's cores and memory, and what each of them is promised of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ullage.manager.settings import HostSettings
+from ullage.monitor.host import usable_cores, usable_memory
+from ullage.placement import HostShare
+
+
+def host_of(settings: HostSettings) -> HostShare:
+    """What all jobs together may have. Where no limit was set a core is left to them, however large the reserve.
+
+    >>> host_of(HostSettings(cores=8, memory="64GiB"))
+    HostShare(cores=8, memory=68719476736)
+    """
+    cores = max(1, usable_cores() - settings.reserve_cores) if settings.cores is None else settings.cores
+    memory = max(0, usable_memory() - settings.reserve_memory) if settings.memory is None else settings.memory
+    return HostShare(cores, memory)
+
+
+def share_of(asked: Mapping[str, Any], settings: HostSettings) -> HostShare:
+    """What a job is to be promised, from what it asks for. One that uses no GPU takes a core at least.
+
+    >>> share_of({"gpus": 0}, HostSettings()), share_of({"gpus": 1, "cores": 4}, HostSettings()).cores
+    (HostShare(cores=1, memory=0), 4)
+    """
+    cores, memory = asked.get("cores"), asked.get("host_memory")
+    least = 1 if asked["gpus"] == 0 else 0
+    return HostShare(
+        max(least, settings.default_cores if cores is None else cores),
+        settings.default_memory if memory is None else memory,
+    )
