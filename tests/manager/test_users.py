@@ -98,6 +98,64 @@ def test_others_jobs_can_be_seen_and_not_touched(shared):
     assert shared.job(number)["state"] == "held"
 
 
+SECRET = "the word is swordfish"
+
+
+def test_what_a_job_printed_is_shown_to_its_owner_and_operators_only(shared):
+    """Its last words are in its detail, in its attempts and in its events; others see the cause."""
+    script = f"echo 'torch.OutOfMemoryError: CUDA out of memory. {SECRET}'; exit 1"
+    number = shared.script(script, gpus=4, exclusive=True)
+    assert shared.wait(number)["state"] == "failed"
+    mine = {verb: json.dumps(shared.client.call(verb, **arguments)) for verb, arguments in _asked_about(number)}
+    assert all(SECRET in mine[verb] for verb in ("status", "history", "events"))
+    theirs = {verb: as_user(shared, verb, **arguments)["ok"] for verb, arguments in _asked_about(number)}
+    for verb in theirs:
+        assert SECRET not in json.dumps(theirs[verb]), verb
+    [shown] = theirs["status"]
+    assert (shown["cause"], shown["attempts"][0]["cause"]) == ("out of GPU memory", "out of GPU memory")
+    assert shown["detail"] is None and "as its submitter" not in shown["estimate"]
+    assert [event["kind"] for event in theirs["events"]["events"] if event["job"] == number][-1] == "failed"
+
+
+def _asked_about(number):
+    return ("status", {"job": number}), ("history", {}), ("queue", {}), ("events", {}), ("figures", {}), ("ping", {})
+
+
+def test_a_user_has_limits_and_an_operator_has_none(make_home):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to speak as another user")
+    folder = Path(tempfile.mkdtemp(prefix="ull", dir="/tmp"))
+    folder.chmod(0o755)
+    home = make_home(folder / "h")
+    home.work.chmod(0o777)
+    home.settings += f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name}"\n'
+    home.settings += "[limits]\njobs = 5\ngpus = 2\nmax_priority = 10\n"
+    home.options = ["--virtual", "4xA100-40GB", "--estimator", "none"]
+    home.start()
+
+    def submit(key, **more):
+        script = "while [ ! -e proceed ]; do sleep 0.02; done"
+        job = {"command": ["/bin/sh", "-c", script], "cwd": str(home.work), "memory": 1 << 30, **more}
+        return as_user(home, "submit", job=job, key=f"{key} with more letters")
+
+    try:
+        assert "a priority of at most 10; found 11" in submit("a", priority=11)["refused"]
+        assert "asks for 3 GPUs; nobody may use 2 at a time" in submit("b", gpus=3)["refused"]
+        assert "asks for 6 more; 5 at a time are the limit" in submit("c", array="1-6")["refused"]
+        numbers = submit("d", array="1-5", priority=-5, exclusive=True)["ok"]["jobs"]
+        assert "nobody has 5 jobs that wait or run" in submit("e")["refused"]
+        home.until(lambda: [home.job(each)["state"] for each in numbers].count("running") == 2, "two to run")
+        home.until(lambda: "nobody has 2 of 2 at a time (limits.gpus)" in str(home.job(numbers[-1])["reason"]), "why")
+        roots = [home.submit(proceed="proceed", priority=1000, exclusive=True, gpus=1) for _ in range(2)]
+        home.until(lambda: all(home.job(each)["state"] == "running" for each in roots), "root's jobs to run")
+        assert [home.job(each)["state"] for each in numbers].count("running") == 2
+        home.go()
+        assert {home.wait(each)["state"] for each in (*numbers, *roots)} == {"done"}
+    finally:
+        home.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def test_a_user_without_the_group_cannot_speak_to_the_daemon(common):
     if os.geteuid() != 0:
         pytest.skip("needs root, to speak as another user")

@@ -227,7 +227,8 @@ def _attempt(attempt: dict[str, Any]) -> str:
     if attempt["cause"] is None:
         return f"{attempt['state']} {words}"
     ran = "" if attempt["elapsed"] is None else f" after {format_duration(attempt['elapsed'])}"
-    more = "" if attempt["cause"] in ("finished", "cancelled") else f": {attempt['detail']}"
+    said = attempt["detail"] and attempt["cause"] not in ("finished", "cancelled")
+    more = f": {attempt['detail']}" if said else ""
     return f"{attempt['cause']}{ran}{more} ({words})"
 
 
@@ -330,7 +331,8 @@ def tell(jobs: list[dict[str, Any]], as_json: bool) -> None:
         print_json(jobs)
         return
     for job in jobs:
-        print(f"job {label(job)} is {job['state']}" + (f": {job['detail']}" if job["state"] != "done" else ""))
+        why = job["detail"] or job["cause"]
+        print(f"job {label(job)} is {job['state']}" + (f": {why}" if why and job["state"] != "done" else ""))
 
 
 def wait(

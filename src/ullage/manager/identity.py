@@ -61,13 +61,17 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def is_operator(uid: int, user: str, operators: list[str]) -> bool:
+    """Whether somebody may change anybody's jobs: root, the daemon's own user, and whom the settings name."""
+    return uid in (0, os.getuid()) or user in operators
+
+
 def caller_of(connection: socket.socket, operators: list[str]) -> Caller:
     """Who is at the other end of a Unix socket, as the kernel says it."""
     size = struct.calcsize("3i")
     pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     user = user_name(uid)
-    operator = uid in (0, os.getuid()) or user in operators
-    return Caller(uid, gid, user, operator, limits_of(pid))
+    return Caller(uid, gid, user, is_operator(uid, user, operators), limits_of(pid))
 
 
 def limits_of(pid: int) -> dict[str, tuple[int, int]]:
@@ -153,7 +157,7 @@ class Tokens:
             return None
         uid = int(match[1])
         user = user_name(uid)
-        operator = uid in (0, os.getuid()) or user in self._operators
+        operator = is_operator(uid, user, self._operators)
         limits = limits_of(0) if uid == os.getuid() else {}
         return Caller(uid, _group(uid), user, operator, limits)
 

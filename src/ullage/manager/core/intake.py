@@ -10,6 +10,7 @@ from ullage.estimation.estimators.registry import estimators, find
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of
 from ullage.manager.core.host import share_of
+from ullage.manager.core.limits import UserLimits
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import base_environment
@@ -35,6 +36,7 @@ class Intake:
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
         self._late: list[EstimateAnswer] = []
+        self.limits = UserLimits(context)
         self.estimates = Estimates(context.settings.estimating, self.answered)
 
     @property
@@ -49,6 +51,7 @@ class Intake:
                 raise InvalidValue("this submission's key is in use by somebody else; submit again")
             return known
         self._check(spec)
+        self.limits.check(caller, spec, len(spec.array or [0]))
         indices: list[int | None] = [None] if spec.array is None else list(spec.array)
         parts = [_of_index(spec, index) for index in indices]
         promises: dict[tuple[str, ...], InitialPromise] = {}

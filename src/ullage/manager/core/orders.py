@@ -44,32 +44,34 @@ _REASONS = {
 }
 
 
-def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool) -> dict[str, Any]:
-    """A job. With `whole`, its command, folder and environment's names too."""
+def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine: bool) -> dict[str, Any]:
+    """A job. With `whole`, its command, folder and environment's names too. To others than its owner and operators
+    (`mine` is false), nothing that may quote what it prints or runs."""
     asked = job.spec["asked"]
     shown: dict[str, Any] = {
         "id": job.id, "name": job.name, "user": job.user, "state": job.state.value, "priority": job.priority,
         "array_id": job.array_id, "array_index": job.array_index, "gpus": asked["gpus"],
-        "estimate": job.estimate_note, "exclusive": job.exclusive, "recovery": job.recovery,
+        "estimate": job.estimate_note if mine or job.estimate_note is None else HIDDEN,
+        "exclusive": job.exclusive, "recovery": job.recovery,
         "submitted": job.submitted, "started": job.started, "ended": job.ended,
         "waited": _span(job.submitted, job.started or job.ended or now),
         "ran": job.ran if not job.state.is_live else job.ran + (_span(job.started, now) or 0.0),
         "completion": _span(job.submitted, job.ended),
-        "cause": job.cause, "detail": job.detail, "exit_code": job.exit_code,
+        "cause": job.cause, "detail": job.detail if mine else None, "exit_code": job.exit_code,
         "reason": (reason if job.state is State.QUEUED else None) or _REASONS.get(job.state),
     }  # fmt: skip
-    if whole:
+    if whole and mine:
         names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
                  "resumable", "mps_threads", "mps_memory", "begin", "retries", "requeue")  # fmt: skip
         shown |= {name: asked.get(name) for name in names} | {"env": sorted(asked["env"])}
     return shown
 
 
-def attempt_shown(attempt: AttemptRecord) -> dict[str, Any]:
+def attempt_shown(attempt: AttemptRecord, mine: bool) -> dict[str, Any]:
     """An attempt; its token stays between the daemon and its processes."""
     shown = dataclasses.asdict(attempt)
     shown.pop("token")
-    return shown
+    return shown if mine else shown | {"detail": None}
 
 
 def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None) -> dict[str, Any]:
@@ -87,6 +89,7 @@ def _span(begin: float | None, end: float | None) -> float | None:
     return None if begin is None or end is None else max(0.0, end - begin)
 
 
+HIDDEN = "only its owner and operators see this"
 MOST_ROWS, MOST_LOG = 100_000, 256 << 10
 _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 
@@ -153,8 +156,10 @@ class Orders:
         """All that is known of jobs: estimate, promise, attempts with their causes."""
         found = []
         for number in self.resolve(caller, job):
-            attempts = [attempt_shown(each) for each in self._store.attempts_of(number)]
-            found.append(self._shown(caller, self._store.job(number), whole=True) | {"attempts": attempts})
+            record = self._store.job(number)
+            mine = caller.may_change(record.uid)
+            attempts = [attempt_shown(each, mine) for each in self._store.attempts_of(number)]
+            found.append(self._shown(caller, record, whole=True) | {"attempts": attempts})
         return found
 
     def history(self, caller: Caller, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
@@ -237,6 +242,10 @@ class Orders:
         if since < 0 or not 1 <= limit <= 10_000:
             raise InvalidValue("needed since of 0 or more and a limit from 1 to 10000")
         found = self._store.history.events(min(since, 1 << 62), limit)
+        for event in found:
+            uid = event.pop("uid")
+            if uid is not None and not caller.may_change(uid):
+                event["text"] = ""  # it may quote what the job printed
         return {"events": found, "last": found[-1]["id"] if found else self._store.last_event}
 
     def api(self, caller: Caller) -> dict[str, Any]:
@@ -316,9 +325,7 @@ class Orders:
         return {"gpu": found[0].id, "index": found[0].index, "drained": drained}
 
     def _shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:
-        shown = job_shown(
-            job, self._context.reason(job.id), self._context.clock(), whole and caller.may_change(job.uid)
-        )
+        shown = job_shown(job, self._context.reason(job.id), self._context.clock(), whole, caller.may_change(job.uid))
         attempt = self._store.attempts.get(job.id)
         held = self._context.used.get(attempt.token) if attempt else None
         pid = self._context.pids.get(job.id) if attempt else None

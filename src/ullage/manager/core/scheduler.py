@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ullage.errors import Overbooked
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.host import share_of
+from ullage.manager.core.limits import UserLimits
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
 from ullage.manager.running.cgroups import Cgroups
@@ -31,6 +33,7 @@ class Scheduler:
     def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
         self._context, self._cgroups = context, cgroups
         self._rules = rules_of(context.settings, context.cards is not None)
+        self._limits = UserLimits(context)
         self._used: dict[str, float] = {}
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._usage_until = 0.0
@@ -41,7 +44,10 @@ class Scheduler:
         """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it."""
         context = self._context
         self._settle_dependencies()
+        held = self._limits.gpus_held()
         waiting = self._waiting()
+        if held is not None:
+            waiting = [job for job in waiting if not self._beyond_limit(job, held)]
         if not waiting:
             return []
         running = [self._running(attempt) for attempt in context.store.attempts.values()]
@@ -51,7 +57,26 @@ class Scheduler:
         )  # fmt: skip
         for waits in outcome.waiting:
             context.reasons[waits.job] = waits
-        return self._promise(outcome.placed)
+        return self._promise(self._within_limits(outcome.placed, held))
+
+    def _beyond_limit(self, job: Job, held: Counter[int] | None) -> bool:
+        why = self._limits.why_not(job.id, job.gpus, held)
+        if why is not None:
+            self._context.reasons[job.id] = why
+        return why is not None
+
+    def _within_limits(self, decisions: Sequence[Decision], held: Counter[int] | None) -> list[Decision]:
+        """Several jobs of one user may have been placed at once; those that go beyond the limit wait on."""
+        if held is None:
+            return list(decisions)
+        kept = []
+        for decision in decisions:
+            if self._limits.why_not(decision.job, len(decision.slots), held) is None:
+                held[self._context.store.job(decision.job).uid] += len(decision.slots)
+                kept.append(decision)
+        if len(kept) < len(decisions):
+            self._context.service.wake()  # others may have their places
+        return kept
 
     def _waiting(self) -> list[Job]:
         """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""

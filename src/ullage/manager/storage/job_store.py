@@ -52,8 +52,11 @@ class JobHistory:
         return found
 
     def events(self, since: int, limit: int) -> list[dict[str, Any]]:
-        """Events after number `since`, oldest first."""
-        rows = self._database.rows("SELECT * FROM events WHERE id > ? ORDER BY id LIMIT ?", (since, limit))
+        """Events after number `since`, oldest first, each with the user of its job."""
+        rows = self._database.rows(
+            "SELECT e.*, j.uid FROM events e LEFT JOIN jobs j ON j.id = e.job WHERE e.id > ? ORDER BY e.id LIMIT ?",
+            (since, limit),
+        )
         return [dict(row) for row in rows]
 
     def over(self, limit: int, user: str | None) -> list[JobRecord]:

@@ -1,0 +1,58 @@
+"""What one user may have: checked when a job is submitted or changed, and GPUs when it is placed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ullage.errors import NotAllowed
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.identity import Caller, is_operator
+from ullage.workloads.job_files import JobSpec
+
+
+class UserLimits:
+    """The limits of `[limits]` in the settings. They do not hold for operators."""
+
+    def __init__(self, context: ManagerContext) -> None:
+        self._context, self._limits = context, context.settings.limits
+
+    def check(self, caller: Caller, spec: JobSpec, new: int = 1) -> None:
+        """Refuse a job that its submitter may not have; `new` is how many jobs it would add."""
+        if caller.operator:
+            return
+        if spec.priority > self._limits.max_priority:
+            raise NotAllowed(
+                f"{caller.user} may ask for a priority of at most {self._limits.max_priority}; found {spec.priority}. "
+                "Operators may give a higher one (limits.max_priority in the settings)"
+            )
+        if self._limits.gpus is not None and spec.gpus > self._limits.gpus:
+            raise NotAllowed(
+                f"the job asks for {spec.gpus} GPUs; {caller.user} may use {self._limits.gpus} at a time "
+                "(limits.gpus in the settings)"
+            )
+        mine = sum(job.uid == caller.uid for job in self._context.store.jobs.values())
+        if new and mine + new > self._limits.jobs:
+            raise NotAllowed(
+                f"{caller.user} has {mine} jobs that wait or run and asks for {new} more; {self._limits.jobs} at a "
+                "time are the limit (limits.jobs in the settings)"
+            )
+
+    def gpus_held(self) -> Counter[int] | None:
+        """How many GPUs the jobs of each user have now; `None` where anybody may have all."""
+        if self._limits.gpus is None:
+            return None
+        store, held = self._context.store, Counter[int]()
+        for number, attempt in store.attempts.items():
+            held[store.job(number).uid] += len(attempt.slots)
+        return held
+
+    def why_not(self, number: int, gpus: int, held: Counter[int] | None) -> str | None:
+        """Why a job cannot be placed as long as its user's other jobs have so many GPUs."""
+        most = self._limits.gpus
+        if most is None or held is None:
+            return None
+        job = self._context.store.job(number)
+        mine = held[job.uid]
+        if mine + gpus <= most or is_operator(job.uid, job.user, self._context.settings.access.operators):
+            return None
+        return f"needs {gpus} GPU{'s' * (gpus > 1)}; {job.user} has {mine} of {most} at a time (limits.gpus)"
