@@ -12,7 +12,7 @@ import pytest
 from ullage.errors import DamagedRecord, StoreDamaged, StoreFull
 from ullage.manager.storage import database as database_module
 from ullage.manager.storage.database import Database
-from ullage.manager.storage.records import job_from_row
+from ullage.manager.storage.history import JobHistory
 from ullage.workloads.job_files import JobSpec
 
 
@@ -29,9 +29,9 @@ def test_a_transaction_is_all_or_nothing(tmp_path):
 
 def test_it_is_written_with_full_sync_and_a_log(tmp_path):
     database = Database(tmp_path)
-    assert database.rows("PRAGMA journal_mode")[0][0] == "wal"
-    assert database.rows("PRAGMA synchronous")[0][0] == 2
-    assert database.rows("PRAGMA foreign_keys")[0][0] == 1
+    assert database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert database.execute("PRAGMA synchronous").fetchone()[0] == 2
+    assert database.execute("PRAGMA foreign_keys").fetchone()[0] == 1
     assert (tmp_path / "state.db").stat().st_mode & 0o777 == 0o600
 
 
@@ -188,17 +188,18 @@ def test_rows_that_cannot_be_read_are_set_aside_and_the_others_go_on(served):
     served.stop()
     damage(
         served,
-        f"UPDATE jobs SET spec = '{{broken' WHERE id IN ({jobs[0]}, {over[0]})",
+        f"UPDATE specs SET content = '{{broken' WHERE id = (SELECT spec_id FROM jobs WHERE id = {jobs[0]})",
+        f"UPDATE specs SET content = '{{broken' WHERE id = (SELECT spec_id FROM jobs WHERE id = {over[0]})",
         f"UPDATE jobs SET state = 'dreaming' WHERE id = {jobs[1]}",
         f"UPDATE jobs SET submitted = 'noon' WHERE id = {jobs[2]}",
-        f"UPDATE jobs SET spec = '[]' WHERE id = {jobs[3]}",
+        f"UPDATE specs SET content = '[]' WHERE id = (SELECT spec_id FROM jobs WHERE id = {jobs[3]})",
         f"UPDATE jobs SET state = 'running' WHERE id = {jobs[4]}",
         f"UPDATE jobs SET cause = 'boredom' WHERE id = {jobs[5]}",
     )
     served.start()
     assert [job["id"] for job in served.client.call("queue")] == [jobs[6], waiting]
     assert [job["id"] for job in served.client.call("history")] == [over[1]]
-    assert served.job(waiting)["reason"] == f"waits for job {jobs[0]}"
+    served.until(lambda: served.job(waiting)["reason"] == f"waits for job {jobs[0]}", "the reason")
     served.client.call("release", jobs=[jobs[6]])
     assert served.wait(jobs[6])["state"] == "done"
     said = served.cli("status")
@@ -217,7 +218,7 @@ def test_the_promise_of_a_running_job_that_cannot_be_read_is_kept_until_it_ends(
     number = served.submit(proceed="proceed", memory=30 << 30)
     served.wait(number, "running")
     served.stop()
-    damage(served, f"UPDATE jobs SET spec = '{{broken' WHERE id = {number}")
+    damage(served, f"UPDATE specs SET content = '{{broken' WHERE id = (SELECT spec_id FROM jobs WHERE id = {number})")
     served.start()
     assert sum(gpu["promised"] for gpu in served.client.gpus()) == 30 << 30
     served.go()
@@ -266,8 +267,9 @@ def test_a_database_of_version_1_is_taken_over_with_all_its_jobs(home):
     assert (folder / f"backups/state-before-version-{len(database_module.MIGRATIONS)}.db").exists()
     home.stop()
     with contextlib.closing(Database(folder)) as database:
-        [row] = database.rows("SELECT * FROM jobs WHERE id = 6")
-    assert JobSpec.model_validate(job_from_row(row).spec["asked"]).estimate == {"optimizer": "sgd"}
+        [job] = JobHistory(database).numbered([6])
+        assert database.rows("SELECT count(*) AS specs FROM specs")[0]["specs"] == 6, "commands differ"
+    assert JobSpec.model_validate(job.request).estimate == {"optimizer": "sgd"}
 
 
 def test_no_room_is_one_message_and_nothing_happened(tmp_path):

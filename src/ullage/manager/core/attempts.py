@@ -4,6 +4,7 @@ they keep to their promises and time slots."""
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from ullage.manager.core.context import ManagerContext
@@ -197,7 +198,10 @@ class AttemptTracker:
         """Have a live job end, for a reason that its supervisor writes into the exit record."""
         with self._context.store.transaction():
             job = self._context.store.move(job, "stop", State.STOPPING, text, stop_reason=reason)
+            self._context.store.afterwards(partial(self._stop_decided, job))
             crash_point("stop-before-commit")
+
+    def _stop_decided(self, job: JobRecord) -> None:
         crash_point("stop-decided")
         self.send_stop(job)
 

@@ -16,6 +16,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import sharing_of
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.database import Database
-from ullage.manager.storage.job_store import GroupCommit, JobStore
+from ullage.manager.storage.group_commit import GroupCommit
+from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.monitor import Monitor, Source, best_source
 from ullage.placement import Ledger
@@ -81,6 +83,7 @@ class Daemon:
         self.scheduler = Scheduler(self.context, cgroups)
         self._monitor = monitor
         self._group_commit = GroupCommit(self.context.store)
+        self._readers = ThreadPoolExecutor(4, "reader")  # long answers are made there
         self._next_care = 0.0
         self._fatal: StoreDamaged | None = None  # why it has to end
         self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
@@ -140,6 +143,8 @@ class Daemon:
             if self.api is not None:
                 await asyncio.to_thread(self.api.stop)
             await self.intake.estimates.close()
+            await self._group_commit.close()
+            self._readers.shutdown()
             self._finish(loop)
 
     async def _steps(self, server: SocketServer) -> None:
@@ -149,7 +154,7 @@ class Daemon:
             service.woken.clear()
             await server.keep_listening()
             began = time.monotonic()
-            placed = self.step()
+            placed = await self.step()
             rest = began + (time.monotonic() - began) * (1 + _REST)
             for job, attempt in placed:
                 self._start(job, attempt)
@@ -163,19 +168,20 @@ class Daemon:
                 await asyncio.wait_for(asyncio.shield(ending), max(0.0, rest - time.monotonic()))
         ending.cancel()
 
-    def step(self) -> list[tuple[JobRecord, AttemptRecord]]:
+    async def step(self) -> list[tuple[JobRecord, AttemptRecord]]:
         """See what is true, and write down what follows; the attempts that are to be started now."""
         service = self.context.service
         before, service.trouble, service.disk_full = service.trouble, None, False
         try:
-            self.attempts.follow()
-            self.context.look()
-            self.guard.look()
-            self.intake.write_answers()
+            async with self.context.store.turn:
+                self.attempts.follow()
+                self.context.look()
+                self.guard.look()
+            await self.intake.write_answers(self._group_commit.do)
             if time.monotonic() > self._next_care:
                 self._next_care = time.monotonic() + _CARE_EVERY
-                self._care()
-            return self.scheduler.place()
+                await self._care()
+            return await self.scheduler.place()
         except StoreDamaged:
             raise
         except Exception as error:  # orders are still answered, and the next step may do better
@@ -191,12 +197,13 @@ class Daemon:
         except Exception as error:  # the next look finds nobody in its folder and ends the attempt
             self.context.say(f"job {job.label} could not be started: {type(error).__name__}: {error}")
 
-    def _care(self) -> None:
+    async def _care(self) -> None:
         """A copy of the database; what is older than the site wants to keep goes."""
-        self.database.back_up()
+        async with self.context.store.turn:
+            await asyncio.to_thread(self.database.back_up)
         days = self.context.settings.running.keep_days
         if days is not None:
-            old = self.context.store.forget(self.context.clock() - days * 86400.0)
+            old = await self._group_commit.do(partial(self.context.store.forget, self.context.clock() - days * 86400.0))
             for job in self.context.launcher.jobs().intersection(old):
                 self.context.launcher.remove(job)
 
@@ -207,10 +214,13 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait), self._news:
                     await self._news.wait()
+        order = partial(do, caller, **arguments)
         try:
-            if verb == "submit":
-                return await self._group_commit.do(partial(do, caller, **arguments))
-            return do(caller, **arguments)
+            if verb in Orders.changing:
+                return await self._group_commit.do(order)
+            if verb in Orders.long:
+                return await asyncio.get_running_loop().run_in_executor(self._readers, order)
+            return order()
         except StoreDamaged as error:
             self._fatal = error
             self.context.service.end()

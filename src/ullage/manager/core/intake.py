@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
 
 NOBODY = "none"
+Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Does a work as a transaction of its own (`GroupCommit.do`)."""
 
 
 class InitialPromise(NamedTuple):
@@ -43,8 +46,8 @@ class Intake:
     def _store(self) -> JobStore:
         return self._context.store
 
-    def submit(self, caller: Caller, spec: JobSpec, key: str) -> list[JobRecord]:
-        """The jobs of a submission, on disk when this returns. The same key again gives the same jobs."""
+    def submit(self, caller: Caller, spec: JobSpec, key: str) -> Generator[None, None, list[JobRecord]]:
+        """The jobs of a submission. The same key again gives the same jobs."""
         known = self._store.of_submission(key)
         if known:
             if known[0].uid != caller.uid:
@@ -52,24 +55,25 @@ class Intake:
             return known
         self._check(spec)
         self.limits.check(caller, spec, len(spec.array or [0]))
-        indices: list[int | None] = [None] if spec.array is None else list(spec.array)
-        parts = [_of_index(spec, index) for index in indices]
-        promises: dict[tuple[str, ...], InitialPromise] = {}
-        for each in parts:  # parts of an array that run the same command get the same promise
-            if tuple(each.command) not in promises:
-                promises[tuple(each.command)] = self._initial_promise(each)
-        rows = [
-            self._row(caller, each, promises[tuple(each.command)])
-            | {"submission": key, "part": part, "array_index": index}
-            for part, (each, index) in enumerate(zip(parts, indices, strict=True))
-        ]
-        made = self._store.submit(rows, self._needs(spec))
+        needs = self._needs(spec)
+        promises: dict[tuple[str, ...], InitialPromise] = {}  # parts that run the same command get the same promise
+        parts: list[dict[str, Any]] = []
+        for part, index in enumerate([None] if spec.array is None else spec.array):
+            each = _of_index(spec, index)
+            command = tuple(each.command)
+            if command not in promises:
+                promises[command] = self._initial_promise(each)
+            parts.append(
+                {"part": part, "array_index": index, "name": each.title, **self._promised(spec, promises[command])}
+            )
+            yield
+        made = yield from self._store.submit(self._common(caller, spec) | {"submission": key}, parts, needs)
         self._store.afterwards(partial(self._accepted, made))
         return made
 
     def _accepted(self, made: list[JobRecord]) -> None:
         crash_point("submit-before-answer")
-        for job in made:
+        for job in {job.estimate_key: job for job in made}.values():
             self._want(job)
 
     def _check(self, spec: JobSpec) -> None:
@@ -100,17 +104,20 @@ class Intake:
             needs[self._store.job(other.job).id] = other.kind
         return needs
 
-    def _row(self, caller: Caller, spec: JobSpec, initial: InitialPromise) -> dict[str, Any]:
-        state = State.HELD if spec.hold else State.ESTIMATING if initial.note is None else State.QUEUED
+    def _common(self, caller: Caller, spec: JobSpec) -> dict[str, Any]:
+        """What all jobs of a submission have; what was asked for is kept once."""
         asked = spec.model_dump(exclude={"array", "throttle", "after", "hold"})
         return {
-            "user": caller.user, "uid": caller.uid, "gid": caller.gid, "name": spec.title,
-            "state": state, "submitted": self._context.clock(), "priority": spec.priority,
+            "user": caller.user, "uid": caller.uid, "gid": caller.gid,
+            "submitted": self._context.clock(), "priority": spec.priority, "exclusive": spec.exclusive,
             "spec": {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "throttle": spec.throttle,
                      "limits": caller.limits},
-            "estimate_key": initial.estimate_key, "estimate_note": initial.note, "promise": initial.promise,
-            "exclusive": spec.exclusive,
         }  # fmt: skip
+
+    def _promised(self, spec: JobSpec, initial: InitialPromise) -> dict[str, Any]:
+        state = State.HELD if spec.hold else State.ESTIMATING if initial.note is None else State.QUEUED
+        return {"state": state, "estimate_key": initial.estimate_key, "estimate_note": initial.note,
+                "promise": initial.promise}  # fmt: skip
 
     def _initial_promise(self, spec: JobSpec) -> InitialPromise:
         if spec.gpus == 0:
@@ -138,13 +145,13 @@ class Intake:
 
     def resume(self) -> None:
         """After a restart: ask again for estimates that were under way."""
-        for job in list(self._store.jobs.values()):
+        for job in {job.estimate_key: job for job in self._store.jobs.values() if job.estimate_note is None}.values():
             self._want(job)
 
     def _want(self, job: JobRecord) -> None:
         if job.estimate_note is not None or job.estimate_key is None or job.state not in WAITING:
             return
-        spec = JobSpec.model_validate(job.spec["asked"])
+        spec = JobSpec.model_validate(job.request)
         try:
             env = base_environment(spec, job.uid)
         except InvalidValue as error:
@@ -161,30 +168,31 @@ class Intake:
         return spec.estimator or self._context.settings.estimating.estimator
 
     def answered(self, answer: EstimateAnswer) -> None:
-        """Take an estimate that is done: keep it, and let the jobs with that content go on."""
+        """Take an estimate that is done; the next step writes it down."""
         self._late.append(answer)
-        self.write_answers()
+        self._context.service.wake()
 
-    def write_answers(self) -> None:
+    async def write_answers(self, commit: Commit) -> None:
         """Write down estimates, also those that could not be written before because the disk was full."""
         try:
             while self._late:
-                self._write(self._late[0])
+                await commit(partial(self._write, self._late[0]))
                 self._late.pop(0)
+                crash_point("estimated")
         except StoreFull as error:
             self._context.say(str(error))
 
-    def _write(self, answer: EstimateAnswer) -> None:
-        with self._store.transaction():
-            self._store.keep_estimate(answer.key, answer.upper, answer.note, answer.seconds)
-            for job in list(self._store.jobs.values()):
-                if job.estimate_key != answer.key or job.estimate_note is not None:
-                    continue
-                job = self._store.update(job, promise=answer.upper, estimate_note=answer.note)
-                if job.state is State.ESTIMATING:
-                    self._store.move(job, "estimated", State.QUEUED, answer.note)
-            crash_point("estimated-before-commit")
-        crash_point("estimated")
+    def _write(self, answer: EstimateAnswer) -> Generator[None, None, None]:
+        """Keep it, and let the jobs with that content go on."""
+        self._store.keep_estimate(answer.key, answer.upper, answer.note, answer.seconds)
+        for job in list(self._store.jobs.values()):
+            if job.estimate_key != answer.key or job.estimate_note is not None:
+                continue
+            job = self._store.update(job, promise=answer.upper, estimate_note=answer.note)
+            if job.state is State.ESTIMATING:
+                self._store.move(job, "estimated", State.QUEUED, answer.note)
+            yield
+        crash_point("estimated-before-commit")
 
 
 def _of_index(spec: JobSpec, index: int | None) -> JobSpec:

@@ -1,7 +1,8 @@
 """Everything that can be asked of a daemon: one method a verb, for the socket and for the API alike.
 
 Each takes who asks and plain values, and gives plain values (ready for JSON). Errors are `UllageError`s with one clear
-message. All methods are called in the thread of the daemon's event loop (`Daemon.call`, `Daemon.call_from_thread`).
+message. `Daemon.call` calls them: those of `Orders.changing` in the event loop's thread, as a work of a `GroupCommit`
+(where there may be thousands of jobs, they yield between two); those of `Orders.long` in a thread that only reads.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import inspect
 import os
 import re
 import stat
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_type_hints
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
@@ -47,7 +48,7 @@ _REASONS = {
 def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine: bool) -> dict[str, Any]:
     """A job. With `whole`, its command, folder and environment's names too. To others than its owner and operators
     (`mine` is false), nothing that may quote what it prints or runs."""
-    asked = job.spec["asked"]
+    asked = job.request if whole and mine else job.spec["asked"]
     shown: dict[str, Any] = {
         "id": job.id, "name": job.name, "user": job.user, "state": job.state.value, "priority": job.priority,
         "array_id": job.array_id, "array_index": job.array_index, "gpus": asked["gpus"],
@@ -90,6 +91,8 @@ def _span(begin: float | None, end: float | None) -> float | None:
 
 
 HIDDEN = "only its owner and operators see this"
+_T = TypeVar("_T")
+Answers = Generator[None, None, _T]
 MOST_ROWS, MOST_LOG = 100_000, 256 << 10
 _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 
@@ -103,6 +106,8 @@ class Orders:
 
     names = ("ping", "submit", "queue", "status", "history", "logs", "cancel", "hold", "release", "drain", "resume",
              "gpus", "events", "api", "figures", "stop_serving")  # fmt: skip
+    changing = ("submit", "cancel", "hold", "release", "drain", "resume")
+    long = ("queue", "status", "history", "events", "figures")
 
     def __init__(
         self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, cgroups: Cgroups, api: ApiServer | None
@@ -134,14 +139,14 @@ class Orders:
             return None
         return {"cores": total.cores, "memory": total.memory, "free_cores": free.cores, "free_memory": free.memory}
 
-    def submit(self, caller: Caller, job: dict[str, Any], key: str) -> dict[str, Any]:
-        """New jobs; on disk when this answers. `key` is any text of the submitter's own that is used once: the same
+    def submit(self, caller: Caller, job: dict[str, Any], key: str) -> Answers[dict[str, Any]]:
+        """New jobs; on disk when this is answered. `key` is any text of the submitter's own that is used once: the same
         key again (after a lost answer) gives the same jobs."""
         check_submitter(caller)
         if not 8 <= len(key) <= 200:
             raise InvalidValue("needed a key of 8 to 200 characters, used once for each submission")
-        made = self._intake.submit(caller, checked(JobSpec, job, "the job"), key)
-        self._service.wake()
+        made = yield from self._intake.submit(caller, checked(JobSpec, job, "the job"), key)
+        self._store.afterwards(self._service.wake)
         notes = []
         if job.get("host_memory") is not None and not self._cgroups.available:
             notes.append(f"its limit of host memory cannot be kept here: {self._cgroups.why}")
@@ -154,12 +159,13 @@ class Orders:
 
     def status(self, caller: Caller, job: str | int) -> list[dict[str, Any]]:
         """All that is known of jobs: estimate, promise, attempts with their causes."""
+        jobs = self._store.several(self.resolve(caller, job))
+        attempts = self._store.history.attempts(one.id for one in jobs)
         found = []
-        for number in self.resolve(caller, job):
-            record = self._store.job(number)
-            mine = caller.may_change(record.uid)
-            attempts = [attempt_shown(each, mine) for each in self._store.attempts_of(number)]
-            found.append(self._shown(caller, record, whole=True) | {"attempts": attempts})
+        for one in jobs:
+            mine = caller.may_change(one.uid)
+            shown = [attempt_shown(attempt, mine) for attempt in attempts.get(one.id, ())]
+            found.append(self._shown(caller, one, whole=True) | {"attempts": shown})
         return found
 
     def history(self, caller: Caller, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
@@ -190,7 +196,7 @@ class Orders:
         over = chosen.state == "over" and (newer or record.state.is_over or attempt is not None)
         return {"job": number, "attempt": chosen.number, "offset": end, "text": text, "over": over and end == offset}
 
-    def cancel(self, caller: Caller, jobs: list[str | int]) -> list[dict[str, Any]]:
+    def cancel(self, caller: Caller, jobs: list[str | int]) -> Answers[list[dict[str, Any]]]:
         """Take jobs out of the queue, or stop them if they run."""
         return self._each(caller, jobs, "cancel", self._cancel)
 
@@ -203,7 +209,7 @@ class Orders:
         self._attempts.stop(job, "cancelled", "cancelled")
         return "is being stopped"
 
-    def hold(self, caller: Caller, jobs: list[str | int]) -> list[dict[str, Any]]:
+    def hold(self, caller: Caller, jobs: list[str | int]) -> Answers[list[dict[str, Any]]]:
         """Keep waiting jobs from starting."""
 
         def hold(job: JobRecord) -> str:
@@ -214,7 +220,7 @@ class Orders:
 
         return self._each(caller, jobs, "hold", hold)
 
-    def release(self, caller: Caller, jobs: list[str | int]) -> list[dict[str, Any]]:
+    def release(self, caller: Caller, jobs: list[str | int]) -> Answers[list[dict[str, Any]]]:
         """Let held jobs go on."""
 
         def release(job: JobRecord) -> str:
@@ -274,16 +280,13 @@ class Orders:
         text = str(reference)
         match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,9}|all))?", text)
         if match is None:
-            mine = [
-                number for number in self._store.history.find("name", text) if self._store.job(number).uid == caller.uid
-            ]
+            mine = self._store.history.named(text, caller.uid)
             if not mine:
                 raise NoSuchJob(repr(text[:80]))
             return mine
         if match[2] is None:
             return [self._store.job(int(match[1])).id]
-        parts = self._store.history.find("array_id", int(match[1]))
-        chosen = [number for number in parts if match[2] in ("all", str(self._store.job(number).array_index))]
+        chosen = self._store.history.of_array(int(match[1]), None if match[2] == "all" else int(match[2]))
         if not chosen:
             raise NoSuchJob(text)
         return chosen
@@ -296,21 +299,22 @@ class Orders:
 
     def _each(
         self, caller: Caller, jobs: list[str | int], doing: str, do: Callable[[JobRecord], str]
-    ) -> list[dict[str, Any]]:
+    ) -> Answers[list[dict[str, Any]]]:
         """The same for several jobs; what cannot be done for one is said beside it and does not stop the others."""
         if not jobs:
             raise InvalidValue(f"needed the jobs to {doing}, by number or name")
         numbers = list(dict.fromkeys(number for one in jobs for number in self.resolve(caller, one)))
-        records = [self._store.job(number) for number in numbers]
+        records = self._store.several(numbers)
         for record in records:
             self._check_mine(caller, record, doing)
         answers = []
         for record in records:
             try:
-                answers.append({"job": record.id, "done": True, "text": do(self._store.job(record.id))})
+                answers.append({"job": record.id, "done": True, "text": do(record)})
             except InvalidValue as error:
                 answers.append({"job": record.id, "done": False, "text": str(error)})
-        self._service.wake()
+            yield
+        self._store.afterwards(self._service.wake)
         return answers
 
     def _drain(self, caller: Caller, gpu: str | int, drained: bool, reason: str) -> dict[str, Any]:
@@ -321,7 +325,7 @@ class Orders:
             there = ", ".join(f"{device.index} ({device.id})" for device in devices[:16])
             raise InvalidValue(f"needed a GPU by index or UUID; found {str(gpu)[:80]!r}. There are: {there}")
         self._store.drain(found[0].id, drained, str(reason)[:200])
-        self._service.wake()
+        self._store.afterwards(self._service.wake)
         return {"gpu": found[0].id, "index": found[0].index, "drained": drained}
 
     def _shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ullage.errors import Overbooked
@@ -24,6 +25,7 @@ from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
 
 _TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # who had a turn stands behind those who had none
+_SLICE = 0.02  # seconds of work after which others get their turn
 _USAGE_KEPT = 10.0  # seconds until what users have used is summed up again
 
 
@@ -40,24 +42,27 @@ class Scheduler:
         self._ready: dict[int, Job] = {}
         self._blocked: set[int] = set()  # those that wait for other jobs, or for a time
 
-    def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
-        """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it."""
+    async def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
+        """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it.
+
+        Queues are long, so orders are answered while this thinks. What they change meanwhile is seen before a promise.
+        """
         context = self._context
-        self._settle_dependencies()
+        await context.store.change(self._settle_dependencies)
+        waiting = await self._waiting()
         held = self._limits.gpus_held()
-        waiting = self._waiting()
         if held is not None:
             waiting = [job for job in waiting if not self._beyond_limit(job, held)]
         if not waiting:
             return []
         running = [self._running(attempt) for attempt in context.store.attempts.values()]
-        outcome = decide(
-            context.settings.policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
-            usage=self._usage(running),
+        outcome = await asyncio.to_thread(
+            decide, context.settings.policy, waiting, running, context.slots, context.ledger.copy(), self._rules,
+            context.clock(), usage=self._usage(running),
         )  # fmt: skip
-        for waits in outcome.waiting:
-            context.reasons[waits.job] = waits
-        return self._promise(self._within_limits(outcome.placed, held))
+        context.reasons.update((waits.job, waits) for waits in outcome.waiting)
+        async with context.store.turn:
+            return self._promise(self._within_limits(outcome.placed, held))
 
     def _beyond_limit(self, job: Job, held: Counter[int] | None) -> bool:
         why = self._limits.why_not(job.id, job.gpus, held)
@@ -78,11 +83,14 @@ class Scheduler:
             self._context.service.wake()  # others may have their places
         return kept
 
-    def _waiting(self) -> list[Job]:
+    async def _waiting(self) -> list[Job]:
         """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""
-        now = time.monotonic()
+        now = began = time.monotonic()
         for number in self._context.store.changed() | self._blocked:
             self._sort_in(number, now)
+            if time.monotonic() - began > _SLICE:
+                await asyncio.sleep(0)
+                began = time.monotonic()
         return list(self._ready.values())
 
     def _sort_in(self, number: int, now: float) -> None:
@@ -164,7 +172,10 @@ class Scheduler:
         context, placed = self._context, []
         try:
             with context.store.transaction():
+                drained = context.store.drained()
                 for decision in decisions:
+                    if self._outdated(decision, drained):
+                        continue
                     try:
                         context.ledger.accept(decision)
                     except Overbooked as refused:
@@ -179,6 +190,11 @@ class Scheduler:
         if placed:
             crash_point("placed")
         return placed
+
+    def _outdated(self, decision: Decision, drained: Mapping[str, str]) -> bool:
+        """Whether an order came between the thought and the promise."""
+        job = self._context.store.jobs.get(decision.job)
+        return job is not self._seen[decision.job][0] or not drained.keys().isdisjoint(decision.slots)
 
     def _write_down(self, decision: Decision) -> tuple[JobRecord, AttemptRecord]:
         context = self._context
@@ -203,7 +219,7 @@ class Scheduler:
 
     def _order(self, job: JobRecord, attempt: AttemptRecord) -> dict[str, Any]:
         """What the supervisor is told."""
-        context, spec = self._context, JobSpec.model_validate(job.spec["asked"])
+        context, spec = self._context, JobSpec.model_validate(job.request)
         if context.cards is not None:
             from ullage.virtual.shared_card.cards import environment
 

@@ -1,4 +1,7 @@
-"""The manager's database: SQLite with a write-ahead log and full sync; one connection, one thread, one writer."""
+"""The manager's database: SQLite with a write-ahead log and full sync; one connection writes, for one thread at a time.
+
+Any thread may read: each has a connection of its own for that, which sees what is on disk and nothing half done.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import os
 import shlex
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +94,26 @@ ALTER TABLE attempts ADD COLUMN cores INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE attempts ADD COLUMN host_promise INTEGER NOT NULL DEFAULT 0;
 """
 
+# What was asked for is kept once for all jobs of an array; arrays and names are looked for.
+SHARED_SPECS = """
+CREATE TABLE specs (
+    id INTEGER PRIMARY KEY,
+    content TEXT NOT NULL                 -- what was asked for, as JSON
+);
+INSERT INTO specs SELECT min(id), spec FROM jobs GROUP BY submission, spec;
+ALTER TABLE jobs ADD COLUMN spec_id INTEGER REFERENCES specs (id);
+UPDATE jobs SET spec_id = shared.first
+    FROM (SELECT id, min(id) OVER (PARTITION BY submission, spec) AS first FROM jobs) AS shared
+    WHERE shared.id = jobs.id;
+ALTER TABLE jobs DROP COLUMN spec;
+CREATE INDEX jobs_by_spec ON jobs (spec_id);
+CREATE INDEX jobs_by_array ON jobs (array_id) WHERE array_id IS NOT NULL;
+CREATE INDEX jobs_by_name ON jobs (name);
+CREATE INDEX jobs_by_end ON jobs (ended);
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
-MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES)
+MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES, SHARED_SPECS)
 
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"
@@ -119,6 +141,8 @@ class Database:
         self.file, self.backups, self._say = folder / FILE, folder / BACKUPS, say
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         self._open = False
+        self._readers: list[sqlite3.Connection] = []
+        self._reading = threading.local()
         with self._explained():
             if self.file.exists() and self.file.stat().st_size > 0:
                 self._check(new)
@@ -147,7 +171,7 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = sqlite3.connect(self.file, isolation_level=None, timeout=10.0)
+        connection = sqlite3.connect(self.file, isolation_level=None, timeout=10.0, check_same_thread=False)
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -208,10 +232,26 @@ class Database:
         """One statement, within a transaction if it writes."""
         return self._connection.execute(statement, values)
 
+    def write(self, statements: Iterable[tuple[str, Sequence[Any]]]) -> None:
+        """One transaction of statements, each with the rows of values that it is done for."""
+        with self.transaction():
+            for statement, rows in statements:
+                self._connection.executemany(statement, rows)
+
     def rows(self, statement: str, values: Any = ()) -> list[sqlite3.Row]:
-        """What a query finds."""
+        """What a query finds, of what is on disk. Any thread may ask."""
         with self._explained():
-            return self._connection.execute(statement, values).fetchall()
+            return self._reader().execute(statement, values).fetchall()
+
+    def _reader(self) -> sqlite3.Connection:
+        """The connection by which this thread reads."""
+        writer, reader = getattr(self._reading, "of", (None, None))
+        if reader is None or writer is not self._connection:  # the writer's file may be another one by now
+            reader = sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+            reader.row_factory = sqlite3.Row
+            self._reading.of = (self._connection, reader)
+            self._readers.append(reader)
+        return reader
 
     def _on_disk(self) -> tuple[tuple[int, int] | None, ...]:
         """Which files have our names now: the database and its log."""
@@ -281,6 +321,8 @@ class Database:
 
     def close(self) -> None:
         """The log goes into the database; a second call does nothing."""
+        for reader in self._readers:
+            reader.close()
         self._connection.close()
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -114,7 +114,7 @@ def check_transition(name: str, before: State, after: State) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """A job. `spec` is what was asked for (`JobSpec` as a dict, under `asked`); unknown is `None`."""
+    """A job; unknown is `None`. `spec` is what was asked for, one dict for a whole array; `request` is its own."""
 
     id: int
     submission: str
@@ -130,6 +130,7 @@ class JobRecord:
     priority: int = 0
     array_id: int | None = None
     array_index: int | None = None
+    spec_id: int | None = None
     spec: dict[str, Any] = field(default_factory=dict, repr=False)
     estimate_key: str | None = None
     estimate_note: str | None = None
@@ -150,6 +151,23 @@ class JobRecord:
         return self.spec.get("asked", {}).get(name)
 
     @property
+    def request(self) -> dict[str, Any]:
+        """What was asked for, as `JobSpec` takes it; `{index}` in the command is the job's place in its array.
+
+        >>> JobRecord(id=9, submission="k", part=0, user="a", uid=1, gid=1, name="x", state=State.QUEUED, submitted=0.0,
+        ...           array_id=7, array_index=3, spec={"asked": {"command": ["echo", "{index}"]}}).request
+        {'command': ['echo', '3']}
+        """
+        asked: dict[str, Any] = self.spec["asked"]
+        if self.array_index is None:
+            return asked
+        return {**asked, "command": [word.replace("{index}", str(self.array_index)) for word in asked["command"]]}
+
+    def with_changes(self, changes: dict[str, Any]) -> JobRecord:
+        """The same job with other values: what `dataclasses.replace` does, fast enough for ten thousand at a time."""
+        return new_job({**self.__dict__, **changes})
+
+    @property
     def label(self) -> str:
         """How people name it: its number, and for a part of an array the array's number and its index.
 
@@ -158,6 +176,17 @@ class JobRecord:
         '9 (7_3)'
         """
         return str(self.id) if self.array_id is None else f"{self.id} ({self.array_id}_{self.array_index})"
+
+
+_DEFAULTS = {found.name: found.default for found in dataclasses.fields(JobRecord) if found.default is not MISSING}
+
+
+def new_job(values: dict[str, Any]) -> JobRecord:
+    """A job of these values, without the cost of a frozen dataclass's `__init__`: arrays have thousands."""
+    job = object.__new__(JobRecord)
+    job.__dict__.update(_DEFAULTS)
+    job.__dict__.update(values)
+    return job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +215,7 @@ class AttemptRecord:
 
 
 STARTING, RUNNING, ENDED = "starting", "running", "over"
-JOB_COLUMNS = tuple(found.name for found in dataclasses.fields(JobRecord))
+JOB_COLUMNS = tuple(found.name for found in dataclasses.fields(JobRecord) if found.name != "spec")
 ATTEMPT_COLUMNS = tuple(found.name for found in dataclasses.fields(AttemptRecord))
 
 
@@ -203,21 +232,29 @@ def _types(record: type) -> dict[str, tuple[type, ...]]:
 
 
 _JOB_TYPES, _ATTEMPT_TYPES = _types(JobRecord), _types(AttemptRecord)
+_JOB_TYPES.pop("spec")
 
 
-def job_from_row(row: sqlite3.Row) -> JobRecord:
-    """The job of a row; one that cannot be a job is a `DamagedRecord`."""
+def spec_from_text(text: str) -> dict[str, Any]:
+    """What was asked for, as the table `specs` keeps it; anything else is a `ValueError`."""
+    spec: dict[str, Any] = _object(text, "spec", dict)
+    if not isinstance(spec.get("asked"), dict):
+        raise ValueError("spec does not say what was asked for")
+    return spec
+
+
+def job_from_row(row: sqlite3.Row, spec: dict[str, Any] | ValueError) -> JobRecord:
+    """The job of a row of `jobs`; one that cannot be a job is a `DamagedRecord`. `spec` is what its `spec_id` names."""
     try:
         values = _values(row, _JOB_TYPES)
-        values["state"] = State(values["state"])
-        values["spec"] = _object(values["spec"], "spec", dict)
-        if not isinstance(values["spec"].get("asked"), dict):
-            raise ValueError("spec does not say what was asked for")
+        if isinstance(spec, ValueError):
+            raise spec
+        values["spec"], values["state"] = spec, State(values["state"])
         values["cause"] = values["cause"] and Cause(values["cause"])
     except ValueError as error:
         raise DamagedRecord(row["id"], str(error)) from None
     values["exclusive"], values["recovery"] = bool(values["exclusive"]), bool(values["recovery"])
-    return JobRecord(**values)
+    return new_job(values)
 
 
 def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:

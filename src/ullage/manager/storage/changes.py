@@ -1,0 +1,103 @@
+"""What one transaction changes: collected first, then written in one go, and taken over into memory once on disk.
+
+So a transaction of ten thousand jobs is a handful of statements. The thread of the event loop can write it, or another
+one while the loop goes on answering.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ullage.manager.storage.records import ATTEMPT_COLUMNS, JOB_COLUMNS, AttemptRecord, JobRecord, stored
+
+_Rows = Sequence[Sequence[Any]]
+
+
+class Changes:
+    """Jobs, attempts and events as they will be. Of a job that changes twice, the last values are written."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, JobRecord] = {}
+        self.attempts: dict[int, AttemptRecord] = {}
+        self.dependencies: dict[int, dict[int, str]] = {}
+        self.specs: dict[int, dict[str, Any]] = {}
+        self.submissions: dict[str, list[JobRecord]] = {}
+        self.events: list[tuple[float, str, int | None, int | None, str]] = []  # time, kind, job, attempt, text
+        self.last_job = 0  # the highest number of a new one
+        self.afterwards: list[Callable[[], None]] = []
+        self._new_jobs: list[int] = []
+        self._new_attempts: list[AttemptRecord] = []
+        self._of_jobs: dict[int, dict[str, Any]] = {}  # columns of jobs that were there
+        self._of_attempts: dict[tuple[int, int], dict[str, Any]] = {}
+        self._others: list[tuple[str, _Rows]] = []
+
+    def add_jobs(self, made: Sequence[JobRecord]) -> None:
+        """The jobs of a new submission."""
+        self.submissions[made[0].submission] = list(made)
+        self.jobs.update((job.id, job) for job in made)
+        self._new_jobs += [job.id for job in made]
+        self.last_job = made[-1].id
+
+    def change_job(self, job: JobRecord, changes: dict[str, Any]) -> JobRecord:
+        """Other values for a job."""
+        changed = self.jobs[job.id] = job.with_changes(changes)
+        self._of_jobs.setdefault(job.id, {}).update(changes)
+        return changed
+
+    def add_attempt(self, attempt: AttemptRecord) -> None:
+        """A new attempt."""
+        self._new_attempts.append(attempt)
+        self.attempts[attempt.job] = attempt
+
+    def change_attempt(self, attempt: AttemptRecord, changes: dict[str, Any]) -> AttemptRecord:
+        """Other values for an attempt."""
+        changed = self.attempts[attempt.job] = dataclasses.replace(attempt, **changes)
+        self._of_attempts.setdefault((attempt.job, attempt.number), {}).update(changes)
+        return changed
+
+    def add(self, statement: str, *rows: Sequence[Any]) -> None:
+        """Any other statement, once for each row of values."""
+        self._others.append((statement, rows))
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.attempts or self.specs or self.events or self._others)
+
+    def statements(self) -> Iterator[tuple[str, _Rows]]:
+        """All statements with their rows, in an order in which each finds what it refers to."""
+        if self.specs:
+            yield "INSERT INTO specs VALUES (?, ?)", [(number, stored(spec)) for number, spec in self.specs.items()]
+        new = [[stored(value) for value in _values(self.jobs[number], JOB_COLUMNS)] for number in self._new_jobs]
+        yield from _inserted("jobs", JOB_COLUMNS, new)
+        yield from _updated("jobs", "id = ?", [((number,), columns) for number, columns in self._of_jobs.items()])
+        made = [[stored(value) for value in _values(attempt, ATTEMPT_COLUMNS)] for attempt in self._new_attempts]
+        yield from _inserted("attempts", ATTEMPT_COLUMNS, made)
+        yield from _updated("attempts", "job = ? AND number = ?", list(self._of_attempts.items()))
+        needed = [(job, other, kind) for job, others in self.dependencies.items() for other, kind in others.items()]
+        if needed:
+            yield "INSERT INTO dependencies VALUES (?, ?, ?)", needed
+        yield from self._others
+        if self.events:
+            yield "INSERT INTO events (time, kind, job, attempt, text) VALUES (?, ?, ?, ?, ?)", self.events
+
+
+def _values(record: Any, columns: Sequence[str]) -> list[Any]:
+    return [getattr(record, name) for name in columns]
+
+
+def _inserted(table: str, columns: Sequence[str], rows: _Rows) -> Iterator[tuple[str, _Rows]]:
+    if rows:
+        yield f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})", rows
+
+
+def _updated(
+    table: str, where: str, changes: Sequence[tuple[tuple[int, ...], dict[str, Any]]]
+) -> Iterator[tuple[str, _Rows]]:
+    """One statement for all rows that change in the same columns."""
+    alike: dict[tuple[str, ...], list[list[Any]]] = {}
+    for keys, columns in changes:
+        names = tuple(name for name in columns if name != "spec")  # which is in a table of its own
+        alike.setdefault(names, []).append([*(stored(columns[name]) for name in names), *keys])
+    for names, rows in alike.items():
+        yield f"UPDATE {table} SET {', '.join(f'{name} = ?' for name in names)} WHERE {where}", rows

@@ -1,0 +1,108 @@
+"""One transaction for orders that come at the same time, written by another thread while the loop answers others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+from ullage.errors import StoreDamaged, StoreFull, UllageError
+from ullage.manager.storage.changes import Changes
+from ullage.manager.storage.job_store import JobStore
+
+SLICE = 0.02  # seconds of work after which others get their turn
+
+_Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+Sliced = Generator[None, None, Any]
+"""Work that may take long: it yields between two jobs, wherever others may be answered, and returns its answer."""
+
+
+class GroupCommit:
+    """Collects what arrives while the last transaction is being written, and does it in the next.
+
+    Each is answered when the transaction is on disk, so a slow disk is waited for once by all. A work is a function
+    that changes the store, or a generator function that also yields. Nobody sees its changes before they are on disk,
+    and nobody else writes meanwhile (`JobStore.turn`).
+
+    One that is refused (`UllageError`) must have changed nothing by then; the others go on. Where the transaction
+    fails, nobody's work was done: all are told of a full or damaged disk, and after any other failure each is tried
+    alone, so that one cannot spoil another.
+    """
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._waiting: list[_Work] = []
+        self._working: asyncio.Task[None] | None = None
+
+    async def do(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives, once that is on disk."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, answer))
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work_off())
+        return await answer
+
+    async def close(self) -> None:
+        """Do what is left."""
+        if self._working is not None:
+            await self._working
+
+    async def _work_off(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(0)  # what comes in the same turn of the loop goes with it
+            async with self._store.turn:
+                batch, self._waiting = [each for each in self._waiting if not each[1].done()], []
+                await self._all(batch)
+
+    async def _all(self, batch: list[_Work]) -> None:
+        try:
+            await self._in_one(batch)
+        except (StoreFull, StoreDamaged) as error:
+            for _, answer in batch:
+                _refuse(answer, type(error)(str(error)))
+        except Exception as error:
+            if len(batch) == 1:
+                _refuse(batch[0][1], error)
+                return
+            for each in batch:
+                await self._all([each])
+
+    async def _in_one(self, batch: list[_Work]) -> None:
+        changes = Changes()
+        done: list[tuple[asyncio.Future[Any], Any]] = []
+        refused: list[tuple[asyncio.Future[Any], UllageError]] = []
+        for work, answer in batch:
+            try:
+                done.append((answer, await self._result(work, changes)))
+            except (StoreFull, StoreDamaged):
+                raise
+            except UllageError as error:
+                refused.append((answer, error))
+        await self._store.write_aside(changes)
+        for answer, result in done:
+            if not answer.done():
+                answer.set_result(result)
+        for answer, refusal in refused:
+            _refuse(answer, refusal)
+
+    async def _result(self, work: Callable[[], Any], changes: Changes) -> Any:
+        """Do a work, bit by bit; between two bits the store shows what is on disk."""
+        with self._store.collecting(changes):
+            found = work()
+        if not isinstance(found, Generator):
+            return found
+        while True:
+            with self._store.collecting(changes):
+                until = time.monotonic() + SLICE
+                try:
+                    while time.monotonic() < until:
+                        next(found)
+                except StopIteration as end:
+                    return end.value
+            await asyncio.sleep(0)
+
+
+def _refuse(answer: asyncio.Future[Any], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

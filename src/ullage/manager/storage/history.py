@@ -1,0 +1,146 @@
+"""Questions to the database about jobs, attempts and events. They change nothing, and any thread may ask them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from ullage.errors import DamagedRecord
+from ullage.manager.storage.database import Database
+from ullage.manager.storage.records import (
+    OVER,
+    AttemptRecord,
+    JobRecord,
+    attempt_from_row,
+    job_from_row,
+    spec_from_text,
+)
+
+_Record = TypeVar("_Record", JobRecord, AttemptRecord)
+_LISTED = "(SELECT value FROM json_each(?))"  # any number of values in one
+_OVER = ", ".join(f"'{state}'" for state in sorted(OVER))
+
+
+class JobHistory:
+    """What is on disk.
+
+    store.history.over(limit=50, user=None)
+
+    Rows that cannot be read are left out, and `damaged` says why, by job.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.damaged: dict[int, str] = {}
+
+    def _jobs(self, where: str, *values: Any) -> list[JobRecord]:
+        """The jobs that a condition in SQL names; those of an array share one `spec`."""
+        rows = self._database.rows(f"SELECT * FROM jobs WHERE {where}", values)
+        specs = self._specs({row["spec_id"] for row in rows})
+        missing = ValueError("spec is missing")
+        return self._readable(rows, lambda row: job_from_row(row, specs.get(row["spec_id"], missing)))
+
+    def _specs(self, numbers: Iterable[int]) -> dict[int, dict[str, Any] | ValueError]:
+        found: dict[int, dict[str, Any] | ValueError] = {}
+        for row in self._database.rows(f"SELECT id, content FROM specs WHERE id IN {_LISTED}", (_listed(numbers),)):
+            try:
+                found[row["id"]] = spec_from_text(row["content"])
+            except ValueError as error:
+                found[row["id"]] = error
+        return found
+
+    def _readable(self, rows: Iterable[sqlite3.Row], read: Callable[[sqlite3.Row], _Record]) -> list[_Record]:
+        """The records of rows; those of which none can be made are written down in `damaged`."""
+        found = []
+        for row in rows:
+            try:
+                found.append(read(row))
+            except DamagedRecord as error:
+                self.damaged[error.job] = error.reason
+        return found
+
+    def numbered(self, numbers: Iterable[int]) -> list[JobRecord]:
+        """The jobs of those numbers."""
+        return self._jobs(f"id IN {_LISTED}", _listed(numbers))
+
+    def not_over(self) -> list[JobRecord]:
+        """The jobs that are not over, in the order of their numbers."""
+        return self._jobs(f"state NOT IN ({_OVER}) ORDER BY id")
+
+    def over(self, limit: int, user: str | None) -> list[JobRecord]:
+        """Jobs that are over, the last one first."""
+        of_user, values = ("AND user = ?", [user]) if user else ("", [])
+        return self._jobs(f"+state IN ({_OVER}) {of_user} ORDER BY ended DESC, id DESC LIMIT ?", *values, limit)
+
+    def of_submission(self, key: str) -> list[JobRecord]:
+        """The jobs of an earlier submission."""
+        return self._jobs("submission = ? ORDER BY part", key)
+
+    def named(self, name: str, uid: int) -> list[int]:
+        """Numbers of somebody's jobs with that name."""
+        rows = self._database.rows("SELECT id FROM jobs WHERE name = ? AND uid = ? ORDER BY id", (name, uid))
+        return [row["id"] for row in rows]
+
+    def of_array(self, array: int, index: int | None = None) -> list[int]:
+        """Numbers of the jobs of an array, or of the one with that index."""
+        one, values = ("", (array,)) if index is None else ("AND array_index = ?", (array, index))
+        return [
+            row["id"]
+            for row in self._database.rows(f"SELECT id FROM jobs WHERE array_id = ? {one} ORDER BY id", values)
+        ]
+
+    def attempts(self, jobs: Iterable[int]) -> dict[int, list[AttemptRecord]]:
+        """All attempts of jobs, the first one first."""
+        rows = self._database.rows(
+            f"SELECT * FROM attempts WHERE job IN {_LISTED} ORDER BY job, number", (_listed(jobs),)
+        )
+        found: dict[int, list[AttemptRecord]] = {}
+        for attempt in self._readable(rows, attempt_from_row):
+            found.setdefault(attempt.job, []).append(attempt)
+        return found
+
+    def live_attempts(self) -> list[AttemptRecord]:
+        """Attempts that may be alive."""
+        rows = self._database.rows("SELECT * FROM attempts WHERE state != 'over' ORDER BY job")
+        return self._readable(rows, attempt_from_row)
+
+    def events(self, since: int, limit: int) -> list[dict[str, Any]]:
+        """Events after number `since`, oldest first, each with the user of its job."""
+        rows = self._database.rows(
+            "SELECT e.*, j.uid FROM events e LEFT JOIN jobs j ON j.id = e.job WHERE e.id > ? ORDER BY e.id LIMIT ?",
+            (since, limit),
+        )
+        return [dict(row) for row in rows]
+
+    def last_ends(self) -> dict[int, float]:
+        """When the last attempt of each job that waits again ended."""
+        rows = self._database.rows(
+            "SELECT a.job, max(a.ended) AS ended FROM attempts a JOIN jobs j ON j.id = a.job "
+            "WHERE j.state IN ('queued', 'held') AND a.ended IS NOT NULL GROUP BY a.job"
+        )
+        return {row["job"]: row["ended"] for row in rows}
+
+    def usage(self, since: float) -> dict[str, float]:
+        """GPU-seconds of attempts that ended since then, by user."""
+        rows = self._database.rows(
+            "SELECT j.user, sum(coalesce(a.elapsed, 0) * json_array_length(a.slots)) AS seconds "
+            "FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.ended >= ? GROUP BY j.user",
+            (since,),
+        )
+        return {row["user"]: row["seconds"] for row in rows}
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs are in each state, those that are over too."""
+        rows = self._database.rows("SELECT state, count(*) AS number FROM jobs GROUP BY state")
+        return {row["state"]: row["number"] for row in rows}
+
+    def causes(self) -> dict[str, int]:
+        """How many attempts ended by each cause."""
+        rows = self._database.rows("SELECT cause, count(*) AS number FROM attempts WHERE state = 'over' GROUP BY cause")
+        return {str(row["cause"]): row["number"] for row in rows}
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return json.dumps(list(numbers))
