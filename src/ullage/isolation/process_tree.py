@@ -33,12 +33,17 @@ def descendants(root: int) -> dict[int, int]:
     return found
 
 
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "ash")
+
+
 def listeners(tree: dict[int, int], number: int) -> list[int]:
     """Those of a tree that handle a signal, the outermost ones only: what they started is theirs to tell.
 
-    A worker that was forked from a training process has its handler too, and must not save a second time.
+    A worker that was forked from a training process has its handler too, and must not save a second time. A shell is
+    meant only if nobody else is: one with any trap at all has a handler for every signal, and dies by that.
     """
     hearing = {pid for pid in tree if _handles(pid, number)}
+    hearing = {pid for pid in hearing if _name(pid) not in _SHELLS} or hearing
 
     def below_another(pid: int) -> bool:
         parent = tree.get(pid)
@@ -54,6 +59,31 @@ def _handles(pid: int, number: int) -> bool:
     except (OSError, ValueError, StopIteration):
         return False
     return bool(caught >> (number - 1) & 1)
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def signal_in(tree: dict[int, int], pid: int, number: int) -> bool:
+    """Send a signal to a process of a tree, not to another one that got its pid meanwhile; whether it was sent."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        same = stat_field(pid, 1) == str(tree.get(pid))  # asked after the descriptor was opened, which stays with it
+        if same:
+            signal.pidfd_send_signal(descriptor, signal.Signals(number))
+        return same
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def written(pids: Iterable[int]) -> int:

@@ -84,11 +84,13 @@ class RunSettings(_Part):
 
 
 class FairnessSettings(_Part):
-    """Shares of users (1 by default), time slots for resumable jobs, and how early they are told to save themselves."""
+    """Shares of users (1 by default), time slots for resumable jobs, how early they are told to save themselves, and by
+    how much their end is put off at most while they write."""
 
     shares: dict[str, Annotated[float, Field(gt=0)]] = {}
     slot: Seconds | None = Field(default=None, gt=0)
     checkpoint_lead: Seconds = Field(default=600.0, ge=0)
+    checkpoint_extension: Seconds = Field(default=600.0, ge=0)
     usage_window: Seconds = Field(default=86400.0, gt=0)
 
 

@@ -4,6 +4,7 @@ they keep to their promises and time slots."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -124,6 +125,9 @@ class AttemptTracker:
             started=attempt.started or started.get("time"), ended=record.get("time", context.clock()),
             elapsed=record.get("elapsed"), used=used, host_memory=record.get("max_rss"),
         )  # fmt: skip
+        if record.get("checkpoint_unheard"):
+            text = "no process of it handled the signal to save itself, so none was sent"
+            context.store.event("no checkpoint", job, text, attempt.number)
         self._move_on(job, attempt, ended, record, started, used)
         return True
 
@@ -219,8 +223,10 @@ class AttemptTracker:
 class RunningJobGuard:
     """Watches running jobs: one that uses more than its promise is reported, and stopped if the settings say so."""
 
-    def __init__(self, context: ManagerContext, attempts: AttemptTracker) -> None:
-        self._context, self._attempts = context, attempts
+    def __init__(
+        self, context: ManagerContext, attempts: AttemptTracker, makes_room: Callable[[AttemptRecord], bool]
+    ) -> None:
+        self._context, self._attempts, self._makes_room = context, attempts, makes_room
 
     def look(self) -> None:
         """Once over all that run."""
@@ -259,16 +265,12 @@ class RunningJobGuard:
         return missing > found.total - found.used
 
     def _slot(self, job: JobRecord, attempt: AttemptRecord) -> None:
-        """A time slot ends for a job that can resume, and only if somebody waits who could have its place."""
+        """A time slot ends for a job that can resume, and only if somebody waits who would start in its place."""
         rules = self._context.settings.fairness
         if rules.slot is None or not job.spec["asked"]["resumable"]:
             return
         own = job.spec["asked"]["checkpoint_lead"]
         lead = rules.checkpoint_lead if own is None else own
         ran = self._context.launcher.running_for(self._context.attempt_folder(attempt))
-        if ran is not None and ran >= max(0.0, rules.slot - lead) and self._somebody_waits():
+        if ran is not None and ran >= max(0.0, rules.slot - lead) and self._makes_room(attempt):
             self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")
-
-    def _somebody_waits(self) -> bool:
-        context = self._context
-        return any(job.state is State.QUEUED and job.id in context.reasons for job in context.store.jobs.values())

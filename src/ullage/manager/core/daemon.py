@@ -78,9 +78,9 @@ class Daemon:
         )  # fmt: skip
         cgroups = Cgroups(wanted=settings.running.cgroup)
         self.attempts = AttemptTracker(self.context)
-        self.guard = RunningJobGuard(self.context, self.attempts)
         self.intake = Intake(self.context)
         self.scheduler = Scheduler(self.context, cgroups)
+        self.guard = RunningJobGuard(self.context, self.attempts, self.scheduler.makes_room)
         self._monitor = monitor
         self._group_commit = GroupCommit(self.context.store)
         self._readers = ThreadPoolExecutor(4, "reader")  # long answers are made there

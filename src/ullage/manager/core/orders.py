@@ -56,7 +56,7 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
         "exclusive": job.exclusive, "recovery": job.recovery,
         "submitted": job.submitted, "started": job.started, "ended": job.ended,
         "waited": _span(job.submitted, job.started or job.ended or now),
-        "ran": job.ran if not job.state.is_live else job.ran + (_span(job.started, now) or 0.0),
+        "ran": job.ran,
         "completion": _span(job.submitted, job.ended),
         "cause": job.cause, "detail": job.detail if mine else None, "exit_code": job.exit_code,
         "reason": (reason if job.state is State.QUEUED else None) or _REASONS.get(job.state),
@@ -338,6 +338,7 @@ class Orders:
         if attempt is not None:
             share = HostShare(attempt.cores, attempt.host_promise)
         return shown | {
+            "ran": job.ran + ((_span(attempt.started, self._context.clock()) if attempt else None) or 0.0),
             "gpus_used": list(attempt.slots) if attempt else [], "alone": attempt.exclusive if attempt else None,
             "promise": attempt.promise if attempt else job.promise, "used": max(held.values()) if held else None,
             "cores": share.cores, "host_promise": share.memory,

@@ -144,10 +144,13 @@ def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lo
     code, number, reason = record.get("code"), record.get("signal"), record.get("reason")
     if reason in _STOPPED:
         return AttemptEnd(*_STOPPED[reason])
-    if code == 0:
+    # A shell around the program that saved itself has an exit code of its own, which says nothing about that program.
+    saved_inside = reason == "slot-end" and record.get("checkpoint_asked") and not record.get("leader_asked")
+    if code == 0 and not saved_inside:
         return AttemptEnd(Cause.FINISHED, "exit code 0")
     if reason == "slot-end":
-        return AttemptEnd(Cause.SLOT_ENDED, "its time slot was over")
+        unheard = "; no process of it handled the signal to save itself" if record.get("checkpoint_unheard") else ""
+        return AttemptEnd(Cause.SLOT_ENDED, f"its time slot was over{unheard}")
     if code == CHECKPOINT_EXIT and record.get("checkpoint_asked"):
         return AttemptEnd(Cause.TIME_LIMIT, "it saved itself before its time limit")
     if record.get("could_not_run"):

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ullage.errors import Overbooked
@@ -167,6 +168,37 @@ class Scheduler:
             used[run.job.user] = used.get(run.job.user, 0.0) + seconds
         return used
 
+    def makes_room(self, leaving: AttemptRecord) -> bool:
+        """Whether a job that waits would start if this attempt left and its job stood in the queue again.
+
+        Those that are being stopped leave anyway: nobody else has to go for who gets their places.
+        """
+        context = self._context
+        gone = [each for each in context.store.attempts.values()
+                if context.store.job(each.job).state is State.STOPPING]  # fmt: skip
+        more = self._placed_without([*gone, leaving])
+        return bool(more) and bool(more - self._placed_without(gone))
+
+    def _placed_without(self, gone: Sequence[AttemptRecord]) -> set[int]:
+        """The waiting jobs that would start if some attempts were gone; not those that would only come back."""
+        context, now = self._context, self._context.clock()
+        ledger, used, numbers = context.ledger.copy(), dict[str, int](), {each.job for each in gone}
+        for attempt in gone:
+            ledger.release(attempt.job)
+            for slot, held in context.used.get(attempt.token, {}).items():
+                used[slot] = used.get(slot, 0) + held
+        slots = [slot if slot.used is None else replace(slot, used=max(0, slot.used - used.get(slot.id, 0)))
+                 for slot in context.slots]  # fmt: skip
+        running = [self._running(each) for each in context.store.attempts.values() if each.job not in numbers]
+        back = [replace(self._running(each).job, submitted=now, queued=now) for each in gone]
+        ready = [job for job in self._ready.values() if job.id in context.reasons]
+        if not ready:
+            return set()
+        outcome = decide(
+            context.settings.policy, ready + back, running, slots, ledger, self._rules, now, usage=self._usage(running)
+        )
+        return {decision.job for decision in outcome.placed} - numbers
+
     def _promise(self, decisions: Sequence[Decision]) -> list[tuple[JobRecord, AttemptRecord]]:
         """The ledger first, then the disk, both for all of them; what does not reach the disk is not promised."""
         context, placed = self._context, []
@@ -235,6 +267,7 @@ class Scheduler:
             "conda": spec.conda,
             "time_limit": spec.time_limit, "grace": context.settings.running.grace, "checkpoint_lead": lead,
             "checkpoint_signal": spec.checkpoint_signal,
+            "checkpoint_extension": context.settings.fairness.checkpoint_extension,
             "limits": job.spec["limits"], "cgroup": cgroup,
             **rights(job.uid, job.gid),
         }  # fmt: skip

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import fcntl
 import json
+import math
 import os
 import resource
 import signal
@@ -30,15 +31,28 @@ from typing import Any, NoReturn
 if __name__ == "__main__":  # run as a file: Ullage itself is found from here, installed packages are not looked for
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
-from ullage.isolation.process_tree import kill_cgroup, kill_tree, remove_cgroup, stat_field
+from ullage.isolation.process_tree import (
+    descendants,
+    kill_cgroup,
+    kill_tree,
+    listeners,
+    remove_cgroup,
+    signal_in,
+    stat_field,
+    written,
+)
 
 LOCK, ORDER, STARTED, EXIT, STOP, REVOKED = "lock", "order.json", "started.json", "exit.json", "stop.json", "revoked"
+CHECKPOINT_PID = "checkpoint-pid"  # into which the job may write who is to be asked for a checkpoint
 TOKEN = "ULLAGE_ATTEMPT"  # in the environment of every process of an attempt
 CHECKPOINT_EXIT = 85  # the job saved itself and wants to go on later
 _RESERVED = 8192  # bytes kept on disk for the exit record, so that a full disk cannot swallow it
 _LOCK_NUMBER = 200  # the job inherits the lock on a number that no program uses for itself
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _VMSTAT = "/proc/vmstat"
+_BETWEEN_SAMPLES = 1.0  # seconds between two looks at what a job writes that was asked to save itself
+_SAVING = 1 << 20  # bytes written between two looks that are more than lines of a log
+_STILL_SAVING = 5.0  # seconds after its last such write for which a job may be in the midst of a checkpoint
 _LOOK = 5.0  # seconds after which a stop order is looked for without having been told
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -83,6 +97,7 @@ def _guard() -> bool:
 
 
 def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
+    order["env"] = {**order["env"], "ULLAGE_CHECKPOINT_PID_FILE": _file_of_job(CHECKPOINT_PID, order)}
     go_read, go = os.pipe()
     failure, failure_write = os.pipe()
     began = time.monotonic()
@@ -119,6 +134,9 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
         "reason": watch.reason,
         "signals_sent": watch.sent,
         "checkpoint_asked": watch.checkpoint_asked,
+        "checkpoint_unheard": watch.checkpoint_unheard,
+        "leader_asked": watch.leader_asked,
+        "extended": watch.extended,
         "could_not_run": error or None,
         "max_rss": usage.ru_maxrss * 1024,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
@@ -129,63 +147,141 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     }
 
 
+_Step = tuple[float, signal.Signals | None, str | None]  # when, which signal (None: save yourself), and why
+
+
 class JobWatch:
-    """Waits for the job and sends it what its limits or a stop order ask for."""
+    """Waits for the job and sends it what its limits or a stop order ask for.
+
+    Who is asked for a checkpoint: the process whose number the job wrote into its file for that, otherwise the
+    outermost ones that handle the signal. Nobody is killed by it. Where nobody handles it yet, it is tried again until
+    the end. A job that was asked has its end put off while it writes.
+    """
 
     def __init__(self, order: dict[str, Any], child: int, began: float) -> None:
         self.child = child
         self.reason: str | None = None
         self.sent: list[str] = []
-        self.checkpoint_asked = False
+        self.checkpoint_asked = self.checkpoint_unheard = self.leader_asked = False
+        self.extended = 0.0
+        self._told: list[signal.Signals] = []  # what it was told to make it end
+        self._over: tuple[int, Any] | None = None  # how the first process ended
         self._grace = float(order.get("grace", 30.0))
+        self._longest_extension = float(order.get("checkpoint_extension", 0.0))
         self._checkpoint = getattr(signal, f"SIG{order.get('checkpoint_signal') or 'USR1'}")
-        self._plan: list[tuple[float, signal.Signals, str | None]] = []
+        self._plan: list[_Step] = []
         self._stop: dict[str, Any] | None = None
+        self._written, self._wrote_at, self._next_sample = 0, -math.inf, 0.0
         limit = order.get("time_limit")
         if limit is not None:
             end = began + float(limit)
             if order.get("checkpoint_lead") is not None:
-                self._plan.append((end - float(order["checkpoint_lead"]), self._checkpoint, None))
+                self._plan.append((end - float(order["checkpoint_lead"]), None, None))
             self._plan += self._ending(end, "time-limit")
 
     def wait(self) -> tuple[int, Any]:
-        """Until the job is over; its wait status and what it used."""
-        while True:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-            if pid == self.child:
-                return status, usage
-            if pid:
-                continue  # a process that the job left behind ended
+        """Until the job is over; the wait status of its first process and what that used."""
+        while not self._is_over():
             self._act()
-            pause = min([_LOOK, *(when - time.monotonic() for when, _, _ in self._plan[:1])])
+            longest = _BETWEEN_SAMPLES if self._over or self.checkpoint_asked else _LOOK
+            pause = min([longest, *(when - time.monotonic() for when, _, _ in self._plan[:1])])
             told = signal.sigtimedwait(_WATCHED, max(pause, 0.0))
             if told is not None and told.si_signo in (signal.SIGTERM, signal.SIGINT):
                 self._follow({"reason": "supervisor-stopped", "grace": self._grace})
+        assert self._over is not None
+        return self._over
+
+    def _is_over(self) -> bool:
+        """Whether the first process has ended, and the others too if they were told to end and may still save work."""
+        try:
+            while True:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid == self.child:
+                    self._over = status, usage
+                    if self._told:
+                        for left in (tree := descendants(os.getpid())):
+                            signal_in(tree, left, signal.SIGTERM)  # those with a session of their own were not told
+        except ChildProcessError:
+            return True
+        return self._over is not None and (not self._told or signal.SIGKILL in self._told)
 
     def _act(self) -> None:
         stop = _stop_order()
         if stop is not None and stop != self._stop:
             self._stop = stop
             self._follow(stop)
+        if self.checkpoint_asked:
+            self._sample()
         while self._plan and self._plan[0][0] <= time.monotonic():
+            if self.checkpoint_asked and self._put_off():
+                return
             _, number, reason = self._plan.pop(0)
             self.reason = reason or self.reason
-            self.checkpoint_asked |= number == self._checkpoint
-            self.sent.append(number.name)
-            try:
-                os.killpg(self.child, number)
-            except ProcessLookupError:  # it has not made its session yet
+            if number is None:
+                self._ask_for_checkpoint()
+            else:
+                self._tell(number)
+
+    def _tell(self, number: signal.Signals) -> None:
+        self._told.append(number)
+        self.sent.append(number.name)
+        try:
+            os.killpg(self.child, number)
+        except ProcessLookupError:  # it has not made its session yet, or only others are left
+            if self._over is None:
                 os.kill(self.child, number)
+
+    def _ask_for_checkpoint(self) -> None:
+        tree = descendants(os.getpid())
+        named = _named_for_checkpoint()
+        asked = [named] if named in tree else listeners(tree, self._checkpoint)
+        heard = [pid for pid in asked if signal_in(tree, pid, self._checkpoint)]
+        self.checkpoint_asked, self.checkpoint_unheard = bool(heard), not heard
+        if heard:
+            self.leader_asked = self.child in heard
+            self.sent.append(self._checkpoint.name)
+            self._written = written(tree)
+        elif time.monotonic() + _BETWEEN_SAMPLES < self._plan[0][0]:
+            self._plan.insert(0, (time.monotonic() + _BETWEEN_SAMPLES, None, self.reason))
+
+    def _sample(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_sample:
+            before, self._written = self._written, written(descendants(os.getpid()))
+            self._next_sample = now + _BETWEEN_SAMPLES
+            if self._written - before >= _SAVING:
+                self._wrote_at = now
+
+    def _put_off(self) -> bool:
+        """Put the end off if the job has written much of late; false if it has not, or was waited for long enough."""
+        saving = time.monotonic() - self._wrote_at < _STILL_SAVING
+        if not saving or self.extended >= self._longest_extension or self._plan[0][2] not in ("slot-end", "time-limit"):
+            return False
+        more = min(_STILL_SAVING, self._longest_extension - self.extended)
+        self.extended += more
+        self._plan = [(when + more, number, reason) for when, number, reason in self._plan]
+        return True
 
     def _follow(self, stop: dict[str, Any]) -> None:
         now, lead = time.monotonic(), stop.get("checkpoint")
         self._grace = float(stop.get("grace", self._grace))
-        reason = str(stop["reason"])
-        ending = self._ending(now + float(lead or 0.0), reason)
-        self._plan = ([(now, self._checkpoint, reason)] if lead is not None else []) + ending
+        self.reason = str(stop["reason"])
+        ending = self._ending(now + float(lead or 0.0), self.reason)
+        self._plan = ([(now, None, self.reason)] if lead is not None else []) + ending
 
-    def _ending(self, when: float, reason: str) -> list[tuple[float, signal.Signals, str | None]]:
+    def _ending(self, when: float, reason: str) -> list[_Step]:
         return [(when, signal.SIGTERM, reason), (when + self._grace, signal.SIGKILL, reason)]
+
+
+def _named_for_checkpoint() -> int | None:
+    """Whom the job itself named, in a file that belongs to it."""
+    try:
+        with open(CHECKPOINT_PID) as file:
+            return int(file.read(32))
+    except (OSError, ValueError):
+        return None
 
 
 def _become_job(order: dict[str, Any], lock: int, go: int, failure: int, parent: int) -> NoReturn:
@@ -218,6 +314,15 @@ def _become_job(order: dict[str, Any], lock: int, go: int, failure: int, parent:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
     finally:
         os._exit(126)
+
+
+def _file_of_job(name: str, order: dict[str, Any]) -> str:
+    """An empty file in the attempt's folder that belongs to the job's user; its path."""
+    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    if order.get("uid") is not None:
+        os.fchown(file, order["uid"], order["gid"])
+    os.close(file)
+    return os.path.abspath(name)
 
 
 def _open_output(order: dict[str, Any]) -> None:
