@@ -1,12 +1,15 @@
 """The REST API of a real daemon: what it answers, to whom, and that nothing sent to it ends the daemon."""
 
+import asyncio
 import contextlib
 import json
 import os
+import pwd
 import socket
 import stat
 import subprocess
 import sys
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,7 +24,9 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 import ullage
 from ullage.errors import InvalidValue, NoDaemon, NoSuchJob, NotAllowed
+from ullage.manager.api.gate import Gate
 from ullage.manager.api.server import parse_listen
+from ullage.manager.identity import Caller
 
 # Some rules (an absolute path, GPUs that are there) are beyond what a description can say; 5 in a query is text, too.
 _NOT_TO_BE_TOLD = [positive_data_acceptance, negative_data_rejection]
@@ -229,8 +234,11 @@ def test_paths_and_jobs_that_are_not_there(api):
         api.client.status("not there, at all?")
 
 
-def test_its_description_is_open_and_whole(api):
-    paths = requests.get(api.url + "/openapi.json", timeout=60).json()["paths"]
+def test_its_description_is_whole_and_needs_a_token_as_everything_does(api):
+    for path in ("/openapi.json", "/docs", "/redoc", "/nothing", "/v1/jobs"):
+        assert "found none" in problem(requests.get(api.url + path, timeout=60), 401)
+    assert "found none" in problem(requests.post(api.url + "/v1/jobs", data=b"x" * (5 << 20), timeout=60), 401)
+    paths = api.get("/openapi.json").json()["paths"]
     assert len(paths) == 14 and all("security" in operation for path in paths.values() for operation in path.values())
 
 
@@ -240,7 +248,7 @@ def test_the_api_is_as_it_describes_itself_whatever_is_sent(api):
     for gpu in api.client.gpus():
         api.client.drain(gpu["id"], "nothing that is made up here is to run")
     tried = []
-    for found in schemathesis.openapi.from_url(api.url + "/openapi.json").get_all_operations():
+    for found in schemathesis.openapi.from_url(api.url + "/openapi.json", headers=api.headers).get_all_operations():
         operation = found.ok()
         if operation.path == "/v1/events/stream":
             continue  # which never ends
@@ -312,6 +320,91 @@ def test_headers_without_end_are_cut(api):
         except OSError:
             return  # the daemon did not read on
     assert answer.startswith(b"HTTP/1.1 400")
+
+
+def crowd(api, number, sent):
+    """So many connections that have sent that and nothing more."""
+    parts = urlsplit(api.url)
+    made = []
+    for _ in range(number):
+        made.append(socket.create_connection((parts.hostname, parts.port), timeout=60))
+        made[-1].sendall(sent)
+    return made
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /v1/ping HT",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{",
+        b"GET /v1/ping HTTP/1.1\r\nHost: a\r\n\r\nGET /v1",
+    ],
+    ids=["nothing", "half a line", "half a body", "half of a second request"],
+)
+def test_half_open_connections_shut_nobody_out(api, sent):
+    made = crowd(api, 300, sent)
+    try:
+        for _ in range(3):
+            assert api.get("/v1/ping").status_code == 200
+        made += crowd(api, 300, sent)
+        assert api.get("/v1/ping").status_code == 200
+    finally:
+        for one in made:
+            one.close()
+
+
+@pytest.mark.slow
+def test_a_connection_that_sends_no_request_is_closed(api):
+    """Also one that goes on sending, a letter at a time."""
+    quiet, slow = crowd(api, 2, b"GET /")
+    with quiet, slow:
+        ended = False
+        for _ in range(600):
+            try:
+                slow.sendall(b"x")
+            except OSError:
+                ended = True
+                break
+            time.sleep(0.1)
+        assert ended
+        with contextlib.suppress(ConnectionResetError):
+            assert quiet.recv(1) == b""
+
+
+def test_one_user_has_only_so_many_requests_at_a_time_and_an_operator_any_number():
+    users = {name: Caller(number, number, name, name == "root") for number, name in enumerate(("root", "ann", "bob"))}
+
+    async def all_of_them():
+        going, answers = asyncio.Event(), []
+
+        async def app(scope, receive, send):
+            await going.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def send(message):
+            answers.append(message.get("status"))
+
+        gate = Gate(app, users.get, each=3)
+        scope = {"type": "http", "headers": []}
+        tasks = [
+            asyncio.create_task(gate({**scope, "headers": [(b"authorization", f"Bearer {name}".encode())]}, None, send))
+            for name in ("ann",) * 5 + ("bob",) + ("root",) * 5
+        ]
+        await asyncio.sleep(0)
+        refused = [status for status in answers if status]
+        going.set()
+        await asyncio.gather(*tasks)
+        return refused, answers.count(200)
+
+    assert asyncio.run(all_of_them()) == ([429] * 2, 3 + 1 + 5)
+
+
+def test_a_job_keeps_the_variables_that_every_program_expects(api):
+    [job] = api.client.submit(["sh", "-c", 'echo "$HOME $USER $MINE"'], memory="1GiB", cwd="/tmp", env={"MINE": "yes"})
+    api.client.wait(job, timeout=60)
+    user = pwd.getpwuid(os.getuid())
+    assert api.client.logs(job) == f"{user.pw_dir} {user.pw_name} yes\n"
 
 
 def test_it_listens_on_loopback_and_says_what_it_cannot(api):

@@ -1,6 +1,6 @@
 """The REST API: what the command line can ask, over HTTP with a token. `GET /openapi.json` describes it.
 
-First the answers as the description shows them: unknown is null, and an answer may have more keys. Then the limits and
+First the answers as the description shows them: unknown is null, and an answer may have more keys. Then the
 error messages that hold for all requests, and the routes. The app knows nothing of the daemon but a function that does
 an order (`ullage.manager.core.orders`) for somebody.
 """
@@ -18,10 +18,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ullage
 from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
+from ullage.manager.api.gate import BodyLimit, Gate, Whose, problem
 from ullage.manager.api.metrics import CONTENT_TYPE, metrics
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import State
@@ -197,44 +197,19 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     401: {"model": ProblemAnswer, "description": "no token, or none of this daemon"},
     403: {"model": ProblemAnswer, "description": "somebody else's job, or an order for operators"},
     404: {"model": ProblemAnswer, "description": "no such job"},
+    408: {"model": ProblemAnswer, "description": "the request did not come in time"},
     413: {"model": ProblemAnswer, "description": "more than the API reads"},
     422: {"model": ProblemAnswer, "description": "the request cannot be read"},
+    429: {"model": ProblemAnswer, "description": "too many requests of one user at a time"},
     503: {"model": ProblemAnswer, "description": "the daemon is ending"},
     507: {"model": ProblemAnswer, "description": "the disk is full: nothing was changed"},
 }
 
 
-LARGEST_BODY = 4 << 20
 _STATUS: tuple[tuple[type[UllageError], int], ...] = (
     (NoSuchJob, 404), (UnknownName, 404), (NotAllowed, 403), (StoreFull, 507), (NoDaemon, 503),
 )  # fmt: skip
 _PATHS = "needed a path and a method of this API (GET /openapi.json lists them); found another"
-
-
-class BodyLimit:
-    """Reads at most `LARGEST_BODY` bytes of a request, whatever its headers say."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        size = 0
-
-        async def counted() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > LARGEST_BODY:
-                raise HTTPException(413, f"needed a request of at most {LARGEST_BODY} bytes; found a longer one")
-            return message
-
-        await self._app(scope, counted, send)
-
-
-def problem(kind: str, message: str, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
-    """An answer that says what is wrong."""
-    return JSONResponse({"error": kind, "message": message}, status, headers)
 
 
 def say_problems(app: FastAPI, say: Callable[[str], None]) -> None:
@@ -281,18 +256,10 @@ EventNumber = Annotated[int, Query(ge=0, le=2**62)]
 
 
 async def authorised(
-    request: Request,
-    given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
+    request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 ) -> Caller:
-    """Whose token a request has; without one it is refused."""
-    caller: Caller | None = request.app.state.whose(given.credentials) if given is not None else None
-    if caller is None:
-        raise HTTPException(
-            401,
-            "needed the header 'Authorization: Bearer TOKEN' with a token of this daemon (run/api-token in its home); "
-            f"found {'none' if given is None else 'another'}",
-            {"WWW-Authenticate": "Bearer"},
-        )
+    """Whose token a request has, as the gate found it; `given` is here for the description."""
+    caller: Caller = request.state.caller
     return caller
 
 
@@ -311,11 +278,13 @@ async def known_names(request: Request) -> None:
 
 def make_app(
     ask: Ask,
-    whose: Callable[[str], Caller | None],
+    whose: Whose,
+    each: int = 64,
     ending: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
 ) -> FastAPI:
-    """The app: `ask` does an order, `whose` says whose token it is, `ending` whether streams are to end."""
+    """The app: `ask` does an order, `whose` says whose token it is, `each` is how many requests one user may make at a
+    time, `ending` says whether streams are to end."""
     app = FastAPI(
         title="Ullage",
         version=ullage.__version__,
@@ -325,7 +294,7 @@ def make_app(
     )
     say_problems(app, say)
     app.add_middleware(BodyLimit)
-    app.state.whose = whose
+    app.add_middleware(Gate, whose=whose, each=each)
     router = APIRouter(responses=PROBLEMS, dependencies=[Depends(authorised), Depends(known_names)])
     _job_routes(router, ask)
     _other_routes(router, ask, ending)

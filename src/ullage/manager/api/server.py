@@ -16,12 +16,13 @@ from typing import Any
 import uvicorn
 
 from ullage.errors import InvalidValue, NoDaemon
+from ullage.manager.api.gate import guarded
 from ullage.manager.api.rest import make_app
 from ullage.manager.identity import TOKEN_FILE, Caller, Tokens, write_token
 
 DEFAULT_HOST = "127.0.0.1"
 ADDRESS_FILE = "api.json"
-_MOST_CONNECTIONS, _LONGEST_HEADERS = 256, 64 << 10
+_LONGEST_HEADERS = 64 << 10
 
 Call = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 
@@ -30,9 +31,9 @@ class ApiServer:
     """Listens from its making on; `start` answers, `stop` ends it."""
 
     def __init__(
-        self, listen: str, run: Path, tokens: Tokens, me: Caller, call: Call, say: Callable[[str], None]
+        self, listen: str, run: Path, tokens: Tokens, me: Caller, call: Call, each: int, say: Callable[[str], None]
     ) -> None:
-        self._call, self._say, self.tokens = call, say, tokens
+        self._call, self._say, self._each, self.tokens = call, say, each, tokens
         host, port = parse_listen(listen)
         self._socket = _listening(host, port)
         self.url = _url(host, self._socket.getsockname()[1])
@@ -54,12 +55,12 @@ class ApiServer:
             done = asyncio.run_coroutine_threadsafe(_as_coroutine(self._call(caller, verb, arguments, wait)), loop)
             return await asyncio.wrap_future(done)
 
-        app = make_app(ask, self.tokens.caller, self._ending.is_set, self._say)
+        app = make_app(ask, self.tokens.caller, self._each, self._ending.is_set, self._say)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, limit_concurrency=_MOST_CONNECTIONS, timeout_keep_alive=5,
-            timeout_graceful_shutdown=1, h11_max_incomplete_event_size=_LONGEST_HEADERS, http="h11", ws="none",
-            lifespan="off", server_header=False, date_header=False,
+            app, log_config=None, access_log=False, timeout_keep_alive=5, timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=_LONGEST_HEADERS, http=guarded(), ws="none", lifespan="off",
+            server_header=False, date_header=False, backlog=1024,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, args=(self._server,), daemon=True, name="ullage-api")
@@ -100,7 +101,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise InvalidValue(f"the API cannot listen on {host}:{port}: {error.strerror or error}") from None
 

@@ -100,7 +100,8 @@ class Daemon:
         from ullage.manager.identity import Tokens
 
         tokens = Tokens(self.context.folder, rules.operators)
-        return ApiServer(listen, self._run, tokens, this_user(), self.call, self.context.say)
+        each = self.context.settings.limits.connections
+        return ApiServer(listen, self._run, tokens, this_user(), self.call, each, self.context.say)
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `end` is called or a signal comes."""

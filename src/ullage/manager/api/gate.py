@@ -1,0 +1,139 @@
+"""What every HTTP request passes before a route sees it: a token, limits of requests and connections, limits of size.
+
+A request without a token of this daemon is refused before its body is read, whatever its path. Connections that have
+not sent a whole request in time are closed, and where there are too many, the one that has been idle longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ullage.manager.api.door import Door, Guest
+from ullage.manager.identity import Caller
+
+LARGEST_BODY = 4 << 20
+LONGEST_HEAD, LONGEST_BODY = 15.0, 60.0  # seconds until the headers and until the body of a request must have come
+MOST_CONNECTIONS, MOST_REQUESTS = 256, 192  # requests of others than operators, at a time
+NO_TOKEN = (
+    "needed the header 'Authorization: Bearer TOKEN' with a token of this daemon (run/api-token in its home, or one "
+    "from `ullage token create`); found "
+)
+Whose = Callable[[str], Caller | None]
+
+
+def problem(kind: str, message: str, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
+    """An answer that says what is wrong."""
+    return JSONResponse({"error": kind, "message": message}, status, headers)
+
+
+class Gate:
+    """Says whose token a request has (`request.state.caller`), and lets each user make `each` requests at a time."""
+
+    def __init__(self, app: ASGIApp, whose: Whose, each: int) -> None:
+        self._app, self._whose, self._each = app, whose, each
+        self._inside: Counter[int] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        kind, _, token = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1").partition(" ")
+        caller = self._whose(token.strip()) if kind.lower() == "bearer" else None
+        if caller is None:
+            text = NO_TOKEN + ("another" if token else "none")
+            await problem("NotAllowed", text, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            return
+        if not caller.operator and (self._inside[caller.uid] >= self._each or self._inside.total() >= MOST_REQUESTS):
+            text = f"{caller.user} has too many requests that wait for an answer; try again when one of them has ended"
+            await problem("NotAllowed", text, 429)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["caller"] = caller
+        self._inside[caller.uid] += not caller.operator
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._inside[caller.uid] -= not caller.operator
+
+
+class BodyLimit:
+    """Reads at most `LARGEST_BODY` bytes of a request, whatever its headers say, and not for ever."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        size, whole = 0, False
+        deadline = asyncio.get_running_loop().time() + LONGEST_BODY
+
+        async def counted() -> Message:
+            nonlocal size, whole
+            if whole:  # what comes after the body is the end of the connection, and that may take its time
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"needed the whole request within {LONGEST_BODY:.0f} s") from None
+            size += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
+            if size > LARGEST_BODY:
+                raise HTTPException(413, f"needed a request of at most {LARGEST_BODY} bytes; found a longer one")
+            return message
+
+        await self._app(scope, counted, send)
+
+
+class GuardedConnection(H11Protocol):
+    """A connection that has passed a door. Made by `guarded`."""
+
+    door: Door
+    guest: Guest
+    _late: asyncio.TimerHandle
+
+    def connection_made(self, transport: Any) -> None:
+        """Somebody has come; where there is no room, one who does nothing goes."""
+        super().connection_made(transport)
+        self.guest = Guest(self.client[0] if self.client else "", transport.abort)
+        self._wait_for_request()
+        if not self.door.enter(self.guest):
+            transport.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of a request; one whose headers are there keeps its place until it is answered."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before and not self.cycle.response_complete:
+            self._late.cancel()
+            self.guest.busy()
+
+    def on_response_complete(self) -> None:
+        """Answered; another request may follow on the same connection."""
+        super().on_response_complete()
+        self._wait_for_request()
+        self.guest.idle()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Gone."""
+        self._late.cancel()
+        self.door.leave(self.guest)
+        super().connection_lost(error)
+
+    def _wait_for_request(self) -> None:
+        if hasattr(self, "_late"):
+            self._late.cancel()
+        self._late = self.loop.call_later(LONGEST_HEAD, self.transport.abort)
+
+
+def guarded(most: int = MOST_CONNECTIONS) -> type[GuardedConnection]:
+    """The kind of connections of one server."""
+    return type("GuardedConnectionOfServer", (GuardedConnection,), {"door": Door(most)})
