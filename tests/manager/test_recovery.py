@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ullage.manager.core.recovery import AttemptEnd, after_failure, classify, read_output
+from ullage.manager.core.recovery import AttemptEnd, after_failure, classify, read_output, was_seen
 from ullage.manager.settings import RecoverySettings
 from ullage.manager.storage.records import AttemptRecord, Cause, JobRecord, State
 
@@ -153,7 +153,44 @@ def test_failures_of_the_system_are_tried_again_a_few_times():
     assert not after_failure(job(other_failures=2), attempt(), lost, None, 40 * GIB, rules).again
 
 
+OOM, LOST = AttemptEnd(Cause.GPU_MEMORY, "oom"), AttemptEnd(Cause.GPU_LOST, "gone")
+
+
+@pytest.mark.parametrize(
+    ("ended", "used", "fullest", "gpu_lost", "seen"),
+    [
+        (OOM, None, 0.0, False, False),
+        (OOM, 2 * GIB, 0.3, False, False),
+        (OOM, 8 * GIB, 0.3, False, True),
+        (OOM, None, 0.97, False, True),
+        (LOST, None, 0.0, False, False),
+        (LOST, None, 0.0, True, True),
+        (AttemptEnd(Cause.KILLED, "by itself, perhaps"), None, 0.0, False, False),
+        (AttemptEnd(Cause.SUPERVISOR_LOST, ""), None, 0.0, False, True),
+    ],
+)
+def test_only_what_the_daemon_saw_puts_a_job_before_others(ended, used, fullest, gpu_lost, seen):
+    assert was_seen(ended, attempt(8 * GIB), used, fullest, gpu_lost, False) is seen
+
+
 # With real processes on virtual GPUs.
+
+
+def test_printing_that_memory_ran_out_is_no_way_to_the_front_of_the_queue(home):
+    home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
+    home.start()
+    liar = home.script(
+        'echo "start $ULLAGE_JOB_ID" >> attempts.log; [ -e was ] && exit 0; while [ ! -e go-on ]; do sleep 0.02; done; '
+        'touch was; echo "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB." >&2; exit 1',
+        memory=25 * GIB,
+    )
+    home.wait(liar, "running")
+    first = home.script('echo "start $ULLAGE_JOB_ID" >> attempts.log', memory=25 * GIB, priority=1)
+    home.go("go-on")
+    assert home.wait(first)["state"] == "done" and home.wait(liar)["state"] == "done"
+    assert home.log() == [f"start {number}" for number in (liar, first, liar)]
+    assert not home.job(liar)["recovery"]
+
 
 TRAIN = """
 import sys, torch
@@ -181,7 +218,7 @@ def test_an_overbooked_virtual_gpu_ends_in_a_real_error_and_a_real_recovery(home
     job = home.job(second)
     assert job["attempts"][0]["cause"] == "out of GPU memory", job
     assert "Tried to allocate 20.00 GiB" in job["attempts"][0]["detail"]
-    assert job["promise"] > 25 * GIB and job["recovery"]
+    assert job["promise"] > 25 * GIB and not job["recovery"], "nobody saw what it tried to take"
     small = home.wait(home.script("true"))
     assert small["state"] == "done", "a waiting recovery job does not block others that fit"
     reported = [event for event in home.client.call("events", since=0)["events"] if event["kind"] == "over promise"]

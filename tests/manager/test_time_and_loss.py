@@ -136,3 +136,10 @@ def test_a_limit_of_host_memory_is_a_cgroup_where_the_system_allows(tmp_path):
 def test_without_cgroups_the_reason_is_known(tmp_path):
     groups = Cgroups(root=tmp_path)
     assert not groups.available and groups.why == "this system has no cgroup v2" and groups.make("t", 1) is None
+
+
+def test_a_removed_wake_socket_is_made_again(served):
+    file = served.folder / "run/wake.sock"
+    file.unlink()
+    served.until(file.exists, "it to be made again")
+    assert served.wait(served.script("true"))["state"] == "done"

@@ -30,9 +30,9 @@ def order(jobs: list[Job], rules: Rules | None = None, now: float = 100.0, **usa
     return [each.id for each in fair_order(jobs, rules or Rules(), now, usage)]
 
 
-def test_recovery_then_priority_then_arrival() -> None:
+def test_priority_then_recovery_then_arrival() -> None:
     jobs = [job(1), job(2, priority=5), job(3, recovery=True), job(4, recovery=True, priority=1), job(5)]
-    assert order(jobs) == [4, 3, 2, 1, 5]
+    assert order(jobs) == [2, 4, 3, 1, 5]
 
 
 def test_users_take_turns_by_what_they_used_and_by_their_shares() -> None:

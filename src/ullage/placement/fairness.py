@@ -1,4 +1,4 @@
-"""The order of the queue: recovery, priority, fair share, arrival."""
+"""The order of the queue: priority, recovery, fair share, arrival."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def effective_priority(job: Job, rules: Rules, now: float) -> int:
 
 
 def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str, float] | None = None) -> list[Job]:
-    """Jobs in the order in which they may choose: recovery first, then priority, fair share and arrival.
+    """Jobs in the order in which they may choose: by priority, then recovery first, fair share and arrival.
 
     Fair share: every user has an account that starts at his recent `usage` (GPU-seconds). His jobs, in his own
     order, each stand at the account's level divided by his share, and raise it by `rules.turn` for each GPU. So users
@@ -42,13 +42,13 @@ def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str
     queue.sort(key=_SUBMITTED)
     # The queue is sorted by arrival, so its first job tells whether any can have aged: most often none has.
     aged = rules.ageing is not None and bool(queue) and now - queue[0].submitted >= rules.ageing
-    classes: dict[tuple[bool, int], list[Job]] = defaultdict(list)
+    classes: dict[tuple[int, bool], list[Job]] = defaultdict(list)
     if not aged and len(set(map(_KIND, queue))) == 1:  # as most queues are; thousands of jobs need not be asked twice
-        classes[False, 0] = queue
+        classes[0, False] = queue
     else:
         for job in queue:
             priority = effective_priority(job, rules, now) if aged else job.priority
-            classes[not job.recovery, -priority].append(job)
+            classes[-priority, not job.recovery].append(job)
     accounts = dict(usage or {})
     ordered: list[Job] = []
     for rank in sorted(classes):

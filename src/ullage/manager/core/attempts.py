@@ -17,6 +17,7 @@ from ullage.manager.core.recovery import (
     RetryDecision,
     after_failure,
     classify,
+    was_seen,
 )
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record, tail
@@ -142,10 +143,14 @@ class AttemptTracker:
                 return AttemptEnd(Cause.HOST_RESTARTED, "this machine was restarted")
             return AttemptEnd(Cause.SUPERVISOR_LOST, "the process that watched it was killed")
         output = tail(folder / STDOUT, _TAIL) + "\n" + tail(folder / STDERR, _TAIL)
-        lost = {slot.id for slot in context.slots if slot.lost}
-        since = context.sharing.lost_at
-        mps_lost = since is not None and time.monotonic() - since < _MPS_BLAME
-        return classify(look.record or {}, output, bool(lost.intersection(attempt.slots)), mps_lost)
+        return classify(look.record or {}, output, self._gpu_lost(attempt), self._mps_lost())
+
+    def _gpu_lost(self, attempt: AttemptRecord) -> bool:
+        return any(slot.lost for slot in self._context.slots if slot.id in attempt.slots)
+
+    def _mps_lost(self) -> bool:
+        since = self._context.sharing.lost_at
+        return since is not None and time.monotonic() - since < _MPS_BLAME
 
     def _move_on(
         self, job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, record: dict[str, Any],
@@ -171,7 +176,9 @@ class AttemptTracker:
             text = f"{ended.cause}: {following.text}"
             context.store.move(job, "end", State.FAILED, text, detail=following.text, **over, **common)
             return
-        self._again(job, ended, following, common)
+        fullest = context.fullest.get(attempt.token, 0.0)
+        first = was_seen(ended, attempt, used, fullest, self._gpu_lost(attempt), self._mps_lost())
+        self._again(job, ended, following, common | {"recovery": first})
 
     def _again(self, job: JobRecord, ended: AttemptEnd, following: RetryDecision, common: dict[str, Any]) -> None:
         memory = job.memory_failures + (ended.cause in MEMORY - {Cause.HOST_MEMORY})
@@ -180,8 +187,7 @@ class AttemptTracker:
         crash_point("retry-before-commit")
         self._context.store.move(
             job, "retry", State.QUEUED, following.text, detail=following.text, promise=following.promise,
-            exclusive=following.exclusive, recovery=own == job.own_failures,  # a bug of its own puts it before nobody
-            memory_failures=memory, other_failures=others, own_failures=own, **common,
+            exclusive=following.exclusive, memory_failures=memory, other_failures=others, own_failures=own, **common,
         )  # fmt: skip
         failures = others if others > job.other_failures else own if own > job.own_failures else 0
         if failures:
@@ -192,6 +198,7 @@ class AttemptTracker:
         context = self._context
         context.ledger.release(attempt.job)
         context.peaks.pop(attempt.token, None)
+        context.fullest.pop(attempt.token, None)
         context.used.pop(attempt.token, None)
         context.warned.discard(attempt.token)
         context.pids.pop(attempt.job, None)

@@ -132,6 +132,7 @@ class ManagerContext:
     queued_at: dict[int, float] = field(default_factory=dict)  # when a job last came into the queue
     used: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes held now, by token and slot
     peaks: dict[str, int] = field(default_factory=dict)  # the most bytes held on one GPU, by token
+    fullest: dict[str, float] = field(default_factory=dict)  # the largest part of its GPU in use, by token
     pids: dict[int, int] = field(default_factory=dict)  # the first process of each job, for readings of the host
     warned: set[str] = field(default_factory=set)  # tokens of attempts that were reported for using too much
 
@@ -148,6 +149,10 @@ class ManagerContext:
             held = self.used.get(attempt.token, {})
             for slot in attempt.slots:
                 self.ledger.observe(job, slot, held.get(slot))
+            full = [
+                slot.used / slot.total for slot in self.slots if slot.id in attempt.slots and slot.used and slot.total
+            ]
+            self.fullest[attempt.token] = max(self.fullest.get(attempt.token, 0.0), *full, 0.0)
             if held:
                 self.peaks[attempt.token] = max(self.peaks.get(attempt.token, 0), *held.values())
 

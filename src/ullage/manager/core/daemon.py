@@ -154,6 +154,8 @@ class Daemon:
         while not service.ending.is_set():
             service.woken.clear()
             await server.keep_listening()
+            if self._loop is not None and not (self._run / "wake.sock").exists():
+                self._listen_for_ends(self._loop)
             began = time.monotonic()
             placed = await self.step()
             rest = began + (time.monotonic() - began) * (1 + _REST)
@@ -250,6 +252,7 @@ class Daemon:
         file = self._run / "wake.sock"
         with contextlib.suppress(FileNotFoundError):
             file.unlink()
+        self._stop_listening(loop)
         self._wake_socket = listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         listening.bind(reachable(file))
         os.chmod(file, 0o600)
@@ -262,11 +265,14 @@ class Daemon:
                 listening.recv(256)
                 self.context.service.wake()
 
-    def _finish(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _stop_listening(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._wake_socket is not None:
             loop.remove_reader(self._wake_socket)
             self._wake_socket.close()
             self._wake_socket = None
+
+    def _finish(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._stop_listening(loop)
         left = len(self.context.store.attempts)
         if left:
             self.context.say(f"{left} jobs go on without this daemon; the next `ullage serve` adopts them")

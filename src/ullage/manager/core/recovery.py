@@ -187,6 +187,27 @@ def _host_memory(record: dict[str, Any]) -> str | None:
     return None
 
 
+# What the daemon sees for itself; of all other causes, the job's own words or end may be the only evidence.
+_SEEN = frozenset({Cause.OVER_PROMISE, Cause.NOT_STARTED, Cause.SUPERVISOR_LOST, Cause.HOST_RESTARTED})
+_NEARLY = 0.9  # of a promise or of a GPU
+
+
+def was_seen(
+    ended: AttemptEnd, attempt: AttemptRecord, used: int | None, fullest: float, gpu_lost: bool, mps_lost: bool
+) -> bool:
+    """Whether the daemon has seen what an end is put down to. Only then does the job's next attempt go before others:
+    printing "CUDA out of memory" must not be a way to the front of the queue.
+
+    `used` is the most that the job was seen to hold on a GPU, `fullest` the largest part of one of its GPUs that was in
+    use meanwhile.
+    """
+    if ended.cause is Cause.GPU_MEMORY:
+        return fullest >= _NEARLY or bool(attempt.promise and used and used >= _NEARLY * attempt.promise)
+    return (
+        ended.cause in _SEEN or ended.cause is Cause.GPU_LOST and gpu_lost or ended.cause is Cause.MPS_LOST and mps_lost
+    )
+
+
 @dataclass(frozen=True)
 class RetryDecision:
     """What becomes of a job: again (with what need, alone or not) or not, and the words for it."""
