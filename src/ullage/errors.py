@@ -93,6 +93,8 @@ class UnsupportedOperation(UllageError, NotImplementedError):
 class ScriptFailed(UllageError, RuntimeError):
     """A script could not be estimated; the text says why and ends with the last lines of the script's output.
 
+    `own`: the script fails by itself, without a part of the virtual GPU in it.
+
     >>> print(ScriptFailed("train.py needs data that is not there", "loading data\\nError: no file"))
     train.py needs data that is not there
     <BLANKLINE>
@@ -101,8 +103,8 @@ class ScriptFailed(UllageError, RuntimeError):
       Error: no file
     """
 
-    def __init__(self, text: str, output: str = "") -> None:
-        self.output = output
+    def __init__(self, text: str, output: str = "", own: bool = False) -> None:
+        self.output, self.own = output, own
         shown = "".join(f"\n  {line}" for line in output.splitlines())
         super().__init__(text + (f"\n\nThe script's last lines:{shown}" if shown else ""))
 

@@ -3,14 +3,17 @@
 import asyncio
 import dataclasses
 import os
+import pwd
 import sys
+import threading
 import time
 
 import pytest
 
 from ullage.isolation import parent
+from ullage.isolation.parent import Outcome
 from ullage.isolation.process_identity import start_of
-from ullage.manager.core.estimates import EstimateQuestion, EstimateRequest, Estimates, key_of, questions_of, script_of
+from ullage.manager.core.estimates import EstimateQuestion, EstimateRequest, Estimates, key_of, script_of
 from ullage.manager.settings import EstimateSettings
 from ullage.workloads.job_files import JobSpec
 
@@ -25,7 +28,7 @@ for _ in range(4):
 """
 
 
-def test_a_script_is_estimated_once_and_then_kept(home):
+def test_a_script_is_estimated_once_for_all_jobs_that_run_it(home):
     home.options = ["--virtual", "1xA100-40GB"]
     home.start()
     (home.work / "train.py").write_text(TRAIN)
@@ -36,10 +39,6 @@ def test_a_script_is_estimated_once_and_then_kept(home):
     found = home.job(first)
     assert found["estimate"] == "estimated by ullage for A100-40GB"
     assert 400 << 20 < found["promise"] < 2 << 30
-    third = home.submit(**job)
-    assert home.job(third)["promise"] == found["promise"] and home.job(third)["estimate"].endswith("(kept from before)")
-    (home.work / "train.py").write_text(TRAIN + "# changed\n")
-    assert home.job(home.submit(**job))["estimate"] is None, "other content is estimated anew"
 
 
 def test_a_failed_estimate_is_said_and_the_job_is_placed_by_the_rule_for_unknowns(home):
@@ -60,58 +59,153 @@ def test_what_cannot_be_estimated_is_queued_with_that_said(common):
     assert common.job(common.script("true", memory=None))["estimate"] == "not estimated: this site wants none"
 
 
-def make(wanted, **rules):
+def make(request, **rules):
     """The answer to one estimate."""
+    return make_all([request], **rules)[0][1]
+
+
+def make_all(requests, **rules):
+    """The answers to several, as they come, each with the jobs that it is for. Jobs are numbered from 1."""
     answers = []
 
     async def run():
-        estimates = Estimates(EstimateSettings(**rules), answers.append)
-        estimates.want(wanted)
-        while not answers:
+        estimates = Estimates(EstimateSettings(**rules), lambda jobs, request, answer: answers.append((jobs, answer)))
+        for job, request in enumerate(requests, 1):
+            estimates.want(job, request)
+        while estimates.wanted:
             await asyncio.sleep(0.01)
 
     asyncio.run(run())
-    return answers[0]
+    return answers
 
 
-def wanted(tmp_path, text, estimator="ullage"):
+NOTHING = EstimateRequest(
+    key="nothing to ask, which is answered without PyTorch", uid=0, estimator="ullage", questions=[], gpus=["T4"],
+    program="python", env=dict(os.environ), cwd="/", conda=None, rights={},
+)  # fmt: skip
+
+
+def asked(tmp_path, text, **more):
     (tmp_path / "train.py").write_text(text)
-    question = EstimateQuestion(str(tmp_path / "train.py"))
-    return EstimateRequest("key", estimator, [question], ["T4"], dict(os.environ), str(tmp_path), {})
+    question = EstimateQuestion("train.py")
+    return dataclasses.replace(NOTHING, key=text, questions=[question], cwd=str(tmp_path), **more)
 
 
 def test_limits_and_failures_of_the_process_are_told(tmp_path):
-    answer = make(wanted(tmp_path, "import time; time.sleep(1000)"), memory=1 << 20)
+    answer = make(asked(tmp_path, "import time; time.sleep(1000)"), memory=1 << 20)
     assert (answer.upper, answer.note) == (
         None, "not estimated: it took more than 1.00 MiB of this machine's memory"
     )  # fmt: skip
-    missing = dataclasses.replace(wanted(tmp_path, ""), cwd=str(tmp_path / "nowhere"))
-    assert make(missing).note == "not estimated: No such file or directory"
+    missing = dataclasses.replace(NOTHING, cwd=str(tmp_path / "nowhere"))
+    assert make(missing).note == f"not estimated: cannot go to {tmp_path}/nowhere: No such file or directory"
+    no_conda = dataclasses.replace(NOTHING, conda="nosuch")
+    assert "needed a conda environment; found none named 'nosuch'" in make(no_conda).note
 
 
-def test_an_estimate_that_is_given_up_ends(tmp_path, monkeypatch):
-    begun = []
+def test_an_estimate_goes_where_its_user_may_go(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to act as another user")
+    user = pwd.getpwnam("nobody")
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    request = dataclasses.replace(
+        NOTHING, cwd=str(private), rights={"uid": user.pw_uid, "gid": user.pw_gid, "user": "nobody"}
+    )
+    note = make(request).note
+    assert "Permission denied" in note and "nothing to estimate" not in note
 
+
+def user_asks(number, uid):
+    return dataclasses.replace(NOTHING, key=f"estimate {number} of user {uid}", uid=uid)
+
+
+def test_users_take_turns(tmp_path):
+    """Four of one user came first; the other's waits for one of them only."""
+    requests = [user_asks(number, 1) for number in range(4)] + [user_asks(0, 2)]
+    order = [jobs for jobs, _ in make_all(requests, at_once=1)]
+    assert order == [[1], [5], [2], [3], [4]]
+
+
+def test_one_user_leaves_room_for_another():
+    async def run():
+        estimates = Estimates(EstimateSettings(at_once=3, per_user=2), lambda *answer: None)
+        for number in range(4):
+            estimates.want(number, user_asks(number, 1))
+        assert "being estimated" in estimates.standing(1) and estimates.standing(9) is None
+        assert [estimates.standing(job) for job in (2, 3)] == [
+            f"waits to be estimated, as number {place} of 2" for place in (1, 2)
+        ]
+        estimates.want(5, user_asks(0, 2))
+        assert "being estimated" in estimates.standing(5)
+        estimates.want(6, user_asks(1, 2))
+        assert estimates.standing(6) == "waits to be estimated, as number 1 of 3", "of the one who has fewer"
+        await estimates.close()
+
+    asyncio.run(run())
+
+
+def test_jobs_that_ask_the_same_get_one_answer_and_others_their_own():
+    same, other = NOTHING, dataclasses.replace(NOTHING, env={**NOTHING.env, "BATCH": "500000"})
+    assert sorted(jobs for jobs, _ in make_all([same, other, same], at_once=2)) == [[1, 3], [2]]
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The processes of estimates, as they are begun."""
+    found = []
     start = parent.start
 
     def remember(*args, **options):
-        begun.append(start(*args, **options))
-        return begun[0]
-
-    async def run():
-        work = Estimates(EstimateSettings(), lambda answer: begun.append(answer))
-        work.want(wanted(tmp_path, "import time; time.sleep(1000)"))
-        while not begun:
-            await asyncio.sleep(0.01)
-        await work.close()
+        found.append(start(*args, **options))
+        return found[-1]
 
     monkeypatch.setattr(parent, "start", remember)
+    return found
+
+
+async def first(begun):
+    while not begun:
+        await asyncio.sleep(0.01)
+    return begun[0].pid
+
+
+def test_an_estimate_that_is_given_up_ends(tmp_path, begun):
+    answers = []
+
+    async def run():
+        work = Estimates(EstimateSettings(), lambda *answer: answers.append(answer))
+        work.want(1, asked(tmp_path, "import time; time.sleep(1000)"))
+        await first(begun)
+        await work.close()
+
     asyncio.run(run())
-    assert len(begun) == 1 and start_of(begun[0].pid) is None, "nobody is told, and nothing is left"
+    assert not answers and start_of(begun[0].pid) is None, "nobody is told, and nothing is left"
+
+
+def test_an_estimate_ends_with_the_last_job_that_wants_it(tmp_path, begun):
+    answers = []
+
+    async def run():
+        work = Estimates(EstimateSettings(at_once=1), lambda *answer: answers.append(answer))
+        for job in (1, 2):
+            work.want(job, asked(tmp_path, "import time; time.sleep(1000)"))
+        work.want(3, NOTHING)
+        pid = await first(begun)
+        work.give_up([1])
+        await asyncio.sleep(0.3)
+        assert start_of(pid) is not None and work.standing(3), "job 2 wants it still"
+        work.give_up([2])
+        while work.wanted:
+            await asyncio.sleep(0.01)
+        assert start_of(pid) is None
+        await work.close()
+
+    asyncio.run(run())
+    assert [jobs for jobs, *_ in answers] == [[3]], "its place is the next one's"
 
 
 def test_an_estimator_that_is_not_ours_says_what_it_does_not_support(tmp_path):
-    answer = make(wanted(tmp_path, "", estimator="horus"))
+    answer = make(asked(tmp_path, "", estimator="horus"))
     assert answer.upper is None and "horus" in answer.note
 
 
@@ -132,26 +226,114 @@ def test_the_script_of_a_command_is_found(command, found):
     assert script_of(command) == found
 
 
-def test_a_key_follows_what_memory_follows_from(tmp_path):
-    (tmp_path / "train.py").write_text("import model")
-    (tmp_path / "model.py").write_text("a")
+def test_a_key_is_one_users_and_follows_what_is_asked():
+    def key(args=(), uid=1, gpus=("T4",), estimator="ullage", cwd="/home/ann", **more):
+        return key_of(JobSpec(command=["python", "train.py", *args], cwd=cwd, **more), uid, estimator, gpus)
 
-    def key(args=(), env=None, gpus=("T4",), estimator="ullage"):
-        spec = JobSpec(command=["python", "train.py", *args], cwd=str(tmp_path))
-        return key_of(questions_of(spec), estimator, gpus, env or {}, str(tmp_path))
-
-    first = key()
-    assert key() == first and key(env={"SHELL": "x"}) == first
-    others = {key(["--b"]), key(env={"PYTORCH_ALLOC_CONF": "x"}), key(gpus=["H200"]), key(estimator="horus")}
-    (tmp_path / "model.py").write_text("b")
-    assert len(others | {first, key()}) == 6
+    assert key() == key() == key(env={"BATCH": "8"}), "variables and files are kept beside the answer"
+    others = {key(["--b"]), key(uid=2), key(gpus=["H200"]), key(estimator="horus"), key(cwd="/tmp"), key(conda="x")}
+    assert len(others | {key()}) == 7
 
 
-def test_a_pipe_or_a_great_folder_does_not_hold_up_the_daemon(tmp_path):
-    os.mkfifo(tmp_path / "train.py")
-    for number in range(300):
-        (tmp_path / f"d{number}").mkdir()
-    began = time.monotonic()
-    spec = JobSpec(command=["python", "train.py"], cwd=str(tmp_path))
-    assert key_of(questions_of(spec), "ullage", ["T4"], {}, str(tmp_path))
-    assert time.monotonic() - began < 30
+class Answers:
+    """Stands in for the processes of estimates: at once, with what the test says about each list of arguments."""
+
+    def __init__(self, monkeypatch, of_args):
+        self.asked, self._of_args = [], of_args
+        monkeypatch.setattr("ullage.manager.core.estimates.run", self._run)
+
+    def _run(self, entry, request, **more):
+        args = request["questions"][0]["args"]
+        self.asked.append(list(args))
+        found = self._of_args(*args)
+        if isinstance(found, str):
+            return Outcome(answer={"failed": found, "own": True})
+        return Outcome(answer={"upper": found, "figure": found, "fits": True, "gpu": "A100-40GB"})
+
+
+def array(here, indices, **more):
+    job = {"command": ["python", "train.py", "{index}"], "cwd": "/", "array": indices, "estimator": "ullage", **more}
+    numbers = here.call("submit", job=job, key=f"an array of {len(indices)} at {time.monotonic()}")["jobs"]
+    here.until(lambda: all(here.job(number)["estimate"] for number in numbers), "all estimates")
+    return [here.job(number) for number in numbers]
+
+
+def test_elements_that_agree_speak_for_the_rest_of_an_array(make_here, monkeypatch):
+    answers = Answers(monkeypatch, lambda seed: (5 << 30) + int(seed))
+    jobs = array(make_here(), list(range(1, 21)), hold=True)
+    assert sorted(answers.asked) == [["1"], ["11"], ["20"]]
+    assert [job["promise"] - (5 << 30) for job in jobs] == [1, *[20] * 9, 11, *[20] * 9]
+    assert jobs[1]["estimate"] == (
+        "estimated by ullage for A100-40GB (as elements 1, 11 and 20: the largest of 3 estimates)"
+    )
+    assert jobs[0]["estimate"] == "estimated by ullage for A100-40GB"
+
+
+def test_a_sweep_that_changes_memory_is_estimated_element_by_element(make_here, monkeypatch):
+    answers = Answers(monkeypatch, lambda batch: int(batch) << 30)
+    jobs = array(make_here(), [1, 2, 4, 8, 16], hold=True)
+    assert len(answers.asked) == 5 and [job["promise"] >> 30 for job in jobs] == [1, 2, 4, 8, 16]
+
+
+def test_when_the_elements_that_were_chosen_are_cancelled_others_are(make_here, monkeypatch):
+    waits, going = threading.Event(), []
+
+    def slowly(seed):
+        going.append(seed)
+        assert waits.wait(60)
+        return 1 << 30
+
+    Answers(monkeypatch, slowly)
+    here = make_here()
+    job = {"command": ["python", "train.py", "{index}"], "cwd": "/", "array": list(range(9)), "estimator": "ullage"}
+    numbers = here.call("submit", job=job | {"hold": True}, key="an array whose ends are cancelled")["jobs"]
+    here.until(lambda: going, "the first estimate")
+    chosen = [numbers[0], numbers[4], numbers[8]]
+    here.call("cancel", jobs=chosen)
+    here.until(lambda: not set(chosen).intersection(here.daemon.intake.estimates.wanted), "their estimates to end")
+    waits.set()
+    rest = numbers[1:4] + numbers[5:8]
+    here.until(lambda: all(here.job(number)["estimate"] for number in rest), "the others' estimates")
+    assert {here.job(number)["promise"] for number in rest} == {1 << 30}
+    assert "elements 1, 3 and 7" in here.job(rest[1])["estimate"], "ends and middle of what is left"
+
+
+def test_a_script_that_fails_by_itself_is_held_until_it_is_released(make_here, monkeypatch):
+    Answers(monkeypatch, lambda: "train.py fails: ValueError: no such layer (line 3 of train.py)")
+    here = make_here()
+    job = {"command": ["python", "train.py"], "cwd": "/", "memory": None, "estimator": "ullage"}
+    number = here.call("submit", job=job, key="a job that fails")["jobs"][0]
+    here.until(lambda: here.job(number)["state"] == "held", "the job to be held")
+    found = here.job(number)
+    assert found["reason"] == (
+        "is held: train.py fails: ValueError: no such layer (line 3 of train.py); "
+        "'ullage release' starts it all the same"
+    )
+    assert found["attempts"] == []
+    here.call("release", jobs=[number])
+    here.until(lambda: here.job(number)["attempts"], "an attempt")
+    on_two = here.call("submit", job=job | {"gpus": 1, "hold": True}, key="one that is held anyway")["jobs"][0]
+    here.until(lambda: here.job(on_two)["estimate"], "its estimate")
+    assert "fails" in here.job(on_two)["reason"]
+
+
+def test_a_site_may_start_what_fails_when_it_is_estimated(make_here, monkeypatch):
+    Answers(monkeypatch, lambda: "train.py fails: ValueError")
+    here = make_here(estimating={"failed": "run"})
+    job = {"command": ["false"], "model": "x:y", "cwd": "/", "estimator": "ullage"}
+    Answers(monkeypatch, lambda: "it fails")
+    number = here.call("submit", job=job, key="a job that fails")["jobs"][0]
+    assert here.until_over(number)["estimate"] == "not estimated: it fails"
+
+
+def test_a_bug_is_told_by_the_command_that_submits_it(home):
+    home.options = ["--virtual", "1xA100-40GB"]
+    home.start()
+    (home.work / "train.py").write_text("import torch\nraise ValueError('no such layer')\n")
+    words = ["submit", "--estimate-wait", "60s", "--", sys.executable, "train.py"]
+    done = home.nursery.run(words, home.environment(), str(home.work), "")
+    assert done.returncode == 0 and "job 1: estimating" in done.stdout
+    assert done.stderr.startswith(
+        "ullage: job 1 is held: train.py fails: ValueError: no such layer (line 2 of train.py: raise ValueError("
+    ), done.stderr
+    assert "is held" in home.cli("submit", "--wait", "--", sys.executable, "train.py", code=1)

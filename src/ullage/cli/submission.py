@@ -11,12 +11,15 @@ import typer
 from ullage.cli import completion
 from ullage.cli.jobs import client, exit_code, memory, print_json, tell, wait_for
 from ullage.cli.options import Json
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, NoDaemon
+from ullage.units import parse_duration
 
 if TYPE_CHECKING:
+    from ullage.manager.client import Client
     from ullage.workloads.job_files import JobSpec
 
 _JOB_FILES = (".toml", ".rad")
+_LOOK = 10.0  # seconds for which a person waits to see the estimate
 RESOURCES, SCHEDULE, RUN = "Resources", "When it runs", "How it runs"
 Words = Annotated[
     list[str], typer.Argument(help="A command after --, a job file (.toml or .rad), or a Python script.",
@@ -30,6 +33,10 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the job is over and exit with its exit code.")
     ] = False,
+    estimate_wait: Annotated[
+        str | None, typer.Option(help="Wait so long for the estimate, such as 30s, and print it.", metavar="TIME",
+                                 show_default="10s in a terminal")
+    ] = None,
     as_json: Json = False,
     gpus: Annotated[
         int | None, typer.Option(help="Number of GPUs; 0 for a job that uses none.", metavar="N", show_default="1",
@@ -132,7 +139,8 @@ def submit(
 ) -> None:  # fmt: skip
     """Submit a job: a command after --, a job file, or a script.
 
-    Its GPU memory is estimated first. It starts when that much can be promised to it on a GPU.
+    Its GPU memory is estimated first. It starts when that much can be promised to it on a GPU. A script that fails when
+    it is estimated is held, and the failure is printed.
 
     Examples:
 
@@ -144,6 +152,7 @@ def submit(
       ullage submit --array 1-20 -- python train.py --seed {index}
       ullage submit --after 17 --wait -- python evaluate.py
       ullage submit --begin 22:00 --retries 3 -- python train.py
+      ullage submit --estimate-wait 1m -- python train.py
     """
     given: dict[str, Any] = {
         "name": name, "gpus": gpus, "memory": memory, "cores": cores, "host_memory": host_memory,
@@ -155,7 +164,9 @@ def submit(
     }  # fmt: skip
     spec = _described(list(command), {name: value for name, value in given.items() if value is not None})
     variables = _environment({} if clean_env else dict(os.environ), spec.env, env or [])
-    _send(spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=_umask()), wait, as_json)
+    patience = _LOOK if sys.stdout.isatty() and not as_json else 0.0
+    patience = patience if estimate_wait is None else parse_duration(estimate_wait)
+    _send(spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=_umask()), wait, patience, as_json)
 
 
 def _described(words: list[str], given: dict[str, Any]) -> JobSpec:
@@ -172,13 +183,16 @@ def _described(words: list[str], given: dict[str, Any]) -> JobSpec:
     return make_job({"command": [sys.executable, *words] if is_script else words, **given}, "the job")
 
 
-def _send(spec: JobSpec, wait: bool, as_json: bool) -> None:
+def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
     manager = client()
     answer = manager.submit_spec(spec)
     if not as_json:
         print(_sentence(answer))
         for note in answer["notes"]:
             print(f"ullage: {note}", file=sys.stderr)
+    fails = _follow_estimate(manager, answer, None if wait else patience, as_json)
+    if fails and wait:
+        raise typer.Exit(1)  # it would wait for ever
     if not wait:
         if as_json:
             print_json(answer)
@@ -186,6 +200,28 @@ def _send(spec: JobSpec, wait: bool, as_json: bool) -> None:
     found = wait_for(manager, [str(number) for number in answer["jobs"]])
     tell(found, as_json)
     raise typer.Exit(exit_code(found))
+
+
+def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | None, as_json: bool) -> bool:
+    """Wait a while for the estimate and say what it is; whether the job is held because its script fails."""
+    if answer["estimate"] is not None or patience == 0:
+        return False
+    number = answer["jobs"][0]
+    try:
+        found = manager.wait_for_estimate(number, patience)
+    except (TimeoutError, NoDaemon):
+        return False
+    except KeyboardInterrupt:
+        print(f"ullage: job {number} stays in the queue; type: ullage status {number}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    answer |= {name: found[name] for name in ("state", "estimate", "promise")}
+    fails = found["state"] == "held" and found["detail"] is not None
+    if not as_json:
+        print(
+            f"ullage: job {number} {found['reason']}" if fails else _sentence(answer),
+            file=sys.stderr if fails else None,
+        )
+    return fails
 
 
 def _sentence(answer: dict[str, Any]) -> str:

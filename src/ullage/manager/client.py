@@ -194,6 +194,21 @@ class Client:
                 late = ", ".join(f"job {one['id']} is {one['state']}" for one in found.values() if not one["ended"])
                 raise TimeoutError(f"waited {timeout:g} s: {late}")
 
+    def wait_for_estimate(self, job: int | str, timeout: float | None = None) -> dict[str, Any]:
+        """The job once it is known how much it needs, or that nobody can say. Raises `TimeoutError` as `wait` does."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        last = int(self.ping()["last_event"])
+        while True:
+            found = self.status(job)
+            if found["estimate"] is not None or found["state"] in _OVER:
+                return found
+            left = _EVENT_WAIT if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(
+                    f"waited {timeout:g} s: job {found['id']} {found['reason'] or 'has no estimate yet'}"
+                )
+            last = self._wait_for_event(last, min(left, _EVENT_WAIT))
+
     def _wait_for_event(self, since: int, wait: float) -> int:
         return int(self.call("events", since=since, wait=wait)["last"])
 

@@ -55,12 +55,19 @@ class MonitorSettings(_Part):
 
 
 class EstimateSettings(_Part):
-    """Which estimator is used for submitted jobs, and its limits of time and memory."""
+    """Which estimator is used for submitted jobs, how many estimates are made at once, and the limits of each.
+
+    Without `at_once` as many as there are cores and memory for; without `per_user` half of them for one user.
+    `array_samples` elements of an array are estimated first, and speak for the rest if they agree; with 0 each is.
+    """
 
     estimator: str = "ullage"
     timeout: Seconds = Field(default=300.0, gt=0)
     memory: Bytes = Field(default=8 * GIB, gt=0)
-    at_once: int = Field(default=1, ge=1, le=64)
+    at_once: int | None = Field(default=None, ge=1, le=64)
+    per_user: int | None = Field(default=None, ge=1, le=64)
+    array_samples: int = Field(default=3, ge=0, le=1000)
+    failed: Literal["hold", "run"] = "hold"
     retry_failed_after: Seconds = Field(default=3600.0, ge=0)
 
 

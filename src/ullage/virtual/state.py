@@ -84,6 +84,11 @@ class GPUState:
         return [text + (f" ({count} times)" if count > 1 else "") for (_, text), count in self._notes.items()]
 
     @property
+    def noted(self) -> list[tuple[str, str]]:
+        """The kind and the text of every note."""
+        return list(self._notes)
+
+    @property
     def assumed(self) -> list[dict[str, Any]]:
         """What was assumed about the code or its data; see `Estimate.assumed`."""
         return meanings_of(self._notes, ASSUMED)

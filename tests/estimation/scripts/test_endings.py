@@ -2,7 +2,7 @@
 
 import pytest
 
-from ullage.estimation.scripts.failures import message
+from ullage.estimation.scripts.failures import is_own, message
 
 HEAD = """
 import sys, torch
@@ -77,6 +77,42 @@ def test_a_failure_gets_one_clear_message(follow, line):
     text = told(follow(HEAD + line))
     assert FAILURES[line] in text
     assert "\n" not in text
+
+
+OWN = {
+    "raise ValueError('unknown network')": "train.py fails: ValueError: unknown network (line ",
+    "{}['lr']": "train.py fails: KeyError: 'lr' (line ",
+    "import json; json.loads('{')": "train.py fails: json.decoder.JSONDecodeError",
+}
+
+
+@pytest.mark.parametrize("line", OWN)
+def test_a_bug_of_the_script_is_not_called_one_of_ullage(follow, line):
+    answer = follow(HEAD + line)
+    assert is_own(answer) and OWN[line] in told(answer) and "report" not in told(answer)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if (model.cuda()(torch.randn(4, 64, device='cuda')).sum().item() == 1.0):\n    raise ValueError('no loss')",
+        "torch.cuda.no_such_thing()",
+        "torch.zeros(1, device='cuda:1')",
+        "torch.cuda.CUDAGraph()",
+        "open('data/train.csv')",
+        "import os; os.environ['LOCAL_RANK']",
+        "sys.exit(1)",
+    ],
+)
+def test_what_may_work_on_a_real_gpu_is_not_called_a_bug_of_the_script(follow, line):
+    assert not is_own(follow(HEAD + line))
+
+
+@pytest.mark.parametrize(
+    "line", ["import not_a_package", "def f(:", "import argparse; argparse.ArgumentParser().parse_args(['--lr'])"]
+)
+def test_wrong_code_packages_and_arguments_are_the_scripts_own_failure(follow, line):
+    assert is_own(follow(HEAD + line))
 
 
 def test_running_out_of_memory_is_told_and_can_be_measured_without_a_limit(follow):

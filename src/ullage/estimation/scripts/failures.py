@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from typing import Any
@@ -51,7 +52,19 @@ def describe(error: BaseException) -> dict[str, Any]:
         "file": place.filename if place else None,
         "line": place.lineno if place else None,
         "text": place.line if place else None,
+        "of_script": _is_of_script(error, frames),
+        "of_library": bool(frames) and _is_library(frames[-1].filename),
     }
+
+
+def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
+    """Whether the script raised it, or a library that it called: not PyTorch, Ullage, the system or the network."""
+    if isinstance(error, OSError | MemoryError | NotImplementedError) or not isinstance(error, Exception) or not frames:
+        return False
+    last = frames[-1]
+    if isinstance(error, AttributeError | TypeError) and re.search("torch|cuda", f"{last.line} {error}"):
+        return False  # something of PyTorch that the virtual GPU may lack
+    return not {"torch", "ullage"}.intersection(last.filename.replace("\\", "/").split("/"))
 
 
 def _kind(error: BaseException) -> str:
@@ -78,6 +91,20 @@ def is_launcher_missing(failure: dict[str, Any]) -> bool:
     return any(f"environment variable {name} expected" in message for name in names)
 
 
+def is_own(failure: dict[str, Any]) -> bool:
+    """Whether a script would fail on a real GPU as well: by its own code, before a made-up value could have misled it.
+
+    >>> is_own({"kind": "syntax"}), is_own({"kind": "timeout"})
+    (True, False)
+    """
+    if failure.get("refused") or failure.get("made_up") or is_launcher_missing(failure):
+        return False
+    kind = failure["kind"]
+    if kind == "exception":
+        return bool(failure["of_script"]) and not _lacks_data(failure) and not _lacks_network(failure)
+    return kind in ("syntax", "package") or (kind == "exit" and failure["code"] == 2)
+
+
 def message(failure: dict[str, Any], shown: str, seconds: float) -> str:
     """The message for a failure; `shown` is the script as the user named it, `seconds` its time limit."""
     kind = failure["kind"]
@@ -93,29 +120,39 @@ def _at(failure: dict[str, Any]) -> str:
     return f" (line {failure['line']} of {failure['file']}{text})"
 
 
-def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
+def _lacks_data(failure: dict[str, Any]) -> bool:
     lowered = failure["message"].casefold()
-    named = any(name in _DATA_ERRORS for name in failure["chain"]) or any(word in lowered for word in _DATA_WORDS)
-    network = any("connection" in name.casefold() or "URLError" in name for name in failure["chain"]) or (
+    return any(name in _DATA_ERRORS for name in failure["chain"]) or any(word in lowered for word in _DATA_WORDS)
+
+
+def _lacks_network(failure: dict[str, Any]) -> bool:
+    lowered = failure["message"].casefold()
+    return any("connection" in name.casefold() or "URLError" in name for name in failure["chain"]) or (
         failure["type"] in ("OSError", "HTTPError", "RuntimeError", "ValueError", "LocalEntryNotFoundError")
+        and failure["of_library"]  # a script may have a network of its own to speak of
         and any(word in lowered for word in _NETWORK_WORDS)
     )
+
+
+def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
     what = f"{failure['message']}{_at(failure)}"
-    if network:
+    if _lacks_network(failure):
         return (
             f"{shown} asked the network for something and did not get it: {what}. "
             "Download it first, or run where there is a network. Only the shapes of the data matter, not its contents"
         )
-    if named:
+    if _lacks_data(failure):
         return (
             f"{shown} needs data that is not there: {what}. Pass the path of the data, or of a few files of the same "
             "shape, as an argument of the script, after `--`. Only the shapes of the data matter, not its contents"
         )
-    if "invalid device ordinal" in lowered:
+    if "invalid device ordinal" in failure["message"].casefold():
         return (
             f"{shown} asked for a second GPU; there is one virtual GPU, cuda:0{_at(failure)}. "
             "Run it for one GPU, with the batch size that one GPU gets"
         )
+    if is_own(failure):
+        return f"{shown} fails: {what}"
     return f"{shown} failed on the virtual GPU: {what}. If the script works on a real GPU, please report this as a bug"
 
 

@@ -15,7 +15,7 @@ from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.child import GRACE, ScriptRequest
-from ullage.estimation.scripts.failures import is_launcher_missing, message
+from ullage.estimation.scripts.failures import is_launcher_missing, is_own, message
 from ullage.estimation.scripts.files import put_back
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
@@ -83,7 +83,7 @@ def estimate_script(
         notes.append("ran out of memory; the figures are those of a card without limit")
         answer = _run(dataclasses.replace(request, limited=False), variables, show_output)
     if answer["status"] == "failed":
-        raise ScriptFailed(message(answer, shown, timeout), answer["output"])
+        raise ScriptFailed(message(answer, shown, timeout), answer["output"], is_own(answer))
     return _estimate(answer["estimate"], notes, out_of_memory, shown)
 
 

@@ -180,7 +180,7 @@ class Daemon:
                 self.attempts.follow()
                 self.context.look()
                 self.guard.look()
-            await self.intake.write_answers(self._group_commit.do)
+            await self.intake.follow(self._group_commit.do)
             if time.monotonic() > self._next_care:
                 self._next_care = time.monotonic() + _CARE_EVERY
                 await self._care()

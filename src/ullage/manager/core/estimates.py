@@ -1,40 +1,41 @@
-"""Estimates of submitted jobs: each in a process of its own with limits of time and memory, kept by content."""
+"""Estimates of submitted jobs: each in a process of its own with limits, several at once, users in turn."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
-import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import ullage
 from ullage.isolation.environment import environment
-from ullage.isolation.limits import Limits
+from ullage.isolation.limits import Limits, machine_memory
 from ullage.isolation.parent import Outcome, run
 from ullage.manager.settings import EstimateSettings
+from ullage.units import format_duration
 from ullage.workloads.job_files import JobSpec
 
-_MOST_FILES, _MOST_FOLDERS, _LARGEST_FILE = 200, 64, 4 << 20
-_NOT_CODE = ("__pycache__", "venv", "node_modules", "data", "datasets", "runs", "wandb")
 _PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")
 _FLAGS_WITH_VALUE = ("-X", "-W")
 _FLAGS = re.compile(r"-[uOBIsEPqSdvb]+")
-_MEMORY_VARIABLES = re.compile(r"(PYTORCH|TORCH|CUDA|CUBLAS|CUDNN|NVIDIA_TF32)_?.*")
 
 
 @dataclass(frozen=True)
 class EstimateQuestion:
-    """One thing to estimate: a script with its arguments, a module, or a model's name with options."""
+    """One thing to estimate: a script with its arguments, a module, or a model's name or file with options.
+
+    A path is as the job's user wrote it: only the process with that user's rights looks whether it is there.
+    """
 
     source: str
     args: tuple[str, ...] = ()
@@ -45,20 +46,19 @@ class EstimateQuestion:
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
     """What can be asked about a job, the most telling first; empty where there is nothing to run or to name.
 
-    >>> questions_of(JobSpec(command=["python", "-u", "train.py", "--lr", "1"], cwd="/home/ann"))[0].source
-    '/home/ann/train.py'
-    >>> questions_of(JobSpec(command=["make", "train"], cwd="/home/ann"))
+    >>> questions_of(JobSpec(command=["python", "-u", "train.py", "--lr", "1"]))[0].args
+    ('--lr', '1')
+    >>> questions_of(JobSpec(command=["make", "train"]))
     []
     """
     found = []
     if spec.model is not None:
         options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
-        path = os.path.join(spec.folder, spec.model)
-        found.append(EstimateQuestion(path if os.path.exists(path) else spec.model, options=options))
+        found.append(EstimateQuestion(spec.model, options=options))
     script = script_of(spec.command)
     if script is not None:
         source, args, module = script
-        found.append(EstimateQuestion(source if module else os.path.join(spec.folder, source), tuple(args), module))
+        found.append(EstimateQuestion(source, tuple(args), module))
     return found
 
 
@@ -107,155 +107,239 @@ def _torchrun(words: list[str]) -> tuple[str, list[str], bool] | None:
     return None
 
 
-def key_of(
-    questions: Sequence[EstimateQuestion], estimator: str, gpus: Sequence[str], env: Mapping[str, str], cwd: str
-) -> str:
-    """A key that is the same for the same content: code, arguments, GPUs, versions and what changes memory."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = None
+def key_of(spec: JobSpec, uid: int, estimator: str, gpus: Sequence[str]) -> str:
+    """What an estimate is kept by: who asks, what is run where, on which GPUs, and the versions of what answers.
+
+    The variables and files that the answer follows from are not in it: those are known after the run only, and are kept
+    beside the answer.
+    """
     known = {
-        "versions": [ullage.__version__, torch, estimator],
-        "gpus": sorted(set(gpus)),
-        "env": sorted((name, value) for name, value in env.items() if _MEMORY_VARIABLES.fullmatch(name)),
-        "questions": [{**asdict(question), "content": _content(question, cwd)} for question in questions],
-    }
+        "uid": uid, "cwd": spec.cwd, "venv": spec.venv, "conda": spec.conda, "program": spec.command[0],
+        "questions": [asdict(question) for question in questions_of(spec)], "gpus": sorted(set(gpus)),
+        "versions": [ullage.__version__, _torch_version(), estimator],
+    }  # fmt: skip
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _content(question: EstimateQuestion, cwd: str) -> str | None:
-    """What the source is made of: the file and the Python files beside it, since a script imports its neighbours."""
-    if question.module:
-        files = _python_files(cwd)
-    elif os.path.isabs(question.source):
-        files = [question.source, *_python_files(os.path.dirname(question.source))]
-    else:
-        return None
-    total = hashlib.sha256()
-    for file in files:
-        total.update(f"{file}\0{_digest(file)}\0".encode())
-    return total.hexdigest()
-
-
-def _python_files(folder: str) -> list[str]:
-    """Python files in a folder and below; no more folders are looked at than a project has, for data may lie there."""
-    found: list[str] = []
-    for seen, (place, folders, names) in enumerate(os.walk(folder)):
-        if seen >= _MOST_FOLDERS or len(found) >= _MOST_FILES:
-            break
-        folders[:] = sorted(each for each in folders if each.isidentifier() and each not in _NOT_CODE)[:_MOST_FOLDERS]
-        found += [os.path.join(place, name) for name in sorted(names) if name.endswith(".py")]
-    return found[:_MOST_FILES]
-
-
-def _digest(path: str) -> str | None:
-    """Of a plain file only: a pipe or a device must not hold up the daemon."""
+@functools.cache
+def _torch_version() -> str | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            return hashlib.sha256(file.read(_LARGEST_FILE)).hexdigest()
-    except OSError:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
         return None
 
 
+NOT_ESTIMATED = "not estimated: "
 _ENTRY = "ullage.manager.core.estimating_child:estimate_here"
 _LONGEST_ANSWER, _LONGEST_NOTE = 1 << 20, 400  # bytes, characters
 
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """An estimate to make, with the key by which it is kept. `env`, `cwd` and `rights` are the job's."""
+    """An estimate to make, with the key by which it is kept. `env`, `cwd`, `conda` and `rights` are the job's."""
 
     key: str
+    uid: int
     estimator: str
     questions: Sequence[EstimateQuestion]
     gpus: Sequence[str]
+    program: str
     env: Mapping[str, str]
     cwd: str
+    conda: str | None
     rights: Mapping[str, int | str]
+
+    @cached_property
+    def identity(self) -> str:
+        """The same for requests that must have the same answer while nothing is changed on disk."""
+        return hashlib.sha256(json.dumps([self.key, sorted(self.env.items())]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class EstimateAnswer:
-    """The result of an estimate: `upper` in bytes, or `None`, and a note that says where it comes from or why not."""
+    """The result of an estimate: `upper` in bytes, or `None`, and a note that says where it comes from or why not.
 
-    key: str
+    `own_failure`: the script fails by itself, on a real GPU as well.
+    """
+
     upper: int | None
     note: str
-    seconds: float
+    seconds: float = 0.0
+    own_failure: bool = False
+
+
+@dataclass(eq=False)
+class _Work:
+    """One estimate, waiting or under way, and the jobs that want it."""
+
+    request: EstimateRequest
+    jobs: dict[int, None] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)
+    began: float | None = None
 
 
 class Estimates:
-    """Makes the estimates that are asked for, a few at once; `done` is told of each, in the event loop's thread."""
+    """Makes the estimates that jobs want. `done` is told of each, in the event loop's thread.
 
-    def __init__(self, rules: EstimateSettings, done: Callable[[EstimateAnswer], None]) -> None:
+    Users take turns: the next estimate is of a user who has the fewest under way, of those the one who was served
+    longest ago. Nobody has more than `per_user` under way.
+    """
+
+    def __init__(
+        self, rules: EstimateSettings, done: Callable[[Sequence[int], EstimateRequest, EstimateAnswer], None]
+    ) -> None:
         self._rules, self._done = rules, done
-        self._waiting: dict[str, EstimateRequest] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(rules.at_once, "estimate")  # one waits for each child
-        self._closing = threading.Event()
+        self.at_once, self.per_user = estimates_at_once(rules)
+        self._of_job: dict[int, _Work] = {}
+        self._open: dict[str, _Work] = {}  # by identity: those that another job may join
+        self._waiting: dict[int, dict[_Work, None]] = {}  # by user
+        self._running: dict[_Work, asyncio.Task[None]] = {}
+        self._served: dict[int, int] = {}  # by user: how many estimates had begun when theirs did last
+        self._begun = 0
+        self._order: dict[_Work, int] | None = None  # place in the queue; None after a change
+        self._threads = ThreadPoolExecutor(self.at_once, "estimate")  # one waits for each child
 
-    def want(self, wanted: EstimateRequest) -> None:
+    def want(self, job: int, request: EstimateRequest) -> None:
         """Ask for an estimate. One that is under way already is not made twice."""
-        if wanted.key not in self._running:
-            self._waiting.setdefault(wanted.key, wanted)
+        work = self._open.get(request.identity)
+        if work is None:
+            work = self._open[request.identity] = _Work(request)
+            self._waiting.setdefault(request.uid, {})[work] = None
+            self._order = None
+        work.jobs[job] = None
+        self._of_job[job] = work
         self._begin()
+
+    @property
+    def wanted(self) -> list[int]:
+        """The jobs that an estimate is under way for, or waits."""
+        return list(self._of_job)
 
     @property
     def pending(self) -> int:
         """How many estimates are under way or waiting."""
-        return len(self._waiting) + len(self._running)
+        return len(self._running) + sum(map(len, self._waiting.values()))
+
+    def of_user(self, uid: int) -> int:
+        """How many estimates of a user are under way or waiting."""
+        return self._under_way(uid) + len(self._waiting.get(uid, ()))
+
+    def give_up(self, jobs: Iterable[int]) -> None:
+        """These jobs want none any more. An estimate that nobody wants ends at once."""
+        for job in jobs:
+            work = self._of_job.pop(job, None)
+            if work is None:
+                continue
+            del work.jobs[job]
+            if not work.jobs:
+                self._open.pop(work.request.identity, None)
+                self._waiting.get(work.request.uid, {}).pop(work, None)
+                self._order = None
+                work.stop.set()
+
+    def standing(self, job: int) -> str | None:
+        """How far the estimate of a job is, in words that go on after "the job"; `None` if none is wanted."""
+        work = self._of_job.get(job)
+        if work is None:
+            return None
+        if work.began is not None:
+            return f"is being estimated, for {format_duration(round(time.monotonic() - work.began))} now"
+        if self._order is None:
+            self._order = {each: place for place, each in enumerate(self._in_order(), 1)}
+        return f"waits to be estimated, as number {self._order[work]} of {len(self._order)}"
+
+    def _in_order(self) -> list[_Work]:
+        """All that wait, as they would be begun if each took the same time."""
+        places = [
+            (self._under_way(user) + place, self._served.get(user, 0), work)
+            for user, works in self._waiting.items()
+            for place, work in enumerate(works)
+        ]
+        return [work for *_, work in sorted(places, key=lambda each: each[:2])]
+
+    def _under_way(self, user: int) -> int:
+        return sum(work.request.uid == user for work in self._running)
 
     def _begin(self) -> None:
-        while self._waiting and len(self._running) < self._rules.at_once:
-            key = next(iter(self._waiting))
-            wanted = self._waiting.pop(key)
-            self._running[key] = asyncio.get_running_loop().create_task(self._make(wanted))
+        while len(self._running) < self.at_once:
+            free = [user for user, works in self._waiting.items() if works and self._under_way(user) < self.per_user]
+            if not free:
+                return
+            user = min(free, key=lambda each: (self._under_way(each), self._served.get(each, 0)))
+            work = next(iter(self._waiting[user]))
+            del self._waiting[user][work]
+            self._begun += 1
+            self._served[user], self._order = self._begun, None
+            work.began = time.monotonic()
+            self._running[work] = asyncio.get_running_loop().create_task(self._make(work))
 
-    async def _make(self, wanted: EstimateRequest) -> None:
+    async def _make(self, work: _Work) -> None:
         began = time.monotonic()
         try:
-            upper, note = _read(await self._ask(wanted), wanted.estimator)
+            answer = _read(await self._ask(work), work.request.estimator, time.monotonic() - began)
         except OSError as error:
-            upper, note = None, f"not estimated: {error.strerror or error}"
+            answer = EstimateAnswer(None, f"{NOT_ESTIMATED}{error.strerror or error}")
         finally:
-            self._running.pop(wanted.key, None)
-        self._done(EstimateAnswer(wanted.key, upper, note, time.monotonic() - began))
+            self._running.pop(work, None)
+        if work.jobs:
+            del self._open[work.request.identity]
+            jobs = list(work.jobs)
+            for job in jobs:
+                del self._of_job[job]
+            self._done(jobs, work.request, answer)
         self._begin()
 
-    async def _ask(self, wanted: EstimateRequest) -> Outcome:
+    async def _ask(self, work: _Work) -> Outcome:
+        wanted = work.request
         request = {
             "estimator": wanted.estimator,
             "gpus": sorted(set(wanted.gpus)),
             "timeout": self._rules.timeout,
             "questions": [asdict(question) for question in wanted.questions],
+            "program": wanted.program,
+            "cwd": wanted.cwd,
+            "conda": wanted.conda,
         }
         limits = Limits(seconds=self._rules.timeout, memory=self._rules.memory, answer=_LONGEST_ANSWER)
         env = {**environment(wanted.env), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        ask = partial(
-            run, _ENTRY, request, limits=limits, env=env, cwd=wanted.cwd, rights=wanted.rights, stop=self._closing
-        )
+        ask = partial(run, _ENTRY, request, limits=limits, env=env, cwd="/", rights=wanted.rights, stop=work.stop)
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
     async def close(self) -> None:
         """Give up all that are under way; their jobs are asked about again later."""
         tasks = list(self._running.values())
         self._waiting.clear()
-        self._closing.set()
+        for work in self._running:
+            work.stop.set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown()
 
 
-def _read(outcome: Outcome, estimator: str) -> tuple[int | None, str]:
+def estimates_at_once(rules: EstimateSettings) -> tuple[int, int]:
+    """How many estimates are made at once, of all users and of one.
+
+    Where nothing is set: as many as there are cores and memory for, and half of them for one user, so that there is
+    always room for another. A daemon that is not root's has one user only.
+
+    >>> estimates_at_once(EstimateSettings(at_once=4, per_user=1))
+    (4, 1)
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    at_once = rules.at_once or max(1, min(cores, machine_memory()[1] // rules.memory, _MOST_AT_ONCE))
+    return at_once, rules.per_user or (at_once if os.getuid() else (at_once + 1) // 2)
+
+
+_MOST_AT_ONCE = 64
+
+
+def _read(outcome: Outcome, estimator: str, seconds: float) -> EstimateAnswer:
     """The bound, or `None`, and the note that the job keeps."""
     answer = outcome.answer
     if answer is not None and "failed" not in answer:
         fits = "" if answer["fits"] else f", which does not fit on {answer['gpu']}"
-        return int(answer["upper"]), f"estimated by {estimator} for {answer['gpu']}{fits}"
+        return EstimateAnswer(int(answer["upper"]), f"estimated by {estimator} for {answer['gpu']}{fits}", seconds)
     told = answer["failed"] if answer else outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
-    return None, f"not estimated: {str(told)[:_LONGEST_NOTE]}"
+    note = f"{NOT_ESTIMATED}{str(told)[:_LONGEST_NOTE]}"
+    return EstimateAnswer(None, note, seconds, bool(answer and answer.get("own")))

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from ullage.errors import InvalidValue, NoSuchJob, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
+from ullage.manager.core.array_samples import ArraySamples
 from ullage.manager.core.context import ManagerContext
-from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of
+from ullage.manager.core.estimates import (
+    NOT_ESTIMATED,
+    EstimateAnswer,
+    EstimateRequest,
+    Estimates,
+    key_of,
+    questions_of,
+)
 from ullage.manager.core.host import share_of
 from ullage.manager.core.limits import UserLimits
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
-from ullage.manager.running.environment import base_environment
+from ullage.manager.running.environment import estimate_environment
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import WAITING, JobRecord, State
 from ullage.units import format_bytes
@@ -23,6 +32,7 @@ from ullage.workloads.job_files import JobSpec
 NOBODY = "none"
 Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Does a work as a transaction of its own (`GroupCommit.do`)."""
+_MOST_ASKED = 50  # estimates of one user that are asked for at the same time
 
 
 class InitialPromise(NamedTuple):
@@ -38,7 +48,10 @@ class Intake:
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
-        self._late: list[EstimateAnswer] = []
+        self._late: list[tuple[Sequence[int], EstimateAnswer]] = []
+        self._backlog: dict[int, deque[int]] = {}  # jobs of each user whose estimates are not asked for yet
+        self._arrays: dict[int, ArraySamples] = {}  # of which a few elements are being estimated
+        self._sampled: dict[int, int] = {}  # those elements' jobs, and their arrays
         self.limits = UserLimits(context)
         self.estimates = Estimates(context.settings.estimating, self.answered)
 
@@ -62,7 +75,7 @@ class Intake:
             each = _of_index(spec, index)
             command = tuple(each.command)
             if command not in promises:
-                promises[command] = self._initial_promise(each)
+                promises[command] = self._initial_promise(caller, each)
             parts.append(
                 {"part": part, "array_index": index, "name": each.title, **self._promised(spec, promises[command])}
             )
@@ -73,8 +86,7 @@ class Intake:
 
     def _accepted(self, made: list[JobRecord]) -> None:
         crash_point("submit-before-answer")
-        for job in {job.estimate_key: job for job in made}.values():
-            self._want(job)
+        self._want_all(made)
 
     def _check(self, spec: JobSpec) -> None:
         _ = spec.folder  # refused where there is none
@@ -119,7 +131,7 @@ class Intake:
         return {"state": state, "estimate_key": initial.estimate_key, "estimate_note": initial.note,
                 "promise": initial.promise}  # fmt: skip
 
-    def _initial_promise(self, spec: JobSpec) -> InitialPromise:
+    def _initial_promise(self, caller: Caller, spec: JobSpec) -> InitialPromise:
         if spec.gpus == 0:
             return InitialPromise(0, "it uses no GPU")
         if spec.memory is not None:
@@ -129,70 +141,137 @@ class Intake:
             return InitialPromise(
                 None, f"not estimated: {'its submitter' if spec.estimator else 'this site'} wants none"
             )
-        questions = questions_of(spec)
-        if not questions:
+        if not questions_of(spec):
             return InitialPromise(None, "not estimated: no Python script or model in it (--memory tells how much)")
-        key = key_of(questions, estimator, self._gpus(), spec.env, spec.folder)
-        known = self._store.known_estimate(key)
-        if known is not None:
-            fresh = known["made"] + self._context.settings.estimating.retry_failed_after > self._context.clock()
-            if known["upper"] is not None or fresh:
-                return InitialPromise(known["upper"], f"{known['note']} (kept from before)", key)
-        return InitialPromise(None, None, key)
+        return InitialPromise(None, None, key_of(spec, caller.uid, estimator, self._gpus()))
 
     def _gpus(self) -> list[str]:
         return sorted({device.name for device in self._context.slot_reader.devices()})
 
     def resume(self) -> None:
         """After a restart: ask again for estimates that were under way."""
-        for job in {job.estimate_key: job for job in self._store.jobs.values() if job.estimate_note is None}.values():
-            self._want(job)
+        self._want_all(self._store.jobs.values())
+
+    def _want_all(self, jobs: Iterable[JobRecord]) -> None:
+        """Have jobs estimated that need it: of an array a few elements first."""
+        count = self._context.settings.estimating.array_samples
+        arrays: dict[int, list[JobRecord]] = {}
+        for job in list(jobs):
+            if not _needs_estimate(job):
+                continue
+            if count and job.array_id is not None:
+                arrays.setdefault(job.array_id, []).append(job)
+            else:
+                self._backlog.setdefault(job.uid, deque()).append(job.id)
+        for array, elements in arrays.items():
+            self._sample(array, elements)
+        self._ask_more()
+
+    def _ask_more(self) -> None:
+        """Requests are large: of each user only so many are made as may be under way soon."""
+        for uid, numbers in self._backlog.items():
+            while numbers and self.estimates.of_user(uid) < _MOST_ASKED:
+                job = self._store.jobs.get(numbers.popleft())
+                if _needs_estimate(job):
+                    self._want(job)
+
+    def _sample(self, array: int, elements: Iterable[JobRecord]) -> None:
+        count = self._context.settings.estimating.array_samples
+        samples = ArraySamples({job.id: job.array_index or 0 for job in elements}, count)
+        self._arrays[array] = samples
+        for number in samples.ask():
+            self._sampled[number] = array
+            self._want(self._store.job(number))
 
     def _want(self, job: JobRecord) -> None:
-        if job.estimate_note is not None or job.estimate_key is None or job.state not in WAITING:
-            return
+        assert job.estimate_key is not None
         spec = JobSpec.model_validate(job.request)
-        try:
-            env = base_environment(spec, job.uid)
-        except InvalidValue as error:
-            self.answered(EstimateAnswer(job.estimate_key, None, f"not estimated: {error}", 0.0))
-            return
         self.estimates.want(
+            job.id,
             EstimateRequest(
-                job.estimate_key, self._estimator(spec), questions_of(spec), self._gpus(), env, spec.folder,
-                rights(job.uid, job.gid),
-            )
+                key=job.estimate_key, uid=job.uid, estimator=self._estimator(spec), questions=questions_of(spec),
+                gpus=self._gpus(), program=spec.command[0], env=estimate_environment(job, spec), cwd=spec.folder,
+                conda=spec.conda, rights=rights(job.uid, job.gid),
+            ),
         )  # fmt: skip
+
+    def standing(self, job: JobRecord) -> str | None:
+        """How far the estimate of a job is; `None` if there is nothing to say."""
+        found = self.estimates.standing(job.id)
+        if found is None and job.array_id in self._arrays:
+            found = self._arrays[job.array_id].standing()
+        return found
 
     def _estimator(self, spec: JobSpec) -> str:
         return spec.estimator or self._context.settings.estimating.estimator
 
-    def answered(self, answer: EstimateAnswer) -> None:
-        """Take an estimate that is done; the next step writes it down."""
-        self._late.append(answer)
+    def answered(self, jobs: Sequence[int], request: EstimateRequest, answer: EstimateAnswer) -> None:
+        """Take an estimate that is done, for the jobs that wanted it; the next step writes it down."""
+        self._late.append((jobs, answer))
+        for job in jobs:
+            self._tell_array(job, answer)
         self._context.service.wake()
 
-    async def write_answers(self, commit: Commit) -> None:
-        """Write down estimates, also those that could not be written before because the disk was full."""
+    async def follow(self, commit: Commit) -> None:
+        """Give up the estimates of jobs that do not wait for one any more, ask for more, and write down what is done.
+
+        What could not be written before, because the disk was full, is still there.
+        """
+        gone = [job for job in self.estimates.wanted if not _needs_estimate(self._store.jobs.get(job))]
+        self.estimates.give_up(gone)
+        for job in gone:
+            self._tell_array(job, None)
+        self._ask_more()
         try:
             while self._late:
-                await commit(partial(self._write, self._late[0]))
+                await commit(partial(self._write, *self._late[0]))
                 self._late.pop(0)
                 crash_point("estimated")
         except StoreFull as error:
             self._context.say(str(error))
 
-    def _write(self, answer: EstimateAnswer) -> Generator[None, None, None]:
-        """Keep it, and let the jobs with that content go on."""
-        self._store.keep_estimate(answer.key, answer.upper, answer.note, answer.seconds)
-        for job in list(self._store.jobs.values()):
-            if job.estimate_key != answer.key or job.estimate_note is not None:
-                continue
-            job = self._store.update(job, promise=answer.upper, estimate_note=answer.note)
-            if job.state is State.ESTIMATING:
-                self._store.move(job, "estimated", State.QUEUED, answer.note)
+    def _tell_array(self, job: int, answer: EstimateAnswer | None) -> None:
+        """An element that was estimated for its array has its answer, or wants none any more."""
+        array = self._sampled.pop(job, None)
+        if array is None:
+            return
+        samples = self._arrays[array]
+        samples.take(job, answer)
+        if samples.asked:
+            return
+        del self._arrays[array]
+        rest = [self._store.jobs[number] for number in samples.rest if _needs_estimate(self._store.jobs.get(number))]
+        agreed = samples.agreed()
+        if agreed is not None and rest:
+            self._late.append(([one.id for one in rest], agreed))
+        elif rest and samples.is_undecided:
+            self._sample(array, rest)
+        elif rest:
+            self._backlog.setdefault(rest[0].uid, deque()).extend(one.id for one in rest)
+
+    def _write(self, jobs: Sequence[int], answer: EstimateAnswer) -> Generator[None, None, None]:
+        """Let jobs go on with their estimate."""
+        for number in jobs:
+            job = self._store.job(number)
+            if _needs_estimate(job):
+                self._write_one(job, answer)
             yield
         crash_point("estimated-before-commit")
+
+    def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
+        found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.note}
+        holds = answer.own_failure and self._context.settings.estimating.failed == "hold" and job.spec["gpus"] == 1
+        if holds:  # on one GPU: more of them are not there when a script is estimated, and it may fail for that
+            found["detail"] = answer.note.removeprefix(NOT_ESTIMATED)
+        if job.state is State.ESTIMATING:
+            self._store.move(job, "estimated", State.HELD if holds else State.QUEUED, answer.note, **found)
+        else:
+            self._store.update(job, **found)
+
+
+def _needs_estimate(job: JobRecord | None) -> TypeGuard[JobRecord]:
+    """Whether a job waits and has no estimate yet."""
+    return job is not None and job.state in WAITING and job.estimate_note is None and job.estimate_key is not None
 
 
 def _of_index(spec: JobSpec, index: int | None) -> JobSpec:

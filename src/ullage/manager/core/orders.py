@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Why a job waits, for states in which placement was not asked.
 _REASONS = {
-    State.ESTIMATING: "is being estimated",
+    State.ESTIMATING: "waits to be estimated",
     State.HELD: "is held; 'ullage release' lets it go",
     State.QUEUED: "has just come",
 }
@@ -59,7 +59,7 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
         "ran": job.ran,
         "completion": _span(job.submitted, job.ended),
         "cause": job.cause, "detail": job.detail if mine else None, "exit_code": job.exit_code,
-        "reason": (reason if job.state is State.QUEUED else None) or _REASONS.get(job.state),
+        "reason": reason or _REASONS.get(job.state),
     }  # fmt: skip
     if whole and mine:
         names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
@@ -225,7 +225,7 @@ class Orders:
 
         def release(job: JobRecord) -> str:
             known = job.estimate_note is not None
-            self._store.move(job, "release", State.QUEUED if known else State.ESTIMATING)
+            self._store.move(job, "release", State.QUEUED if known else State.ESTIMATING, detail=None)
             return "is released"
 
         return self._each(caller, jobs, "release", release)
@@ -329,7 +329,8 @@ class Orders:
         return {"gpu": found[0].id, "index": found[0].index, "drained": drained}
 
     def _shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:
-        shown = job_shown(job, self._context.reason(job.id), self._context.clock(), whole, caller.may_change(job.uid))
+        mine = caller.may_change(job.uid)
+        shown = job_shown(job, self._reason(job, mine), self._context.clock(), whole, mine)
         attempt = self._store.attempts.get(job.id)
         held = self._context.used.get(attempt.token) if attempt else None
         pid = self._context.pids.get(job.id) if attempt else None
@@ -344,6 +345,16 @@ class Orders:
             "cores": share.cores, "host_promise": share.memory,
             "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
         }  # fmt: skip
+
+    def _reason(self, job: JobRecord, mine: bool) -> str | None:
+        """Why a job waits, where more is known than its state."""
+        if job.state is State.QUEUED:
+            return self._context.reason(job.id)
+        if job.state is State.ESTIMATING:
+            return self._intake.standing(job)
+        if job.state is State.HELD and job.detail and mine:
+            return f"is held: {job.detail}; 'ullage release' starts it all the same"
+        return None
 
     def _check_mine(self, caller: Caller, job: JobRecord, doing: str) -> None:
         if not caller.may_change(job.uid):

@@ -35,6 +35,20 @@ def job_environment(job: JobRecord, spec: JobSpec, attempt: AttemptRecord, gpus:
     return env | dict(gpus)
 
 
+def estimate_environment(job: JobRecord, spec: JobSpec) -> dict[str, str]:
+    """As a job finds it, for its estimate. Its own number is 0: an answer must not depend on which job asked for it."""
+    env = base_environment(spec, job.uid)
+    env |= {
+        "ULLAGE_JOB_ID": "0",
+        "ULLAGE_JOB_NAME": job.name,
+        "ULLAGE_ATTEMPT_NUMBER": "1",
+        "ULLAGE_CHECKPOINT_EXIT": str(CHECKPOINT_EXIT),
+    }
+    if job.array_id is not None:
+        env |= {"ULLAGE_ARRAY_ID": "0", "ULLAGE_ARRAY_INDEX": str(job.array_index)}
+    return env
+
+
 def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
     """What the submitter had, and the least that a program expects, with the venv in front.
 

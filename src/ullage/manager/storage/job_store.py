@@ -261,18 +261,6 @@ class JobStore:
         with self.transaction():
             self._now.events.append((self._clock(), kind, job.id if job else None, attempt, text))
 
-    def known_estimate(self, key: str) -> dict[str, Any] | None:
-        """What an earlier estimate of the same content said."""
-        rows = self._database.rows("SELECT * FROM estimates WHERE key = ?", (key,))
-        return dict(rows[0]) if rows else None
-
-    def keep_estimate(self, key: str, upper: int | None, note: str, seconds: float) -> None:
-        """Keep an estimate by its content."""
-        with self.transaction():
-            self._now.add(
-                "INSERT OR REPLACE INTO estimates VALUES (?, ?, ?, ?, ?)", (key, upper, note, seconds, self._clock())
-            )
-
     def drained(self) -> dict[str, str]:
         """GPUs that get no new jobs, each with the reason given."""
         return {row["id"]: row["reason"] for row in self._database.rows("SELECT * FROM gpus WHERE drained = 1")}

@@ -85,7 +85,7 @@ INFRASTRUCTURE = frozenset(
 MEMORY = frozenset({Cause.GPU_MEMORY, Cause.HOST_MEMORY, Cause.OVER_PROMISE})
 
 TRANSITIONS: dict[str, tuple[frozenset[State], frozenset[State]]] = {
-    "estimated": (frozenset({State.ESTIMATING}), frozenset({State.QUEUED})),
+    "estimated": (frozenset({State.ESTIMATING}), frozenset({State.QUEUED, State.HELD})),
     "hold": (frozenset({State.ESTIMATING, State.QUEUED}), frozenset({State.HELD})),
     "release": (frozenset({State.HELD}), frozenset({State.ESTIMATING, State.QUEUED})),
     "place": (frozenset({State.QUEUED}), frozenset({State.STARTING})),
