@@ -19,6 +19,7 @@ from ullage.manager.core.recovery import (
     classify,
     was_seen,
 )
+from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record, tail
 from ullage.manager.running.supervisor import STARTED, boot_now
@@ -32,12 +33,29 @@ _MPS_BLAME = 30.0  # seconds after the loss of MPS in which a failure is put dow
 _FINAL = {Cause.FINISHED: State.DONE, Cause.CANCELLED: State.CANCELLED}
 
 
+def _poison(job: JobRecord) -> str:
+    return f"the daemon ended {job.crashes} times while it dealt with this job; 'ullage release' tries it again"
+
+
 class AttemptTracker:
     """Looks at the folders of all live attempts. Every change of a look is one transaction; a look may be repeated."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
         self.adopting = True  # until the first look is over, nobody of this process has started anything
+
+    def count_crash(self, number: int | None) -> None:
+        """The daemon before this one ended over a job: after a few times in a row, the job is held."""
+        context = self._context
+        job = context.store.jobs.get(number or 0)
+        if job is None:
+            return
+        with context.store.transaction():
+            job = context.store.update(job, crashes=job.crashes + 1)
+            context.store.event("daemon ended", job, f"while it dealt with this job ({job.crashes} in a row)")
+            if job.crashes >= MOST_CRASHES and job.state in (State.ESTIMATING, State.QUEUED):
+                context.store.move(job, "hold", State.HELD, _poison(job), detail=_poison(job))
+        context.say(f"the daemon before this one ended while it dealt with job {job.label}")
 
     def adopt(self) -> int:
         """After a start: promises of what may be alive are in force again, orders to stop are given again."""
@@ -114,6 +132,9 @@ class AttemptTracker:
         if look.state == "alive":
             if look.started is not None:
                 context.store.run(attempt, float(look.started["time"]))
+                job = context.store.job(attempt.job)
+                if job.crashes:
+                    context.store.update(job, crashes=0)
                 context.pids[attempt.job] = int(look.started["job_pid"])
             return False
         job, record = context.store.job(attempt.job), look.record or {}
@@ -169,7 +190,9 @@ class AttemptTracker:
             context.store.move(job, "retry", after, ended.detail, detail=ended.detail, **common)
             return
         if ended.cause is Cause.NOT_STARTED and self.adopting:
-            context.store.move(job, "retry", State.QUEUED, ended.detail, recovery=True, **common)
+            held = job.crashes >= MOST_CRASHES
+            text, after = (_poison(job), State.HELD) if held else (ended.detail, State.QUEUED)
+            context.store.move(job, "retry", after, text, detail=text, recovery=not held, **common)
             return
         following = after_failure(job, attempt, ended, used, context.largest, context.settings.recovering)
         if not following.again:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ullage.isolation.process_identity import Process, start_of
+from ullage.manager.core.watchdog import Handled
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import Sharing
 from ullage.manager.running.supervisor import TOKEN
@@ -123,6 +124,7 @@ class ManagerContext:
     sharing: Sharing
     ledger: Ledger
     service: ServiceState
+    handled: Handled
     clock: Callable[[], float]
     say: Callable[[str], None]
     cards: Path | None = None  # the folder of the virtual GPUs, if it serves those

@@ -30,6 +30,7 @@ from ullage.manager.core.host import host_of
 from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.orders import Orders, arguments_of
 from ullage.manager.core.scheduler import Scheduler
+from ullage.manager.core.watchdog import Handled, Watchdog
 from ullage.manager.identity import Caller, this_user
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import Launcher
@@ -74,14 +75,14 @@ class Daemon:
         self.context = ManagerContext(
             folder=folder, settings=settings, store=JobStore(self.database, clock), clock=clock, say=say, cards=cards,
             launcher=Launcher(folder, self._run / "wake.sock"), slot_reader=SlotReader(monitor), sharing=sharing,
-            ledger=Ledger(host=host_of(settings.host)), service=ServiceState(began=clock()),
+            ledger=Ledger(host=host_of(settings.host)), service=ServiceState(began=clock()), handled=Handled(folder),
         )  # fmt: skip
         cgroups = Cgroups(wanted=settings.running.cgroup)
         self.attempts = AttemptTracker(self.context)
         self.intake = Intake(self.context)
         self.scheduler = Scheduler(self.context, cgroups)
         self.guard = RunningJobGuard(self.context, self.attempts, self.scheduler.makes_room)
-        self._monitor = monitor
+        self._monitor, self._watchdog = monitor, Watchdog()
         self._group_commit = GroupCommit(self.context.store)
         self._readers = ThreadPoolExecutor(4, "reader")  # long answers are made there
         self._next_care = 0.0
@@ -128,6 +129,7 @@ class Daemon:
                 )
             for job, reason in self.context.store.history.damaged.items():
                 self.context.say(f"job {job} is set aside, since it cannot be read: {reason}")
+            self.attempts.count_crash(self.context.handled.left())
             adopted = self.attempts.adopt()
             if adopted:
                 self.context.say(f"{adopted} running jobs were adopted")
@@ -136,10 +138,12 @@ class Daemon:
             if self.api is not None:
                 self.api.start(loop)
             ready()
+            self._watchdog.ready()
             await self._steps(server)
             if self._fatal is not None:
                 raise self._fatal
         finally:
+            self._watchdog.ending()
             await server.stop()
             if self.api is not None:
                 await asyncio.to_thread(self.api.stop)
@@ -184,19 +188,24 @@ class Daemon:
             if time.monotonic() > self._next_care:
                 self._next_care = time.monotonic() + _CARE_EVERY
                 await self._care()
-            return await self.scheduler.place()
+            placed = await self.scheduler.place()
+            self._watchdog.well()
+            return placed
         except StoreDamaged:
             raise
         except Exception as error:  # orders are still answered, and the next step may do better
             known, service.disk_full = isinstance(error, UllageError), isinstance(error, StoreFull)
             service.trouble = str(error) if known else f"a step failed: {type(error).__name__}: {error}"
+            if known:
+                self._watchdog.well()  # what is in its way is known, and another daemon would meet it too
             if service.trouble != before:
                 self.context.say(service.trouble if known else f"{service.trouble}\n{traceback.format_exc()}")
             return []
 
     def _start(self, job: JobRecord, attempt: AttemptRecord) -> None:
         try:
-            self.scheduler.start(job, attempt)
+            with self.context.handled.now(job.id):
+                self.scheduler.start(job, attempt)
         except Exception as error:  # the next look finds nobody in its folder and ends the attempt
             self.context.say(f"job {job.label} could not be started: {type(error).__name__}: {error}")
 
@@ -280,6 +289,7 @@ class Daemon:
             self.context.sharing.stop()
         self._monitor.stop()
         self.database.close()
+        self.context.handled.close()
         os.close(self._lock)
 
 

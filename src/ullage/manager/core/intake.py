@@ -184,6 +184,10 @@ class Intake:
             self._want(self._store.job(number))
 
     def _want(self, job: JobRecord) -> None:
+        with self._context.handled.now(job.id):
+            self._ask(job)
+
+    def _ask(self, job: JobRecord) -> None:
         assert job.estimate_key is not None
         spec = JobSpec.model_validate(job.request)
         self.estimates.want(

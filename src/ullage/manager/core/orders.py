@@ -25,6 +25,7 @@ from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.host import share_of
 from ullage.manager.core.intake import Intake
+from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.identity import Caller, check_submitter
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import STDERR, STDOUT
@@ -59,13 +60,18 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
         "ran": job.ran,
         "completion": _span(job.submitted, job.ended),
         "cause": job.cause, "detail": job.detail if mine else None, "exit_code": job.exit_code,
-        "reason": reason or _REASONS.get(job.state),
+        "reason": _why_it_waits(job, reason),
     }  # fmt: skip
     if whole and mine:
         names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
                  "resumable", "mps_threads", "mps_memory", "begin", "retries", "requeue")  # fmt: skip
         shown |= {name: asked.get(name) for name in names} | {"env": sorted(asked["env"])}
     return shown
+
+
+def _why_it_waits(job: JobRecord, reason: str | None) -> str | None:
+    poisonous = job.state is State.HELD and job.crashes >= MOST_CRASHES
+    return job.detail if poisonous else reason or _REASONS.get(job.state)
 
 
 def attempt_shown(attempt: AttemptRecord, mine: bool) -> dict[str, Any]:

@@ -112,8 +112,13 @@ CREATE INDEX jobs_by_name ON jobs (name);
 CREATE INDEX jobs_by_end ON jobs (ended);
 """
 
+# How often in a row the daemon ended while it dealt with a job.
+CRASHES = """
+ALTER TABLE jobs ADD COLUMN crashes INTEGER NOT NULL DEFAULT 0;
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
-MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES, SHARED_SPECS)
+MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES, SHARED_SPECS, CRASHES)
 
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"

@@ -140,6 +140,7 @@ class JobRecord:
     memory_failures: int = 0
     other_failures: int = 0
     own_failures: int = 0
+    crashes: int = 0
     stop_reason: str | None = None
     cause: Cause | None = None
     detail: str | None = None

@@ -1,0 +1,77 @@
+"""What is known of a daemon from outside: to systemd whether it is well, and to the next daemon whom it dealt with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_CRASHES = 3  # so often may the daemon end over the start of one job before that job is held
+_BETWEEN = 1.0  # seconds between two signs of life
+_SIZE = 20  # bytes of a job's number in the file
+
+
+class Watchdog:
+    """Tells systemd that the daemon is ready and well (`Type=notify`, `WatchdogSec`); without systemd it does nothing.
+
+    No process that the daemon starts finds the way to systemd in its environment.
+    """
+
+    def __init__(self) -> None:
+        address = os.environ.pop("NOTIFY_SOCKET", "")
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._next = 0.0
+
+    def ready(self) -> None:
+        """The daemon serves."""
+        self._tell("READY=1")
+
+    def well(self) -> None:
+        """A step has succeeded. Where such signs stay away for `WatchdogSec`, systemd starts another daemon."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _BETWEEN
+            self._tell("WATCHDOG=1")
+
+    def ending(self) -> None:
+        """The daemon ends of its own accord."""
+        self._tell("STOPPING=1")
+
+    def _tell(self, words: str) -> None:
+        if not self._address:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto(words.encode(), self._address)
+
+
+class Handled:
+    """The job that the daemon is just starting or having estimated, in a file: a daemon that ends meanwhile, or hangs
+    and is killed, leaves its number there. A write costs microseconds; it need not survive a power cut."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / "handled", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def left(self) -> int | None:
+        """The job that the daemon before this one did not survive; asked once."""
+        text = os.pread(self._file, _SIZE, 0).strip(b"\0 \n")
+        self._write(0)
+        return int(text) if text.isdigit() and int(text) else None
+
+    @contextlib.contextmanager
+    def now(self, job: int) -> Iterator[None]:
+        """Inside the `with`, that job is dealt with."""
+        self._write(job)
+        try:
+            yield
+        finally:
+            self._write(0)
+
+    def _write(self, job: int) -> None:
+        os.pwrite(self._file, b"%-*d" % (_SIZE, job), 0)
+
+    def close(self) -> None:
+        """Nothing is dealt with any more."""
+        os.close(self._file)
