@@ -1,15 +1,20 @@
 """What the children of these tests do: functions that behave as functions should not."""
 
+import multiprocessing
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 from ullage.errors import InvalidValue
 from ullage.isolation import child
+from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import run
 
@@ -129,3 +134,112 @@ def maps_memory(request):
 def asks_another(request):
     """A child that starts a child of its own, as the manager's estimates do."""
     run("children:sleeps", request, limits=Limits(seconds=600))
+
+
+def changes_files(request):
+    """Does to the files in its folder whatever a script may do; says what it sees then."""
+    with open("results.csv", "a") as file:
+        file.write("mine\n")
+    Path("last.pt").write_bytes(b"hollow")
+    Path("old.pt").unlink()
+    Path("a.txt").replace("b.txt")
+    shutil.rmtree("runs")
+    os.makedirs("runs/1")
+    Path("runs/1/log").write_text("new")
+    os.mkdir("staging")
+    Path("staging/x").write_text("x")
+    os.rename("staging", "checkpoint-1")
+    os.symlink("last.pt", "best.pt")
+    Path(tempfile.gettempdir(), request["name"]).write_text("temporary")
+    return {"rows": Path("results.csv").read_text(), "seen": sorted(map(str, Path().rglob("*")))}
+
+
+def kills_itself_softly(request):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def reaches(request):
+    """Whether it comes to another process by the network."""
+    try:
+        socket.create_connection(tuple(request["address"]), timeout=5).close()
+    except OSError as error:
+        return {"refused": str(error)}
+    return {"refused": None}
+
+
+def talks_to_itself(request):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), timeout=5).close()
+    return {"done": True}
+
+
+def leaves_a_daemon(request):
+    """A process with a session of its own, that nobody is the parent of."""
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            for stream in range(3):
+                os.close(stream)
+            os.execve(sys.executable, [sys.executable, "-c", request["code"]], {})
+        os._exit(0)
+    os.wait()
+    time.sleep(request["seconds"])
+    return {"done": True}
+
+
+def writes_much(request):
+    with open("large", "wb") as file:
+        for _ in range(request["bytes"] >> 20):
+            file.write(b"x" * (1 << 20))
+    time.sleep(600)
+
+
+def starts_many(request):
+    for _ in range(request["count"]):
+        if not os.fork():
+            time.sleep(600)
+    time.sleep(600)
+
+
+def saves_for_ever(request):
+    """Saves a file again and again, beside a process that can be seen."""
+    subprocess.Popen([sys.executable, "-c", request["code"]])
+    while True:
+        Path(request["file"]).write_bytes(os.urandom(1 << 16))
+
+
+def asks_a_nested_one(request):
+    outcome = run("children:changes_files", request, private=Private())
+    return {**(outcome.answer or {"failure": outcome.failure}), "nested": outcome.private, "pid": os.getpid()}
+
+
+def where(request):
+    return {"folder": os.getcwd(), "user": os.getuid(), "groups": os.getgroups()}
+
+
+def reads(request):
+    """Reads, looks and asks as a script may."""
+    import neighbour
+
+    Path("config.json").read_text()
+    Path("made.txt").write_text("mine")
+    Path("made.txt").read_text()
+    os.path.exists("checkpoint.pt")
+    os.listdir("data")
+    Path("results.csv").open("a").close()
+    for name in request["variables"]:
+        os.environ.get(name)
+    worker = multiprocessing.get_context("fork").Process(target=Path("of_worker.txt").read_text)
+    worker.start()
+    worker.join()
+    run("children:reads_one", {"file": "of_child.txt"})
+    return {"batch": neighbour.BATCH}
+
+
+def reads_one(request):
+    Path(request["file"]).read_text()
+    return {"asked": os.environ.get("OF_CHILD")}
+
+
+def reads_all_variables(request):
+    return {"count": len(dict(os.environ))}

@@ -186,7 +186,7 @@ def test_the_folder_in_which_a_child_starts_is_not_imported_from(tmp_path, env):
 def test_an_installed_ullage_does_not_go_before_the_places_of_the_user(monkeypatch):
     from ullage.isolation import environment as module
 
-    monkeypatch.setattr(module, "_installed", lambda: [module._HOME])
+    monkeypatch.setattr(module, "_installed", lambda: [module.HOME])
     assert environment({"PYTHONPATH": "/mine"})["PYTHONPATH"] == "/mine"
     assert "PYTHONPATH" not in environment({})
 

@@ -16,6 +16,7 @@ from ullage.cli.options import (
     Gpu,
     Json,
     Module,
+    Network,
     ScriptArguments,
     Source,
     default_gpu_hint,
@@ -48,6 +49,7 @@ def compare(
         bool, typer.Option("--measure/--no-measure", help="Also run the job, if this machine has that GPU.")
     ] = True,
     module: Module = False,
+    network: Network = False,
     limit: Annotated[str, typer.Option(help="Give up on an estimator after this long.", metavar="TIME")] = "5m",
     as_json: Json = False,
     **model: Any,
@@ -68,7 +70,7 @@ def compare(
 
     names = estimator_list(estimators)
     card = find_gpu(gpu or DEFAULT_GPU)
-    target = target_of(source, args, module, 3, None, False, model)
+    target = target_of(source, args, module, 3, None, False, model, network=network)
     _check(target)
     row = _row(target)
     runs = _truth(target, row, card, truth, measure)

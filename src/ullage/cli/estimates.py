@@ -21,6 +21,7 @@ from ullage.cli.options import (
     Gpu,
     Json,
     Module,
+    Network,
     ScriptArguments,
     Source,
     Steps,
@@ -52,6 +53,7 @@ def check(
     module: Module = False,
     steps: Steps = 3,
     timeout: Timeout = None,
+    network: Network = False,
     margin: Annotated[
         str, typer.Option(help="Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", metavar="SIZE")
     ] = "0",
@@ -74,7 +76,7 @@ def check(
     try:
         card = find_gpu(gpu or DEFAULT_GPU)
         needed = parse_margin(margin, card.usable)
-        answer = target_of(source, args, module, steps, timeout, False, model).run(card)
+        answer = target_of(source, args, module, steps, timeout, False, model, network=network).run(card)
     except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline
         known = isinstance(error, UllageError)
         print(f"ullage: {error}" if known else f"ullage: {type(error).__name__}: {error}", file=sys.stderr)
@@ -133,6 +135,7 @@ def max_batch(
     module: Module = False,
     steps: Steps = 3,
     timeout: Timeout = None,
+    network: Network = False,
     as_json: Json = False,
     **model: Any,
 ) -> None:  # fmt: skip
@@ -147,7 +150,7 @@ def max_batch(
       ullage max-batch train.py --batch-arg=--batch-size --gpu L4 -- --epochs 1
       ullage max-batch torchvision:resnet18 --jobs -b 32 --gpu H200
     """
-    target = target_of(source, args, module, steps, timeout, False, model)
+    target = target_of(source, args, module, steps, timeout, False, model, network=network)
     if jobs:
         _count_jobs(target, gpu, as_json)
     else:
@@ -217,6 +220,7 @@ def estimate(
     module: Module = False,
     steps: Steps = 3,
     timeout: Timeout = None,
+    network: Network = False,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")] = False,
     batch_arg: Annotated[
         str | None, typer.Option(help="With --max-batch: the script's argument that sets its batch size.",
@@ -263,7 +267,7 @@ def estimate(
       ullage estimate torchvision:resnet50 --estimator deepspeed --set deepspeed.stage=3
       ullage estimate summary.txt --estimator horus --batch-size 32
     """
-    target = target_of(source, args, module, steps, timeout, show_output, model, estimator)
+    target = target_of(source, args, module, steps, timeout, show_output, model, estimator, network=network)
     if not target.is_ullage:
         _refuse({"--max-batch": max_batch, "--timeline": timeline, "--snapshot": snapshot}, estimator)
     if max_batch:

@@ -43,6 +43,7 @@ ScriptArguments = Annotated[
 ]  # fmt: skip
 Module = Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")]
 Steps = Annotated[int, typer.Option(help="Follow the job for at least this many optimizer steps.", metavar="N")]
+Network = Annotated[bool, typer.Option("--network", help="Let a script reach other machines, to download something.")]
 Timeout = Annotated[
     str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
                              show_default="5m")
@@ -212,6 +213,8 @@ def target_of(
     show_output: bool,
     model: dict[str, Any],
     estimator: str = "ullage",
+    *,
+    network: bool = False,
 ) -> EstimateTarget:
     """What the command line describes; options that do not belong to this kind of source are refused."""
     from ullage.estimation.estimators.registry import check_name
@@ -228,6 +231,7 @@ def target_of(
         "module": module,
         "timeout": None if timeout is None else parse_duration(timeout),
         "show_output": show_output,
+        "network": network,
     }
     options = {"steps": steps, **given_options(model), **{name: value for name, value in of_script.items() if value}}
     if kind != SCRIPT:

@@ -63,6 +63,7 @@ def estimate(
     module: bool = False,
     timeout: float | None = None,
     show_output: bool = False,
+    network: bool = False,
     trace: Trace | None = None,
     trace_file: str | Path | None = None,
     allocator_config: AllocatorConfig | None = None,
@@ -105,6 +106,7 @@ def estimate(
         module: `source` is the name of a module, as in `python -m`.
         timeout: Give up after this many seconds. Default: 300.
         show_output: Show what the script prints, on standard error.
+        network: Let the script reach other machines.
         trace_file: Save every request to this file.
 
     For a model's name or a function:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ullage.isolation import recording
 from ullage.isolation.process_identity import Process, is_alive
 from ullage.isolation.protocol import Channel
 
@@ -21,13 +22,19 @@ _EVERY = 0.2  # seconds between two looks at the parent
 _channel: Channel | None = None
 
 
-def main(entry: str, channel: str, parent: str) -> None:
-    """The life of a child that `parent.start` started. What shuts it in comes first, then the caller's code."""
-    pid, start = parent.split(":")
-    end_with(Process(int(pid), int(start)))
+def main(entry: str, channel: str, parent: str = "", record: str = "") -> None:
+    """The life of a child that `parent.start` started. What shuts it in comes first, then the caller's code.
+
+    A child that has a guard is given no parent to watch. `record` is where it notes what it reads.
+    """
+    if parent:
+        pid, start = parent.split(":")
+        end_with(Process(int(pid), int(start)))
     request = json.load(sys.stdin.buffer)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request
+    if record:
+        recording.start(int(record))
     answer(Channel(int(channel)), lambda: function_named(entry)(request))
 
 

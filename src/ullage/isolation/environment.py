@@ -7,7 +7,7 @@ import site
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_HOME = str(Path(__file__).resolve().parents[2])  # the folder that `ullage` is imported from
+HOME = str(Path(__file__).resolve().parents[2])  # the folder that `ullage` is imported from
 
 
 def environment(base: Mapping[str, str] | None = None, *, import_from: Iterable[str] = ()) -> dict[str, str]:
@@ -20,7 +20,7 @@ def environment(base: Mapping[str, str] | None = None, *, import_from: Iterable[
     True
     """
     base = os.environ if base is None else base
-    own = [] if _HOME in _installed() else [_HOME]  # site-packages in front would hide what the user put before them
+    own = [] if HOME in _installed() else [HOME]  # site-packages in front would hide what the user put before them
     places = [*own, *(place or os.getcwd() for place in import_from)]
     places += filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
     found = {"PYTHONUNBUFFERED": "1", **base}

@@ -16,7 +16,7 @@ from ullage.units import GIB, format_bytes, format_duration
 _EVERY = 0.1  # seconds between two looks at the memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
-Kind = Literal["time", "memory", "answer"]
+Kind = Literal["time", "memory", "answer", "processes", "written"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +25,20 @@ class Limits:
 
     `seconds` counts from when it is waited for. `memory` (bytes) is what it and all processes that it started may have
     resident, and `left_free` the share of the machine's memory that must stay available to everybody else. `answer` is
-    the longest answer in bytes.
+    the longest answer in bytes. `processes` is how many it and those that it started may be at once, and `written` how
+    many bytes it may write in a private world (which has a limit also without one: `MOST_WRITTEN`).
     """
 
     seconds: float | None = None
     memory: int | None = None
     left_free: float = 0.0
     answer: int = GIB
+    processes: int | None = None
+    written: int | None = None
 
 
 NO_LIMITS = Limits()
+MOST_WRITTEN = 4 * GIB
 
 
 class Exceeded(NamedTuple):
@@ -68,6 +72,8 @@ class Watch:
         self._next = now + _EVERY
         if limits.memory is not None and resident(self._pid) > limits.memory:
             return Exceeded("memory", f"took more than {format_bytes(limits.memory)} of this machine's memory")
+        if limits.processes is not None and len(family(self._pid)) > limits.processes:
+            return Exceeded("processes", f"started more than {limits.processes} processes")
         if limits.left_free and is_memory_short(limits.left_free):
             left = f"less than {limits.left_free:.0%} of this machine's memory"
             return Exceeded("memory", f"took {format_bytes(resident(self._pid))} and left {left} to others")
@@ -80,31 +86,40 @@ def resident(pid: int) -> int:
     >>> resident(os.getpid()) > 1000000
     True
     """
+    return sum(family(pid).values())
+
+
+def family(pid: int) -> dict[int, int]:
+    """A process and all that it started, and what they started, with the memory that each has resident.
+
+    >>> os.getpid() in family(os.getpid())
+    True
+    """
     if not Path("/proc/self/stat").exists():
-        return _resident_without_proc(pid)
+        return _family_without_proc(pid)
     parents, sizes = {}, {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
                 parents[int(name)], sizes[int(name)] = int(fields[1]), int(fields[21])
-    family = {pid} & parents.keys()
-    found = family
+    members = {pid} & parents.keys()
+    found = members
     while found:
-        found = {child for child, parent in parents.items() if parent in found} - family
-        family |= found
-    return sum(sizes[member] for member in family) * _PAGE
+        found = {child for child, parent in parents.items() if parent in found} - members
+        members |= found
+    return {member: sizes[member] * _PAGE for member in members}
 
 
-def _resident_without_proc(pid: int) -> int:
+def _family_without_proc(pid: int) -> dict[int, int]:
     psutil = _psutil()
-    total = 0
+    found = {}
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         for member in [process, *process.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
-                total += member.memory_info().rss
-    return total
+                found[member.pid] = int(member.memory_info().rss)
+    return found
 
 
 def machine_memory() -> tuple[int, int]:

@@ -19,18 +19,24 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
 
-from ullage.isolation.environment import environment
-from ullage.isolation.limits import NO_LIMITS, Exceeded, Limits, Watch
+from ullage.isolation import recording
+from ullage.isolation.environment import HOME, environment
+from ullage.isolation.guard import BOOT, Order, Private
+from ullage.isolation.limits import MOST_WRITTEN, NO_LIMITS, Exceeded, Kind, Limits, Watch
 from ullage.isolation.process_identity import this_process
 from ullage.isolation.protocol import Messages, encode
+from ullage.isolation.recording import Reads, reads_of
+from ullage.isolation.world import is_private
 
 _LOOK, _LAST_LOOK = 0.05, 0.005  # seconds: between two looks at a child, and at one that has closed its channel
 _CHUNK = 1 << 16
 _KEPT = 1 << 16  # bytes of a child's output, the last ones
+_PATIENCE = 5.0  # seconds for a guard to end what it guards
 _PIPE = 1 << 20  # bytes: the most that a pipe holds
 
 
@@ -39,13 +45,17 @@ class Outcome:
     """What came of a child: its answer, or why there is none.
 
     `failure` goes on after "the process" ("was ended by SIGKILL") except for an `"error"` that the function raised,
-    which is told as it is ("ValueError: no such layer").
+    which is told as it is ("ValueError: no such layer"). `private` says how a private world was made: by
+    "namespaces" of the kernel, or by "redirection" of what is written. `reads` is what the run depended on, where that
+    was recorded.
     """
 
     answer: dict[str, Any] | None = None
     failure: str | None = None
-    reason: Literal["error", "died", "time", "memory", "answer"] | None = None
+    reason: Literal["error", "died"] | Kind | None = None
     output: str = ""
+    private: str | None = None
+    reads: Reads | None = None
 
     def last_lines(self, count: int) -> str:
         """The end of what the child printed, without empty lines."""
@@ -72,11 +82,16 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     rights: Mapping[str, int | str] | None = None,
+    private: Private | None = None,
+    record: bool = False,
     show: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
-    return start(entry, request, env=env, cwd=cwd, rights=rights).wait(limits, show=show, stop=stop)
+    child = start(
+        entry, request, env=env, cwd=cwd, rights=rights, private=private, written=limits.written, record=record
+    )  # fmt: skip
+    return child.wait(limits, show=show, stop=stop)
 
 
 def start(
@@ -86,31 +101,60 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     rights: Mapping[str, int | str] | None = None,
+    private: Private | None = None,
+    written: int | None = None,
+    record: bool = False,
 ) -> Child:
     """Start a fresh process for a function. `env` defaults to `environment()`.
 
-    `rights` (`uid`, `gid` and `user`) makes it another user's process, which only root may do.
+    `rights` (`uid`, `gid` and `user`) makes it another user's process, which only root may do; it has these rights
+    before it enters `cwd`. With `private` it has a private world, in which it may write so many bytes (`written`). A
+    process that is in a private world itself has the same one for its children. With `record` the outcome says what
+    the run depended on.
     """
+    if private is not None and is_private():
+        private = None
+    given = environment() if env is None else dict(env)
     answers, child_answers = os.pipe()
     output, child_output = os.pipe()
-    parent = f"{this_process().pid}:{this_process().start}"
-    command = [sys.executable, "-P", "-m", "ullage.isolation", entry, str(child_answers), parent]
+    noted = os.memfd_create("ullage-reads") if record else None
+    here = recording.descriptor() if noted is None else noted
+    parent = this_process()
+    watched = "" if private else f"{parent.pid}:{parent.start}"
+    command = [sys.executable, "-P", "-m", "ullage.isolation", entry, str(child_answers), watched, str(here or "")]
+    if private is not None or rights:
+        order = Order(
+            command=command, channel=child_answers, parent=parent, cwd=cwd, private=private,
+            written=written or MOST_WRITTEN,
+        )  # fmt: skip
+        command = [sys.executable, "-I", "-S", "-c", BOOT, HOME, order.to_text()]
+        cwd = "/"
     try:
         with tempfile.TemporaryFile() as file:  # a pipe would block on a long request
             file.write(encode(request))
             file.seek(0)
             process = subprocess.Popen(
-                command, stdin=file, stdout=child_output, stderr=child_output, pass_fds=[child_answers],
-                start_new_session=True, cwd=cwd, env=environment() if env is None else dict(env), **_as_user(rights),
+                command, stdin=file, stdout=child_output, stderr=child_output,
+                pass_fds=[child_answers, *([] if here is None else [here])],
+                start_new_session=True, cwd=cwd, env=given, **_as_user(rights),
             )  # fmt: skip
     except BaseException:
-        os.close(answers)
-        os.close(output)
+        for descriptor in (answers, output, noted):
+            if descriptor is not None:
+                os.close(descriptor)
         raise
     finally:
         os.close(child_answers)
         os.close(child_output)
-    return Child(process, answers, output)
+    reads = None if noted is None else _Noted(noted, given)
+    return Child(process, answers, output, guarded=private is not None, noted=reads)
+
+
+class _Noted(NamedTuple):
+    """Where a child notes what it reads, and the variables that it was given."""
+
+    descriptor: int
+    env: Mapping[str, str]
 
 
 def _as_user(rights: Mapping[str, int | str] | None) -> dict[str, Any]:
@@ -123,8 +167,11 @@ def _as_user(rights: Mapping[str, int | str] | None) -> dict[str, Any]:
 class Child:
     """A child process at work, to be waited for once."""
 
-    def __init__(self, process: _Process, answers: int, output: int) -> None:
+    def __init__(
+        self, process: _Process, answers: int, output: int, *, guarded: bool = False, noted: _Noted | None = None
+    ) -> None:
         self.pid = process.pid
+        self._guarded, self._noted = guarded, noted
         self._process, self._answers, self._output = process, answers, output
         self._messages, self._printed = Messages(), bytearray()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -158,10 +205,26 @@ class Child:
         finally:
             os.close(self._answers)
             os.close(self._output)
-        return outcome_of(self._messages, self._process.poll(), exceeded, self._printed.decode(errors="replace"))
+            reads = self._reads()
+        outcome = outcome_of(self._messages, self._process.poll(), exceeded, self._printed.decode(errors="replace"))
+        return replace(outcome, reads=reads)
+
+    def _reads(self) -> Reads | None:
+        if self._noted is None:
+            return None
+        try:
+            return reads_of(*self._noted)
+        finally:
+            os.close(self._noted.descriptor)
 
     def _end(self) -> None:
-        """End the process and its group, if they have not ended by themselves."""
+        """End the process and its group, if they have not ended by themselves. A guard ends what it guards first."""
+        if self._guarded:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGTERM)
+            deadline = time.monotonic() + _PATIENCE
+            while self._process.poll() is None and time.monotonic() < deadline:
+                time.sleep(_LAST_LOOK)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if self._process.poll() is None:  # it had not come to be a group of its own, or is about to be gone
@@ -199,13 +262,16 @@ class Child:
 
 def outcome_of(messages: Messages, code: int | None, exceeded: Exceeded | None = None, output: str = "") -> Outcome:
     """What came of a child that has ended: an answer that was given counts, however the process ended then."""
+    common: dict[str, Any] = {"output": output, "private": messages.private}
     if messages.answer is not None:
-        return Outcome(answer=messages.answer, output=output)
+        return Outcome(answer=messages.answer, **common)
     if messages.error is not None:
-        return Outcome(failure=messages.error, reason="error", output=output)
+        return Outcome(failure=messages.error, reason="error", **common)
+    if messages.limit is not None:
+        exceeded = messages.limit
     if exceeded is not None:
-        return Outcome(failure=exceeded.message, reason=exceeded.kind, output=output)
-    return Outcome(failure=how_it_ended(code, output), reason="died", output=output)
+        return Outcome(failure=exceeded.message, reason=exceeded.kind, **common)
+    return Outcome(failure=how_it_ended(code, output), reason="died", **common)
 
 
 def how_it_ended(code: int | None, output: str = "") -> str:

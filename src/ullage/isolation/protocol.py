@@ -1,7 +1,8 @@
 """What parent and child say to each other: one JSON object a line, on a pipe that nothing else is written to.
 
 The child says `{"at": NAME}` where it waits to be told to go on, and ends with `{"answer": {...}}` or
-`{"error": TEXT}`. A line counts when its newline is there, so an answer that was cut off by a kill is no answer.
+`{"error": TEXT}`. Its guard says `{"private": HOW}` when it is shut in, and `{"limit": [KIND, TEXT]}` when it ended it.
+A line counts when its newline is there, so an answer that was cut off by a kill is no answer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.isolation.limits import Exceeded
 
 _LONGEST_ERROR = 500
 
@@ -60,6 +62,14 @@ class Channel:
         """Say why there is no answer."""
         self._give(encode({"error": error_text(error)}))
 
+    def private(self, how: str) -> None:
+        """Say by which means the child has a private world."""
+        self._write(encode({"private": how}))
+
+    def limit(self, passed: Exceeded) -> None:
+        """Say which limit the child was ended at."""
+        self._give(encode({"limit": passed}))
+
     def _give(self, line: bytes) -> None:
         with self._lock:
             if not self._answered and os.getpid() == self._owner:
@@ -87,12 +97,14 @@ class Messages:
         self.at: str | None = None
         self.answer: dict[str, Any] | None = None
         self.error: str | None = None
+        self.limit: Exceeded | None = None
+        self.private: str | None = None
         self._torn = bytearray()
 
     @property
     def final(self) -> bool:
         """Whether the child has said its last."""
-        return self.answer is not None or self.error is not None
+        return self.answer is not None or self.error is not None or self.limit is not None
 
     @property
     def pending(self) -> int:
@@ -120,5 +132,9 @@ class Messages:
             self.answer = message["answer"]
         elif isinstance(message.get("error"), str):
             self.error = message["error"]
+        elif isinstance(message.get("limit"), list) and len(message["limit"]) == 2:
+            self.limit = Exceeded(*message["limit"])
+        elif isinstance(message.get("private"), str):
+            self.private = message["private"]
         elif isinstance(message.get("at"), str):
             self.at = message["at"]

@@ -17,7 +17,7 @@ SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 _RUN_OPTIONS = {
     MODEL: ("steps", "allocator_config", "trace"),
     FUNCTION: ("steps", "allocator_config", "trace"),
-    SCRIPT: ("steps", "allocator_config", "trace_file", "module", "timeout", "show_output"),
+    SCRIPT: ("steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network"),
 }
 _OPTIONS = {
     MODEL: (*MODEL_OPTIONS, *_RUN_OPTIONS[MODEL]),
@@ -48,6 +48,7 @@ class RunOptions:
     module: bool = False
     timeout: float | None = None
     show_output: bool = False
+    network: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,9 @@ def follow(tmp_path, monkeypatch, capfd):
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTORCH_CUDA_ALLOC_CONF"):
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)  # whatever the script sets is taken back
-        folder = tmp_path / "answer"
-        folder.mkdir(exist_ok=True)
         request = ScriptRequest(
             path=str(script), args=list(args), module=False, gpu=find_gpu(gpu), steps=steps, timeout=60.0,
-            limited=limited, journal=str(folder / "files"),
+            limited=limited,
         )  # fmt: skip
         answers = []
         ScriptRun(request, answers.append, leave=lambda seconds: None).run()

@@ -58,7 +58,7 @@ train(10**6)
     assert estimate.steps >= 3 and estimate.phases == {"training": estimate.peak_reserved}
     shown = capfd.readouterr()
     assert "a word of the script" in shown.err and not shown.out
-    assert {file.name for file in tmp_path.iterdir()} == {"project", "kept.pt", "best.pt", "old.pt", "log.txt"}
+    assert {file.name for file in tmp_path.iterdir()} == {"project", "kept.pt", "best.pt", "old.pt"}
     assert all((tmp_path / name).read_text() == "mine" for name in ("kept.pt", "best.pt", "old.pt"))
 
 

@@ -6,6 +6,7 @@ is over. The script's output stays on this process's own standard output and err
 
 from __future__ import annotations
 
+import base64
 import os
 import runpy
 import sys
@@ -23,7 +24,6 @@ import torch
 from ullage.allocator import AllocatorConfig
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.scripts.failures import describe
-from ullage.estimation.scripts.files import Files
 from ullage.estimation.scripts.processes import Processes
 from ullage.estimation.scripts.when_to_stop import RunWatcher
 from ullage.estimation.timeline.trace import Trace
@@ -31,6 +31,7 @@ from ullage.hardware import GPU
 from ullage.isolation.child import give_answer
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
+from ullage.virtual.torch_api.saving import install_safetensors
 from ullage.virtual.tracking.convergence import MemoryConverged
 
 GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
@@ -38,7 +39,7 @@ GRACE = 5.0  # seconds that a script has for its own cleaning up after it was st
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRequest:
-    """What the child process is asked to do. In `journal` it notes which files to put back afterwards."""
+    """What the child process is asked to do; with `traced` every request is part of its answer."""
 
     path: str
     args: list[str]
@@ -47,9 +48,8 @@ class ScriptRequest:
     steps: int | None
     timeout: float
     limited: bool
-    journal: str
     config: AllocatorConfig | None = None
-    trace_file: str | None = None
+    traced: bool = False
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> ScriptRequest:
@@ -107,7 +107,7 @@ class ScriptRun:
         self.watcher = RunWatcher(self.card, request.steps, self._stop)
         self.processes = Processes(self.card.note, self._failed)
         self._trace: Trace | None = None
-        if request.trace_file is not None:
+        if request.traced:
             self._trace = Trace()
             self._trace.watch(self.card)
         self._begin = time.perf_counter()
@@ -120,7 +120,7 @@ class ScriptRun:
             self.watcher.install(replacements)
             self.processes.install(replacements)
             self._watch_settings(replacements)
-            Files(Path(self._request.journal)).install(replacements)
+            install_safetensors(replacements)
             try:
                 self._execute()
             except MemoryConverged:
@@ -244,13 +244,14 @@ class ScriptRun:
             card.note("memory", "the script ran out of memory once or more, caught it and went on")
         card.progress.phases = self.watcher.phases.peaks(has_trained=self.watcher.backward.count > 0)
         estimate = estimate_from(card, time.perf_counter() - self._begin)
-        if self._trace is not None and self._request.trace_file is not None:
-            self._trace.fill(card)
-            self._trace.save(self._request.trace_file)
         values = estimate.to_dict()
         values["phases"] = card.progress.phases
         values["steps"] = self.watcher.steps
-        self._give({"status": "estimated", "estimate": values})
+        answer: dict[str, Any] = {"status": "estimated", "estimate": values}
+        if self._trace is not None:
+            self._trace.fill(card)
+            answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()
+        self._give(answer)
 
 
 def _without_our_frames(error: BaseException) -> Any:

@@ -10,8 +10,10 @@ from typing import Any
 from ullage.units import format_duration
 
 _DATA_ERRORS = ("FileNotFoundError", "NotADirectoryError", "DatasetNotFoundError", "LocalEntryNotFoundError")
+_NETWORK_ERRORS = ("URLError", "gaierror", "MaxRetryError", "NameResolutionError", "OfflineModeIsEnabled")
 _NETWORK_WORDS = (
     "urlopen error", "connection", "network", "offline", "resolve", "couldn't reach", "can't load", "max retries",
+    "name resolution", "name or service not known",
 )  # fmt: skip
 _DATA_WORDS = (
     "dataset not found",
@@ -101,13 +103,18 @@ def is_own(failure: dict[str, Any]) -> bool:
         return False
     kind = failure["kind"]
     if kind == "exception":
-        return bool(failure["of_script"]) and not _lacks_data(failure) and not _lacks_network(failure)
+        lacking = _lacks_data(failure) or _lacks_network(failure) or _lacks_room(failure)
+        return bool(failure["of_script"]) and not lacking
     return kind in ("syntax", "package") or (kind == "exit" and failure["code"] == 2)
 
 
-def message(failure: dict[str, Any], shown: str, seconds: float) -> str:
-    """The message for a failure; `shown` is the script as the user named it, `seconds` its time limit."""
+def message(failure: dict[str, Any], shown: str, seconds: float, network: bool = False) -> str:
+    """The message for a failure; `shown` is the script as the user named it, `seconds` its time limit.
+
+    `network` says whether the script was allowed to reach other machines.
+    """
     kind = failure["kind"]
+    failure = {**failure, "network": network}
     if failure.get("refused") and kind in ("exception", "exit", "no gpu"):
         return f"{shown}: {failure['refused']}"
     return _MESSAGES[kind](failure, shown, seconds)
@@ -127,20 +134,32 @@ def _lacks_data(failure: dict[str, Any]) -> bool:
 
 def _lacks_network(failure: dict[str, Any]) -> bool:
     lowered = failure["message"].casefold()
-    return any("connection" in name.casefold() or "URLError" in name for name in failure["chain"]) or (
+    return any(name in _NETWORK_ERRORS or "connect" in name.casefold() for name in failure["chain"]) or (
         failure["type"] in ("OSError", "HTTPError", "RuntimeError", "ValueError", "LocalEntryNotFoundError")
         and failure["of_library"]  # a script may have a network of its own to speak of
         and any(word in lowered for word in _NETWORK_WORDS)
     )
 
 
+def _lacks_room(failure: dict[str, Any]) -> bool:
+    return "No space left on device" in failure["message"]
+
+
 def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
     what = f"{failure['message']}{_at(failure)}"
+    if _lacks_network(failure) and not failure["network"]:
+        return (
+            f"{shown} asked the network for something, which an estimate may only do with --network (in Python: "
+            f"network=True): {what}. Type: ullage estimate {shown.replace('-m ', '--module ')} --network; "
+            "or download it first"
+        )
     if _lacks_network(failure):
         return (
             f"{shown} asked the network for something and did not get it: {what}. "
             "Download it first, or run where there is a network. Only the shapes of the data matter, not its contents"
         )
+    if _lacks_room(failure):
+        return f"{shown} wrote more than an estimate may: {what}. Give it less to write, such as fewer checkpoints"
     if _lacks_data(failure):
         return (
             f"{shown} needs data that is not there: {what}. Pass the path of the data, or of a few files of the same "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import importlib.util
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.child import GRACE, ScriptRequest
 from ullage.estimation.scripts.failures import is_launcher_missing, is_own, message
-from ullage.estimation.scripts.files import put_back
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.isolation.environment import environment
+from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import run
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
+_MOST_PROCESSES = 512  # of a script at once; the workers of its loaders are such
 TAIL = 20  # lines of the script's output that are shown when it fails
 _LAUNCHER = {  # what `torchrun --nproc-per-node 1` sets
     "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
@@ -43,6 +44,7 @@ def estimate_script(
     config: AllocatorConfig | None = None,
     trace_file: str | os.PathLike[str] | None = None,
     show_output: bool = False,
+    network: bool = False,
 ) -> Estimate:
     """How much memory a script will take on `gpu`, found without a GPU.
 
@@ -50,7 +52,8 @@ def estimate_script(
     process of its own, on a virtual GPU. It is followed until its training has settled, at least `steps` optimizer
     steps, and a little further for validation and checkpoints; then it is stopped. `steps=None` lets it run to its end.
     Its output is kept apart: shown on standard error with `show_output`, and its last lines when it fails. If it runs
-    out of memory, it is run once more on a card without limit to say how much it would need.
+    out of memory, it is run once more on a card without limit to say how much it would need. What it writes is gone
+    with it, and it reaches no other machine, unless `network` allows that.
 
     >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
     True
@@ -67,23 +70,25 @@ def estimate_script(
         steps=steps,
         timeout=timeout,
         limited=True,
-        journal="",
         config=config,
-        trace_file=None if trace_file is None else os.path.abspath(trace_file),
+        traced=trace_file is not None,
     )
+    private = Private(network=network)
     notes: list[str] = []
     variables = dict(os.environ)
-    answer = _run(request, variables, show_output)
+    answer = _run(request, variables, private, show_output)
     if is_launcher_missing(answer):
         variables |= _LAUNCHER
         notes.append("the script wants to be started by torchrun: it was given what torchrun gives to a single process")
-        answer = _run(request, variables, show_output)
+        answer = _run(request, variables, private, show_output)
     out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None
     if out_of_memory is not None:
         notes.append("ran out of memory; the figures are those of a card without limit")
-        answer = _run(dataclasses.replace(request, limited=False), variables, show_output)
+        answer = _run(dataclasses.replace(request, limited=False), variables, private, show_output)
     if answer["status"] == "failed":
-        raise ScriptFailed(message(answer, shown, timeout), answer["output"], is_own(answer))
+        raise ScriptFailed(message(answer, shown, timeout, network), answer["output"], is_own(answer))
+    if trace_file is not None:
+        _write(base64.b64decode(answer["trace"]), trace_file)
     return _estimate(answer["estimate"], notes, out_of_memory, shown)
 
 
@@ -125,22 +130,26 @@ def _check_module(name: str) -> None:
         raise InvalidValue(f"needed a module that `python -m {name}` would run; found none of that name from here")
 
 
-def _run(request: ScriptRequest, variables: dict[str, str], show_output: bool) -> dict[str, Any]:
+def _run(request: ScriptRequest, variables: dict[str, str], private: Private, show_output: bool) -> dict[str, Any]:
     """Run the script in a child process and read its answer, with the end of the script's output."""
-    with tempfile.TemporaryDirectory(prefix="ullage-") as folder:
-        journal = Path(folder, "files")
-        try:
-            outcome = run(
-                "ullage.estimation.scripts.child:run_script",
-                dataclasses.asdict(dataclasses.replace(request, journal=str(journal))),
-                limits=Limits(seconds=request.timeout + GRACE + _PATIENCE),
-                env=_environment(variables),
-                show=_show if show_output else None,
-            )
-        finally:
-            put_back(journal)
+    outcome = run(
+        "ullage.estimation.scripts.child:run_script",
+        dataclasses.asdict(request),
+        limits=Limits(seconds=request.timeout + GRACE + _PATIENCE, processes=_MOST_PROCESSES),
+        env=_environment(variables),
+        cwd=os.getcwd(),
+        private=private,
+        show=_show if show_output else None,
+    )
     found = outcome.answer or {"status": "failed", "kind": "died", "how": outcome.failure}
     return {**found, "output": outcome.last_lines(TAIL)}
+
+
+def _write(content: bytes, file: str | os.PathLike[str]) -> None:
+    try:
+        Path(file).write_bytes(content)
+    except OSError as error:
+        raise InvalidValue(f"cannot write the trace to {file}: {error.strerror}") from None
 
 
 def _environment(variables: dict[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from one process to another. The timeline page and the memory snapshot are drawn
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from array import array
@@ -114,16 +115,21 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write the trace to one file (compressed NumPy arrays)."""
+        try:
+            Path(path).write_bytes(self.to_bytes())
+        except OSError as error:
+            raise InvalidValue(f"cannot write the trace to {path}: {error.strerror}") from None
+
+    def to_bytes(self) -> bytes:
+        """The content of such a file."""
         about = {
             "gpu": self.gpu, "capacity": self.capacity, "context": self.context, "operators": self.operators,
             "modules": self.modules, "allocator_settings": self.allocator_settings, "expandable": self.expandable,
         }  # fmt: skip
         arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
-        try:
-            with open(path, "wb") as file:
-                np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
-        except OSError as error:
-            raise InvalidValue(f"cannot write the trace to {path}: {error.strerror}") from None
+        file = io.BytesIO()
+        np.savez_compressed(file, about=np.array(json.dumps(about)), **arrays)
+        return file.getvalue()
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:

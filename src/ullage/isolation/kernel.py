@@ -1,0 +1,114 @@
+"""The system calls of Linux that a private world is made with, and that Python does not have (yet)."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+from typing import Any
+
+_CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000
+_CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+_MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYS_MOUNT_SETATTR = 442  # the same on every architecture, as all newer calls are
+_AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = -100, 0x8000, 1
+_KEPT_BY_ROOT = {0, 1, 2, 3, 4, 5, 6, 7, 10}  # capabilities over files, processes, users and low ports
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+_libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def call(name: str, *args: Any) -> int:
+    """Call a function of the C library; an error of the system is raised as `OSError`."""
+    found: int = getattr(_libc, name)(*args)
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return found
+
+
+def syscall(number: int, *args: Any) -> int:
+    """A call that the C library has no function for."""
+    return call("syscall", ctypes.c_long(number), *args)
+
+
+def enter_namespaces(*, network: bool) -> None:
+    """Leave the system's users, mounts, processes, messages and (without `network`) network for new, private ones.
+
+    The process itself stays among the processes that it is one of; the next that it forks is the first of the new ones.
+    """
+    flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC
+    call("unshare", flags if network else flags | _CLONE_NEWNET)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """mount(2)."""
+    words = os.fsencode(source), os.fsencode(target), kind.encode() or None
+    try:
+        call("mount", *words, ctypes.c_ulong(flags), options.encode() or None)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} ({kind} at {target})") from None
+
+
+def make_read_only(target: str) -> None:
+    """A mount and all that is mounted below it."""
+    attributes = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
+    path = os.fsencode(target)
+    syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, attributes, ctypes.c_size_t(len(attributes)))
+
+
+def enter_root(folder: str) -> None:
+    """Make a folder, which is a mount, this process's root, and let go of the root that was."""
+    os.chdir(folder)
+    syscall(_SYS_PIVOT_ROOT[os.uname().machine], b".", b".")
+    call("umount2", b".", _MNT_DETACH)
+    os.chdir("/")
+
+
+def swap_root(folder: str, old: str) -> None:
+    """Make a folder, which is a mount, this process's root; the root that was is at `old` in it."""
+    os.chdir(folder)
+    syscall(_SYS_PIVOT_ROOT[os.uname().machine], b".", os.fsencode(old))
+    os.chdir("/")
+
+
+def die_with_parent(number: int) -> None:
+    """Let the kernel send this process a signal when its parent ends."""
+    call("prctl", _PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Be the parent of whatever this process's descendants leave behind."""
+    call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def gain_no_rights() -> None:
+    """This process and what it starts get no right that it does not have, not by setuid programs either."""
+    call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def drop_capabilities() -> None:
+    """What root in a world of its own must not do there: mount, above all."""
+    for capability in range(64):
+        if capability not in _KEPT_BY_ROOT:
+            try:
+                call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+            except OSError:
+                return  # the kernel has no more
+
+
+def raise_loopback() -> None:
+    """127.0.0.1 works in a new network namespace only when its interface is up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+        found = fcntl.ioctl(link, _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
+        flags = struct.unpack_from("16sH", found)[1]
+        fcntl.ioctl(link, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))

@@ -1,0 +1,187 @@
+"""A child in a private world: nothing that it does is seen outside, and nothing of it is left."""
+
+import os
+import socket
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from ullage.isolation import world
+from ullage.isolation.guard import Private
+from ullage.isolation.limits import Limits
+from ullage.isolation.parent import run, start
+
+MODES = {"namespaces": Private()}
+
+
+@pytest.fixture(params=MODES)
+def private(request):
+    return MODES[request.param]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with files of a user."""
+    for name in ("results.csv", "last.pt", "old.pt", "a.txt", "runs/0/log"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    return tmp_path
+
+
+def content(folder):
+    """All that can be known of the files in a folder."""
+    files = sorted(folder.rglob("*"))
+    return [(file, file.lstat().st_mtime_ns, file.read_bytes() if file.is_file() else None) for file in files]
+
+
+CHANGED = [
+    "b.txt",
+    "best.pt",
+    "checkpoint-1",
+    "checkpoint-1/x",
+    "last.pt",
+    "results.csv",
+    "runs",
+    "runs/1",
+    "runs/1/log",
+]
+
+
+def test_a_child_sees_what_it_changed_and_nobody_else_does(private, folder, env):
+    before, name = content(folder), uuid.uuid4().hex
+    outcome = run("children:changes_files", {"name": name}, env=env, cwd=str(folder), private=private)
+    assert outcome.answer == {"rows": "results.csv\nmine\n", "seen": CHANGED}, outcome
+    assert outcome.private == next(mode for mode in MODES if MODES[mode] == private)
+    assert content(folder) == before
+    assert not os.path.exists(f"/tmp/{name}")
+
+
+def test_a_child_of_a_child_has_the_same_world(private, folder, env):
+    before = content(folder)
+    outcome = run("children:asks_a_nested_one", {"name": "x"}, env=env, cwd=str(folder), private=private)
+    assert outcome.answer["seen"] == CHANGED and outcome.answer["nested"] is None, outcome
+    assert content(folder) == before
+
+
+def test_what_others_write_meanwhile_is_not_lost(private, folder, env, until):
+    """The script that is estimated also runs as a job: both append to one file."""
+    rows = folder / "results.csv"
+    with rows.open("a") as job:
+        for number in range(20):
+            job.write(f"{number}\n")
+            job.flush()
+            if number in (3, 12):
+                (folder / "old.pt").touch()
+                run("children:changes_files", {"name": "x"}, env=env, cwd=str(folder), private=private)
+    assert rows.read_text().splitlines() == ["results.csv", *map(str, range(20))]
+
+
+@pytest.mark.parametrize("seconds", [0, 600])
+def test_a_process_with_its_own_session_ends_with_the_child(private, env, seconds, until):
+    mark = f"ullage-test-{uuid.uuid4().hex}"
+    request = {"code": f"import time; mark = '{mark}'; time.sleep(600)", "seconds": seconds}
+    child = start("children:leaves_a_daemon", request, env=env, private=private)
+    if seconds:
+        until(lambda: running(mark), "the process has begun")
+        assert child.wait(Limits(seconds=0.1)).reason == "time"
+    else:
+        assert child.wait().answer == {"done": True}
+    until(lambda: not running(mark), "the process is gone")
+
+
+def running(mark):
+    """Processes that have a word in their command line, apart from guards, whose order has it too."""
+    found = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
+    return [line for line in found if mark in line and "isolation" not in line]
+
+
+def test_everything_ends_with_a_killed_parent(private, folder, env, until):
+    """kill -9 in the middle of saving: the checkpoint is what it was."""
+    mark, before = f"ullage-test-{uuid.uuid4().hex}", content(folder)
+    code = f"""
+import sys
+sys.path.insert(0, {sys.path[0]!r})
+from ullage.isolation.guard import Private
+from ullage.isolation.environment import environment
+from ullage.isolation.parent import run
+request = {{"code": "import time; mark = '{mark}'; time.sleep(600)", "file": "last.pt"}}
+run("children:saves_for_ever", request, env=environment(import_from=sys.path), private={private!r})
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=folder)
+    until(lambda: running(mark) or parent.poll() is not None, "the child has begun")
+    parent.kill()
+    parent.wait()
+    until(lambda: not running(mark), "everything is gone")
+    assert content(folder) == before
+
+
+@pytest.fixture
+def server():
+    """A server on this machine, which to a child without a network is another one."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield list(listening.getsockname())
+
+
+def test_a_child_reaches_no_other_machine_unless_allowed(env, server):
+    assert run("children:reaches", {"address": server}, env=env, private=Private()).answer["refused"]
+    assert run("children:reaches", {"address": ["192.0.2.1", 80]}, env=env, private=Private()).answer["refused"]
+    allowed = run("children:reaches", {"address": server}, env=env, private=Private(network=True))
+    assert allowed.answer == {"refused": None}
+
+
+def test_a_child_may_talk_to_itself(private, env):
+    assert run("children:talks_to_itself", {}, env=env, private=private).answer == {"done": True}
+
+
+def test_too_many_bytes_end_a_child(private, tmp_path, env):
+    limits = Limits(written=32 << 20, seconds=60)
+    outcome = run(
+        "children:writes_much", {"bytes": 64 << 20}, env=env, cwd=str(tmp_path), private=private, limits=limits
+    )
+    assert (outcome.failure, outcome.reason) == ("wrote more than 32.0 MiB", "written")
+    assert not any(tmp_path.iterdir())
+
+
+def test_too_many_processes_end_a_child(private, env):
+    limits = Limits(processes=20, seconds=60)
+    outcome = run("children:starts_many", {"count": 40}, env=env, private=private, limits=limits)
+    assert (outcome.failure, outcome.reason) == ("started more than 20 processes", "processes")
+
+
+def test_time_and_memory_end_a_child(private, env):
+    outcome = run("children:answers_and_sleeps", {}, env=env, private=private, limits=Limits(seconds=2))
+    assert outcome.answer == {"first": True}
+    limits = Limits(memory=200 << 20)
+    outcome = run("children:takes_memory", {"bytes": 300 << 20}, env=env, private=private, limits=limits)
+    assert (outcome.failure, outcome.reason) == ("took more than 200 MiB of this machine's memory", "memory")
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("raises", "ValueError: no such layer"),
+        ("leaves", "ended without an answer, with exit code 3: no such file"),
+        ("kills_itself_softly", "was ended by SIGTERM"),
+    ],
+)
+def test_how_a_child_failed_is_told_as_without_a_world(private, env, name, failure):
+    assert run(f"children:{name}", {}, env=env, private=private).failure == failure
+
+
+def test_a_child_is_told_that_it_cannot_enter_its_folder(private, env):
+    outcome = run("children:where", {}, env=env, cwd="/no/such/folder", private=private)
+    assert outcome.failure == "cannot enter the folder /no/such/folder: No such file or directory"
+
+
+def test_the_users_own_code_runs_in_the_world_and_not_before(private, tmp_path, env):
+    """A sitecustomize on PYTHONPATH is run by every Python that heeds it: the guard does not."""
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('x')")
+    given = {**env, "PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}"}
+    assert run("children:echo", {}, env=given, private=private).answer
+    assert not (tmp_path / "ran").exists()
+
+
+def test_this_process_is_in_no_world():
+    assert not world.is_private()
