@@ -18,6 +18,7 @@ from ullage.cli.hardware import gpus
 from ullage.cli.jobs import cancel, history, hold, logs, queue, release, status, wait
 from ullage.cli.measurements import diff, measure
 from ullage.cli.monitor import top
+from ullage.cli.report import report
 from ullage.cli.submission import submit
 from ullage.cli.training import train
 from ullage.errors import EXTRAS, UllageError
@@ -25,7 +26,7 @@ from ullage.errors import EXTRAS, UllageError
 ESTIMATES, JOBS, GPUS, RESEARCH = "Estimate", "Run jobs on shared GPUs", "GPUs", "Research"
 _COMMANDS = {
     ESTIMATES: (estimate, check, max_batch, compare),
-    JOBS: (serve, submit, queue, status, logs, cancel, hold, release, wait, history, drain, resume),
+    JOBS: (serve, submit, queue, status, logs, cancel, hold, release, wait, history, report, drain, resume),
     GPUS: (gpus, top),
     RESEARCH: (evaluate, diff, measure),
 }

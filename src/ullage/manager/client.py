@@ -245,6 +245,14 @@ class Client:
         """Give a drained GPU new jobs again."""
         return dict(self.call("resume", gpu=gpu))
 
+    def report(
+        self, by: Sequence[str] = ("user", "day"), since: float | None = None, until: float | None = None,
+        user: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """What jobs took between two times (seconds since 1970; by default the last seven days): GPU hours, memory,
+        energy, waiting and failures, in rows by user, day, name and gpu."""
+        return dict(self.call("report", by=list(by), since=since, until=until, user=user))
+
     def ping(self) -> dict[str, Any]:
         """What the daemon is: version, policy, number of GPUs and of jobs."""
         return dict(self.call("ping"))
@@ -366,6 +374,7 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "drain": ("POST", "/v1/gpus/{gpu}/drain", ()),
     "resume": ("POST", "/v1/gpus/{gpu}/resume", ()),
     "events": ("GET", "/v1/events", ("since", "limit", "wait")),
+    "report": ("GET", "/v1/report", ("by", "since", "until", "user")),
 }
 
 
@@ -408,6 +417,7 @@ class _HttpTransport:
         method, path, in_query = _ROUTES[verb]
         given = {**arguments, **({"wait": wait} if wait else {})}
         query = {name: given.pop(name) for name in in_query if given.get(name) is not None}
+        query = {name: ",".join(value) if isinstance(value, list) else value for name, value in query.items()}
         for name in [name for name in given if f"{{{name}}}" in path]:
             path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
         body = json.dumps(given).encode() if method == "POST" and verb not in ("cancel", "hold", "release") else None

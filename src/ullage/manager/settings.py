@@ -102,11 +102,15 @@ class FairnessSettings(_Part):
 
 
 class AccessSettings(_Part):
-    """Who may use the daemon: its own user, a group, and operators, who may change anybody's jobs."""
+    """Who may use the daemon: its own user, a group, and operators, who may change anybody's jobs.
+
+    `report` is what users see of others in reports: nothing ("own"), one sum of all others ("totals"), or "all".
+    """
 
     group: str | None = None
     operators: list[str] = []
     queue_limit: int = Field(default=100_000, ge=1)
+    report: Literal["own", "totals", "all"] = "own"
 
 
 class LimitSettings(_Part):

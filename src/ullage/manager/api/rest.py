@@ -179,6 +179,32 @@ class EventsAnswer(_Answer):
     last: int
 
 
+class ReportRow(_Answer):
+    """What the jobs of a row took, with the keys that were asked for (user, day, name, gpu)."""
+
+    jobs: int
+    gpu_hours: float = Field(description="of whole GPUs")
+    gpu_hours_by_part: float = Field(description="each GPU by the part of its memory that was promised")
+    core_hours: float
+    promised: int | None = Field(description="bytes on each GPU, the mean over time; null where the use is unknown")
+    used: int | None = Field(description="the most bytes that jobs used on a GPU, the mean over the same time")
+    energy_j: float | None = Field(description="joules; null if unknown")
+    energy_known: float | None = Field(description="for which part of the GPU hours the energy is known, 0 to 1")
+    waited_median: float | None = Field(description="seconds until the first start")
+    waited_90: float | None
+    failures: dict[str, int] = Field(description="attempts that failed, by cause")
+
+
+class ReportAnswer(_Answer):
+    """What jobs took between two times."""
+
+    since: float
+    until: float
+    by: list[str]
+    rows: list[ReportRow]
+    total: ReportRow
+
+
 class DaemonAnswer(_Answer):
     """What the daemon is."""
 
@@ -393,6 +419,18 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         return StreamingResponse(
             _events(ask, caller, begin, ending), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
+
+    @router.get("/v1/report", response_model=ReportAnswer, tags=["daemon"])
+    async def report(
+        caller: Asker,
+        by: Annotated[str, Query(max_length=40, description="what rows are for: user, day, name, gpu")] = "user,day",
+        since: Annotated[float | None, Query(ge=0, description="seconds since 1970; seven days ago by default")] = None,
+        until: Annotated[float | None, Query(ge=0, description="seconds since 1970; now by default")] = None,
+        user: User = None,
+    ) -> Response:
+        """What jobs took: GPU hours, memory, energy, waiting and failures."""
+        asked = {"by": by.split(","), "since": since, "until": until, "user": user}
+        return JSONResponse(await ask(caller, "report", asked, 0.0))
 
     @router.get("/metrics", tags=["daemon"], response_class=Response,
                 responses={200: {"content": {"text/plain": {}}}})  # fmt: skip

@@ -65,6 +65,7 @@ class AttemptTracker:
             memory = dict.fromkeys(attempt.slots, attempt.promise or 0)
             share = HostShare(attempt.cores, attempt.host_promise)
             context.ledger.adopt(number, memory, attempt.exclusive, share)
+            context.energy.interrupted(attempt.token)
             started = read_record(context.attempt_folder(attempt) / STARTED)
             if started is not None:
                 context.pids[number] = int(started["job_pid"])
@@ -146,6 +147,7 @@ class AttemptTracker:
             attempt, ended.cause, ended.detail, exit_code=record.get("code"), signal=record.get("signal"),
             started=attempt.started or started.get("time"), ended=record.get("time", context.clock()),
             elapsed=record.get("elapsed"), used=used, host_memory=record.get("max_rss"),
+            energy=context.energy_of(attempt),
         )  # fmt: skip
         if record.get("checkpoint_unheard"):
             text = "no process of it handled the signal to save itself, so none was sent"

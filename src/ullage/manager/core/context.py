@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ullage.isolation.process_identity import Process, start_of
+from ullage.manager.core.energy import EnergyMeter
 from ullage.manager.core.watchdog import Handled
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import Sharing
@@ -127,6 +128,7 @@ class ManagerContext:
     handled: Handled
     clock: Callable[[], float]
     say: Callable[[str], None]
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
     cards: Path | None = None  # the folder of the virtual GPUs, if it serves those
     slots: list[Slot] = field(default_factory=list)
     reasons: dict[int, str | Waiting] = field(default_factory=dict)  # why a job waits
@@ -157,6 +159,19 @@ class ManagerContext:
             self.fullest[attempt.token] = max(self.fullest.get(attempt.token, 0.0), *full, 0.0)
             if held:
                 self.peaks[attempt.token] = max(self.peaks.get(attempt.token, 0), *held.values())
+
+        self._measure_energy()
+
+    def _measure_energy(self) -> None:
+        latest = self.slot_reader.monitor.latest
+        found = {slot.id: latest(slot.id) for slot in self.slots}
+        power = {slot: None if reading is None else reading.power_w for slot, reading in found.items()}
+        self.energy.look(self.store.attempts.values(), power.get)
+
+    def energy_of(self, attempt: AttemptRecord) -> float | None:
+        """The joules of an attempt that is over; None where they are not known."""
+        self._measure_energy()
+        return self.energy.end(attempt.token)
 
     def reason(self, job: int) -> str | None:
         """Why a job waits, if placement has decided about it."""

@@ -25,6 +25,7 @@ from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.host import share_of
 from ullage.manager.core.intake import Intake
+from ullage.manager.core.report import Others, check_by, report_of, spans_of, visible
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.identity import Caller, check_submitter
 from ullage.manager.running.cgroups import Cgroups
@@ -111,9 +112,9 @@ class Orders:
     """
 
     names = ("ping", "submit", "queue", "status", "history", "logs", "cancel", "hold", "release", "drain", "resume",
-             "gpus", "events", "api", "figures", "stop_serving")  # fmt: skip
+             "gpus", "events", "report", "api", "figures", "stop_serving")  # fmt: skip
     changing = ("submit", "cancel", "hold", "release", "drain", "resume")
-    long = ("queue", "status", "history", "events", "figures")
+    long = ("queue", "status", "history", "events", "report", "figures")
 
     def __init__(
         self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, cgroups: Cgroups, api: ApiServer | None
@@ -259,6 +260,23 @@ class Orders:
             if uid is not None and not caller.may_change(uid):
                 event["text"] = ""  # it may quote what the job printed
         return {"events": found, "last": found[-1]["id"] if found else self._store.last_event}
+
+    def report(
+        self, caller: Caller, by: list[str] | None = None, since: float | None = None, until: float | None = None,
+        user: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """What jobs took between two times (the last seven days), in rows by user, day, name and GPU."""
+        now = self._context.clock()
+        rows = check_by(["user", "day"] if by is None else by)
+        begin, end = now - 7 * 86400.0 if since is None else since, now if until is None else min(until, now)
+        if not 0 <= begin <= end:
+            raise InvalidValue("needed a time to report from that is before the one to report until, and not to come")
+        others: Others = "all" if caller.operator else self._context.settings.access.report
+        spans = spans_of(self._store.history.attempts_between(begin, end), begin, end, now)
+        seen = visible(spans, caller.user, others)
+        names = {slot.id: slot.id if slot.mig else f"{slot.index} {slot.name}" for slot in self._context.slots}
+        found = report_of([span for span in seen if user in (None, span.user)], rows, names)
+        return {"since": begin, "until": end, "by": list(rows), **found}
 
     def api(self, caller: Caller) -> dict[str, Any]:
         """Where the REST API listens, and a token for who asks."""

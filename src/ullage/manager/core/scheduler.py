@@ -22,6 +22,7 @@ from ullage.manager.running.environment import gpu_variables, job_environment
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, State
 from ullage.placement import Decision, Job, Rules, Running, decide
+from ullage.placement.fairness import waited
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
 
@@ -234,13 +235,21 @@ class Scheduler:
         attempt = AttemptRecord(
             job=job.id, number=context.store.next_attempt(job.id), token=secrets.token_hex(16), state=STARTING,
             slots=decision.slots, promise=decision.promise, exclusive=decision.exclusive, placed=context.clock(),
-            cores=decision.host.cores, host_promise=decision.host.memory,
+            cores=decision.host.cores, host_promise=decision.host.memory, gpu_part=self._part(decision),
+            waited=waited(self._as_placement(job), context.clock()),
         )  # fmt: skip
         alone = ", alone" if decision.exclusive else ""
         places = f"on {', '.join(decision.slots)}: {format_bytes(decision.promise)}{alone}" if decision.slots else ""
         context.store.place(job, attempt, "; ".join(filter(None, (places, decision.host.text))))
         context.reasons.pop(job.id, None)
         return job, attempt
+
+    def _part(self, decision: Decision) -> float:
+        """The GPUs that are given away, each by the part of its memory that is promised."""
+        if decision.exclusive:
+            return float(len(decision.slots))
+        totals = [slot.total for slot in self._context.slots if slot.id in decision.slots]
+        return sum(min(1.0, decision.promise / total) for total in totals if total)
 
     def start(self, job: JobRecord, attempt: AttemptRecord) -> None:
         """Start one that was promised; one that was cancelled meanwhile is left to the next look at its folder."""

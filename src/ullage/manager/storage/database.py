@@ -117,8 +117,16 @@ CRASHES = """
 ALTER TABLE jobs ADD COLUMN crashes INTEGER NOT NULL DEFAULT 0;
 """
 
+# What an attempt took, for reports: the GPUs by the part of their memory that it was promised, how long its job had
+# waited for it in seconds, and joules.
+ATTEMPT_FIGURES = """
+ALTER TABLE attempts ADD COLUMN gpu_part REAL;
+ALTER TABLE attempts ADD COLUMN waited REAL;
+ALTER TABLE attempts ADD COLUMN energy REAL;
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
-MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES, SHARED_SPECS, CRASHES)
+MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES, SHARED_SPECS, CRASHES, ATTEMPT_FIGURES)
 
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from ullage.errors import DamagedRecord
@@ -130,6 +131,19 @@ class JobHistory:
             (since,),
         )
         return {row["user"]: row["seconds"] for row in rows}
+
+    def attempts_between(self, since: float, until: float) -> Iterator[dict[str, Any]]:
+        """Attempts that may have run between two times, with the user and the name of their jobs, for reports."""
+        rows = self._database.rows(
+            "SELECT a.job, a.number, a.slots, a.promise, a.used, a.started, a.placed, a.ended, a.elapsed, a.cause, "
+            "a.cores, a.gpu_part, a.energy, coalesce(a.waited, max(0, a.placed - j.submitted)) AS waited, "
+            "j.user, j.name FROM attempts a JOIN jobs j ON j.id = a.job "
+            "WHERE (a.ended >= ? OR a.state != 'over') AND a.placed < ?",
+            (since, until),
+        )
+        for row in rows:
+            with contextlib.suppress(ValueError):  # a row that cannot be read is left out
+                yield {**dict(row), "slots": tuple(json.loads(row["slots"]))}
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state, those that are over too."""

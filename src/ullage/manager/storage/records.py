@@ -213,6 +213,9 @@ class AttemptRecord:
     host_memory: int | None = None
     cores: int = 0
     host_promise: int = 0
+    gpu_part: float | None = None
+    waited: float | None = None
+    energy: float | None = None
 
 
 STARTING, RUNNING, ENDED = "starting", "running", "over"

@@ -1,0 +1,231 @@
+"""`ullage report`: what jobs took, as a table, CSV, JSON or a picture."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import sys
+import time
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ullage.cli.jobs import client, memory, print_json
+from ullage.cli.options import Json
+from ullage.errors import InvalidValue
+from ullage.units import format_duration, parse_duration
+
+_FIGURES = (
+    "jobs", "gpu_hours", "gpu_hours_by_part", "core_hours", "promised", "used", "energy_j", "energy_known",
+    "waited_median", "waited_90", "failures",
+)  # fmt: skip
+_COLUMNS = (
+    "jobs", "GPU hours", "by part", "core hours", "promised", "used", "energy", "waited", "90 %", "failures",
+)  # fmt: skip
+
+
+def report(
+    by: Annotated[
+        str, typer.Option(help="What rows are for: user, day, name, gpu, or several of them.", metavar="KEYS")
+    ] = "user,day",
+    since: Annotated[
+        str, typer.Option(help="From when: a date (2026-11-01), a time (2026-11-01T08:00), or how long ago (7d, 12h).",
+                          metavar="TIME")
+    ] = "7d",
+    until: Annotated[
+        str | None, typer.Option(help="Until when, in the same way.", metavar="TIME", show_default="now")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Json = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the GPU hours as bars into this file.", metavar="FILE.svg")
+    ] = None,
+) -> None:  # fmt: skip
+    """Show what jobs took: GPU hours, memory promised and used, energy, waiting and failures.
+
+    "by part" counts each GPU by the part of its memory that was promised. "promised" and "used" are means over time, of
+    jobs whose use was seen. "waited" is the median, and what 90 % of the jobs did not exceed. Operators see all users.
+    Others see their own jobs, and more if the server's settings say so.
+
+    Examples:
+
+      ullage report
+      ullage report --by user --since 30d
+      ullage report --by day,gpu --since 2026-11-01 --until 2026-12-01 --csv
+      ullage report --by day,user --plot hours.svg
+    """
+    if as_csv and as_json:
+        raise InvalidValue("needed --csv or --json; found both")
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise InvalidValue(f"--plot: needed the name of an SVG file; found {str(plot)!r}")
+    now = time.time()
+    keys = [key.strip() for key in by.split(",")]
+    found = client().report(keys, _moment(since, now), None if until is None else _moment(until, now), user)
+    if plot is not None:
+        _write(plot, draw(found))
+    if as_json:
+        print_json(found)
+    elif as_csv:
+        _print_csv(found)
+    else:
+        _print_table(found)
+
+
+def _moment(text: str, now: float) -> float:
+    """Seconds since 1970.
+
+    >>> _moment("2h", now=10_000.0)
+    2800.0
+    """
+    try:
+        return now - parse_duration(text)
+    except InvalidValue:
+        try:
+            return datetime.datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError, OSError):
+            needed = "a time such as 2026-11-01, 2026-11-01T08:00, or 7d for seven days ago"
+            raise InvalidValue(f"needed {needed}; found {text[:80]!r}") from None
+
+
+def _print_csv(found: dict[str, Any]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*found["by"], *_FIGURES])
+    for row in found["rows"]:
+        writer.writerow([_cell(row[key]) for key in (*found["by"], *_FIGURES)])
+
+
+def _cell(value: Any) -> Any:
+    """A cell of CSV. Names are other people's words: none of them becomes a formula in a spreadsheet.
+
+    >>> _cell("=1+1"), _cell({"killed": 2}), _cell(None)
+    ("'=1+1", 'killed: 2', '')
+    """
+    if isinstance(value, dict):
+        return _failures(value)
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value else "" if value is None else value
+
+
+def _failures(causes: dict[str, int]) -> str:
+    return ", ".join(f"{cause}: {number}" for cause, number in causes.items())
+
+
+def _print_table(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    span = " to ".join(datetime.datetime.fromtimestamp(found[end]).strftime("%Y-%m-%d %H:%M") for end in _SPAN)
+    if not found["rows"]:
+        print(f"no jobs ran from {span}")
+        return
+    table = Table(box=None, pad_edge=False, show_footer=len(found["rows"]) > 1)
+    for place, key in enumerate(found["by"]):
+        table.add_column(key, footer="" if place else "total", no_wrap=key != "name")
+    total = _cells(found["total"])
+    for name, foot in zip(_COLUMNS, total, strict=True):
+        right = name != "failures"
+        table.add_column(name, footer=Text(foot), justify="right" if right else "left", no_wrap=right)
+    for row in found["rows"]:
+        table.add_row(*(Text(str(row[key])) for key in found["by"]), *(Text(cell) for cell in _cells(row)))
+    print(span)
+    Console().print(table)
+
+
+_SPAN = ("since", "until")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    known = row["energy_known"] or 0.0
+    at_least = "" if known > 0.99 else "≥ "
+    energy = "unknown" if row["energy_j"] is None else f"{at_least}{row['energy_j'] / 3.6e6:.3g} kWh"
+    return [
+        str(row["jobs"]), f"{row['gpu_hours']:.2f}", f"{row['gpu_hours_by_part']:.2f}", f"{row['core_hours']:.2f}",
+        memory(row["promised"]), memory(row["used"]), energy, format_duration(row["waited_median"]),
+        format_duration(row["waited_90"]), _failures(row["failures"]),
+    ]  # fmt: skip
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidValue(f"--plot: {file} cannot be written: {error.strerror}") from None
+
+
+# The picture: a bar for each value of the first key (days, where there are days), stacked by the second one.
+
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99")
+_REST = "#bbbbbb"
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _LEGEND = 900, 360, 60, 40, 60, 180
+
+
+def draw(found: dict[str, Any]) -> str:
+    """The GPU hours of a report as SVG."""
+    keys = sorted(found["by"], key=lambda key: key != "day")
+    across, stacked = keys[0], keys[1] if len(keys) > 1 else None
+    hours: dict[str, dict[str, float]] = {}
+    for row in found["rows"]:
+        bar = hours.setdefault(str(row[across]), {})
+        name = "" if stacked is None else str(row[stacked])
+        bar[name] = bar.get(name, 0.0) + row["gpu_hours"]
+    totals: dict[str, float] = {}
+    for bar in hours.values():
+        for name, value in bar.items():
+            totals[name] = totals.get(name, 0.0) + value
+    names = sorted(totals, key=lambda name: -totals[name])
+    colours = {name: _COLOURS[place] if place < len(_COLOURS) else _REST for place, name in enumerate(names)}
+    title = f"GPU hours by {' and '.join(filter(None, (across, stacked)))}"
+    body = [_text(_LEFT, 24, title, size=16), *_bars(hours, names, colours)]
+    if stacked is not None:
+        body += _legend(names, colours)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>'
+        + "".join(body)
+        + "</svg>\n"
+    )
+
+
+def _bars(hours: dict[str, dict[str, float]], names: list[str], colours: dict[str, str]) -> list[str]:
+    most = max((sum(bar.values()) for bar in hours.values()), default=0.0) or 1.0
+    tall, wide = _HEIGHT - _TOP - _BOTTOM, _WIDTH - _LEFT - _LEGEND
+    parts = []
+    for part in (0.0, 0.5, 1.0):
+        y = _TOP + tall * (1 - part)
+        parts.append(f'<line x1="{_LEFT}" x2="{_LEFT + wide}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>')
+        parts.append(_text(_LEFT - 8, y + 4, f"{most * part:.3g}", anchor="end"))
+    step = wide / max(len(hours), 1)
+    every = max(1, round(len(hours) * 75 / wide))  # so that the words below do not run into each other
+    for place, (label, bar) in enumerate(hours.items()):
+        x, y = _LEFT + place * step, float(_TOP + tall)
+        for name in names:
+            height = tall * bar.get(name, 0.0) / most
+            y -= height
+            if height:
+                parts.append(
+                    f'<rect x="{x + step * 0.1:.1f}" y="{y:.1f}" width="{step * 0.8:.1f}" height="{height:.1f}" '
+                    f'fill="{colours[name]}"><title>{escape(f"{label} {name}")}: {bar[name]:.2f}</title></rect>'
+                )
+        if place % every == 0:
+            parts.append(_text(x + step / 2, _HEIGHT - _BOTTOM + 20, label[:24], anchor="middle"))
+    return parts
+
+
+def _legend(names: list[str], colours: dict[str, str]) -> list[str]:
+    shown = names[: len(_COLOURS)] + ([f"{len(names) - len(_COLOURS)} more"] if len(names) > len(_COLOURS) else [])
+    parts, x = [], _WIDTH - _LEGEND + 20
+    for place, name in enumerate(shown):
+        y = _TOP + place * 22
+        parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colours.get(name, _REST)}"/>')
+        parts.append(_text(x + 18, y + 11, name[:20]))
+    return parts
+
+
+def _text(x: float, y: float, words: str, size: int = 12, anchor: str = "start") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f"<text {place}>{escape(words)}</text>"

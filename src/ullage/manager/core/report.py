@@ -1,0 +1,210 @@
+"""What jobs took, in figures: by user, day, name of the job and GPU."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ullage.errors import InvalidValue
+from ullage.manager.storage.records import Cause
+
+BY = ("user", "day", "name", "gpu")
+Others = Literal["own", "totals", "all"]
+OTHERS = "others"
+_NO_FAILURES = frozenset({Cause.FINISHED, Cause.CANCELLED, Cause.SLOT_ENDED})
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class UsageSpan:
+    """An attempt, or the part of it that lies in one day and on one GPU.
+
+    `gpus` is how many GPUs it held and `part` the same by the part of their memory that it was promised. `energy` is in
+    joules, `waited` how long the job had waited for its first attempt. Unknown is None.
+    """
+
+    job: int
+    user: str
+    name: str
+    begin: float
+    end: float
+    slots: tuple[str, ...]
+    gpus: float
+    part: float
+    cores: int
+    promise: int | None
+    used: int | None
+    energy: float | None
+    waited: float | None
+    cause: str | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        return self.end - self.begin
+
+
+@dataclass
+class _Sums:
+    """What the spans of one row add up to."""
+
+    jobs: set[int] = field(default_factory=set)
+    gpu_seconds: float = 0.0
+    part_seconds: float = 0.0
+    core_seconds: float = 0.0
+    promised: float = 0.0  # bytes times GPU-seconds, of spans whose use is known
+    used: float = 0.0
+    used_seconds: float = 0.0
+    energy: float | None = None
+    energy_seconds: float = 0.0
+    waits: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    def add(self, span: UsageSpan) -> None:
+        """One more."""
+        gpu_seconds = span.seconds * span.gpus
+        self.jobs.add(span.job)
+        self.gpu_seconds += gpu_seconds
+        self.part_seconds += span.seconds * span.part
+        self.core_seconds += span.seconds * span.cores
+        if span.used is not None and span.promise is not None:
+            self.promised += span.promise * gpu_seconds
+            self.used += span.used * gpu_seconds
+            self.used_seconds += gpu_seconds
+        if span.energy is not None:
+            self.energy = (self.energy or 0.0) + span.energy
+            self.energy_seconds += gpu_seconds
+        if span.waited is not None:
+            self.waits.append(span.waited)
+        if span.cause is not None and span.cause not in _NO_FAILURES:
+            self.failures[span.cause] += 1
+
+    def figures(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "jobs": len(self.jobs),
+            "gpu_hours": self.gpu_seconds / _HOUR,
+            "gpu_hours_by_part": self.part_seconds / _HOUR,
+            "core_hours": self.core_seconds / _HOUR,
+            "promised": round(self.promised / self.used_seconds) if self.used_seconds else None,
+            "used": round(self.used / self.used_seconds) if self.used_seconds else None,
+            "energy_j": self.energy,
+            "energy_known": self.energy_seconds / self.gpu_seconds if self.gpu_seconds else None,
+            "waited_median": percentile(self.waits, 50),
+            "waited_90": percentile(self.waits, 90),
+            "failures": dict(sorted(self.failures.items())),
+        }
+
+
+def spans_of(rows: Iterable[Mapping[str, Any]], since: float, until: float, now: float) -> Iterator[UsageSpan]:
+    """Attempts, as `JobHistory.attempts_between` gives them, as far as they lie between two times.
+
+    A first attempt's waiting counts where it was placed, a cause where it ended.
+    """
+    for row in rows:
+        end = now if row["ended"] is None else row["ended"]
+        begin = end if row["started"] is None else min(row["started"], end)
+        if row["elapsed"] is not None:  # the clock may have been set meanwhile
+            begin = end - row["elapsed"]
+        inside = max(0.0, min(end, until) - max(begin, since))
+        part = inside / (end - begin) if end > begin else 1.0
+        gpus = len(row["slots"])
+        placed, ended = since <= row["placed"] < until, row["ended"] is not None and since <= row["ended"] < until
+        if not (inside or placed or ended):
+            continue
+        yield UsageSpan(
+            job=row["job"], user=row["user"], name=row["name"], begin=max(begin, since),
+            end=max(begin, since) + inside, slots=row["slots"], gpus=gpus,
+            part=gpus if row["gpu_part"] is None else row["gpu_part"], cores=row["cores"], promise=row["promise"],
+            used=row["used"], energy=None if row["energy"] is None else row["energy"] * part,
+            waited=row["waited"] if row["number"] == 1 and placed else None, cause=row["cause"] if ended else None,
+        )  # fmt: skip
+
+
+def report_of(spans: Iterable[UsageSpan], by: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
+    """The rows of a report and their total. `names` are those of the GPUs; one that is gone keeps its UUID."""
+    rows: dict[tuple[str, ...], _Sums] = {}
+    total = _Sums()
+    for span in spans:
+        total.add(span)
+        for piece in _pieces(span, by):
+            rows.setdefault(tuple(_value(piece, key, names) for key in by), _Sums()).add(piece)
+    ordered = [dict(zip(by, key, strict=True)) | rows[key].figures() for key in sorted(rows)]
+    return {"rows": ordered, "total": total.figures()}
+
+
+def visible(spans: Iterable[UsageSpan], user: str, others: Others) -> Iterator[UsageSpan]:
+    """What a user may see: their own, and of others nothing, their totals or all, as the site has it."""
+    for span in spans:
+        if span.user == user or others == "all":
+            yield span
+        elif others == "totals":
+            hidden = {"user": OTHERS, "name": f"({OTHERS})"}
+            yield UsageSpan(**{**span.__dict__, **hidden})
+
+
+def check_by(by: Sequence[str]) -> tuple[str, ...]:
+    """What rows are for, in the order given.
+
+    >>> check_by(["usr"])
+    Traceback (most recent call last):
+    ullage.errors.InvalidValue: needed one or more of user, day, name and gpu, each once; found 'usr'
+    """
+    if not by or len(set(by)) < len(by) or not set(by) <= set(BY):
+        found = ", ".join(map(repr, by))[:80] or "none"
+        raise InvalidValue(f"needed one or more of user, day, name and gpu, each once; found {found}")
+    return tuple(by)
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The smallest value that at least so many percent of the values do not exceed; None of none.
+
+    >>> percentile([3.0, 1.0, 2.0, 4.0], 50), percentile([], 90)
+    (2.0, None)
+    """
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(1, math.ceil(percent / 100 * len(ordered))) - 1]
+
+
+def _pieces(span: UsageSpan, by: Sequence[str]) -> Iterator[UsageSpan]:
+    """A span cut at midnights and by its GPUs, as far as rows are for days and GPUs. What happened once is told once:
+    a wait in the first piece, a cause in the last one."""
+    places = [(slot,) for slot in span.slots] if "gpu" in by and span.slots else [span.slots]
+    times = list(_days(span.begin, span.end)) if "day" in by else [(span.begin, span.end)]
+    for turn, (begin, end) in enumerate(times):
+        share = (end - begin) / span.seconds if span.seconds else 1.0
+        for place, slots in enumerate(places):
+            first, last = turn == place == 0, turn == len(times) - 1 and place == 0
+            yield UsageSpan(
+                job=span.job, user=span.user, name=span.name, begin=begin, end=end, slots=slots,
+                gpus=span.gpus / len(places), part=span.part / len(places), cores=span.cores if place == 0 else 0,
+                promise=span.promise, used=span.used,
+                energy=None if span.energy is None else span.energy * share / len(places),
+                waited=span.waited if first else None, cause=span.cause if last else None,
+            )  # fmt: skip
+
+
+def _days(begin: float, end: float) -> Iterator[tuple[float, float]]:
+    """A time cut at the midnights of this machine's clock."""
+    while True:
+        day = datetime.datetime.fromtimestamp(begin).date() + datetime.timedelta(days=1)
+        midnight = datetime.datetime.combine(day, datetime.time()).timestamp()
+        if midnight >= end:
+            yield begin, end
+            return
+        yield begin, midnight
+        begin = midnight
+
+
+def _value(span: UsageSpan, key: str, names: Mapping[str, str]) -> str:
+    if key == "day":
+        return datetime.datetime.fromtimestamp(span.begin).strftime("%Y-%m-%d")
+    if key == "gpu":
+        return names.get(span.slots[0], span.slots[0]) if span.slots else "none"
+    return span.user if key == "user" else span.name
