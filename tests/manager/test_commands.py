@@ -150,7 +150,7 @@ def test_a_drained_gpu_gets_no_job_until_it_is_resumed(common):
     assert uuid not in {slot for job in jobs for a in common.wait(job)["attempts"] for slot in a["slots"]}
     assert "dust" in common.cli("queue", "--gpus")
     common.cli("resume", "0")
-    assert not common.client.call("gpus")[0]["drained"]
+    common.until(lambda: not common.client.call("gpus")[0]["drained"], "the GPU to be there again")
     assert "needed a GPU by index or UUID; found '9'" in common.cli("drain", "9", code=1)
 
 
