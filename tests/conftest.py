@@ -52,6 +52,7 @@ def browser():
 
 
 def pytest_addoption(parser):
+    parser.addoption("--soak", type=float, default=1200.0, metavar="SECONDS", help="how long the soak test takes")
     parser.addoption(
         "--strict-skips", action="store_true", help="fail if a test is skipped that tests/expected_skips.txt has not"
     )
