@@ -19,6 +19,7 @@ SOURCE = ROOT / "src" / "ullage"
 ROOMS = [
     "errors",
     "units",
+    "text",
     "home",
     "hardware",
     "allocator",

@@ -86,12 +86,8 @@ def test_a_token_is_needed_and_is_kept_from_others(api):
     assert stat.S_IMODE((api.home.folder / "manager/api-secret").stat().st_mode) == 0o600
     assert "found none" in problem(requests.get(api.url + "/v1/ping", timeout=60), 401)
     user, signature = api.token.split("-")[1:]
-    for token in (
-        "x",
-        "",
-        api.token[:-1] + ("0" if api.token[-1] != "0" else "1"),
-        f"ullage-{int(user) + 1}-{signature}",
-    ):
+    changed = api.token[:-1] + ("0" if api.token[-1] != "0" else "1")
+    for token in ("x", "", "ullage_", "ullage_x", changed, f"ullage-{int(user) + 1}-{signature}"):
         for path in ("/v1/ping", "/metrics", "/v1/events/stream", "/v1/jobs/1/logs"):
             answer = requests.get(api.url + path, headers={"Authorization": f"Bearer {token}"}, timeout=60)
             problem(answer, 401)
@@ -322,6 +318,76 @@ def test_headers_without_end_are_cut(api):
         except OSError:
             return  # the daemon did not read on
     assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_tokens_are_scoped_listed_and_revoked_one_by_one(api):
+    made = {scope: api.client.token_create(scope, scope) for scope in ("read", "submit", "operate")}
+    clients = {scope: ullage.Client(url=api.url, token=each["token"]) for scope, each in made.items()}
+    held = api.client.submit(["true"], hold=True, cwd="/tmp")[0]
+    allowed = {
+        scope: [name for name, do in _doing(clients[scope], held).items() if not _refused(do)] for scope in clients
+    }
+    assert allowed == {
+        "read": ["queue", "logs", "tokens"],
+        "submit": ["queue", "logs", "tokens", "submit", "cancel"],
+        "operate": ["queue", "logs", "tokens", "submit", "cancel", "drain", "make"],
+    }
+    listed = json.dumps(api.client.tokens())
+    assert all(each["token"] not in listed and f'"id": {each["id"]},' in listed for each in made.values())
+    kept = b"".join(file.read_bytes() for file in (api.home.folder / "manager").glob("state.db*"))
+    assert not any(each["token"].encode() in kept for each in made.values())
+    api.client.token_revoke(made["submit"]["id"])
+    with pytest.raises(NotAllowed, match="Authorization"):
+        clients["submit"].queue()
+    assert clients["read"].ping()["you"] == clients["operate"].ping()["you"] == api.client.ping()["you"]
+    assert not clients["read"].ping()["operator"] and clients["operate"].ping()["operator"]
+
+
+def _doing(client, job):
+    return {
+        "queue": client.queue, "logs": lambda: client.logs(job), "tokens": client.tokens,
+        "submit": lambda: client.submit(["true"], hold=True, cwd="/tmp"), "cancel": lambda: client.cancel(job),
+        "drain": lambda: client.resume(0), "make": lambda: client.token_create("another"),
+    }  # fmt: skip
+
+
+def _refused(do):
+    try:
+        do()
+    except NotAllowed as error:
+        assert "this token allows to" in str(error)
+        return True
+
+
+def test_a_token_lives_through_a_restart_and_no_longer_than_it_was_made_for(home):
+    api = Api(home)
+    forever, short = api.client.token_create("a"), api.client.token_create("b", lasts=1.0)
+    home.kill()
+    home.start()
+    api.refresh()
+    assert ullage.Client(url=api.url, token=forever["token"]).queue() == []
+    client = ullage.Client(url=api.url, token=short["token"])
+
+    def over():
+        try:
+            client.queue()
+        except NotAllowed:
+            return True
+
+    home.until(over, "the token to expire")
+
+
+def test_tokens_on_the_command_line(api):
+    home = api.home
+    made = json.loads(home.cli("token", "create", "--name", "my\x1b[31m laptop", "--scope", "read", "--json"))
+    assert home.cli("token", "create", "--expires", "30d").startswith("ullage_")
+    listed = home.cli("token", "list", "--all")
+    assert "my?[31m laptop" in listed and "\x1b" not in listed and made["token"] not in listed
+    assert home.cli("token", "revoke", str(made["id"])) == f"token {made['id']} of {made['user']} is revoked\n"
+    assert "revoked 20" in home.cli("token", "list")
+    assert "needed the scope read, submit or operate" in home.cli("token", "create", "--scope", "all", code=1)
+    assert "no token 999" in home.cli("token", "revoke", "999", code=1)
+    assert "found no 'nobody at all'" in home.cli("token", "create", "--user", "nobody at all", code=1)
 
 
 def crowd(api, number, sent):

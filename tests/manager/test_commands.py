@@ -185,3 +185,23 @@ def test_a_script_alone_is_enough(common):
     (common.work / "hello.py").write_text("print('hello')\n")
     assert "is done" in common.cli("submit", "hello.py", "--wait")
     assert common.cli("logs", "hello.py") == "hello\n"
+
+
+def test_what_a_job_is_called_or_prints_cannot_write_to_the_terminal(common):
+    """Escape sequences and characters that turn the writing round: in its name, its program, its folder, its words."""
+    evil = "\x1b[2J\u202egone\x9b\u2066"
+    program = common.work / evil
+    program.write_text(f"#!/bin/sh\necho 'torch.OutOfMemoryError: CUDA out of memory {evil}'; exit 1")
+    program.chmod(0o755)
+    failed = common.submit([str(program), evil], exclusive=True, memory=None)
+    named = common.submit(["true"], name=f"a name {evil}", hold=True)
+    common.wait(failed)
+    said = [common.cli(*words) for words in (["history"], ["queue"], ["status", str(failed)], ["status", str(named)])]
+    said.append(common.cli("wait", str(failed), code=1))
+    said.append(common.cli("cancel", evil, code=1))
+    for text in said:
+        assert text.replace("\n", "").isprintable(), text
+    assert "?[2J?gone" in said[0] and "a name ?[2J?gone" in said[1] and "CUDA out of memory ?[2J" in said[2]
+    assert common.job(named)["name"] == "a name ?[2J?gone??", "at the door, too"
+    assert json.loads(common.cli("status", str(failed), "--json"))[0]["command"][1] == evil, "JSON is exact"
+    common.client.cancel(named)

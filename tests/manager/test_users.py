@@ -166,6 +166,17 @@ def test_a_user_without_the_group_cannot_speak_to_the_daemon(common):
     assert "is not yours to use" in as_user(common, "ping")["refused"]
 
 
+def test_root_makes_tokens_for_others_and_they_only_for_themselves(shared):
+    made = shared.client.token_create("for nobody", user="nobody")
+    assert (made["user"], made["uid"]) == ("nobody", pwd.getpwnam("nobody").pw_uid)
+    assert [each["id"] for each in as_user(shared, "tokens")["ok"]] == [made["id"]]
+    roots = shared.client.token_create("mine")
+    assert "operators may" in as_user(shared, "token_revoke", token=roots["id"])["refused"]
+    assert "operators may" in as_user(shared, "token_create", user="root")["refused"]
+    assert "operators may" in as_user(shared, "tokens", everybody=True)["refused"]
+    assert as_user(shared, "token_revoke", token=made["id"])["ok"]["user"] == "nobody"
+
+
 def test_a_user_with_many_idle_connections_locks_nobody_out(shared):
     command = [sys.executable, "-c", IDLE, str(socket_file(shared.folder)), "700"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as crowd:

@@ -13,6 +13,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue
+from ullage.text import plain_values
 from ullage.units import format_bytes, format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def print_each(answers: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(answers)
     else:
-        for answer in answers:
+        for answer in plain_values(answers):
             out = sys.stdout if answer["done"] else sys.stderr
             print(f"job {answer['job']} {answer['text']}" if answer["done"] else f"ullage: job {answer['job']}: "
                   f"{answer['text']}", file=out)  # fmt: skip
@@ -90,11 +91,10 @@ def queue(
     from rich.console import Console
 
     console = Console()
-    console.print(
-        _job_table(jobs, {card["id"]: card["index"] for card in cards}) if jobs else "no jobs are waiting or running"
-    )
+    index = {card["id"]: card["index"] for card in cards}
+    console.print(_job_table(plain_values(jobs), index) if jobs else "no jobs are waiting or running")
     if gpus:
-        console.print(_gpu_table(cards))
+        console.print(_gpu_table(plain_values(cards)))
         print(_host_line(manager.ping()))
 
 
@@ -169,13 +169,13 @@ def status(
     """
     if job is None:
         about = client().ping()
-        print_json(about) if as_json else _print_daemon(about)
+        print_json(about) if as_json else _print_daemon(plain_values(about))
         return
     found = client().jobs(job)
     if as_json:
         print_json(found)
     else:
-        print("\n\n".join("\n".join(_lines(one)) for one in found))
+        print("\n\n".join("\n".join(_lines(one)) for one in plain_values(found)))
 
 
 def _print_daemon(about: dict[str, Any]) -> None:
@@ -330,7 +330,7 @@ def tell(jobs: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(jobs)
         return
-    for job in jobs:
+    for job in plain_values(jobs):
         why = job["detail"] or job["cause"]
         print(f"job {label(job)} is {job['state']}" + (f": {why}" if why and job["state"] != "done" else ""))
 
@@ -378,7 +378,7 @@ def history(
         return
     from rich.console import Console
 
-    Console().print(_table(jobs) if jobs else "no jobs have ended yet")
+    Console().print(_table(plain_values(jobs)) if jobs else "no jobs have ended yet")
 
 
 def _table(jobs: list[dict[str, Any]]) -> Any:

@@ -20,8 +20,10 @@ from ullage.cli.measurements import diff, measure
 from ullage.cli.monitor import top
 from ullage.cli.report import report
 from ullage.cli.submission import submit
+from ullage.cli.tokens import token
 from ullage.cli.training import train
 from ullage.errors import EXTRAS, UllageError
+from ullage.text import plain
 
 ESTIMATES, JOBS, GPUS, RESEARCH = "Estimate", "Run jobs on shared GPUs", "GPUs", "Research"
 _COMMANDS = {
@@ -100,10 +102,12 @@ def _options(
 for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
         app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)
-for _group, _name in ((train, "train"), (dataset, "dataset"), (convolutions, "convolutions")):
+_GROUPS = ((token, "token", JOBS), (train, "train", RESEARCH), (dataset, "dataset", RESEARCH),
+           (convolutions, "convolutions", RESEARCH))  # fmt: skip
+for _group, _name, _panel in _GROUPS:
     for _info in _group.registered_commands:
         _info.cls = PlainCommand
-    app.add_typer(_group, name=_name, cls=PlainGroup, rich_help_panel=RESEARCH)
+    app.add_typer(_group, name=_name, cls=PlainGroup, rich_help_panel=_panel)
 
 
 def main() -> None:
@@ -114,7 +118,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except UllageError as error:
-        print(f"ullage: {error}", file=sys.stderr)
+        print("\n".join(map(plain, f"ullage: {error}".split("\n"))), file=sys.stderr)
         raise SystemExit(1) from None
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

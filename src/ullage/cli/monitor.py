@@ -20,6 +20,7 @@ from rich.text import Text
 
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue
+from ullage.text import plain
 from ullage.units import GIB, parse_duration
 
 if TYPE_CHECKING:
@@ -127,18 +128,18 @@ def _source(virtual: Path | None, interval: float) -> Source:
 def _shown(as_json: bool, live: bool, silent: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
 
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH)
-    plain = console.options.ascii_only
+    ascii_only = console.options.ascii_only
     if as_json:
         yield lambda now: print(json.dumps(now), flush=True)
     elif live:
         from rich.live import Live
 
         with Live(console=console, screen=True, auto_refresh=False) as picture:
-            yield lambda now: picture.update(view(now, console.width, console.height, plain), refresh=True)
+            yield lambda now: picture.update(view(now, console.width, console.height, ascii_only), refresh=True)
     elif silent:
         yield lambda now: None
     else:
-        yield lambda now: console.print(view(now, console.width, ascii_only=plain))
+        yield lambda now: console.print(view(now, console.width, ascii_only=ascii_only))
 
 
 @contextlib.contextmanager
@@ -359,4 +360,4 @@ def _said(text: str | None) -> Text:
     """In one line and without control characters: anybody may name a process so that it would upset a terminal."""
     if not text:
         return Text(UNKNOWN)
-    return Text("".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split())))
+    return Text(" ".join(plain(text).split()))

@@ -12,6 +12,7 @@ from ullage.cli import completion
 from ullage.cli.jobs import client, exit_code, memory, print_json, tell, wait_for
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue, NoDaemon
+from ullage.text import plain
 from ullage.units import parse_duration
 
 if TYPE_CHECKING:
@@ -187,9 +188,9 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
     manager = client()
     answer = manager.submit_spec(spec)
     if not as_json:
-        print(_sentence(answer))
+        print(plain(_sentence(answer)))
         for note in answer["notes"]:
-            print(f"ullage: {note}", file=sys.stderr)
+            print(f"ullage: {plain(note)}", file=sys.stderr)
     fails = _follow_estimate(manager, answer, None if wait else patience, as_json)
     if fails and wait:
         raise typer.Exit(1)  # it would wait for ever
@@ -218,7 +219,7 @@ def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | 
     fails = found["state"] == "held" and found["detail"] is not None
     if not as_json:
         print(
-            f"ullage: job {number} {found['reason']}" if fails else _sentence(answer),
+            plain(f"ullage: job {number} {found['reason']}" if fails else _sentence(answer)),
             file=sys.stderr if fails else None,
         )
     return fails

@@ -253,6 +253,20 @@ class Client:
         energy, waiting and failures, in rows by user, day, name and gpu."""
         return dict(self.call("report", by=list(by), since=since, until=until, user=user))
 
+    def tokens(self, everybody: bool = False) -> list[dict[str, Any]]:
+        """Your tokens for the HTTP API, or those of all users, without the tokens themselves."""
+        return list(self.call("tokens", everybody=everybody))
+
+    def token_create(
+        self, name: str = "", scope: str = "submit", lasts: float | None = None, user: str | None = None
+    ) -> dict[str, Any]:
+        """Make a token for the HTTP API: under `token` in the answer, and never shown again."""
+        return dict(self.call("token_create", name=name, scope=scope, lasts=lasts, user=user))
+
+    def token_revoke(self, token: int) -> dict[str, Any]:
+        """Make a token worth nothing, by its number."""
+        return dict(self.call("token_revoke", token=token))
+
     def ping(self) -> dict[str, Any]:
         """What the daemon is: version, policy, number of GPUs and of jobs."""
         return dict(self.call("ping"))
@@ -375,6 +389,9 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "resume": ("POST", "/v1/gpus/{gpu}/resume", ()),
     "events": ("GET", "/v1/events", ("since", "limit", "wait")),
     "report": ("GET", "/v1/report", ("by", "since", "until", "user")),
+    "tokens": ("GET", "/v1/tokens", ("everybody",)),
+    "token_create": ("POST", "/v1/tokens", ()),
+    "token_revoke": ("DELETE", "/v1/tokens/{token}", ()),
 }
 
 

@@ -11,10 +11,12 @@ import resource
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ullage.errors import NotAllowed
+from ullage.errors import InvalidValue, NotAllowed
+from ullage.manager.storage.tokens import TokenRecord
 
 # The limits that a job takes over from whoever submitted it.
 _LIMITS = {
@@ -27,7 +29,7 @@ _LIMIT_LINE = re.compile(r"Max (.+?)\s+(unlimited|\d+)\s+(unlimited|\d+)\b")
 
 @dataclass(frozen=True)
 class Caller:
-    """A user at the other end; `operator` may change anybody's jobs and the GPUs.
+    """A user at the other end; `operator` may change anybody's jobs and the GPUs. `scope` is what a token allows.
 
     >>> Caller(uid=0, gid=0, user="root", operator=True).may_change(1000)
     True
@@ -38,6 +40,7 @@ class Caller:
     user: str
     operator: bool = False
     limits: dict[str, tuple[int, int]] = field(default_factory=dict)
+    scope: str = "operate"
 
     def may_change(self, uid: int) -> bool:
         """Whether a job of that user is theirs to change and to read."""
@@ -59,6 +62,14 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
         return str(uid)
+
+
+def number_of_user(name: str) -> int:
+    """The number of a user of this system."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        raise InvalidValue(f"needed a user of this system; found no {name[:80]!r}") from None
 
 
 def is_operator(uid: int, user: str, operators: list[str]) -> bool:
@@ -127,39 +138,41 @@ def group_number(name: str) -> int:
 
 
 SECRET, TOKEN_FILE = "api-secret", "api-token"
+SCOPES = ("read", "submit", "operate")  # each allows what those before it do
 
 
 class Tokens:
-    """Makes and checks the tokens of the API. A token says who holds it, and only the daemon can make one.
+    """Says whose token one is.
 
-    A token is a user's number and a signature of it with a secret that the daemon keeps (mode 600). The daemon writes
-    the token of its own user to `run/api-token` (mode 600). Others get theirs through the Unix socket, where the kernel
-    says who they are. To make all tokens worthless, remove the secret and start the daemon again.
+    The daemon writes the token of its own user to `run/api-token` (mode 600): that user's number and a signature of it
+    with a secret that the daemon keeps (mode 600). To make it worthless, remove the secret and start the daemon again.
+    All others are made by `ullage token create` and looked for with `find`.
 
     >>> import tempfile
     >>> tokens = Tokens(Path(tempfile.mkdtemp()), [])
-    >>> tokens.caller(tokens.token_of(os.getuid())).uid == os.getuid(), tokens.caller("ullage-0-" + "0" * 64)
+    >>> tokens.caller(tokens.own()).uid == os.getuid(), tokens.caller("ullage-0-" + "0" * 64)
     (True, None)
     """
 
-    def __init__(self, folder: Path, operators: list[str]) -> None:
-        self._operators = operators
+    def __init__(
+        self, folder: Path, operators: list[str], find: Callable[[str], TokenRecord | None] = lambda token: None
+    ) -> None:
+        self._operators, self._find = operators, find
         self._secret = _secret(folder / SECRET)
 
-    def token_of(self, uid: int) -> str:
-        """The token of a user."""
-        return f"ullage-{uid}-{self._signature(str(uid))}"
+    def own(self) -> str:
+        """The token of the daemon's own user."""
+        return f"ullage-{os.getuid()}-{self._signature(str(os.getuid()))}"
 
     def caller(self, token: str) -> Caller | None:
-        """Whose token it is; `None` for one that this daemon did not make."""
-        match = re.fullmatch(r"ullage-([0-9]{1,10})-([0-9a-f]{64})", token)
-        if match is None or not hmac.compare_digest(match[2], self._signature(match[1])):
+        """Who holds a token; `None` for one that is worth nothing."""
+        if hmac.compare_digest(token.encode(), self.own().encode()):
+            return this_user()
+        record = self._find(token)
+        if record is None:
             return None
-        uid = int(match[1])
-        user = user_name(uid)
-        operator = is_operator(uid, user, self._operators)
-        limits = limits_of(0) if uid == os.getuid() else {}
-        return Caller(uid, _group(uid), user, operator, limits)
+        operator = record.scope == "operate" and is_operator(record.uid, record.user, self._operators)
+        return Caller(record.uid, _group(record.uid), record.user, operator, scope=record.scope)
 
     def _signature(self, text: str) -> str:
         return hmac.new(self._secret, text.encode(), "sha256").hexdigest()

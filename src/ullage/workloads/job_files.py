@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ullage.errors import InvalidValue, MissingPackage, nearest
+from ullage.text import plain
 from ullage.units import MIB
 
 try:
     from pydantic import (
         AliasChoices,
         BaseModel,
+        BeforeValidator,
         ConfigDict,
         Field,
         StringConstraints,
@@ -43,7 +45,10 @@ MOST_WORDS, LONGEST_COMMAND, LARGEST_ENVIRONMENT = 4096, 128 << 10, 512 << 10
 
 _Text = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")]
 _Value = Annotated[str, StringConstraints(max_length=LONGEST_COMMAND, pattern=r"^[^\x00]*$")]
-_Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
+_Name = Annotated[
+    str, BeforeValidator(lambda name: plain(name) if isinstance(name, str) else name),
+    StringConstraints(min_length=1, max_length=128),
+]  # fmt: skip
 
 
 class JobSpec(BaseModel):
@@ -189,7 +194,7 @@ class JobSpec(BaseModel):
         if self.name:
             return self.name
         script = next((word for word in self.command[1:] if word.endswith(".py")), self.command[0])
-        return os.path.basename(script)[:128] or "job"
+        return plain(os.path.basename(script))[:128] or "job"
 
     @property
     def folder(self) -> str:

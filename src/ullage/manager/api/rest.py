@@ -205,6 +205,35 @@ class ReportAnswer(_Answer):
     total: ReportRow
 
 
+class TokenRequest(BaseModel):
+    """What a new token is to be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("", max_length=80)
+    scope: Literal["read", "submit", "operate"] = "submit"
+    lasts: float | None = Field(None, gt=0, lt=3.2e9, description="seconds until it expires; null: never")
+    user: str | None = Field(None, max_length=200, description="for operators: whose it is to be")
+
+
+class TokenAnswer(_Answer):
+    """A token, without the token itself."""
+
+    id: int
+    user: str
+    scope: str
+    name: str
+    made: float
+    expires: float | None
+    revoked: float | None
+
+
+class NewTokenAnswer(TokenAnswer):
+    """A token that was just made; it is shown in no other answer."""
+
+    token: str
+
+
 class DaemonAnswer(_Answer):
     """What the daemon is."""
 
@@ -431,6 +460,21 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         """What jobs took: GPU hours, memory, energy, waiting and failures."""
         asked = {"by": by.split(","), "since": since, "until": until, "user": user}
         return JSONResponse(await ask(caller, "report", asked, 0.0))
+
+    @router.get("/v1/tokens", response_model=list[TokenAnswer], tags=["tokens"])
+    async def tokens(caller: Asker, everybody: bool = False) -> Response:
+        """Your tokens, or those of all users."""
+        return JSONResponse(await ask(caller, "tokens", {"everybody": everybody}, 0.0))
+
+    @router.post("/v1/tokens", status_code=201, response_model=NewTokenAnswer, tags=["tokens"])
+    async def make_token(caller: Asker, wanted: TokenRequest) -> Response:
+        """Make a token."""
+        return JSONResponse(await ask(caller, "token_create", wanted.model_dump(), 0.0), 201)
+
+    @router.delete("/v1/tokens/{token}", response_model=TokenAnswer, tags=["tokens"])
+    async def revoke_token(caller: Asker, token: Annotated[int, Path(ge=1, le=2**62)]) -> Response:
+        """Make a token worth nothing."""
+        return JSONResponse(await ask(caller, "token_revoke", {"token": token}, 0.0))
 
     @router.get("/metrics", tags=["daemon"], response_class=Response,
                 responses={200: {"content": {"text/plain": {}}}})  # fmt: skip

@@ -31,7 +31,7 @@ class ApiServer:
     """Listens from its making on; `start` answers, `stop` ends it."""
 
     def __init__(
-        self, listen: str, run: Path, tokens: Tokens, me: Caller, call: Call, each: int, say: Callable[[str], None]
+        self, listen: str, run: Path, tokens: Tokens, call: Call, each: int, say: Callable[[str], None]
     ) -> None:
         self._call, self._say, self._each, self.tokens = call, say, each, tokens
         host, port = parse_listen(listen)
@@ -42,7 +42,7 @@ class ApiServer:
         self._thread: threading.Thread | None = None
         if not _is_loopback(host):
             say(f"the API listens on {host}, where others can reach it, and without encryption: put TLS before it")
-        write_token(run / TOKEN_FILE, tokens.token_of(me.uid))
+        write_token(run / TOKEN_FILE, tokens.own())
         self._address = run / ADDRESS_FILE
         self._address.write_text(json.dumps({"url": self.url}) + "\n")
 

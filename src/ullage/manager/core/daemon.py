@@ -31,7 +31,7 @@ from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.orders import Orders, arguments_of
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.watchdog import Handled, Watchdog
-from ullage.manager.identity import Caller, this_user
+from ullage.manager.identity import SCOPES, Caller
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import sharing_of
@@ -40,6 +40,7 @@ from ullage.manager.storage.database import Database
 from ullage.manager.storage.group_commit import GroupCommit
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
+from ullage.manager.storage.tokens import TokenStore
 from ullage.monitor import Monitor, Source, best_source
 from ullage.placement import Ledger
 from ullage.workloads.validation import checked
@@ -90,8 +91,9 @@ class Daemon:
         self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
         self._news = asyncio.Condition()
         self._wake_socket: socket.socket | None = None  # while it listens for words of supervisors
+        self.tokens = TokenStore(self.database, self.context.store, clock)
         self.api = self._make_api()
-        self.orders = Orders(self.context, self.intake, self.attempts, cgroups, self.api)
+        self.orders = Orders(self.context, self.intake, self.attempts, cgroups, self.tokens, self.api)
 
     def _make_api(self) -> ApiServer | None:
         listen, rules = self.context.settings.api.listen, self.context.settings.access
@@ -100,9 +102,9 @@ class Daemon:
         from ullage.manager.api.server import ApiServer  # FastAPI takes half a second to import
         from ullage.manager.identity import Tokens
 
-        tokens = Tokens(self.context.folder, rules.operators)
+        tokens = Tokens(self.context.folder, rules.operators, self.tokens.find)
         each = self.context.settings.limits.connections
-        return ApiServer(listen, self._run, tokens, this_user(), self.call, each, self.context.say)
+        return ApiServer(listen, self._run, tokens, self.call, each, self.context.say)
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `end` is called or a signal comes."""
@@ -222,6 +224,9 @@ class Daemon:
     async def call(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
         """Do an order, in the thread of the event loop; `events` may wait for something to happen."""
         do, arguments = self._verb(verb, arguments)
+        scope = Orders.scope_of(verb)
+        if SCOPES.index(caller.scope) < SCOPES.index(scope):
+            raise NotAllowed(f"this token allows to {caller.scope}; {verb!r} needs one with the scope {scope}")
         if verb == "events" and wait > 0 and self.context.store.last_event <= int(arguments.get("since") or 0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait), self._news:

@@ -27,11 +27,13 @@ from ullage.manager.core.host import share_of
 from ullage.manager.core.intake import Intake
 from ullage.manager.core.report import Others, check_by, report_of, spans_of, visible
 from ullage.manager.core.watchdog import MOST_CRASHES
-from ullage.manager.identity import Caller, check_submitter
+from ullage.manager.identity import SCOPES, Caller, check_submitter, number_of_user
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import STDERR, STDOUT
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
+from ullage.manager.storage.tokens import TokenRecord, TokenStore
 from ullage.placement import HostShare, Ledger, Slot
+from ullage.text import plain
 from ullage.workloads.job_files import JobSpec
 from ullage.workloads.validation import checked
 
@@ -92,6 +94,12 @@ def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None) -> dict[str, Any]
     return shown
 
 
+def _token_shown(token: TokenRecord) -> dict[str, Any]:
+    shown = dataclasses.asdict(token)
+    shown.pop("hash")
+    return shown
+
+
 def _span(begin: float | None, end: float | None) -> float | None:
     """Seconds between two times of the wall clock, which may have been set back meanwhile."""
     return None if begin is None or end is None else max(0.0, end - begin)
@@ -100,6 +108,7 @@ def _span(begin: float | None, end: float | None) -> float | None:
 HIDDEN = "only its owner and operators see this"
 _T = TypeVar("_T")
 Answers = Generator[None, None, _T]
+MOST_TOKENS = 100
 MOST_ROWS, MOST_LOG = 100_000, 256 << 10
 _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 
@@ -112,15 +121,27 @@ class Orders:
     """
 
     names = ("ping", "submit", "queue", "status", "history", "logs", "cancel", "hold", "release", "drain", "resume",
-             "gpus", "events", "report", "api", "figures", "stop_serving")  # fmt: skip
-    changing = ("submit", "cancel", "hold", "release", "drain", "resume")
+             "gpus", "events", "report", "api", "figures", "stop_serving", "tokens", "token_create",
+             "token_revoke")  # fmt: skip
+    changing = ("submit", "cancel", "hold", "release", "drain", "resume", "token_create", "token_revoke")
+    operating = ("drain", "resume", "stop_serving", "api", "token_create", "token_revoke")  # other changes: to submit
     long = ("queue", "status", "history", "events", "report", "figures")
 
     def __init__(
-        self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, cgroups: Cgroups, api: ApiServer | None
-    ) -> None:
+        self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, cgroups: Cgroups,
+        tokens: TokenStore, api: ApiServer | None,
+    ) -> None:  # fmt: skip
         self._context, self._store, self._service = context, context.store, context.service
-        self._intake, self._attempts, self._cgroups, self._api = intake, attempts, cgroups, api
+        self._intake, self._attempts, self._cgroups, self._tokens, self._api = intake, attempts, cgroups, tokens, api
+
+    @classmethod
+    def scope_of(cls, verb: str) -> str:
+        """What a token has to allow for an order.
+
+        >>> Orders.scope_of("queue"), Orders.scope_of("cancel"), Orders.scope_of("drain")
+        ('read', 'submit', 'operate')
+        """
+        return "operate" if verb in cls.operating else "submit" if verb in cls.changing else "read"
 
     def ping(self, caller: Caller) -> dict[str, Any]:
         """That somebody is there, and who."""
@@ -279,10 +300,42 @@ class Orders:
         return {"since": begin, "until": end, "by": list(rows), **found}
 
     def api(self, caller: Caller) -> dict[str, Any]:
-        """Where the REST API listens, and a token for who asks."""
+        """Where the REST API listens, and for the daemon's own user the token that is in `run/api-token`."""
         if self._api is None:
             raise InvalidValue("this daemon has no API; start it with `ullage serve --api 8600`")
-        return {"url": self._api.url, "token": self._api.tokens.token_of(caller.uid)}
+        return {"url": self._api.url, "token": self._api.tokens.own() if caller.uid == os.getuid() else None}
+
+    def tokens(self, caller: Caller, everybody: bool = False) -> list[dict[str, Any]]:
+        """The tokens of who asks, or of everybody."""
+        if everybody:
+            self._check_operator(caller, "see the tokens of others")
+        return [_token_shown(each) for each in self._tokens.records(None if everybody else caller.uid)]
+
+    def token_create(
+        self, caller: Caller, name: str = "", scope: str = "submit", lasts: float | None = None, user: str | None = None
+    ) -> dict[str, Any]:
+        """A new token for who asks, or for another user; the answer is the only place where it is shown."""
+        if scope not in SCOPES:
+            raise InvalidValue(f"needed the scope read, submit or operate; found {scope[:80]!r}")
+        if lasts is not None and not 0 < lasts < 3.2e9:
+            raise InvalidValue(f"needed a time until it expires, in seconds; found {lasts!r}")
+        uid, owner = caller.uid, caller.user
+        if user is not None and user != caller.user:
+            self._check_operator(caller, "make tokens for others")
+            uid, owner = number_of_user(user), user
+        if sum(each.revoked is None for each in self._tokens.records(uid)) >= MOST_TOKENS:
+            raise InvalidValue(f"{owner} has {MOST_TOKENS} tokens; revoke one first (ullage token revoke)")
+        token, record = self._tokens.make(uid, owner, scope, plain(name)[:80], lasts)
+        return {"token": token} | _token_shown(record)
+
+    def token_revoke(self, caller: Caller, token: int) -> dict[str, Any]:
+        """Make a token worth nothing."""
+        record = self._tokens.one(token)
+        if not caller.may_change(record.uid):
+            raise NotAllowed(f"{caller.user} may not revoke a token of {record.user}; operators may")
+        if record.revoked is None:
+            self._tokens.revoke(record)
+        return _token_shown(record)
 
     def figures(self, caller: Caller) -> dict[str, Any]:
         """What `GET /metrics` shows."""
@@ -348,7 +401,7 @@ class Orders:
         if not found:
             there = ", ".join(f"{device.index} ({device.id})" for device in devices[:16])
             raise InvalidValue(f"needed a GPU by index or UUID; found {str(gpu)[:80]!r}. There are: {there}")
-        self._store.drain(found[0].id, drained, str(reason)[:200])
+        self._store.drain(found[0].id, drained, plain(reason)[:200])
         self._store.afterwards(self._service.wake)
         return {"gpu": found[0].id, "index": found[0].index, "drained": drained}
 

@@ -125,8 +125,20 @@ ALTER TABLE attempts ADD COLUMN waited REAL;
 ALTER TABLE attempts ADD COLUMN energy REAL;
 """
 
+# Tokens of the API, each for one user.
+TOKENS = """
+CREATE TABLE tokens (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    hash TEXT NOT NULL UNIQUE,            -- of the token, which itself is kept nowhere
+    uid INTEGER NOT NULL, user TEXT NOT NULL,
+    scope TEXT NOT NULL,                  -- read, submit, operate
+    name TEXT NOT NULL,
+    made REAL NOT NULL, expires REAL, revoked REAL
+);
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
-MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES, SHARED_SPECS, CRASHES, ATTEMPT_FIGURES)
+MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES, SHARED_SPECS, CRASHES, ATTEMPT_FIGURES, TOKENS)
 
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"

@@ -147,6 +147,10 @@ class JobStore:
         else:
             do()
 
+    def also(self, statement: str, values: Sequence[Any]) -> None:
+        """Another statement that is a part of the transaction that is open now."""
+        self._now.add(statement, values)
+
     def changed(self) -> set[int]:
         """The jobs that have changed since this was asked before; at first all that are not over."""
         found, self._changed = self._changed, set()
