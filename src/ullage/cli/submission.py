@@ -125,6 +125,15 @@ def submit(
     clean_env: Annotated[
         bool, typer.Option("--clean-env", help="Do not pass on the variables of this shell.", rich_help_panel=RUN)
     ] = False,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Write what the job prints to this file, such as "
+                                 "logs/%j.out: %j is the job, %A its array, %a its index, %t the attempt, %n its name, "
+                                 "%u its user.", metavar="FILE", rich_help_panel=RUN)
+    ] = None,
+    error: Annotated[
+        str | None, typer.Option("--error", help="Write its standard error to this file.", metavar="FILE",
+                                 show_default="the file of --output", rich_help_panel=RUN)
+    ] = None,
     resumable: Annotated[
         bool | None, typer.Option("--resumable", help="The job saves a checkpoint on SIGUSR1 and can be resumed.",
                                   rich_help_panel=RUN)
@@ -160,7 +169,8 @@ def submit(
         "exclusive": exclusive, "model": model, "batch_size": batch_size, "estimator": estimator,
         "array": array, "after": after or None,
         "priority": priority, "hold": hold or None, "time_limit": time_limit, "venv": venv, "conda": conda, "cwd": cwd,
-        "resumable": resumable, "begin": begin, "retries": retries, "requeue": requeue,
+        "output": output, "error": error, "resumable": resumable,
+        "begin": begin, "retries": retries, "requeue": requeue,
         "mps_threads": mps_threads, "mps_memory": mps_memory,
     }  # fmt: skip
     spec = _described(list(command), {name: value for name, value in given.items() if value is not None})

@@ -5,6 +5,7 @@ One class, and two ways to reach the daemon behind it: its Unix socket, and its 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import http.client
 import json
@@ -12,6 +13,7 @@ import os
 import secrets
 import select
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -133,11 +135,16 @@ class Client:
         return dict(found[0])
 
     def logs(self, job: int | str, stream: str = "stdout", attempt: int | None = None) -> str:
-        """What a job has printed so far; its newest attempt, unless another one is named."""
+        """What a job has printed so far; its newest attempt, unless another one is named.
+
+        Where the job writes into files of its user (`output`), these are read; through the API, only their end can be.
+        """
         pieces: list[str] = []
         offset = 0
         while True:
             piece = self.call("logs", job=job, attempt=attempt, stream=stream, offset=offset)
+            if piece.get("file") and not self._remote:
+                return _plain_file(piece["file"], 0).decode(errors="replace")
             if not piece["text"]:
                 return "".join(pieces)
             pieces.append(piece["text"])
@@ -149,6 +156,9 @@ class Client:
         last = int(self.ping()["last_event"])
         while True:
             piece = self.call("logs", job=job, attempt=shown, stream=stream, offset=offset)
+            if piece.get("file") and not self._remote:
+                yield from self._follow_file(job, stream, attempt)
+                return
             if piece["text"]:
                 yield piece["text"]
             shown, offset = piece["attempt"], piece["offset"]
@@ -164,6 +174,24 @@ class Client:
             elif newest["over"] or newest["offset"] <= offset:
                 if self.status(job)["ended"]:
                     return
+                last = self._wait_for_event(last, _LOG_WAIT)
+
+    def _follow_file(self, job: int | str, stream: str, attempt: int | None) -> Iterator[str]:
+        """The same for a file of the user; every attempt may have another one."""
+        file, offset, last = "", 0, int(self.ping()["last_event"])
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        while True:
+            over = bool(self.status(job)["ended"])  # asked before the file is read, so nothing is missed
+            now = self.call("logs", job=job, attempt=attempt, stream=stream)["file"]
+            if now != file:
+                file, offset = now, 0
+            data = _plain_file(file, offset, missing_is_empty=not over)
+            if data:
+                offset += len(data)
+                yield decoder.decode(data)
+            elif over:
+                return
+            else:
                 last = self._wait_for_event(last, _LOG_WAIT)
 
     def wait(self, job: int | str, timeout: float | None = None) -> dict[str, Any]:
@@ -283,6 +311,20 @@ class Client:
 
 
 _RESTART = "restart it: systemctl restart ullage, or end it and type: ullage serve"
+
+
+def _plain_file(path: str, offset: int, missing_is_empty: bool = False) -> bytes:
+    """What a file has from a byte on, with this process's own rights; a pipe or a device is not read."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return b""
+            file.seek(offset)
+            return file.read()
+    except OSError as error:
+        if missing_is_empty and isinstance(error, FileNotFoundError):
+            return b""
+        raise InvalidValue(f"the job's output is in {path}, which cannot be read: {error.strerror}") from None
 
 
 class _Transport(Protocol):

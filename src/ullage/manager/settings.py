@@ -81,12 +81,15 @@ class RecoverySettings(_Part):
 
 
 class RunSettings(_Part):
-    """How jobs run: the grace between SIGTERM and SIGKILL, and what happens to one that uses more than its promise."""
+    """How jobs run: the grace between SIGTERM and SIGKILL, what happens to one that uses more than its promise, and how
+    much is kept of what it prints: `log_files` files of `log_size` for each stream, the first and the newest."""
 
     grace: Seconds = Field(default=30.0, ge=0)
     over_promise: Literal["leave", "stop"] = "leave"
     tolerance: Bytes = Field(default=256 << 20, ge=0)
     cgroup: bool = True
+    log_size: Bytes = Field(default=64 << 20, ge=4096)
+    log_files: int = Field(default=4, ge=2, le=1000)
     keep_days: float | None = Field(default=None, gt=0)
 
 

@@ -51,6 +51,13 @@ _Name = Annotated[
 ]  # fmt: skip
 
 
+# What may stand for a value in the path of an output.
+OUTPUT_PATTERNS = {
+    "j": "job", "A": "array", "a": "array index", "t": "attempt", "n": "name", "u": "user", "%": "a percent sign"
+}  # fmt: skip
+OUTPUT_HELP = ", ".join(f"%{letter} ({meaning})" for letter, meaning in OUTPUT_PATTERNS.items())
+
+
 class JobSpec(BaseModel):
     """A job as its submitter asks for it, from a job file, `ullage submit`, `ullage.Client` or the API.
 
@@ -96,6 +103,8 @@ class JobSpec(BaseModel):
     mps_threads: Int | None = Field(None, ge=1, le=100)
     mps_memory: Bytes | None = Field(None, gt=0, le=1 << 50)
     umask: Int = Field(0o022, ge=0, le=0o777)
+    output: _Text | None = None
+    error: _Text | None = None
 
     @field_validator("command", mode="before")
     @classmethod
@@ -120,6 +129,14 @@ class JobSpec(BaseModel):
     def _absolute(cls, path: str | None) -> str | None:
         if path is not None and not os.path.isabs(path):
             raise ValueError(f"needed an absolute path; found {path[:80]!r}")
+        return path
+
+    @field_validator("output", "error")
+    @classmethod
+    def _patterns(cls, path: str | None) -> str | None:
+        for match in re.finditer(r"%(.?)", path or ""):
+            if match[1] not in OUTPUT_PATTERNS:
+                raise ValueError(f"needed a path with {OUTPUT_HELP}; found {match[0]!r} in {str(path)[:80]!r}")
         return path
 
     @field_validator("env", mode="before")

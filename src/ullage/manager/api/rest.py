@@ -117,6 +117,7 @@ class LogAnswer(_Answer):
     offset: int
     text: str
     over: bool
+    file: str | None
 
 
 class ChangeAnswer(_Answer):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ullage.isolation.output import read_end
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.recovery import (
     CANCELLED,
@@ -21,7 +22,7 @@ from ullage.manager.core.recovery import (
 )
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.fault_injection import crash_point
-from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record, tail
+from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_record
 from ullage.manager.running.supervisor import STARTED, boot_now
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, STARTING, AttemptRecord, Cause, JobRecord, State
 from ullage.placement import HostShare
@@ -165,7 +166,7 @@ class AttemptTracker:
             if (look.started or {}).get("boot") != boot_now():
                 return AttemptEnd(Cause.HOST_RESTARTED, "this machine was restarted")
             return AttemptEnd(Cause.SUPERVISOR_LOST, "the process that watched it was killed")
-        output = tail(folder / STDOUT, _TAIL) + "\n" + tail(folder / STDERR, _TAIL)
+        output = "\n".join(read_end(str(folder / name), _TAIL).decode(errors="replace") for name in (STDOUT, STDERR))
         return classify(look.record or {}, output, self._gpu_lost(attempt), self._mps_lost())
 
     def _gpu_lost(self, attempt: AttemptRecord) -> bool:

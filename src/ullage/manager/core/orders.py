@@ -12,14 +12,15 @@ import functools
 import inspect
 import os
 import re
-import stat
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
 import ullage
 from ullage.errors import InvalidValue, NoSuchJob, NotAllowed
+from ullage.isolation.output import read_piece
 from ullage.manager.client import PROTOCOL
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
@@ -29,11 +30,13 @@ from ullage.manager.core.report import Others, check_by, report_of, spans_of, vi
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.identity import SCOPES, Caller, check_submitter, number_of_user
 from ullage.manager.running.cgroups import Cgroups
+from ullage.manager.running.environment import output_paths
 from ullage.manager.running.launcher import STDERR, STDOUT
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
 from ullage.placement import HostShare, Ledger, Slot
 from ullage.text import plain
+from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
 from ullage.workloads.validation import checked
 
@@ -218,11 +221,18 @@ class Orders:
         if chosen is None:
             if attempt is not None:
                 raise InvalidValue(f"job {number} has {len(attempts)} attempts; found no number {attempt}")
-            return {"job": number, "attempt": None, "offset": 0, "text": "", "over": record.state.is_over}
+            return {"job": number, "attempt": None, "offset": 0, "text": "", "over": record.state.is_over, "file": None}
         text, end = _read(self._context.attempt_folder(chosen) / _OUTPUTS[stream], offset)
         newer = attempts[-1].number > chosen.number
         over = chosen.state == "over" and (newer or record.state.is_over or attempt is not None)
-        return {"job": number, "attempt": chosen.number, "offset": end, "text": text, "over": over and end == offset}
+        return {"job": number, "attempt": chosen.number, "offset": end, "text": text, "over": over and end == offset,
+                "file": self._named_file(record, chosen, stream)}  # fmt: skip
+
+    def _named_file(self, job: JobRecord, attempt: AttemptRecord, stream: str) -> str | None:
+        """Where the job's user wanted that output to go. The daemon does not open it: the user can."""
+        spec = JobSpec.model_validate(job.request)
+        path = output_paths(job, spec, attempt)["output" if stream == "stdout" else "error"]
+        return None if path is None else os.path.join(spec.folder, path)
 
     def cancel(self, caller: Caller, jobs: list[str | int]) -> Answers[list[dict[str, Any]]]:
         """Take jobs out of the queue, or stop them if they run."""
@@ -458,20 +468,13 @@ def arguments_of(verb: str) -> type[BaseModel]:
     return create_model(verb, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def _read(file: Any, offset: int) -> tuple[str, int]:
-    """A piece of an output file as text, and where it ends; a piece never ends inside a character."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return "", offset
-    with open(descriptor, "rb") as source:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return "", offset
-        piece = os.pread(descriptor, MOST_LOG, min(offset, 1 << 60))
-        for cut in range(min(3, max(0, len(piece) - 1)) + 1):
-            try:
-                return piece[: len(piece) - cut].decode(), offset + len(piece) - cut
-            except UnicodeDecodeError:
-                continue
-        source.close()
-    return piece.decode(errors="replace"), offset + len(piece)
+def _read(file: Path, offset: int) -> tuple[str, int]:
+    """A piece of an output as text, and where it ends; a piece never ends inside a character."""
+    data, end, missing = read_piece(str(file), min(offset, 1 << 60), MOST_LOG)
+    gone = f"\n[{format_bytes(missing)} of the output are not kept]\n" if missing else ""
+    for cut in range(min(3, max(0, len(data) - 1)) + 1):
+        try:
+            return gone + data[: len(data) - cut].decode(), end - cut
+        except UnicodeDecodeError:
+            continue
+    return gone + data.decode(errors="replace"), end

@@ -18,7 +18,7 @@ from ullage.manager.core.limits import UserLimits
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
 from ullage.manager.running.cgroups import Cgroups
-from ullage.manager.running.environment import gpu_variables, job_environment
+from ullage.manager.running.environment import gpu_variables, job_environment, output_paths
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, State
 from ullage.placement import Decision, Job, Rules, Running, decide
@@ -277,7 +277,8 @@ class Scheduler:
             "time_limit": spec.time_limit, "grace": context.settings.running.grace, "checkpoint_lead": lead,
             "checkpoint_signal": spec.checkpoint_signal,
             "checkpoint_extension": context.settings.fairness.checkpoint_extension,
-            "limits": job.spec["limits"], "cgroup": cgroup,
+            "log_size": context.settings.running.log_size, "log_files": context.settings.running.log_files,
+            **output_paths(job, spec, attempt), "limits": job.spec["limits"], "cgroup": cgroup,
             **rights(job.uid, job.gid),
         }  # fmt: skip
 

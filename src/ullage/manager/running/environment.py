@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from collections.abc import Mapping, Sequence
 
 from ullage.manager.running.supervisor import CHECKPOINT_EXIT, TOKEN
@@ -60,6 +61,19 @@ def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
         env |= {"PATH": f"{spec.venv}/bin{os.pathsep}{env['PATH']}", "VIRTUAL_ENV": spec.venv}
         env.pop("PYTHONHOME", None)
     return env
+
+
+def output_paths(job: JobRecord, spec: JobSpec, attempt: AttemptRecord) -> dict[str, str | None]:
+    """Where the job wants what it prints, with the patterns filled in; errors go with the rest unless named."""
+    values = {
+        "j": str(job.id), "t": str(attempt.number), "u": job.user, "n": job.name.replace("/", "_"), "%": "%",
+        "A": str(job.array_id or job.id), "a": str(0 if job.array_index is None else job.array_index),
+    }  # fmt: skip
+
+    def filled(path: str | None) -> str | None:
+        return None if path is None else re.sub("%(.)", lambda match: values[match[1]], path)
+
+    return {"output": filled(spec.output), "error": filled(spec.error or spec.output)}
 
 
 def gpu_variables(slots: Sequence[str]) -> dict[str, str]:

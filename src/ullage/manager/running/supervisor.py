@@ -20,6 +20,7 @@ import json
 import math
 import os
 import resource
+import select
 import signal
 import socket
 import stat
@@ -31,6 +32,7 @@ from typing import Any, NoReturn
 if __name__ == "__main__":  # run as a file: Ullage itself is found from here, installed packages are not looked for
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
+from ullage.isolation.output import OutputFile, OutputPump
 from ullage.isolation.process_tree import (
     descendants,
     kill_cgroup,
@@ -53,6 +55,7 @@ _VMSTAT = "/proc/vmstat"
 _BETWEEN_SAMPLES = 1.0  # seconds between two looks at what a job writes that was asked to save itself
 _SAVING = 1 << 20  # bytes written between two looks that are more than lines of a log
 _STILL_SAVING = 5.0  # seconds after its last such write for which a job may be in the midst of a checkpoint
+_NAMED_END = 1 << 16  # bytes of a named output that are kept for who looks for the cause of an end
 _LOOK = 5.0  # seconds after which a stop order is looked for without having been told
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -98,6 +101,8 @@ def _guard() -> bool:
 
 def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     order["env"] = {**order["env"], "ULLAGE_CHECKPOINT_PID_FILE": _file_of_job(CHECKPOINT_PID, order)}
+    pump = OutputPump()
+    sinks = [pump.pipe_into(_output_file(order, name), _owner(order)) for name in ("stdout", "stderr")]
     go_read, go = os.pipe()
     failure, failure_write = os.pipe()
     began = time.monotonic()
@@ -107,9 +112,10 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     if child == 0:
         os.close(go)
         os.close(failure)
-        _become_job(order, lock, go_read, failure_write, parent)
-    os.close(go_read)
-    os.close(failure_write)
+        _become_job(order, sinks, lock, go_read, failure_write, parent)
+    for descriptor in (go_read, failure_write, *sinks):
+        os.close(descriptor)
+    pump.start()
     _crash_point("supervisor-forked")
     cgroup = _join_cgroup(order.get("cgroup"), child)
     who = {"guardian": os.getppid(), "supervisor": parent, "job": child}
@@ -124,6 +130,10 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     status, usage = watch.wait()
     _crash_point("supervisor-waited")
     _end_all(cgroup)
+    pump.join(_LOOK)  # all that could write is gone, unless a pipe was handed to somebody outside of the job
+    for name, path in zip(("stdout", "stderr"), dict.fromkeys((order.get("output"), order.get("error"))), strict=False):
+        if path is not None:
+            _output_file(order, name).write(_end_of_named(order, path))
     kills = _kills(os.path.join(cgroup or "/nowhere", "memory.events"))
     if cgroup is not None:
         remove_cgroup(cgroup)
@@ -284,16 +294,17 @@ def _named_for_checkpoint() -> int | None:
         return None
 
 
-def _become_job(order: dict[str, Any], lock: int, go: int, failure: int, parent: int) -> NoReturn:
+def _become_job(order: dict[str, Any], sinks: list[int], lock: int, go: int, failure: int, parent: int) -> NoReturn:
     """In the child: wait until the start is on record, then turn into the job. Never returns."""
-    what = order["command"][0]
+    doing, what = "run", order["command"][0]
     try:
         if os.read(go, 1) != b"g":  # who would have recorded the start is gone: this start never happened
             os._exit(127)
         os.close(go)
         os.setsid()
         fcntl.fcntl(lock, fcntl.F_DUPFD, _LOCK_NUMBER)  # shared with the supervisor's: held until both are gone
-        _open_output(order)
+        for number, descriptor in enumerate((os.open("/dev/null", os.O_RDONLY), *sinks)):
+            os.dup2(descriptor, number)
         _drop_rights(order)
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:
@@ -305,15 +316,23 @@ def _become_job(order: dict[str, Any], lock: int, go: int, failure: int, parent:
         env = order["env"] if order.get("conda") is None else in_conda(order["conda"], order["env"])
         what = order["cwd"]
         os.chdir(what)
-        what = order["command"][0]
+        for number, path in ((1, order.get("output")), (2, order.get("error"))):
+            if path is not None:
+                doing, what = "write to", path
+                os.dup2(_open_named(path), number)
+        doing, what = "run", order["command"][0]
         os.execvpe(what, order["command"], env)
     except (OSError, LookupError) as error:
-        message = f"cannot run {what}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        message = f"cannot {doing} {what}: {error.strerror}" if isinstance(error, OSError) else str(error)
         os.write(failure, message.encode()[:1000])
         os.write(2, f"ullage: {message}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
     finally:
         os._exit(126)
+
+
+def _owner(order: dict[str, Any]) -> tuple[int, int] | None:
+    return None if order.get("uid") is None else (order["uid"], order["gid"])
 
 
 def _file_of_job(name: str, order: dict[str, Any]) -> str:
@@ -325,14 +344,37 @@ def _file_of_job(name: str, order: dict[str, Any]) -> str:
     return os.path.abspath(name)
 
 
-def _open_output(order: dict[str, Any]) -> None:
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    for number, name in ((1, order["stdout"]), (2, order["stderr"])):
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        if order.get("uid") is not None:
-            os.fchown(file, order["uid"], order["gid"])
-        os.dup2(file, number)
-        os.close(file)
+def _output_file(order: dict[str, Any], name: str) -> OutputFile:
+    return OutputFile(order[name], int(order.get("log_size", 1 << 26)), int(order.get("log_files", 4)), _owner(order))
+
+
+def _open_named(path: str) -> int:
+    """Open a file that the job's user named, with that user's rights; a pipe that nobody reads is refused."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+    os.set_blocking(file, True)
+    return file
+
+
+def _end_of_named(order: dict[str, Any], path: str) -> bytes:
+    """The last bytes of a file that the job's user named, by a process with that user's rights and little time."""
+    source, sink = os.pipe()
+    reader = os.fork()
+    if reader == 0:
+        try:
+            signal.alarm(int(_LOOK))
+            _drop_rights(order)
+            os.chdir(order["cwd"])
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            size = os.fstat(file).st_size
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                os.write(sink, os.pread(file, _NAMED_END, max(0, size - _NAMED_END)))
+        finally:
+            os._exit(0)
+    os.close(sink)
+    ready, _, _ = select.select([source], [], [], 2 * _LOOK)
+    data = os.read(source, _NAMED_END) if ready else b""
+    os.close(source)
+    return data
 
 
 def _drop_rights(order: dict[str, Any]) -> None:
