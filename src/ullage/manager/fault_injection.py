@@ -14,7 +14,9 @@ VARIABLE = "ULLAGE_CRASH_AT"
 # In the order in which a job meets them.
 POINTS = (
     "submit-before-commit",
+    "order-before-commit",
     "submit-before-answer",
+    "order-before-answer",
     "estimated-before-commit",
     "estimated",
     "place-before-commit",

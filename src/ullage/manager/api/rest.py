@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 import ullage
 from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
+from ullage.manager.api.encoding import encoded
 from ullage.manager.api.gate import BodyLimit, Gate, Whose, problem
 from ullage.manager.api.metrics import CONTENT_TYPE, metrics
 from ullage.manager.identity import Caller
@@ -369,12 +370,12 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
     @router.get("/v1/jobs", response_model=list[JobAnswer], tags=["jobs"])
     async def queue(caller: Asker, user: User = None) -> Response:
         """Jobs that are not over."""
-        return JSONResponse(await ask(caller, "queue", {"user": user}, 0.0))
+        return await _long(ask(caller, "queue", {"user": user}, 0.0))
 
     @router.get("/v1/jobs/{job}", response_model=list[FullJobAnswer], tags=["jobs"])
     async def status(caller: Asker, job: JobName) -> Response:
         """All about a job, or the jobs of an array."""
-        return JSONResponse(await ask(caller, "status", {"job": job}, 0.0))
+        return await _long(ask(caller, "status", {"job": job}, 0.0))
 
     @router.get("/v1/jobs/{job}/logs", response_model=LogAnswer, tags=["jobs"])
     async def logs(
@@ -390,7 +391,7 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
 
     def changes(verb: str, text: str) -> None:
         async def change(caller: Asker, job: JobName) -> Response:
-            return JSONResponse(await ask(caller, verb, {"jobs": [job]}, 0.0))
+            return await _long(ask(caller, verb, {"jobs": [job]}, 0.0))
 
         change.__doc__ = text
         router.post(f"/v1/jobs/{{job}}/{verb}", response_model=list[ChangeAnswer], tags=["jobs"], name=verb)(change)
@@ -404,7 +405,7 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
         caller: Asker, limit: Annotated[int, Query(ge=1, le=100_000)] = 50, user: User = None
     ) -> Response:
         """Jobs that are over, the last one first."""
-        return JSONResponse(await ask(caller, "history", {"limit": limit, "user": user}, 0.0))
+        return await _long(ask(caller, "history", {"limit": limit, "user": user}, 0.0))
 
 
 def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> None:
@@ -482,6 +483,11 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
     async def figures(caller: Asker) -> Response:
         """Figures for Prometheus."""
         return Response(metrics(await ask(caller, "figures", {}, 0.0)), media_type=CONTENT_TYPE)
+
+
+async def _long(answer: Awaitable[Any]) -> Response:
+    """An answer that may have thousands of rows."""
+    return Response(await encoded(await answer), media_type="application/json")
 
 
 async def _events(ask: Ask, caller: Caller, since: int, ending: Callable[[], bool]) -> AsyncIterator[str]:

@@ -24,6 +24,7 @@ from typing import Any
 import ullage
 from ullage.errors import InvalidValue, NotAllowed, OtherVersion, UllageError
 from ullage.manager.api.door import Door, Guest
+from ullage.manager.api.encoding import encoded
 from ullage.manager.client import LARGEST_REQUEST, PROTOCOL, reachable
 from ullage.manager.identity import Caller, caller_of, group_number
 from ullage.manager.settings import AccessSettings, LimitSettings
@@ -204,6 +205,6 @@ async def _discard(reader: asyncio.StreamReader) -> None:
 
 
 async def _send(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
-    writer.write(json.dumps(answer, allow_nan=False, default=str).encode() + b"\n")
+    writer.write(await encoded(answer) + b"\n")
     async with asyncio.timeout(_LONGEST_SENDING):
         await writer.drain()

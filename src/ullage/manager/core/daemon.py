@@ -13,6 +13,7 @@ import fcntl
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 TICK = 1.0  # seconds between two steps when nothing happens
 _REST = 9.0  # times as long as a step took, the daemon only answers orders after it
+_SWITCH = 0.001  # seconds that another thread may keep the event loop waiting
 _CARE_EVERY = 6 * 3600.0
 CARDS = "serve"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -109,6 +111,7 @@ class Daemon:
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `end` is called or a signal comes."""
         self._loop = loop = asyncio.get_running_loop()
+        sys.setswitchinterval(_SWITCH)
         self.context.store.on_change = self._tell_news
         service = self.context.service
         # A supervisor that is killed cannot send word, but it is a child of this process.

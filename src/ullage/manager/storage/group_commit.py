@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from ullage.errors import StoreDamaged, StoreFull, UllageError
+from ullage.manager.fault_injection import crash_point
 from ullage.manager.storage.changes import Changes
 from ullage.manager.storage.job_store import JobStore
 
@@ -79,7 +80,9 @@ class GroupCommit:
                 raise
             except UllageError as error:
                 refused.append((answer, error))
+        crash_point("order-before-commit")
         await self._store.write_aside(changes)
+        crash_point("order-before-answer")
         for answer, result in done:
             if not answer.done():
                 answer.set_result(result)
@@ -96,6 +99,7 @@ class GroupCommit:
             with self._store.collecting(changes):
                 until = time.monotonic() + SLICE
                 try:
+                    next(found)
                     while time.monotonic() < until:
                         next(found)
                 except StopIteration as end:
