@@ -154,6 +154,10 @@ def changes_files(request):
     return {"rows": Path("results.csv").read_text(), "seen": sorted(map(str, Path().rglob("*")))}
 
 
+def lets_a_shell_write(request):
+    return {"code": os.system("echo more >> results.csv; rm old.pt; mkdir new; mv a.txt b.txt")}
+
+
 def kills_itself_softly(request):
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import run, start
 
-MODES = {"namespaces": Private()}
+MODES = {"namespaces": Private(), "redirection": Private(namespaces=False)}
 
 
 @pytest.fixture(params=MODES)
@@ -56,6 +57,12 @@ def test_a_child_sees_what_it_changed_and_nobody_else_does(private, folder, env)
     assert outcome.private == next(mode for mode in MODES if MODES[mode] == private)
     assert content(folder) == before
     assert not os.path.exists(f"/tmp/{name}")
+
+
+def test_what_other_programs_write_is_not_seen_either(private, folder, env):
+    before = content(folder)
+    outcome = run("children:lets_a_shell_write", {}, env=env, cwd=str(folder), private=private)
+    assert outcome.answer is not None and content(folder) == before
 
 
 def test_a_child_of_a_child_has_the_same_world(private, folder, env):
@@ -124,10 +131,17 @@ def server():
         yield list(listening.getsockname())
 
 
-def test_a_child_reaches_no_other_machine_unless_allowed(env, server):
-    assert run("children:reaches", {"address": server}, env=env, private=Private()).answer["refused"]
-    assert run("children:reaches", {"address": ["192.0.2.1", 80]}, env=env, private=Private()).answer["refused"]
-    allowed = run("children:reaches", {"address": server}, env=env, private=Private(network=True))
+@pytest.mark.parametrize("host", ["192.0.2.1", "ullage.example"])
+def test_a_child_reaches_no_other_machine(private, env, host):
+    answer = run("children:reaches", {"address": [host, 80]}, env=env, private=private).answer
+    assert "unreachable" in answer["refused"] or "name resolution" in answer["refused"]
+
+
+def test_a_child_reaches_what_it_may(private, env, server):
+    """The network of a world made by the kernel is its own: other processes of this machine are not on it."""
+    here = run("children:reaches", {"address": server}, env=env, private=private).answer
+    assert bool(here["refused"]) == private.namespaces
+    allowed = run("children:reaches", {"address": server}, env=env, private=replace(private, network=True))
     assert allowed.answer == {"refused": None}
 
 

@@ -1,4 +1,4 @@
-"""`python -P -m ullage.isolation MODULE:FUNCTION CHANNEL PARENT`: how `parent.start` starts a child."""
+"""`python -P -m ullage.isolation MODULE:FUNCTION CHANNEL TOLD`: how `parent.start` starts a child."""
 
 import sys
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ullage.isolation import recording
+from ullage.isolation import recording, redirection
 from ullage.isolation.process_identity import Process, is_alive
 from ullage.isolation.protocol import Channel
 
@@ -22,19 +22,22 @@ _EVERY = 0.2  # seconds between two looks at the parent
 _channel: Channel | None = None
 
 
-def main(entry: str, channel: str, parent: str = "", record: str = "") -> None:
+def main(entry: str, channel: str, told: str) -> None:
     """The life of a child that `parent.start` started. What shuts it in comes first, then the caller's code.
 
-    A child that has a guard is given no parent to watch. `record` is where it notes what it reads.
+    It is told (in JSON) which `parent` to end with, where to `record` what it reads, to which folder to `redirect` what
+    it writes, and whether it has the `network`.
     """
-    if parent:
-        pid, start = parent.split(":")
-        end_with(Process(int(pid), int(start)))
+    options = json.loads(told)
+    if options["parent"] is not None:
+        end_with(Process(*options["parent"]))
+    if options["redirect"] is not None:
+        redirection.start(options["redirect"], network=options["network"])
     request = json.load(sys.stdin.buffer)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request
-    if record:
-        recording.start(int(record))
+    if options["record"] is not None:
+        recording.start(options["record"], own=options["redirect"])
     answer(Channel(int(channel)), lambda: function_named(entry)(request))
 
 

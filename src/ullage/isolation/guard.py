@@ -13,15 +13,18 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, MissingPackage
 from ullage.isolation import kernel, world
-from ullage.isolation.limits import Exceeded
+from ullage.isolation.limits import WRITTEN_UNNOTICED, Exceeded, family
 from ullage.isolation.process_identity import Process, is_alive
 from ullage.isolation.protocol import Channel, encode, error_text
 from ullage.units import format_bytes
@@ -45,14 +48,19 @@ class Private:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What the guard is to do: `command` is the child's."""
+    """What the guard is to do. `command` is the child's; `told` is what the child is told, as its last argument.
+
+    Where namespaces are refused, what the child writes goes to `folder`, which does not exist yet.
+    """
 
     command: list[str]
+    told: dict[str, Any]
     channel: int
     parent: Process
     cwd: str | None
     private: Private | None
     written: int
+    folder: str
 
     def to_text(self) -> str:
         """As one argument of a command line."""
@@ -73,14 +81,29 @@ def main(text: str) -> None:
     try:
         if order.private is None:
             _become(order)
-        code = _Guard(order, channel).run()
-    except (OSError, _Refused) as error:
+        code = _guard(order, channel)
+    except OSError as error:
         channel.error(error)
         code = 1
     _leave(code)
 
 
-def _become(order: Order) -> None:
+def _guard(order: Order, channel: Channel) -> int:
+    """Start the child in a private world and wait for its end; returns how it ended."""
+    assert order.private is not None
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    if sys.platform == "linux":
+        kernel.adopt_orphans()
+        spaces = _Namespaces(order)
+        first = spaces.start() if order.private.namespaces else None
+        if first is not None:
+            channel.private("namespaces")
+            return spaces.watch(first, channel)
+    channel.private("redirection")
+    return _Redirected(order).run(channel)
+
+
+def _become(order: Order, **told: Any) -> None:
     """Go on as the child, in its folder."""
     if order.cwd is not None:
         try:
@@ -89,7 +112,7 @@ def _become(order: Order) -> None:
             Channel(order.channel).error(InvalidValue(f"cannot enter the folder {order.cwd}: {error.strerror}"))
             os._exit(1)
     os.set_inheritable(order.channel, True)
-    os.execv(order.command[0], order.command)
+    os.execv(order.command[0], [*order.command, json.dumps({**order.told, **told})])
 
 
 def _leave(code: int) -> None:
@@ -107,31 +130,30 @@ class _Refused(Exception):
     """The system does not let us make a private world."""
 
 
-class _Guard:
-    def __init__(self, order: Order, channel: Channel) -> None:
-        self._order, self._channel = order, channel
+class _Namespaces:
+    """A world made by the kernel."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
         self._life, self._words = os.pipe(), os.pipe()  # the world ends when `_life` is closed; it speaks on `_words`
         self._torn = b""
 
-    def run(self) -> int:
-        """Start the child in its world and wait for its end; returns how it ended."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        kernel.adopt_orphans()
-        return self._watch(self._start())
-
-    def _start(self) -> int:
-        """Start the world; returns the pid of its first process."""
+    def start(self) -> int | None:
+        """Start the world; returns the pid of its first process, `None` where the system refuses."""
         helper = self._fork(self._enter)
         for descriptor in (self._life[0], self._words[1]):
             os.close(descriptor)
-        self._hear()  # it has entered its namespaces
-        _map_users(helper)
-        os.write(self._life[1], b"m")
-        first = int(self._hear()["first"])
-        os.waitpid(helper, 0)  # this process is the parent of the first one now
-        os.write(self._life[1], b"g")
-        self._hear()
-        self._channel.private("namespaces")
+        try:
+            self._hear("entered")
+            _map_users(helper)
+            os.write(self._life[1], b"m")
+            first = int(self._hear("first"))
+            os.waitpid(helper, 0)  # this process is the parent of the first one now
+            os.write(self._life[1], b"g")
+            self._hear("ready")
+        except (_Refused, OSError):
+            os.close(self._life[1])
+            return None
         return first
 
     def _fork(self, life: Callable[[], None]) -> int:
@@ -152,8 +174,8 @@ class _Guard:
         assert self._order.private is not None
         kernel.enter_namespaces(network=self._order.private.network)
         self._say({"entered": True})
-        os.read(self._life[0], 1)
-        self._say({"first": self._fork(self._first)})
+        if os.read(self._life[0], 1):
+            self._say({"first": self._fork(self._first)})
 
     def _first(self) -> None:
         """The first process of the world: it makes the world, and when it ends the kernel ends everything in it."""
@@ -174,9 +196,9 @@ class _Guard:
         while end is None and not select.select([self._life[0]], [], [], 0)[0]:
             end = _reap(child)
             if end is None and world.written(memory) <= order.written:
-                signal.sigtimedwait(_SIGNALS, _EVERY)
+                _wait_a_moment()
             else:
-                self._say({"end": end, "written": world.written(memory)})
+                self._say({"end": [end, world.written(memory)]})
                 return
 
     def _child(self) -> None:
@@ -188,36 +210,108 @@ class _Guard:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         _become(self._order)
 
-    def _watch(self, first: int) -> int:
-        """Wait until the world has ended, or end it."""
+    def watch(self, first: int, channel: Channel) -> int:
+        """Wait until the world has ended, or end it; returns how the child ended."""
         order = self._order
         while os.waitpid(first, os.WNOHANG)[0] == 0:
-            found = signal.sigtimedwait(_SIGNALS, _EVERY)
-            if not is_alive(order.parent) or found is not None and found.si_signo == signal.SIGTERM:
+            if _wait_a_moment() or not is_alive(order.parent):
                 os.kill(first, signal.SIGKILL)
                 os.waitpid(first, 0)
                 return -signal.SIGKILL
-        last = self._hear()
-        if last.get("written", 0) > order.written:
-            self._channel.limit(Exceeded("written", f"wrote more than {format_bytes(order.written)}"))
-        end = last.get("end")
+        try:
+            end, written = self._hear("end")
+        except _Refused:  # somebody has killed it
+            return -signal.SIGKILL
+        if written > order.written:
+            channel.limit(_wrote_too_much(order))
         return -signal.SIGKILL if end is None else int(end)
 
     def _say(self, word: dict[str, Any]) -> None:
         os.write(self._words[1], encode(word))
 
-    def _hear(self) -> dict[str, Any]:
-        """The next word of the processes that were started here: nothing if they have ended without one."""
+    def _hear(self, name: str) -> Any:
+        """The next word of the processes that were started here, which should be this one."""
         while b"\n" not in self._torn:
             part = os.read(self._words[0], 4096)
             if not part:
-                return {}
+                raise _Refused
             self._torn += part
         line, _, self._torn = self._torn.partition(b"\n")
-        word: dict[str, Any] = json.loads(line)
-        if "refused" in word:
-            raise _Refused(word["refused"])
-        return word
+        word = json.loads(line)
+        if name not in word:
+            raise _Refused(word)
+        return word[name]
+
+
+class _Redirected:
+    """A world made without the kernel: the child redirects what it writes (see `redirection`)."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        os.mkdir(order.folder, 0o700)
+
+    def run(self, channel: Channel) -> int:
+        """Start the child, wait for its end or end it, and leave nothing of it; returns how it ended."""
+        order, end, child = self._order, None, os.fork()
+        if child == 0:
+            self._child()
+        try:
+            while end is None:
+                if _wait_a_moment() or not is_alive(order.parent):
+                    return -signal.SIGKILL
+                end = _reap(child)
+                if _taken(order.folder) > order.written:
+                    channel.limit(_wrote_too_much(order))
+                    return -signal.SIGKILL
+            return end
+        finally:
+            _end_all()
+            shutil.rmtree(order.folder, ignore_errors=True)
+
+    def _child(self) -> None:
+        order = self._order
+        assert order.private is not None
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        most = order.written + WRITTEN_UNNOTICED
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        if sys.platform == "linux":
+            kernel.confine(order.folder)
+        _become(order, redirect=order.folder, network=order.private.network)
+
+
+def _end_all() -> None:
+    """End whatever this process's descendants have started; what they leave behind is this process's child."""
+    with suppress(MissingPackage):
+        while others := family(os.getpid()).keys() - {os.getpid()}:
+            for pid in others:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            _reap(0)
+            time.sleep(0.001)
+
+
+def _taken(folder: str) -> int:
+    """Bytes on the disk that the files in a folder take."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return total
+
+
+def _wrote_too_much(order: Order) -> Exceeded:
+    return Exceeded("written", f"wrote more than {format_bytes(order.written)}")
+
+
+def _wait_a_moment() -> bool:
+    """Wait a moment, or until a child has ended; returns whether this process is to end."""
+    if sys.platform != "linux":
+        time.sleep(_EVERY / 10)
+        return signal.SIGTERM in signal.sigpending()
+    found = signal.sigtimedwait(_SIGNALS, _EVERY)
+    return found is not None and found.si_signo == signal.SIGTERM
 
 
 def _reap(child: int) -> int | None:

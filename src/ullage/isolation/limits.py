@@ -39,6 +39,7 @@ class Limits:
 
 NO_LIMITS = Limits()
 MOST_WRITTEN = 4 * GIB
+WRITTEN_UNNOTICED = GIB // 4  # beyond the limit, until it is noticed
 
 
 class Exceeded(NamedTuple):

@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
+import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ullage.isolation import recording
+from ullage.isolation import recording, redirection
 from ullage.isolation.environment import HOME, environment
 from ullage.isolation.guard import BOOT, Order, Private
 from ullage.isolation.limits import MOST_WRITTEN, NO_LIMITS, Exceeded, Kind, Limits, Watch
@@ -112,23 +116,30 @@ def start(
     process that is in a private world itself has the same one for its children. With `record` the outcome says what
     the run depended on.
     """
-    if private is not None and is_private():
+    inside = redirection.current()
+    if inside is not None or private is not None and is_private():
         private = None
     given = environment() if env is None else dict(env)
     answers, child_answers = os.pipe()
     output, child_output = os.pipe()
-    noted = os.memfd_create("ullage-reads") if record else None
-    here = recording.descriptor() if noted is None else noted
+    noted = tempfile.TemporaryFile(buffering=0) if record else None  # noqa: SIM115
+    here = recording.descriptor() if noted is None else noted.fileno()
     parent = this_process()
-    watched = "" if private else f"{parent.pid}:{parent.start}"
-    command = [sys.executable, "-P", "-m", "ullage.isolation", entry, str(child_answers), watched, str(here or "")]
+    told = {
+        "parent": None if private else parent, "record": here,
+        "redirect": inside and inside.folder, "network": inside and inside.network,
+    }  # fmt: skip
+    command = [sys.executable, "-P", "-m", "ullage.isolation", entry, str(child_answers)]
+    folder = os.path.join(tempfile.gettempdir(), f"ullage-{uuid.uuid4().hex}")
     if private is not None or rights:
         order = Order(
-            command=command, channel=child_answers, parent=parent, cwd=cwd, private=private,
-            written=written or MOST_WRITTEN,
+            command=command, told=told, channel=child_answers, parent=parent, cwd=cwd, private=private,
+            written=written or MOST_WRITTEN, folder=folder,
         )  # fmt: skip
         command = [sys.executable, "-I", "-S", "-c", BOOT, HOME, order.to_text()]
         cwd = "/"
+    else:
+        command.append(json.dumps(told))
     try:
         with tempfile.TemporaryFile() as file:  # a pipe would block on a long request
             file.write(encode(request))
@@ -139,21 +150,28 @@ def start(
                 start_new_session=True, cwd=cwd, env=given, **_as_user(rights),
             )  # fmt: skip
     except BaseException:
-        for descriptor in (answers, output, noted):
-            if descriptor is not None:
-                os.close(descriptor)
+        os.close(answers)
+        os.close(output)
         raise
     finally:
         os.close(child_answers)
         os.close(child_output)
+    guarded = None if private is None else _Guarded(folder, is_ours=not rights)
     reads = None if noted is None else _Noted(noted, given)
-    return Child(process, answers, output, guarded=private is not None, noted=reads)
+    return Child(process, answers, output, guarded=guarded, noted=reads)
+
+
+class _Guarded(NamedTuple):
+    """A child that has a guard, and the folder that the guard may have made for it, to be removed if it is ours."""
+
+    folder: str
+    is_ours: bool
 
 
 class _Noted(NamedTuple):
     """Where a child notes what it reads, and the variables that it was given."""
 
-    descriptor: int
+    file: io.FileIO
     env: Mapping[str, str]
 
 
@@ -168,7 +186,13 @@ class Child:
     """A child process at work, to be waited for once."""
 
     def __init__(
-        self, process: _Process, answers: int, output: int, *, guarded: bool = False, noted: _Noted | None = None
+        self,
+        process: _Process,
+        answers: int,
+        output: int,
+        *,
+        guarded: _Guarded | None = None,
+        noted: _Noted | None = None,
     ) -> None:
         self.pid = process.pid
         self._guarded, self._noted = guarded, noted
@@ -212,14 +236,12 @@ class Child:
     def _reads(self) -> Reads | None:
         if self._noted is None:
             return None
-        try:
-            return reads_of(*self._noted)
-        finally:
-            os.close(self._noted.descriptor)
+        with self._noted.file as file:
+            return reads_of(file.fileno(), self._noted.env)
 
     def _end(self) -> None:
         """End the process and its group, if they have not ended by themselves. A guard ends what it guards first."""
-        if self._guarded:
+        if self._guarded is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGTERM)
             deadline = time.monotonic() + _PATIENCE
@@ -231,6 +253,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
         self._process.wait()
+        if self._guarded is not None and self._guarded.is_ours:
+            shutil.rmtree(self._guarded.folder, ignore_errors=True)
 
     def _listen(self, selector: selectors.BaseSelector, show: Callable[[str], None] | None) -> None:
         """Read for a moment. A child whose channel is closed is about to end; its worker processes may keep it open."""

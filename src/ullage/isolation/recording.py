@@ -230,10 +230,10 @@ def note(path: str | os.PathLike[str]) -> None:
             _recorder.opened(os.fspath(path), os.O_RDONLY)
 
 
-def start(descriptor: int) -> None:
-    """Record from now on what this process and those that it forks read."""
+def start(descriptor: int, own: str | None = None) -> None:
+    """Record from now on what this process and those that it forks read; `own` is a folder of the run's own."""
     global _recorder
-    _recorder = Recorder(descriptor)
+    _recorder = Recorder(descriptor, own)
     _recorder.install()
 
 
@@ -250,12 +250,13 @@ class _Paused(threading.local):
 class Recorder:
     """Notes what this process reads."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, own: str | None = None) -> None:
         self.descriptor = descriptor
         self._paused = _Paused()
         self._seen: set[tuple[str, str]] = set()
         self._made: dict[str, set[str]] = {}  # names that the run made, by folder
-        self._skipped = (*_NO_FILES, *{f"{os.path.abspath(place)}/" for place in _packages()})
+        places = [*_packages(), *filter(None, [own])]
+        self._skipped = (*_NO_FILES, *{f"{os.path.abspath(place)}/" for place in places})
 
     def paused(self) -> _Paused:
         """While this thread reads for itself."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ullage.isolation import kernel
+from ullage.isolation.limits import WRITTEN_UNNOTICED
 
 _NAME = "ullage"  # the source of our mounts, by which a process knows that it is in a private world
 _ORIGINAL = "/.original"  # large files that could not be covered, read-only
@@ -73,7 +74,7 @@ def build(limit: int, near: Iterable[str]) -> int:
     there = mounts()
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     place = next(folder for folder in ("/tmp", "/mnt", "/run", "/var") if os.path.isdir(folder))
-    size = f"size={limit + max(limit // 4, 256 << 20)},nr_inodes={_MOST_FILES},mode=0755"
+    size = f"size={limit + WRITTEN_UNNOTICED},nr_inodes={_MOST_FILES},mode=0755"
     kernel.mount(_NAME, place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
     _check_attributes(place)
     for name in ("old", "new"):
