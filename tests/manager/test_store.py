@@ -1,18 +1,23 @@
 """The database: durable, checked, restorable; a full disk refuses and does not break."""
 
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from tests.manager.conftest import JOB
 
 from ullage.errors import DamagedRecord, StoreDamaged, StoreFull
+from ullage.manager.running.launcher import Launcher
 from ullage.manager.storage import database as database_module
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.history import JobHistory
+from ullage.virtual.shared_card.cards import Cards
 from ullage.workloads.job_files import JobSpec
 
 
@@ -272,6 +277,81 @@ def test_a_database_of_version_1_is_taken_over_with_all_its_jobs(home):
     assert JobSpec.model_validate(job.request).estimate == {"optimizer": "sgd"}
 
 
+_SPEC = {
+    "asked": {
+        "command": ["sh"], "cwd": "/tmp", "name": "alive", "env": {"MINE": "swordfish"}, "venv": None, "conda": None,
+        "gpus": 1, "memory": 7 << 30, "host_memory": None, "model": None, "batch_size": None, "estimate_options": {},
+        "exclusive": False, "priority": 0, "time_limit": None, "resumable": False, "checkpoint_signal": None,
+        "checkpoint_lead": None, "estimator": None, "mps_threads": None, "mps_memory": None, "umask": 18,
+    },
+    "gpus": 1, "time_limit": None, "limits": {},
+}  # fmt: skip
+
+
+def test_a_running_job_of_version_1_is_adopted_after_all_migrations(home):
+    """With the process that watches it, its promise, its events and a kept estimate; nothing runs again."""
+    folder, token = home.folder / "manager", "0123456789abcdef0123456789abcdef"
+    [card, _] = Cards.create(home.folder / "cards/serve", "2xA100-40GB").cards
+    folder.mkdir(parents=True)
+    launcher = Launcher(folder, home.folder / "run/wake.sock")
+    command = ["/bin/sh", "-c", JOB, "job", str(home.work), "proceed"]
+    env = {"PATH": os.environ["PATH"], "ULLAGE_JOB_ID": "7", "ULLAGE_ATTEMPT_NUMBER": "1", "ULLAGE_ATTEMPT": token}
+    launcher.start(launcher.folder(7, 1), {"token": token, "command": command, "cwd": str(home.work), "env": env})
+    home.until(home.log, "the job to begin without a daemon")
+    with contextlib.closing(sqlite3.connect(folder / "state.db")) as old:
+        old.executescript((Path(__file__).parent / "state_version_1.sql").read_text())
+        job = {
+            "id": 7,
+            "submission": "a key of version 1",
+            "part": 0,
+            "user": "root",
+            "uid": 0,
+            "gid": 0,
+            "name": "alive",
+            "state": "running",
+            "submitted": time.time(),
+            "started": time.time(),
+            "priority": 0,
+            "spec": json.dumps(_SPEC),
+            "need": 7 << 30,
+            "exclusive": 0,
+            "estimate_note": "as its submitter says",
+        }
+        attempt = {
+            "job": 7,
+            "number": 1,
+            "token": token,
+            "state": "running",
+            "slots": json.dumps([card.uuid]),
+            "promised": 7 << 30,
+            "exclusive": 0,
+            "placed": time.time(),
+            "started": time.time(),
+        }
+        for table, row in (("jobs", job), ("attempts", attempt)):
+            names, marks = ", ".join(row), ", ".join("?" * len(row))
+            old.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
+        old.execute("INSERT INTO events (time, kind, job, text) VALUES (1.0, 'running', 7, '')")
+        old.execute("INSERT INTO estimates VALUES ('a key', 5, 'a note', 1.0, 1.0)")
+        old.execute("PRAGMA user_version = 1")
+        old.commit()
+    home.start()
+    assert "1 running jobs were adopted" in home.said()
+    alive = home.job(7)
+    assert (alive["state"], alive["promise"], alive["env"]) == ("running", 7 << 30, ["MINE"])
+    assert [gpu["promised"] for gpu in home.client.gpus()] == [7 << 30, 0]
+    home.go()
+    assert home.wait(7)["attempts"][0]["cause"] == "finished"
+    assert home.log() == ["start 7 1", "end 7 1"]
+    assert [event["kind"] for event in home.client.events() if event["job"] == 7] == ["running", "done"]
+    assert home.script("true", hold=True) == 8
+    home.stop()
+    with contextlib.closing(Database(folder)) as database:
+        assert database.rows("PRAGMA user_version")[0][0] == len(database_module.MIGRATIONS) > 2
+        assert database.rows("PRAGMA foreign_key_check") == []
+    assert "swordfish" not in (folder / "state.db").read_bytes().decode(errors="replace")
+
+
 def test_no_room_is_one_message_and_nothing_happened(tmp_path):
     database = Database(tmp_path)
     pages = database.rows("PRAGMA page_count")[0][0]
@@ -280,6 +360,39 @@ def test_no_room_is_one_message_and_nothing_happened(tmp_path):
         for number in range(10000):
             database.execute("INSERT INTO gpus VALUES (?, 1, 'words')", (str(number),))
     assert database.rows("SELECT * FROM gpus") == []
+
+
+def kept(home, word):
+    """The files of a home in which a word is, but for copies that were made before."""
+    files = [file for file in (home.folder / "manager").rglob("*") if file.is_file()]
+    return {file.name for file in files if word.encode() in file.read_bytes()}
+
+
+def test_variables_are_kept_no_longer_than_their_job_needs_them(served):
+    """Their names are; those of an array go when its last job ends."""
+    alone = served.submit(proceed="proceed", env={"TOKEN_OF_MINE": "swordfish 1"})
+    array = served.submit(proceed="proceed", env={"TOKEN_OF_MINE": "swordfish 2"}, array="1-3")
+    served.wait(alone, "running"), served.wait(array, "running")
+    served.kill()
+    served.start()
+    assert kept(served, "swordfish 1") and kept(served, "swordfish 2")
+    served.client.cancel(f"{array}_1", f"{array}_2")
+    served.wait(array)
+    held = served.submit(hold=True, env={"TOKEN_OF_MINE": "swordfish 3"})
+    served.go()
+    for number in (alone, array + 2):
+        assert served.wait(number)["env"] == ["TOKEN_OF_MINE"]
+    served.client.cancel(held)
+    waits = served.submit(hold=True, env={"TOKEN_OF_MINE": "swordfish 4"})
+    assert served.job(waits)["env"] == ["TOKEN_OF_MINE"]
+    served.stop()
+    shutil.rmtree(served.folder / "manager/backups")
+    assert [kept(served, f"swordfish {number}") for number in (1, 2, 3)] == [set()] * 3
+    served.start()
+    served.client.release(waits)
+    assert served.wait(waits)["state"] == "done"
+    served.stop()
+    assert [name for name in kept(served, "swordfish 4") if not name.startswith("state-")] == []
 
 
 @pytest.fixture

@@ -137,8 +137,28 @@ CREATE TABLE tokens (
 );
 """
 
+# The variables of a job may be secret and are not kept longer than the job needs them; their names are.
+DROP_ENVIRONMENT = """
+UPDATE specs SET content = json_set(
+    json_remove(content, '$.asked.env'), '$.variables',
+    (SELECT json_group_array(key) FROM json_each(content, '$.asked.env'))
+) WHERE CASE WHEN json_valid(content) THEN json_type(content, '$.asked.env') END = 'object' AND """
+ENVIRONMENTS_OF_THE_PAST = f"""
+{DROP_ENVIRONMENT} NOT EXISTS (SELECT 1 FROM jobs WHERE spec_id = specs.id AND ended IS NULL);
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
-MIGRATIONS = (VERSION_1, VERSION_2, OWN_FAILURES, HOST_SHARES, SHARED_SPECS, CRASHES, ATTEMPT_FIGURES, TOKENS)
+MIGRATIONS = (
+    VERSION_1,
+    VERSION_2,
+    OWN_FAILURES,
+    HOST_SHARES,
+    SHARED_SPECS,
+    CRASHES,
+    ATTEMPT_FIGURES,
+    TOKENS,
+    ENVIRONMENTS_OF_THE_PAST,
+)
 
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"
@@ -201,6 +221,7 @@ class Database:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")  # what is dropped is overwritten
         return connection
 
     def _check(self, new: bool) -> None:

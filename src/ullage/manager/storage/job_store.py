@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from ullage.errors import DamagedRecord, NoSuchJob
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.storage.changes import Changes
-from ullage.manager.storage.database import Database
+from ullage.manager.storage.database import DROP_ENVIRONMENT, Database
 from ullage.manager.storage.history import JobHistory
 from ullage.manager.storage.records import (
     ENDED,
@@ -59,6 +60,8 @@ class JobStore:
         self._collecting = _Collecting()
         self._aside = False  # whether another thread is writing
         self._changed: set[int] = set(self.jobs)
+        live = database.rows("SELECT spec_id, count(*) AS jobs FROM jobs WHERE ended IS NULL GROUP BY spec_id")
+        self._live = Counter({row["spec_id"]: row["jobs"] for row in live})  # jobs that are not over, by `spec_id`
         self._last_job = self._sequence("jobs")
         self._last_spec = int(database.rows("SELECT coalesce(max(id), 0) AS id FROM specs")[0]["id"])
         self.last_event = self._sequence("events")
@@ -83,6 +86,7 @@ class JobStore:
             yield
         if changes:
             assert not self._aside, "written while another transaction is: wait for the store's turn first"
+            self._drop_environments(changes)
             self._database.write(changes.statements())
             for do in self._take_over(changes):
                 do()
@@ -110,6 +114,7 @@ class JobStore:
         assert self.turn.locked()
         if not changes:
             return
+        self._drop_environments(changes)
         self._aside = True
         try:
             await asyncio.to_thread(self._database.write, changes.statements())
@@ -122,8 +127,31 @@ class JobStore:
                 await asyncio.sleep(0)
                 began = time.monotonic()
 
+    def _drop_environments(self, changes: Changes) -> None:
+        """Where the last job of a submission ends, its variables go, which may be secret; their names stay."""
+        more = self._more_live(changes)
+        ended = {job.spec_id for job in changes.jobs.values() if job.state.is_over}
+        over = [(spec_id,) for spec_id in ended if self._live[spec_id] + more[spec_id] == 0]
+        if over:
+            changes.add(f"{DROP_ENVIRONMENT} id = ?", *over)
+
+    def _more_live(self, changes: Changes) -> Counter[int | None]:
+        """How many more jobs of each `spec_id` are not over after these changes, or how many fewer."""
+        more: Counter[int | None] = Counter()
+        for number, job in changes.jobs.items():
+            before = self.jobs.get(number)
+            if before is not None:
+                more[before.spec_id] -= 1
+            if not job.state.is_over:
+                more[job.spec_id] += 1
+        return more
+
     def _take_over(self, changes: Changes) -> list[Callable[[], None]]:
         """Memory follows the disk; what is to be done now."""
+        for spec_id, more in self._more_live(changes).items():
+            self._live[spec_id] += more
+            if not self._live[spec_id]:
+                del self._live[spec_id]
         self.jobs |= changes.jobs
         self.attempts |= changes.attempts
         self.dependencies |= changes.dependencies
@@ -290,7 +318,7 @@ class JobStore:
         return skipped
 
     def forget(self, before: float) -> list[int]:
-        """Drop events and kept environments of jobs that ended before a time; the jobs whose files may go too.
+        """Drop events of jobs that ended before a time; the jobs whose files may go too.
 
         Of a job that is not over nothing is dropped, however old.
         """
@@ -298,11 +326,5 @@ class JobStore:
             self._now.add(
                 "DELETE FROM events WHERE time < ? AND (job IS NULL OR job IN (SELECT id FROM jobs WHERE ended < ?))",
                 (before, before),
-            )
-            self._now.add(
-                "UPDATE specs SET content = json_set(content, '$.asked.env', json('{}')) "
-                "WHERE json_extract(content, '$.asked.env') != '{}' AND id IN (SELECT spec_id FROM jobs "
-                "GROUP BY spec_id HAVING count(*) = count(ended) AND max(ended) < ?)",
-                (before,),
             )
         return [row["id"] for row in self._database.rows("SELECT id FROM jobs WHERE ended < ?", (before,))]
