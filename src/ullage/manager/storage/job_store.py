@@ -60,8 +60,8 @@ class JobStore:
         self._collecting = _Collecting()
         self._aside = False  # whether another thread is writing
         self._changed: set[int] = set(self.jobs)
-        live = database.rows("SELECT spec_id, count(*) AS jobs FROM jobs WHERE ended IS NULL GROUP BY spec_id")
-        self._live = Counter({row["spec_id"]: row["jobs"] for row in live})  # jobs that are not over, by `spec_id`
+        counts = database.rows("SELECT spec_id, count(*) AS jobs FROM jobs WHERE ended IS NULL GROUP BY spec_id")
+        self._live = Counter({row["spec_id"]: row["jobs"] for row in counts})  # jobs that are not over, by `spec_id`
         self._last_job = self._sequence("jobs")
         self._last_spec = int(database.rows("SELECT coalesce(max(id), 0) AS id FROM specs")[0]["id"])
         self.last_event = self._sequence("events")
