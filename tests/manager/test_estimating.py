@@ -18,27 +18,42 @@ from ullage.manager.settings import EstimateSettings
 from ullage.workloads.job_files import JobSpec
 
 TRAIN = """
-import sys, torch
-model = torch.nn.Linear(512, int(sys.argv[1])).cuda()
+import json, os, torch
+model = torch.nn.Linear(512, json.load(open("cfg.json"))["width"]).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
-    model(torch.randn(8, 512, device="cuda")).sum().backward()
+    model(torch.randn(int(os.environ["BATCH"]), 512, device="cuda")).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
 
 
-def test_a_script_is_estimated_once_for_all_jobs_that_run_it(home):
+def test_an_estimate_is_kept_while_all_that_it_read_is_the_same(home):
     home.options = ["--virtual", "1xA100-40GB"]
     home.start()
     (home.work / "train.py").write_text(TRAIN)
-    job = {"command": [sys.executable, "train.py", "512"], "memory": None, "hold": True, "env": home.environment()}
-    first, again = home.submit(**job), home.submit(**job)
-    assert home.job(first)["promise"] is None and home.job(first)["estimate"] is None
-    home.until(lambda: home.job(first)["estimate"] and home.job(again)["estimate"], "the estimate")
-    found = home.job(first)
-    assert found["estimate"] == "estimated by ullage for A100-40GB"
-    assert 400 << 20 < found["promise"] < 2 << 30
+    config = home.work / "cfg.json"
+    config.write_text('{"width": 512}')
+
+    def estimated(batch, **more):
+        env = {**home.environment(), "BATCH": batch}
+        number = home.submit([sys.executable, "train.py"], memory=None, hold=True, env=env, **more)
+        home.until(lambda: home.job(number)["estimate"], "the estimate")
+        found = home.job(number)
+        return found["promise"], found["estimate"].endswith("(kept from before)")
+
+    first, kept = estimated("8")
+    assert 400 << 20 < first < 2 << 30 and not kept
+    assert estimated("8") == (first, True)
+    more, kept = estimated("500000")
+    assert more > first + (500 << 20) and not kept, "a variable that the script read is another"
+    config.write_text('{"width": 16384}')
+    wide, kept = estimated("8")
+    assert wide > first + (16 << 20) and not kept, "a file that the script read is another"
+    config.write_text('{"width": 512}')
+    home.kill()
+    home.start()
+    assert estimated("8") == (first, True), "what was kept outlives the daemon"
 
 
 def test_a_failed_estimate_is_said_and_the_job_is_placed_by_the_rule_for_unknowns(home):
@@ -97,7 +112,7 @@ def test_limits_and_failures_of_the_process_are_told(tmp_path):
         None, "not estimated: it took more than 1.00 MiB of this machine's memory"
     )  # fmt: skip
     missing = dataclasses.replace(NOTHING, cwd=str(tmp_path / "nowhere"))
-    assert make(missing).note == f"not estimated: cannot go to {tmp_path}/nowhere: No such file or directory"
+    assert make(missing).note == f"not estimated: cannot enter the folder {tmp_path}/nowhere: No such file or directory"
     no_conda = dataclasses.replace(NOTHING, conda="nosuch")
     assert "needed a conda environment; found none named 'nosuch'" in make(no_conda).note
 
@@ -145,8 +160,27 @@ def test_one_user_leaves_room_for_another():
 
 
 def test_jobs_that_ask_the_same_get_one_answer_and_others_their_own():
-    same, other = NOTHING, dataclasses.replace(NOTHING, env={**NOTHING.env, "BATCH": "500000"})
-    assert sorted(jobs for jobs, _ in make_all([same, other, same], at_once=2)) == [[1, 3], [2]]
+    before, same = user_asks(0, 1), user_asks(1, 1)
+    other = dataclasses.replace(same, env={**same.env, "BATCH": "500000"})
+    assert [jobs for jobs, _ in make_all([before, same, other, same], at_once=1)] == [[1], [2, 4], [3]]
+
+
+def test_a_job_that_comes_while_the_same_is_estimated_compares_with_it():
+    """It might have changed a file that was read before."""
+    (first, answer), (second, kept) = make_all([NOTHING, NOTHING], at_once=2)
+    assert (first, second) == ([1], [2]) and kept.note == f"{answer.note} (kept from before)"
+
+
+def test_an_answer_holds_while_the_files_that_it_follows_from_are_as_they_were(tmp_path):
+    request = dataclasses.replace(NOTHING, conda="mine", env={**NOTHING.env, "HOME": str(tmp_path)})
+    answer = make(request)
+    assert "found none named 'mine'" in answer.note and answer.reads is not None
+    again = dataclasses.replace(request, kept=[answer])
+    assert make(again).note == f"{answer.note} (kept from before)"
+    (tmp_path / "elsewhere/mine/bin").mkdir(parents=True)
+    (tmp_path / ".conda").mkdir()
+    (tmp_path / ".conda/environments.txt").write_text(f"{tmp_path}/elsewhere/mine\n")
+    assert "nothing to estimate" in make(again).note
 
 
 @pytest.fixture

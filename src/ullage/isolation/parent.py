@@ -141,7 +141,7 @@ def start(
     else:
         command.append(json.dumps(told))
     try:
-        with tempfile.TemporaryFile() as file:  # a pipe would block on a long request
+        with recording.paused(), tempfile.TemporaryFile() as file:  # a pipe would block on a long request
             file.write(encode(request))
             file.seek(0)
             process = subprocess.Popen(

@@ -8,6 +8,7 @@ files without Python, and other programs that the run started (`Reads.programs`)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -221,6 +222,11 @@ _recorder: Recorder | None = None
 def descriptor() -> int | None:
     """Where this process records what it reads, if it does."""
     return None if _recorder is None else _recorder.descriptor
+
+
+def paused() -> contextlib.AbstractContextManager[None]:
+    """While this thread starts a child that records for itself."""
+    return contextlib.nullcontext() if _recorder is None else _recorder.paused()
 
 
 def note(path: str | os.PathLike[str]) -> None:

@@ -64,6 +64,9 @@ class EstimateSettings(_Part):
     estimator: str = "ullage"
     timeout: Seconds = Field(default=300.0, gt=0)
     memory: Bytes = Field(default=8 * GIB, gt=0)
+    processes: int = Field(default=512, ge=1)
+    written: Bytes = Field(default=4 * GIB, gt=0)
+    network: bool = False
     at_once: int | None = Field(default=None, ge=1, le=64)
     per_user: int | None = Field(default=None, ge=1, le=64)
     array_samples: int = Field(default=3, ge=0, le=1000)

@@ -1,12 +1,11 @@
 """Arrays are estimated by a few of their elements: where those agree, they speak for the rest.
 
 The first, the last and what lies evenly between them are taken, since what grows with the index is largest at an end.
-Where they do not agree, every element is estimated for itself.
+Where they do not agree, or have read different files, every element is estimated for itself.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 
 from ullage.manager.core.estimates import EstimateAnswer
@@ -44,9 +43,17 @@ def agreed(answers: Mapping[int, EstimateAnswer]) -> EstimateAnswer | None:
         return None
     if any(answer.own_failure != largest.own_failure for answer in answers.values()):
         return None
+    if len({_files(answer) for answer in answers.values()}) > 1:
+        return None  # each has a configuration of its own, say, and another one may ask for more
     which = _listed(sorted(answers))
     of = "" if largest.upper is None else f": the largest of {len(answers)} estimates" if len(answers) > 1 else ""
-    return dataclasses.replace(largest, note=f"{largest.note} (as {which}{of})", seconds=0.0)
+    return EstimateAnswer(largest.upper, f"{largest.note} (as {which}{of})", own_failure=largest.own_failure)
+
+
+def _files(answer: EstimateAnswer) -> frozenset[str]:
+    """The files that it read."""
+    files = {} if answer.reads is None else answer.reads.files
+    return frozenset(path for path, signature in files.items() if signature.startswith(("sha256:", "large:")))
 
 
 def _listed(indices: list[int]) -> str:

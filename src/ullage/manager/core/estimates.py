@@ -13,16 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import ullage
 from ullage.isolation.environment import environment
+from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits, machine_memory
 from ullage.isolation.parent import Outcome, run
+from ullage.isolation.protocol import error_text
+from ullage.isolation.recording import Reads
 from ullage.manager.settings import EstimateSettings
-from ullage.units import format_duration
+from ullage.units import GIB, format_duration
 from ullage.workloads.job_files import JobSpec
 
 _PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")
@@ -131,12 +134,34 @@ def _torch_version() -> str | None:
 
 NOT_ESTIMATED = "not estimated: "
 _ENTRY = "ullage.manager.core.estimating_child:estimate_here"
+_COMPARE = "ullage.manager.core.estimating_child:first_that_holds"
+_COMPARE_LIMITS = Limits(seconds=30.0, memory=GIB)
+_COMPARED_AT_ONCE = 4
 _LONGEST_ANSWER, _LONGEST_NOTE = 1 << 20, 400  # bytes, characters
 
 
 @dataclass(frozen=True)
+class EstimateAnswer:
+    """The result of an estimate: `upper` in bytes, or `None`, and a note that says where it comes from or why not.
+
+    `own_failure`: the script fails by itself, on a real GPU as well. `reads` is what the answer follows from; without
+    it the answer holds for the jobs that asked for it and for no other.
+    """
+
+    upper: int | None
+    note: str
+    seconds: float = 0.0
+    own_failure: bool = False
+    reads: Reads | None = None
+
+
+@dataclass(frozen=True)
 class EstimateRequest:
-    """An estimate to make, with the key by which it is kept. `env`, `cwd`, `conda` and `rights` are the job's."""
+    """An estimate to make, with the key by which it is kept. `env`, `cwd`, `conda` and `rights` are the job's.
+
+    `kept` are earlier answers for the same key and the same variables. One of them is the answer if every file that it
+    follows from is as it was.
+    """
 
     key: str
     uid: int
@@ -148,24 +173,17 @@ class EstimateRequest:
     cwd: str
     conda: str | None
     rights: Mapping[str, int | str]
+    kept: Sequence[EstimateAnswer] = ()
+
+    @cached_property
+    def variables(self) -> dict[str, str]:
+        """All variables of the process that estimates."""
+        return {**environment(self.env), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
     @cached_property
     def identity(self) -> str:
         """The same for requests that must have the same answer while nothing is changed on disk."""
         return hashlib.sha256(json.dumps([self.key, sorted(self.env.items())]).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class EstimateAnswer:
-    """The result of an estimate: `upper` in bytes, or `None`, and a note that says where it comes from or why not.
-
-    `own_failure`: the script fails by itself, on a real GPU as well.
-    """
-
-    upper: int | None
-    note: str
-    seconds: float = 0.0
-    own_failure: bool = False
 
 
 @dataclass(eq=False)
@@ -176,13 +194,21 @@ class _Work:
     jobs: dict[int, None] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
     began: float | None = None
+    followers: list[_Work] = field(default_factory=list)  # the same request, made after this one had begun to read
+    leader: _Work | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a job waits for it, or for what will be compared with it."""
+        return bool(self.jobs) or any(follower.jobs for follower in self.followers)
 
 
 class Estimates:
     """Makes the estimates that jobs want. `done` is told of each, in the event loop's thread.
 
-    Users take turns: the next estimate is of a user who has the fewest under way, of those the one who was served
-    longest ago. Nobody has more than `per_user` under way.
+    A request is first compared with the answers that are kept. If none holds, it waits for its turn: the next estimate
+    is of a user who has the fewest under way, of those the one who was served longest ago. Nobody has more than
+    `per_user` under way.
     """
 
     def __init__(
@@ -191,21 +217,29 @@ class Estimates:
         self._rules, self._done = rules, done
         self.at_once, self.per_user = estimates_at_once(rules)
         self._of_job: dict[int, _Work] = {}
-        self._open: dict[str, _Work] = {}  # by identity: those that another job may join
+        self._open: dict[str, _Work] = {}  # by identity: those that have not begun, which another job may join
+        self._latest: dict[str, _Work] = {}  # by identity: those that have begun
         self._waiting: dict[int, dict[_Work, None]] = {}  # by user
         self._running: dict[_Work, asyncio.Task[None]] = {}
+        self._comparing: dict[_Work, asyncio.Task[None]] = {}
+        self._of_user: dict[int, asyncio.Lock] = {}  # a user's comparisons are made one after the other
         self._served: dict[int, int] = {}  # by user: how many estimates had begun when theirs did last
         self._begun = 0
         self._order: dict[_Work, int] | None = None  # place in the queue; None after a change
         self._threads = ThreadPoolExecutor(self.at_once, "estimate")  # one waits for each child
+        self._comparers = ThreadPoolExecutor(_COMPARED_AT_ONCE, "compare")
 
     def want(self, job: int, request: EstimateRequest) -> None:
-        """Ask for an estimate. One that is under way already is not made twice."""
+        """Ask for an estimate. The same that has not begun yet is made once; one that has begun is compared with."""
         work = self._open.get(request.identity)
         if work is None:
             work = self._open[request.identity] = _Work(request)
-            self._waiting.setdefault(request.uid, {})[work] = None
-            self._order = None
+            before = self._latest.get(request.identity)
+            if before is None:
+                self._admit(work)
+            else:
+                before.followers.append(work)
+                work.leader = before
         work.jobs[job] = None
         self._of_job[job] = work
         self._begin()
@@ -218,11 +252,11 @@ class Estimates:
     @property
     def pending(self) -> int:
         """How many estimates are under way or waiting."""
-        return len(self._running) + sum(map(len, self._waiting.values()))
+        return len(set(self._of_job.values()))
 
     def of_user(self, uid: int) -> int:
         """How many estimates of a user are under way or waiting."""
-        return self._under_way(uid) + len(self._waiting.get(uid, ()))
+        return len({work for work in self._of_job.values() if work.request.uid == uid})
 
     def give_up(self, jobs: Iterable[int]) -> None:
         """These jobs want none any more. An estimate that nobody wants ends at once."""
@@ -231,19 +265,30 @@ class Estimates:
             if work is None:
                 continue
             del work.jobs[job]
-            if not work.jobs:
-                self._open.pop(work.request.identity, None)
-                self._waiting.get(work.request.uid, {}).pop(work, None)
-                self._order = None
-                work.stop.set()
+            for each in (work, work.leader):
+                if each is not None and not each.is_wanted:
+                    self._end(each)
+
+    def _end(self, work: _Work) -> None:
+        work.stop.set()
+        if self._open.get(work.request.identity) is work:
+            del self._open[work.request.identity]
+        if work in self._waiting.get(work.request.uid, {}):
+            del self._waiting[work.request.uid][work]
+            self._order = None
+            self._leave(work)
 
     def standing(self, job: int) -> str | None:
         """How far the estimate of a job is, in words that go on after "the job"; `None` if none is wanted."""
         work = self._of_job.get(job)
         if work is None:
             return None
-        if work.began is not None:
+        if work in self._running and work.began is not None:
             return f"is being estimated, for {format_duration(round(time.monotonic() - work.began))} now"
+        if work in self._comparing:
+            return "is being compared with earlier estimates"
+        if work not in self._waiting.get(work.request.uid, {}):
+            return "waits for the estimate of another job that runs the same"
         if self._order is None:
             self._order = {each: place for place, each in enumerate(self._in_order(), 1)}
         return f"waits to be estimated, as number {self._order[work]} of {len(self._order)}"
@@ -260,6 +305,46 @@ class Estimates:
     def _under_way(self, user: int) -> int:
         return sum(work.request.uid == user for work in self._running)
 
+    def _admit(self, work: _Work) -> None:
+        """Compare a request with what is kept, or let it wait for its turn."""
+        if work.request.kept:
+            self._no_more_join(work)
+            self._comparing[work] = asyncio.get_running_loop().create_task(self._compare(work))
+        else:
+            self._waiting.setdefault(work.request.uid, {})[work] = None
+            self._order = None
+
+    def _no_more_join(self, work: _Work) -> None:
+        """From now on files are read: a job that comes later may have changed them before."""
+        if self._open.get(work.request.identity) is work:
+            del self._open[work.request.identity]
+        self._latest[work.request.identity] = work
+
+    async def _compare(self, work: _Work) -> None:
+        request, held = work.request, None
+        asked = {"reads": [each.reads.to_dict() for each in request.kept if each.reads is not None]}
+        ask = partial(
+            run, _COMPARE, asked, limits=_COMPARE_LIMITS, env=environment({"PATH": os.defpath}), cwd="/",
+            rights=request.rights, stop=work.stop,
+        )  # fmt: skip
+        try:
+            async with self._of_user.setdefault(request.uid, asyncio.Lock()):
+                outcome = await asyncio.get_running_loop().run_in_executor(self._comparers, ask)
+            held = (outcome.answer or {}).get("held")
+        except Exception:
+            pass  # it is estimated anew, and what is wrong is told then
+        finally:
+            self._comparing.pop(work, None)
+        if not work.is_wanted:
+            self._leave(work)
+        elif held is None:
+            work.request = replace(request, kept=())
+            self._admit(work)
+        else:
+            kept = request.kept[int(held)]
+            self._answer(work, replace(kept, note=f"{kept.note} (kept from before)", reads=None), kept)
+        self._begin()
+
     def _begin(self) -> None:
         while len(self._running) < self.at_once:
             free = [user for user, works in self._waiting.items() if works and self._under_way(user) < self.per_user]
@@ -270,6 +355,7 @@ class Estimates:
             del self._waiting[user][work]
             self._begun += 1
             self._served[user], self._order = self._begun, None
+            self._no_more_join(work)
             work.began = time.monotonic()
             self._running[work] = asyncio.get_running_loop().create_task(self._make(work))
 
@@ -277,44 +363,65 @@ class Estimates:
         began = time.monotonic()
         try:
             answer = _read(await self._ask(work), work.request.estimator, time.monotonic() - began)
-        except OSError as error:
-            answer = EstimateAnswer(None, f"{NOT_ESTIMATED}{error.strerror or error}")
+        except Exception as error:  # no process can be made, say: a job must not wait for ever
+            answer = EstimateAnswer(None, f"{NOT_ESTIMATED}{error_text(error)}")
         finally:
             self._running.pop(work, None)
-        if work.jobs:
-            del self._open[work.request.identity]
-            jobs = list(work.jobs)
-            for job in jobs:
-                del self._of_job[job]
-            self._done(jobs, work.request, answer)
+        if work.is_wanted:
+            self._answer(work, answer, answer)
+        else:
+            self._leave(work)
         self._begin()
 
+    def _answer(self, work: _Work, answer: EstimateAnswer, kept: EstimateAnswer) -> None:
+        """Tell an answer; those who came while it was made compare with it."""
+        jobs = list(work.jobs)
+        for job in jobs:
+            del self._of_job[job]
+        self._leave(work, [kept] if kept.reads is not None else [])
+        self._done(jobs, work.request, answer)
+
+    def _leave(self, work: _Work, kept: Sequence[EstimateAnswer] = ()) -> None:
+        if self._latest.get(work.request.identity) is work:
+            del self._latest[work.request.identity]
+        for follower in work.followers:
+            follower.leader = None
+            if follower.jobs:
+                follower.request = replace(follower.request, kept=[*kept, *follower.request.kept])
+                self._admit(follower)
+
     async def _ask(self, work: _Work) -> Outcome:
-        wanted = work.request
+        wanted, rules = work.request, self._rules
         request = {
             "estimator": wanted.estimator,
             "gpus": sorted(set(wanted.gpus)),
-            "timeout": self._rules.timeout,
+            "timeout": rules.timeout,
             "questions": [asdict(question) for question in wanted.questions],
             "program": wanted.program,
             "cwd": wanted.cwd,
             "conda": wanted.conda,
+            "network": rules.network,
         }
-        limits = Limits(seconds=self._rules.timeout, memory=self._rules.memory, answer=_LONGEST_ANSWER)
-        env = {**environment(wanted.env), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        ask = partial(run, _ENTRY, request, limits=limits, env=env, cwd="/", rights=wanted.rights, stop=work.stop)
+        limits = Limits(
+            seconds=rules.timeout, memory=rules.memory, answer=_LONGEST_ANSWER, processes=rules.processes,
+            written=rules.written,
+        )  # fmt: skip
+        ask = partial(
+            run, _ENTRY, request, limits=limits, env=wanted.variables, cwd=wanted.cwd, rights=wanted.rights,
+            private=Private(network=rules.network), record=True, stop=work.stop,
+        )  # fmt: skip
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
     async def close(self) -> None:
         """Give up all that are under way; their jobs are asked about again later."""
-        tasks = list(self._running.values())
+        tasks = {**self._running, **self._comparing}
         self._waiting.clear()
-        for work in self._running:
+        for work, task in tasks.items():
             work.stop.set()
-        for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
         self._threads.shutdown()
+        self._comparers.shutdown()
 
 
 def estimates_at_once(rules: EstimateSettings) -> tuple[int, int]:
@@ -335,11 +442,16 @@ _MOST_AT_ONCE = 64
 
 
 def _read(outcome: Outcome, estimator: str, seconds: float) -> EstimateAnswer:
-    """The bound, or `None`, and the note that the job keeps."""
-    answer = outcome.answer
-    if answer is not None and "failed" not in answer:
-        fits = "" if answer["fits"] else f", which does not fit on {answer['gpu']}"
-        return EstimateAnswer(int(answer["upper"]), f"estimated by {estimator} for {answer['gpu']}{fits}", seconds)
-    told = answer["failed"] if answer else outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
-    note = f"{NOT_ESTIMATED}{str(told)[:_LONGEST_NOTE]}"
-    return EstimateAnswer(None, note, seconds, bool(answer and answer.get("own")))
+    """The bound, or `None`, the note that the job keeps, and what it all follows from."""
+    answer, reads = outcome.answer, outcome.reads
+    if answer is None:
+        told = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
+        return EstimateAnswer(None, f"{NOT_ESTIMATED}{str(told)[:_LONGEST_NOTE]}", seconds)
+    if reads is not None and (reads.programs or not reads.whole):
+        reads = None  # it followed from more than is known
+    if "failed" in answer:
+        note = f"{NOT_ESTIMATED}{str(answer['failed'])[:_LONGEST_NOTE]}"
+        return EstimateAnswer(None, note, seconds, bool(answer.get("own")), reads)
+    fits = "" if answer["fits"] else f", which does not fit on {answer['gpu']}"
+    note = f"estimated by {estimator} for {answer['gpu']}{fits}"
+    return EstimateAnswer(int(answer["upper"]), note, seconds, reads=reads)

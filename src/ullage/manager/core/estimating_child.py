@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from ullage.errors import ScriptFailed, UllageError
+from ullage.isolation.recording import Reads
 from ullage.manager.running.supervisor import in_conda
 
 
@@ -17,11 +18,8 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     Where none can be: why not, and whether it is the script's own failure (`own`).
     """
     try:
-        os.chdir(request["cwd"])
         if request["conda"] is not None:
             os.environ.update(in_conda(request["conda"], os.environ))
-    except OSError as error:
-        return {"failed": f"cannot go to {request['cwd']}: {error.strerror}"}
     except LookupError as error:
         return {"failed": str(error)}
     refused, own = [], False
@@ -34,6 +32,14 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     return {"failed": "; ".join(refused) or "there is nothing to estimate", "own": own}
 
 
+def first_that_holds(request: dict[str, Any]) -> dict[str, Any]:
+    """Of the reads of earlier runs, the place of the first whose files are all as they were (`held`), or `None`."""
+    for place, reads in enumerate(request["reads"]):
+        if Reads.from_dict(reads).same_files():
+            return {"held": place}
+    return {"held": None}
+
+
 def _answer(question: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     from ullage.estimation.asking import estimate as ask
 
@@ -44,7 +50,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]
         options["module"] = True
     source: str = question["source"]
     if question["module"] or source.endswith(".py"):
-        options["timeout"] = request["timeout"]
+        options |= {"timeout": request["timeout"], "network": request["network"]}
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
         source = os.path.abspath(source)
     answers = [ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from ullage.errors import InvalidValue, NoSuchJob, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
+from ullage.isolation.recording import Reads
 from ullage.manager.core.array_samples import ArraySamples
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.estimates import (
@@ -48,7 +50,7 @@ class Intake:
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
-        self._late: list[tuple[Sequence[int], EstimateAnswer]] = []
+        self._late: list[tuple[Sequence[int], EstimateAnswer, str | None]] = []  # jobs, answer, key to keep it by
         self._backlog: dict[int, deque[int]] = {}  # jobs of each user whose estimates are not asked for yet
         self._arrays: dict[int, ArraySamples] = {}  # of which a few elements are being estimated
         self._sampled: dict[int, int] = {}  # those elements' jobs, and their arrays
@@ -190,14 +192,22 @@ class Intake:
     def _ask(self, job: JobRecord) -> None:
         assert job.estimate_key is not None
         spec = JobSpec.model_validate(job.request)
-        self.estimates.want(
-            job.id,
-            EstimateRequest(
-                key=job.estimate_key, uid=job.uid, estimator=self._estimator(spec), questions=questions_of(spec),
-                gpus=self._gpus(), program=spec.command[0], env=estimate_environment(job, spec), cwd=spec.folder,
-                conda=spec.conda, rights=rights(job.uid, job.gid),
-            ),
+        request = EstimateRequest(
+            key=job.estimate_key, uid=job.uid, estimator=self._estimator(spec), questions=questions_of(spec),
+            gpus=self._gpus(), program=spec.command[0], env=estimate_environment(job, spec), cwd=spec.folder,
+            conda=spec.conda, rights=rights(job.uid, job.gid),
         )  # fmt: skip
+        self.estimates.want(job.id, dataclasses.replace(request, kept=self._kept(request)))
+
+    def _kept(self, request: EstimateRequest) -> list[EstimateAnswer]:
+        """Earlier answers for the same key and variables; whether they hold is for a process of their user to see."""
+        found = []
+        patience = self._context.clock() - self._context.settings.estimating.retry_failed_after
+        for kept in self._store.kept_estimates(request.key):
+            reads = Reads.from_dict(kept["reads"])
+            if (kept["upper"] is not None or kept["made"] > patience) and reads.same_variables(request.variables):
+                found.append(EstimateAnswer(kept["upper"], kept["note"], kept["seconds"], kept["own_failure"], reads))
+        return found
 
     def standing(self, job: JobRecord) -> str | None:
         """How far the estimate of a job is; `None` if there is nothing to say."""
@@ -211,7 +221,7 @@ class Intake:
 
     def answered(self, jobs: Sequence[int], request: EstimateRequest, answer: EstimateAnswer) -> None:
         """Take an estimate that is done, for the jobs that wanted it; the next step writes it down."""
-        self._late.append((jobs, answer))
+        self._late.append((jobs, answer, request.key))
         for job in jobs:
             self._tell_array(job, answer)
         self._context.service.wake()
@@ -247,14 +257,18 @@ class Intake:
         rest = [self._store.jobs[number] for number in samples.rest if _needs_estimate(self._store.jobs.get(number))]
         agreed = samples.agreed()
         if agreed is not None and rest:
-            self._late.append(([one.id for one in rest], agreed))
+            self._late.append(([one.id for one in rest], agreed, None))
         elif rest and samples.is_undecided:
             self._sample(array, rest)
         elif rest:
             self._backlog.setdefault(rest[0].uid, deque()).extend(one.id for one in rest)
 
-    def _write(self, jobs: Sequence[int], answer: EstimateAnswer) -> Generator[None, None, None]:
-        """Let jobs go on with their estimate."""
+    def _write(self, jobs: Sequence[int], answer: EstimateAnswer, key: str | None) -> Generator[None, None, None]:
+        """Let jobs go on with their estimate, and keep it."""
+        if key is not None and answer.reads is not None:
+            self._store.keep_estimate(
+                key, answer.upper, answer.note, answer.own_failure, answer.seconds, answer.reads.to_dict()
+            )
         for number in jobs:
             job = self._store.job(number)
             if _needs_estimate(job):

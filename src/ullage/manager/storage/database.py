@@ -147,6 +147,19 @@ ENVIRONMENTS_OF_THE_PAST = f"""
 {DROP_ENVIRONMENT} NOT EXISTS (SELECT 1 FROM jobs WHERE spec_id = specs.id AND ended IS NULL);
 """
 
+# Estimates are kept with what they followed from; those of before did not have it, and cannot be trusted.
+ESTIMATE_READS = """
+DROP TABLE estimates;
+CREATE TABLE estimates (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL,                    -- who asked, what is run where, GPUs and versions
+    upper INTEGER, note TEXT NOT NULL, own_failure INTEGER NOT NULL, seconds REAL NOT NULL, made REAL NOT NULL,
+    reads BLOB NOT NULL                   -- the files and variables that the answer follows from: JSON, zlib
+);
+CREATE INDEX estimates_by_key ON estimates (key);
+CREATE INDEX estimates_by_age ON estimates (made);
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -158,6 +171,7 @@ MIGRATIONS = (
     ATTEMPT_FIGURES,
     TOKENS,
     ENVIRONMENTS_OF_THE_PAST,
+    ESTIMATE_READS,
 )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
@@ -26,6 +28,8 @@ from ullage.manager.storage.records import (
     new_job,
 )
 
+_LARGEST_READS = 1 << 20  # bytes of what an estimate followed from, packed
+_ESTIMATES_OF_KEY, _ESTIMATE_KEPT = 5, 90 * 86400.0  # how many, and seconds
 _SLICE = 0.02  # seconds of what follows a transaction after which others get their turn
 
 
@@ -292,6 +296,32 @@ class JobStore:
         """A line for whoever follows what happens."""
         with self.transaction():
             self._now.events.append((self._clock(), kind, job.id if job else None, attempt, text))
+
+    def kept_estimates(self, key: str) -> list[dict[str, Any]]:
+        """What earlier estimates with that key said, the newest first, each with what it followed from."""
+        rows = self._database.rows("SELECT * FROM estimates WHERE key = ? ORDER BY made DESC", (key,))
+        return [
+            {**row, "reads": json.loads(zlib.decompress(row["reads"])), "own_failure": bool(row["own_failure"])}
+            for row in map(dict, rows)
+        ]
+
+    def keep_estimate(
+        self, key: str, upper: int | None, note: str, own_failure: bool, seconds: float, reads: dict[str, Any]
+    ) -> None:
+        """Keep an estimate with what it followed from. Of one key the newest few are kept, and none for ever."""
+        packed, now = zlib.compress(json.dumps(reads).encode()), self._clock()
+        with self.transaction():
+            if len(packed) <= _LARGEST_READS:
+                self._now.add(
+                    "INSERT INTO estimates (key, upper, note, own_failure, seconds, made, reads) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (key, upper, note, own_failure, seconds, now, packed),
+                )
+            self._now.add(
+                "DELETE FROM estimates WHERE made < ? OR key = ? AND id NOT IN "
+                "(SELECT id FROM estimates WHERE key = ? ORDER BY made DESC LIMIT ?)",
+                (now - _ESTIMATE_KEPT, key, key, _ESTIMATES_OF_KEY),
+            )
 
     def drained(self) -> dict[str, str]:
         """GPUs that get no new jobs, each with the reason given."""
