@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+SYSTEM_HOME = Path("/var/lib/ullage")  # of a daemon for all users (examples/systemd/ullage.service)
+
 
 def home() -> Path:
     """The folder; it may not exist yet.

@@ -1,11 +1,18 @@
 """The daemon on GPUs that NVML shows: MIG instances, memory by process, a GPU that is lost. NVML is a stand-in."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pynvml
 import pytest
+from tests.paths import ROOT
 
+from ullage.errors import AlreadyServing, NotAllowed
+from ullage.manager.core import daemon as daemon_module
+from ullage.manager.core import locks as locks_module
+from ullage.manager.settings import read_settings
 from ullage.monitor import Monitor, NvmlSource
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
@@ -72,3 +79,65 @@ def test_a_gpu_that_falls_off_its_bus_gets_no_job_and_its_job_is_tried_elsewhere
     job = here.until_over(number)
     assert [attempt["cause"] for attempt in job["attempts"]] == ["GPU lost", "finished"]
     assert job["attempts"][1]["slots"] != [place]
+
+
+HOLD = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from ullage.manager.core import locks
+locks.GPU_LOCKS = (Path(sys.argv[1]),)
+if os.getuid() == 0 and sys.argv[3] == "nobody":
+    os.setgid(65534); os.setuid(65534)
+held = locks.lock_gpus(["GPU-a"], print)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def locks(tmp_path, monkeypatch):
+    """A place for the locks of GPUs that no daemon of this machine uses."""
+    place = tmp_path / "locks"
+    place.mkdir()
+    place.chmod(0o1777)
+    for parent in place.parents[:3]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+    monkeypatch.setattr(locks_module, "GPU_LOCKS", (place,))
+    return place
+
+
+def held_by(locks, user):
+    command = [sys.executable, "-c", HOLD, str(locks), str(ROOT / "src"), user]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_daemon_on_the_same_gpus_is_refused_whatever_its_home(locks, tmp_path, monkeypatch):
+    sources = [NvmlSource(FakeNvml([FakeGpu(uuid=uuid)])) for uuid in ("GPU-a", "GPU-a", "GPU-b")]
+    monkeypatch.setattr(daemon_module, "find_source", lambda settings, cards: sources.pop(0))
+    with held_by(locks, "root") as other:
+        with pytest.raises(
+            AlreadyServing, match=rf"GPU-a is served by another daemon already \(process {other.pid} of"
+        ):
+            daemon_module.make_daemon(tmp_path / "one", read_settings(None), print)
+        other.stdin.close()
+    one = daemon_module.make_daemon(tmp_path / "one", read_settings(None), print)
+    with pytest.raises(AlreadyServing, match="Use that one, or end it first"):
+        locks_module.lock_gpus(["GPU-c", "GPU-a"], print)
+    two = daemon_module.make_daemon(tmp_path / "two", read_settings(None), print)
+    assert one.database.file != two.database.file
+
+
+def test_a_lock_that_another_user_holds_does_not_keep_root_from_its_gpus(locks):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to hold a lock as another user")
+    said = []
+    with held_by(locks, "nobody") as other:
+        assert len(locks_module.lock_gpus(["GPU-a"], said.append)) == 1
+        other.stdin.close()
+    assert "end the other one" in said[0]
+    (locks / "ullage-GPU-x.lock").symlink_to("/etc/passwd")
+    with pytest.raises(NotAllowed, match="cannot be opened"):
+        locks_module.lock_gpus(["GPU-x"], print)

@@ -177,6 +177,38 @@ def test_root_makes_tokens_for_others_and_they_only_for_themselves(shared):
     assert as_user(shared, "token_revoke", token=made["id"])["ok"]["user"] == "nobody"
 
 
+COMMAND = """
+import os, pwd, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+import ullage.manager.client as client, ullage.workloads.job_files
+from ullage.cli.main import main
+client.SYSTEM_HOME = Path(sys.argv[1])
+user = pwd.getpwnam("nobody")
+os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
+os.environ.pop("ULLAGE_HOME", None)
+os.environ |= {"HOME": "/nonexistent"}
+os.chdir("/tmp")
+sys.argv = ["ullage", *sys.argv[3:]]
+main()
+"""
+
+
+def command_of_nobody(system_home, *words):
+    command = [sys.executable, "-c", COMMAND, str(system_home), str(ROOT / "src"), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+
+
+def test_users_reach_the_daemon_of_the_system_without_any_setting(shared, tmp_path):
+    """As the install recipe leaves it: a group for the socket, and users who know of no `ULLAGE_HOME`."""
+    done = command_of_nobody(shared.folder, "submit", "--memory", "1GiB", "--wait", "--", "/bin/sh", "-c", "id -un")
+    assert done.returncode == 0, done.stderr
+    number = int(done.stdout.split()[1].rstrip(":"))
+    assert shared.job(number)["user"] == "nobody" and shared.client.logs(number) == "nobody\n"
+    done = command_of_nobody(tmp_path, "queue")
+    assert (done.returncode, done.stderr) == (1, "ullage: no daemon is running: start it with `ullage serve`\n")
+
+
 def test_a_user_with_many_idle_connections_locks_nobody_out(shared):
     command = [sys.executable, "-c", IDLE, str(socket_file(shared.folder)), "700"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as crowd:

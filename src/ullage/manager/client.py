@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from ullage import errors
 from ullage.errors import InvalidValue, NoDaemon, OtherVersion, UllageError
-from ullage.home import home
+from ullage.home import SYSTEM_HOME, home
 
 if TYPE_CHECKING:
     from ullage.workloads.job_files import JobSpec
@@ -378,7 +378,10 @@ class _SocketTransport:
             raise NoDaemon(f"the daemon did not answer within {self._timeout + wait:.0f} s ({self._file})") from None
         except (OSError, EOFError, ValueError) as error:
             if isinstance(error, PermissionError):
-                raise NoDaemon(f"{self._file} is not yours to use: the daemon there is somebody else's") from None
+                raise NoDaemon(
+                    f"{self._file} is not yours to use: the daemon there is somebody else's, or for a group of which "
+                    "you are no member (access.group in its settings; log in again after you were added)"
+                ) from None
             missing = isinstance(error, FileNotFoundError | ConnectionRefusedError)
             words = "no daemon is running: start it with `ullage serve`"
             raise NoDaemon(words if missing else f"the daemon ended before it answered; {words}") from None
@@ -502,8 +505,12 @@ class _HttpTransport:
 
 
 def socket_file(folder: Path | None = None) -> Path:
-    """Where the daemon of a home listens."""
-    return (folder or home()) / "run" / SOCKET
+    """Where the daemon of a home listens. Where no home is named and the user has no daemon, that of the system."""
+    own = (folder or home()) / "run" / SOCKET
+    of_all = SYSTEM_HOME / "run" / SOCKET
+    if folder is None and not os.environ.get("ULLAGE_HOME") and not os.path.exists(own) and os.path.exists(of_all):
+        return of_all
+    return own
 
 
 def reachable(file: Path) -> str:

@@ -9,26 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ullage.errors import AlreadyServing, NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError, UnknownName
+from ullage.errors import NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError, UnknownName
 from ullage.manager.api.socket import SocketServer
 from ullage.manager.client import reachable, socket_file
 from ullage.manager.core.attempts import AttemptTracker, RunningJobGuard
 from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
 from ullage.manager.core.host import host_of
 from ullage.manager.core.intake import NOBODY, Intake
+from ullage.manager.core.locks import lock_gpus, lock_home
 from ullage.manager.core.orders import Orders, arguments_of
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.watchdog import Handled, Watchdog
@@ -67,12 +67,13 @@ class Daemon:
     def __init__(
         self, folder: Path, settings: ManagerSettings, monitor: Monitor, *, cards: Path | None = None,
         clock: Callable[[], float] = time.time, say: Callable[[str], None] = lambda text: None, new: bool = False,
+        gpu_locks: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self._run = folder / "run"
         folder = folder / "manager"
         for place in (folder, self._run):
             place.mkdir(parents=True, exist_ok=True, mode=0o755)
-        self._lock = lock_home(folder)
+        self._locks = [lock_home(folder), *gpu_locks]
         self.database = Database(folder, new, say)
         sharing = sharing_of(settings.sharing, self._run, say)
         self.context = ManagerContext(
@@ -298,24 +299,8 @@ class Daemon:
         self._monitor.stop()
         self.database.close()
         self.context.handled.close()
-        os.close(self._lock)
-
-
-def lock_home(folder: Path) -> int:
-    """The lock that one daemon holds for as long as it lives; a second one is refused."""
-    descriptor = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        os.close(descriptor)
-        raise AlreadyServing(
-            f"a daemon is running in {folder.parent} already (process {pid or 'unknown'}); "
-            "`ullage queue` speaks to it, and another one needs another ULLAGE_HOME"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
+        for lock in self._locks:
+            os.close(lock)
 
 
 @contextlib.contextmanager
@@ -355,7 +340,13 @@ def make_daemon(
     cards = None if settings.virtual is None else folder / "cards" / CARDS
     source = find_source(settings, cards)
     monitor = Monitor(source, settings.monitoring.interval, settings.monitoring.window)
-    return Daemon(folder, settings, monitor, cards=cards, say=say, clock=clock, new=new)
+    locks = [] if cards is not None else lock_gpus([device.id for device in source.devices()], say)
+    try:
+        return Daemon(folder, settings, monitor, cards=cards, say=say, clock=clock, new=new, gpu_locks=locks)
+    except BaseException:
+        for lock in locks:
+            os.close(lock)
+        raise
 
 
 def check_names(settings: ManagerSettings) -> None:

@@ -1,0 +1,90 @@
+"""What one daemon holds for as long as it lives, so that no second one does: its home, and the GPUs of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ullage.errors import AlreadyServing, NotAllowed
+from ullage.manager.identity import user_name
+
+GPU_LOCKS = (Path("/run/lock"), Path("/tmp"))  # the first of these where everybody may make files
+
+
+def lock_home(folder: Path) -> int:
+    """The lock of a home; a second daemon is refused."""
+    descriptor = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise AlreadyServing(
+            f"a daemon is running in {folder.parent} already (process {pid or 'unknown'}); "
+            "`ullage queue` speaks to it, and another one needs another ULLAGE_HOME"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def lock_gpus(gpus: Iterable[str], say: Callable[[str], None]) -> list[int]:
+    """The locks of GPUs, by UUID: two daemons with different homes would promise the same memory twice.
+
+    A second daemon is refused. Root is not kept from its GPUs by what another user holds, only told of it: anybody can
+    hold such a lock.
+    """
+    folder = next(place for place in GPU_LOCKS if place.is_dir() and place.stat().st_mode & 0o002)
+    held: list[int] = []
+    for gpu in gpus:
+        descriptor = _opened(folder / f"ullage-{re.sub(r'[^A-Za-z0-9-]', '-', gpu)}.lock")
+        held.append(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _holder(descriptor)
+            owner = _owner(pid)
+            who = f"process {pid} of {user_name(owner)}" if pid and owner is not None else "another process"
+            text = f"{gpu} is served by another daemon already ({who}); two would promise the same memory twice"
+            if os.getuid() == 0 and owner not in (0, None):
+                say(f"{text}. This one serves it all the same, since it is root's; end the other one")
+                continue
+            for each in held:
+                os.close(each)
+            raise AlreadyServing(f"{text}. Use that one, or end it first") from None
+    return held
+
+
+def _opened(file: Path) -> int:
+    """The file of a lock. Anybody may make it, so nothing is read from it or written to it, and no link is followed."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with contextlib.suppress(FileExistsError):
+            return os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o644)
+        return os.open(file, flags)
+    except OSError as error:
+        raise NotAllowed(
+            f"the GPU's lock {file} cannot be opened ({error.strerror}); remove that file and try again"
+        ) from None
+
+
+def _holder(descriptor: int) -> int | None:
+    """The process that holds the lock of a file, where the kernel says so."""
+    status = os.fstat(descriptor)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if len(words) > 5 and words[1] == "FLOCK" and words[5] == place and int(words[4]) > 0:
+                return int(words[4])
+    return None
+
+
+def _owner(pid: int | None) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid if pid else None
+    return None
