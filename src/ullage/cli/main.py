@@ -20,6 +20,7 @@ from ullage.cli.measurements import diff, measure
 from ullage.cli.monitor import top
 from ullage.cli.report import report
 from ullage.cli.submission import submit
+from ullage.cli.terminal import attach, shell
 from ullage.cli.tokens import token
 from ullage.cli.training import train
 from ullage.errors import EXTRAS, UllageError
@@ -28,10 +29,26 @@ from ullage.text import plain
 ESTIMATES, JOBS, GPUS, RESEARCH = "Estimate", "Run jobs on shared GPUs", "GPUs", "Research"
 _COMMANDS = {
     ESTIMATES: (estimate, check, max_batch, compare),
-    JOBS: (serve, submit, queue, status, logs, cancel, hold, release, wait, history, report, drain, resume),
+    JOBS: (
+        serve,
+        submit,
+        shell,
+        attach,
+        queue,
+        status,
+        logs,
+        cancel,
+        hold,
+        release,
+        wait,
+        history,
+        report,
+        drain,
+        resume,
+    ),
     GPUS: (gpus, top),
     RESEARCH: (evaluate, diff, measure),
-}
+}  # fmt: skip
 HELP = """Estimate how much GPU memory a training job takes, before it runs and without a GPU.
 
 Examples:

@@ -11,6 +11,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.jobs import client, exit_code, memory, print_json, tell, wait_for
 from ullage.cli.options import Json
+from ullage.cli.terminal import sit_down, umask_now
 from ullage.errors import InvalidValue, NoDaemon
 from ullage.text import plain
 from ullage.units import parse_duration
@@ -38,6 +39,9 @@ def submit(
         str | None, typer.Option(help="Wait so long for the estimate, such as 30s, and print it.", metavar="TIME",
                                  show_default="10s in a terminal")
     ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Run the command at a terminal, and connect to it when it runs.")
+    ] = False,
     as_json: Json = False,
     gpus: Annotated[
         int | None, typer.Option(help="Number of GPUs; 0 for a job that uses none.", metavar="N", show_default="1",
@@ -169,7 +173,7 @@ def submit(
         "exclusive": exclusive, "model": model, "batch_size": batch_size, "estimator": estimator,
         "array": array, "after": after or None,
         "priority": priority, "hold": hold or None, "time_limit": time_limit, "venv": venv, "conda": conda, "cwd": cwd,
-        "output": output, "error": error, "resumable": resumable,
+        "output": output, "error": error, "interactive": interactive or None, "resumable": resumable,
         "begin": begin, "retries": retries, "requeue": requeue,
         "mps_threads": mps_threads, "mps_memory": mps_memory,
     }  # fmt: skip
@@ -177,7 +181,7 @@ def submit(
     variables = _environment({} if clean_env else dict(os.environ), spec.env, env or [])
     patience = _LOOK if sys.stdout.isatty() and not as_json else 0.0
     patience = patience if estimate_wait is None else parse_duration(estimate_wait)
-    _send(spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=_umask()), wait, patience, as_json)
+    _send(spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=umask_now()), wait, patience, as_json)
 
 
 def _described(words: list[str], given: dict[str, Any]) -> JobSpec:
@@ -201,6 +205,8 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
         print(plain(_sentence(answer)))
         for note in answer["notes"]:
             print(f"ullage: {plain(note)}", file=sys.stderr)
+    if spec.interactive and not as_json:
+        raise typer.Exit(sit_down(manager, str(answer["jobs"][0]), cancel=True))
     fails = _follow_estimate(manager, answer, None if wait else patience, as_json)
     if fails and wait:
         raise typer.Exit(1)  # it would wait for ever
@@ -251,9 +257,3 @@ def _environment(base: dict[str, str], of_file: dict[str, str], given: list[str]
             raise InvalidValue(f"--env: needed NAME=VALUE; found {word!r}")
         more[name] = value
     return {**base, **of_file, **more}
-
-
-def _umask() -> int:
-    now = os.umask(0o077)
-    os.umask(now)
-    return now

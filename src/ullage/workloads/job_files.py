@@ -105,6 +105,7 @@ class JobSpec(BaseModel):
     umask: Int = Field(0o022, ge=0, le=0o777)
     output: _Text | None = None
     error: _Text | None = None
+    interactive: bool = False
 
     @field_validator("command", mode="before")
     @classmethod
@@ -182,6 +183,15 @@ class JobSpec(BaseModel):
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return value if isinstance(value, list) else [value]
+
+    @model_validator(mode="after")
+    def _at_a_terminal(self) -> JobSpec:
+        if self.interactive:
+            others = ("array", "output", "error", "retries", "resumable")
+            found = [name for name in others if getattr(self, name)]
+            if found:
+                raise ValueError(f"interactive: a job at a terminal cannot have {found[0]} too")
+        return self
 
     @model_validator(mode="after")
     def _one_environment(self) -> JobSpec:

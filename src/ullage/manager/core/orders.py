@@ -32,6 +32,7 @@ from ullage.manager.identity import SCOPES, Caller, check_submitter, number_of_u
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import output_paths
 from ullage.manager.running.launcher import STDERR, STDOUT
+from ullage.manager.running.supervisor import TERMINAL
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
 from ullage.placement import HostShare, Ledger, Slot
@@ -124,8 +125,8 @@ class Orders:
     one's own by its name.
     """
 
-    names = ("ping", "submit", "queue", "status", "history", "logs", "cancel", "hold", "release", "drain", "resume",
-             "gpus", "events", "report", "api", "figures", "stop_serving", "tokens", "token_create",
+    names = ("ping", "submit", "queue", "status", "history", "logs", "attach", "cancel", "hold", "release", "drain",
+             "resume", "gpus", "events", "report", "api", "figures", "stop_serving", "tokens", "token_create",
              "token_revoke")  # fmt: skip
     changing = ("submit", "cancel", "hold", "release", "drain", "resume", "token_create", "token_revoke")
     operating = ("drain", "resume", "stop_serving", "api", "token_create", "token_revoke")  # other changes: to submit
@@ -228,6 +229,21 @@ class Orders:
         over = chosen.state == "over" and (newer or record.state.is_over or attempt is not None)
         return {"job": number, "attempt": chosen.number, "offset": end, "text": text, "over": over and end == offset,
                 "file": self._named_file(record, chosen, stream)}  # fmt: skip
+
+    def attach(self, caller: Caller, job: str | int) -> dict[str, Any]:
+        """The socket of an interactive job's terminal, once it runs; only its user and root can connect there."""
+        number = self._one(caller, job)
+        record = self._store.job(number)
+        self._check_mine(caller, record, "attach to")
+        if not record.asked("interactive"):
+            raise InvalidValue(f"job {number} has no terminal; 'ullage submit --interactive' gives one")
+        attempt = self._store.attempts.get(number)
+        file = None if attempt is None else self._context.attempt_folder(attempt) / TERMINAL
+        return {
+            "job": number, "state": record.state.value, "reason": self._shown(caller, record)["reason"],
+            "detail": record.detail, "exit_code": record.exit_code,
+            "socket": str(file) if file is not None and record.state is State.RUNNING else None,
+        }  # fmt: skip
 
     def _named_file(self, job: JobRecord, attempt: AttemptRecord, stream: str) -> str | None:
         """Where the job's user wanted that output to go. The daemon does not open it: the user can."""

@@ -229,6 +229,8 @@ def after_failure(
     stay = RetryDecision(False, job.promise, job.exclusive, ended.detail)
     if job.asked("requeue") is False and ended.cause is not Cause.NOT_STARTED:
         return replace(stay, text=f"{ended.detail}; it asked never to be started twice")
+    if job.asked("interactive") and ended.cause is not Cause.NOT_STARTED:
+        return replace(stay, text=f"{ended.detail}; a job at a terminal is not started again")
     retries = job.asked("retries") or 0
     if ended.cause is Cause.OWN_FAILURE and retries:
         again = job.own_failures < retries

@@ -278,7 +278,8 @@ class Scheduler:
             "checkpoint_signal": spec.checkpoint_signal,
             "checkpoint_extension": context.settings.fairness.checkpoint_extension,
             "log_size": context.settings.running.log_size, "log_files": context.settings.running.log_files,
-            **output_paths(job, spec, attempt), "limits": job.spec["limits"], "cgroup": cgroup,
+            **output_paths(job, spec, attempt), "interactive": spec.interactive,
+            "limits": job.spec["limits"], "cgroup": cgroup,
             **rights(job.uid, job.gid),
         }  # fmt: skip
 

@@ -25,6 +25,7 @@ import signal
 import socket
 import stat
 import sys
+import termios
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -43,8 +44,10 @@ from ullage.isolation.process_tree import (
     stat_field,
     written,
 )
+from ullage.isolation.terminal import Terminal
 
 LOCK, ORDER, STARTED, EXIT, STOP, REVOKED = "lock", "order.json", "started.json", "exit.json", "stop.json", "revoked"
+TERMINAL = "terminal"  # the socket of an interactive job
 CHECKPOINT_PID = "checkpoint-pid"  # into which the job may write who is to be asked for a checkpoint
 TOKEN = "ULLAGE_ATTEMPT"  # in the environment of every process of an attempt
 CHECKPOINT_EXIT = 85  # the job saved itself and wants to go on later
@@ -101,8 +104,7 @@ def _guard() -> bool:
 
 def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     order["env"] = {**order["env"], "ULLAGE_CHECKPOINT_PID_FILE": _file_of_job(CHECKPOINT_PID, order)}
-    pump = OutputPump()
-    sinks = [pump.pipe_into(_output_file(order, name), _owner(order)) for name in ("stdout", "stderr")]
+    pump, streams = _open_streams(order)
     go_read, go = os.pipe()
     failure, failure_write = os.pipe()
     began = time.monotonic()
@@ -112,8 +114,8 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     if child == 0:
         os.close(go)
         os.close(failure)
-        _become_job(order, sinks, lock, go_read, failure_write, parent)
-    for descriptor in (go_read, failure_write, *sinks):
+        _become_job(order, streams, lock, go_read, failure_write, parent)
+    for descriptor in {go_read, failure_write, *streams}:
         os.close(descriptor)
     pump.start()
     _crash_point("supervisor-forked")
@@ -130,6 +132,9 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     status, usage = watch.wait()
     _crash_point("supervisor-waited")
     _end_all(cgroup)
+    code, number = _ending_of(status)
+    if isinstance(pump, Terminal):
+        pump.finish({"code": code, "signal": number})
     pump.join(_LOOK)  # all that could write is gone, unless a pipe was handed to somebody outside of the job
     for name, path in zip(("stdout", "stderr"), dict.fromkeys((order.get("output"), order.get("error"))), strict=False):
         if path is not None:
@@ -139,8 +144,8 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
         remove_cgroup(cgroup)
     error = os.read(failure, 2000).decode(errors="replace")
     return {
-        "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+        "code": code,
+        "signal": number,
         "reason": watch.reason,
         "signals_sent": watch.sent,
         "checkpoint_asked": watch.checkpoint_asked,
@@ -177,6 +182,7 @@ class JobWatch:
         self._told: list[signal.Signals] = []  # what it was told to make it end
         self._over: tuple[int, Any] | None = None  # how the first process ended
         self._grace = float(order.get("grace", 30.0))
+        self._interactive = bool(order.get("interactive"))
         self._longest_extension = float(order.get("checkpoint_extension", 0.0))
         self._checkpoint = getattr(signal, f"SIG{order.get('checkpoint_signal') or 'USR1'}")
         self._plan: list[_Step] = []
@@ -239,6 +245,8 @@ class JobWatch:
         self.sent.append(number.name)
         try:
             os.killpg(self.child, number)
+            if self._interactive and number == signal.SIGTERM:
+                os.killpg(self.child, signal.SIGHUP)  # a shell that is used by hand ignores the other one
         except ProcessLookupError:  # it has not made its session yet, or only others are left
             if self._over is None:
                 os.kill(self.child, number)
@@ -294,7 +302,7 @@ def _named_for_checkpoint() -> int | None:
         return None
 
 
-def _become_job(order: dict[str, Any], sinks: list[int], lock: int, go: int, failure: int, parent: int) -> NoReturn:
+def _become_job(order: dict[str, Any], streams: list[int], lock: int, go: int, failure: int, parent: int) -> NoReturn:
     """In the child: wait until the start is on record, then turn into the job. Never returns."""
     doing, what = "run", order["command"][0]
     try:
@@ -303,7 +311,9 @@ def _become_job(order: dict[str, Any], sinks: list[int], lock: int, go: int, fai
         os.close(go)
         os.setsid()
         fcntl.fcntl(lock, fcntl.F_DUPFD, _LOCK_NUMBER)  # shared with the supervisor's: held until both are gone
-        for number, descriptor in enumerate((os.open("/dev/null", os.O_RDONLY), *sinks)):
+        if order.get("interactive"):
+            fcntl.ioctl(streams[0], termios.TIOCSCTTY, 0)
+        for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
         _drop_rights(order)
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
@@ -329,6 +339,24 @@ def _become_job(order: dict[str, Any], sinks: list[int], lock: int, go: int, fai
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
     finally:
         os._exit(126)
+
+
+def _ending_of(status: int) -> tuple[int | None, int | None]:
+    """Exit code or signal."""
+    return (
+        os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+    )
+
+
+def _open_streams(order: dict[str, Any]) -> tuple[OutputPump | Terminal, list[int]]:
+    """What the job reads from and prints to, and who takes what it prints."""
+    if order.get("interactive"):
+        terminal = Terminal(TERMINAL, _output_file(order, "stdout"), _owner(order))
+        return terminal, [terminal.slave] * 3
+    pump = OutputPump()
+    pipes = [pump.pipe_into(_output_file(order, name), _owner(order)) for name in ("stdout", "stderr")]
+    return pump, [os.open("/dev/null", os.O_RDONLY), *pipes]
 
 
 def _owner(order: dict[str, Any]) -> tuple[int, int] | None:

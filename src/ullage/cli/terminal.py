@@ -1,0 +1,216 @@
+"""`ullage attach` and `ullage shell`: sit down at the terminal of a job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ullage.cli import completion
+from ullage.cli.jobs import client
+from ullage.errors import InvalidValue
+from ullage.text import plain
+
+if TYPE_CHECKING:
+    from ullage.manager.client import Client
+
+DETACH, _END_OF_INPUT = b"\x1d", b"\x04"  # Ctrl-] and Ctrl-D
+_LOOK = 1.0  # seconds
+_CHUNK = 1 << 14
+
+
+def attach(
+    job: Annotated[str, typer.Argument(help="The job, by number or name.", metavar="JOB", show_default=False,
+                                       autocompletion=completion.jobs)],
+) -> None:  # fmt: skip
+    """Sit down at the terminal of an interactive job.
+
+    Waits until the job runs. Ctrl-] leaves it running; 'ullage attach' comes back to it. Exits with the job's exit
+    code.
+
+    Examples:
+
+      ullage attach 17
+    """
+    raise typer.Exit(sit_down(client(), job))
+
+
+def shell(
+    memory: Annotated[
+        str | None, typer.Option(help="GPU memory to promise the shell on each GPU, such as 8GiB.", metavar="SIZE",
+                                 show_default="a GPU to itself")
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs.", metavar="N")] = 1,
+    time_limit: Annotated[
+        str | None, typer.Option("--time-limit", "-t", help="End the shell after this long, such as 2h.",
+                                 metavar="TIME")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", "-n", help="Name the job.", metavar="NAME")] = "shell",
+) -> None:  # fmt: skip
+    """Open a shell on a promised part of a GPU.
+
+    It waits in the queue like any job; Ctrl-C takes it out again. Ctrl-] leaves the shell running, 'ullage attach'
+    comes back to it, and 'exit' ends it. 'ullage submit --interactive -- COMMAND' runs another command in this way.
+
+    Examples:
+
+      ullage shell --memory 8GiB
+      ullage shell --memory 8GiB --time-limit 2h
+    """
+    from ullage.workloads.job_files import make_job
+
+    asked = {
+        "command": [os.environ.get("SHELL") or "/bin/sh"], "name": name, "memory": memory, "gpus": gpus,
+        "time_limit": time_limit, "estimator": None if memory else "none", "interactive": True,
+        "cwd": os.getcwd(), "env": dict(os.environ), "umask": umask_now(),
+    }  # fmt: skip
+    spec = make_job({name: value for name, value in asked.items() if value is not None}, "the shell")
+    manager = client()
+    job = manager.submit_spec(spec)["jobs"][0]
+    raise typer.Exit(sit_down(manager, str(job), cancel=True))
+
+
+def sit_down(manager: Client, job: str, cancel: bool = False) -> int:
+    """Wait until a job runs, then connect this terminal to it; the exit code. Ctrl-C while it waits may cancel it."""
+    try:
+        found = _once_it_runs(manager, job)
+    except KeyboardInterrupt:
+        if cancel:
+            manager.cancel(job)
+            _say(f"job {job} was taken out of the queue")
+        return 130
+    if found["socket"] is None:
+        _say(f"job {found['job']} is {found['state']}: {found['detail']}")
+        return int(found["exit_code"] or (found["state"] != "done"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        _connect(line, Path(found["socket"]), found["job"])
+        return _Sitting(line, found["job"]).until_the_end()
+
+
+def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
+    """What there is to connect to; says why the job waits whenever that changes."""
+    said = None
+    last = int(manager.ping()["last_event"])
+    while True:
+        found: dict[str, Any] = manager.call("attach", job=job)
+        if found["socket"] is not None or found["state"] in ("done", "failed", "cancelled"):
+            return found
+        words = f"job {found['job']} is {found['state']}" + (f": {found['reason']}" if found["reason"] else "")
+        if words != said:
+            _say(words)
+            said = words
+        last = int(manager.call("events", since=last, wait=_LOOK)["last"])
+
+
+def _connect(line: socket.socket, file: Path, job: int) -> None:
+    from ullage.manager.client import reachable
+
+    try:
+        line.connect(reachable(file))
+    except PermissionError:
+        raise InvalidValue(f"the terminal of job {job} is its user's; only they and root can sit down at it") from None
+    except OSError as error:
+        raise InvalidValue(f"the terminal of job {job} cannot be reached: {error.strerror}") from None
+
+
+class _Sitting:
+    """One connection of this terminal to a job."""
+
+    def __init__(self, line: socket.socket, job: int) -> None:
+        self._line, self._job = line, job
+        self._typing = True  # until there is no more input
+
+    def until_the_end(self) -> int:
+        """Pass on what is typed and printed until the job ends or its user leaves; the exit code."""
+        by_hand = sys.stdin.isatty()
+        if by_hand:
+            _say(f"connected to job {self._job}; Ctrl-] leaves it running")
+        with _raw() if by_hand else contextlib.nullcontext(), self._following_the_window():
+            ended = self._pass_on(by_hand)
+        if ended is None:
+            _say(f"left job {self._job} running; 'ullage attach {self._job}' comes back to it")
+            return 0
+        return int(ended["code"] if ended["code"] is not None else 128 + (ended["signal"] or 0))
+
+    def _pass_on(self, by_hand: bool) -> dict[str, Any] | None:
+        """How the job ended; `None` if its user left it."""
+        from ullage.isolation.terminal import ENDED, PRINTED, frames
+
+        arrived = bytearray()
+        while True:
+            sources = [self._line, sys.stdin.fileno()] if self._typing else [self._line]
+            ready, _, _ = select.select(sources, [], [], None if self._typing else _LOOK)
+            if not ready:
+                self._type(b"", by_hand)  # a shell that was not ready yet has not seen the end of its input
+            if self._line in ready:
+                data = self._line.recv(_CHUNK)
+                if not data:
+                    raise InvalidValue(f"the connection to job {self._job} was lost; 'ullage status' tells more")
+                arrived += data
+                for kind, content in frames(arrived):
+                    if kind == PRINTED:
+                        os.write(sys.stdout.fileno(), content)
+                    elif kind == ENDED:
+                        return dict(json.loads(content))
+            if sys.stdin.fileno() in ready and not self._type(os.read(sys.stdin.fileno(), _CHUNK), by_hand):
+                return None
+
+    def _type(self, data: bytes, by_hand: bool) -> bool:
+        """Send what was typed; false if it says to leave. Input from a file ends as a person would end it."""
+        from ullage.isolation.terminal import TYPED, frame
+
+        before, leave, _ = data.partition(DETACH) if by_hand else (data, b"", b"")
+        self._typing = bool(data)
+        self._line.sendall(frame(TYPED, before if data else _END_OF_INPUT))
+        return not leave
+
+    @contextlib.contextmanager
+    def _following_the_window(self) -> Iterator[None]:
+        from ullage.isolation.terminal import WINDOW, frame, window
+
+        def tell(number: int, at: FrameType | None) -> None:
+            size = shutil.get_terminal_size()
+            self._line.sendall(frame(WINDOW, window(size.lines, size.columns)))
+
+        before = signal.signal(signal.SIGWINCH, tell)
+        tell(signal.SIGWINCH, None)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGWINCH, before)
+
+
+@contextlib.contextmanager
+def _raw() -> Iterator[None]:
+    """Every key goes to the job, Ctrl-C too."""
+    before = termios.tcgetattr(sys.stdin)
+    tty.setraw(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        print()
+
+
+def umask_now() -> int:
+    """The mask of this process, for the files of its jobs."""
+    now = os.umask(0o077)
+    os.umask(now)
+    return now
+
+
+def _say(words: str) -> None:
+    print(f"ullage: {plain(words)}", file=sys.stderr)
