@@ -84,6 +84,8 @@ def test_nothing_is_lost_and_nothing_runs_twice(home, point):
             expected |= {
                 home.submit(["python", "train.py", word], memory=None, hold=True): ("held", 0) for word in "ab"
             }
+        if point.startswith("notify"):
+            expected[home.submit(on_end=["touch", str(home.work / "told")])] = ("done", 1)
         if point.startswith("stop"):
             expected |= {home.submit(proceed="never"): ("cancelled", 1) for _ in range(2)}
         starts = 1 + sum(count for _, count in expected.values())
@@ -100,6 +102,8 @@ def test_nothing_is_lost_and_nothing_runs_twice(home, point):
         for number in blocked:
             expected[number] = ("done", 1)
             home.until(lambda number=number: settled(home, number, "done"), "the blocked job to end")
+        if point.startswith("notify"):
+            home.until((home.work / "told").exists, "the end to be told")
         jobs = {number: ask(home, "status", job=number)[0] for number in expected}
         everything = ask(home, "queue") + ask(home, "history")
     assert keeper.ends == [-signal.SIGKILL] * len(crashes)

@@ -32,6 +32,8 @@ POINTS = (
     "stop-sent",
     "over-before-commit",
     "over",
+    "notify-before-delivery",
+    "notify-delivered",
     "retry-before-commit",
     "adopt-begun",
     "adopt-revoked",

@@ -102,12 +102,20 @@ class JobSpec(BaseModel):
     requeue: bool = True
     mps_threads: Int | None = Field(None, ge=1, le=100)
     mps_memory: Bytes | None = Field(None, gt=0, le=1 << 50)
+    on_end: list[_Text] | None = Field(None, min_length=1, max_length=MOST_WORDS)
+    webhook: _Text | None = None
+    mail: list[Literal["end", "fail"]] = []
     umask: Int = Field(0o022, ge=0, le=0o777)
     output: _Text | None = None
     error: _Text | None = None
     interactive: bool = False
 
-    @field_validator("command", mode="before")
+    @field_validator("mail", mode="before")
+    @classmethod
+    def _kinds(cls, value: Any) -> Any:
+        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("command", "on_end", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         """A command in one line is split as a shell would; no shell is run."""
@@ -259,7 +267,7 @@ POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "ho
 KEYS = (
     "model", "batch_size", "policy", "gpus", "dataset", "memory", "name", "cwd", "venv", "conda", "priority",
     "time_limit", "array", "throttle", "after", "begin", "retries", "requeue", "estimator", "cores", "host_memory",
-    "resumable", "hold", "checkpoint_signal", "checkpoint_lead",
+    "resumable", "hold", "checkpoint_signal", "checkpoint_lead", "on_end", "webhook", "mail",
 )  # fmt: skip
 _FIGURES = POSITIONS[5:]
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)

@@ -29,6 +29,7 @@ from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
 from ullage.manager.core.host import host_of
 from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.locks import lock_gpus, lock_home
+from ullage.manager.core.notifications import Notifier
 from ullage.manager.core.orders import Orders, arguments_of
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.watchdog import Handled, Watchdog
@@ -88,6 +89,8 @@ class Daemon:
         self.guard = RunningJobGuard(self.context, self.attempts, self.scheduler.makes_room)
         self._monitor, self._watchdog = monitor, Watchdog()
         self._group_commit = GroupCommit(self.context.store)
+        self.notifier = Notifier(self.context, self._group_commit.do)
+        self.context.store.on_end = self.notifier.of_end
         self._readers = ThreadPoolExecutor(4, "reader")  # long answers are made there
         self._next_care = 0.0
         self._fatal: StoreDamaged | None = None  # why it has to end
@@ -120,6 +123,7 @@ class Daemon:
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
                 loop.add_signal_handler(number, do)
         self._monitor.start()
+        telling: asyncio.Task[None] | None = None
         settings = self.context.settings
         server = SocketServer(
             socket_file(self._run.parent), self.call, settings.access, settings.limits, self.context.say
@@ -140,6 +144,7 @@ class Daemon:
             if adopted:
                 self.context.say(f"{adopted} running jobs were adopted")
             self.intake.resume()
+            telling = asyncio.create_task(self.notifier.run())
             await server.start()
             if self.api is not None:
                 self.api.start(loop)
@@ -149,6 +154,8 @@ class Daemon:
             if self._fatal is not None:
                 raise self._fatal
         finally:
+            if telling is not None:
+                telling.cancel()
             self._watchdog.ending()
             await server.stop()
             if self.api is not None:

@@ -23,6 +23,7 @@ from ullage.manager.core.estimates import (
 )
 from ullage.manager.core.host import share_of
 from ullage.manager.core.limits import UserLimits
+from ullage.manager.core.notifications import check_notifications
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import estimate_environment
@@ -98,6 +99,7 @@ class Intake:
         if spec.estimator is not None and spec.estimator not in (NOBODY, *estimators()):
             find(spec.estimator)  # which says what there is
         self._needs(spec)
+        check_notifications(spec, self._context.settings.notify)
         devices = self._context.slot_reader.devices()
         if spec.gpus > len(devices):
             raise InvalidValue(f"the job asks for {spec.gpus} GPUs; there are {len(devices)}")

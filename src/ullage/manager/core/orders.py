@@ -71,7 +71,8 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
     }  # fmt: skip
     if whole and mine:
         names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
-                 "resumable", "mps_threads", "mps_memory", "begin", "retries", "requeue")  # fmt: skip
+                 "resumable", "mps_threads", "mps_memory", "begin", "retries", "requeue",
+                 "on_end", "webhook", "mail")  # fmt: skip
         variables = asked.get("env") or job.spec.get("variables", [])
         shown |= {name: asked.get(name) for name in names} | {"env": sorted(variables)}
     return shown

@@ -56,7 +56,7 @@ def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
     A conda environment has to be looked for in the user's folders, and the daemon opens no path that a user named: the
     process that has the user's rights does (`supervisor.in_conda`).
     """
-    env = _least(uid) | {name: value for name, value in spec.env.items() if name not in _DROPPED}
+    env = least_environment(uid) | {name: value for name, value in spec.env.items() if name not in _DROPPED}
     if spec.venv is not None:
         env |= {"PATH": f"{spec.venv}/bin{os.pathsep}{env['PATH']}", "VIRTUAL_ENV": spec.venv}
         env.pop("PYTHONHOME", None)
@@ -85,7 +85,8 @@ def gpu_variables(slots: Sequence[str]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(slots), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def _least(uid: int) -> dict[str, str]:
+def least_environment(uid: int) -> dict[str, str]:
+    """The least that a program expects, for a user."""
     try:
         user = pwd.getpwuid(uid)
     except KeyError:

@@ -25,6 +25,7 @@ class Changes:
         self.specs: dict[int, dict[str, Any]] = {}
         self.submissions: dict[str, list[JobRecord]] = {}
         self.events: list[tuple[float, str, int | None, int | None, str]] = []  # time, kind, job, attempt, text
+        self.notifications: list[tuple[int, str, str, str, float, float]] = []  # job, kind, target, facts, made, due
         self.last_job = 0  # the highest number of a new one
         self.afterwards: list[Callable[[], None]] = []
         self._new_jobs: list[int] = []
@@ -78,6 +79,9 @@ class Changes:
         if needed:
             yield "INSERT INTO dependencies VALUES (?, ?, ?)", needed
         yield from self._others
+        if self.notifications:
+            columns = "job, kind, target, facts, made, due"
+            yield f"INSERT INTO notifications ({columns}) VALUES (?, ?, ?, ?, ?, ?)", self.notifications
         if self.events:
             yield "INSERT INTO events (time, kind, job, attempt, text) VALUES (?, ?, ?, ?, ?)", self.events
 

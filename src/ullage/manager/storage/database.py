@@ -160,6 +160,20 @@ CREATE INDEX estimates_by_key ON estimates (key);
 CREATE INDEX estimates_by_age ON estimates (made);
 """
 
+# Ends of jobs that are still to be told; written with the end itself.
+NOTIFICATIONS = """
+CREATE TABLE notifications (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    job INTEGER NOT NULL REFERENCES jobs (id),
+    kind TEXT NOT NULL,                   -- hook, command, webhook, mail
+    target TEXT NOT NULL,                 -- where to, as JSON
+    facts TEXT NOT NULL,                  -- what is told, as JSON
+    made REAL NOT NULL,
+    tries INTEGER NOT NULL DEFAULT 0,
+    due REAL NOT NULL                     -- not before this time
+);
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -172,6 +186,7 @@ MIGRATIONS = (
     TOKENS,
     ENVIRONMENTS_OF_THE_PAST,
     ESTIMATE_READS,
+    NOTIFICATIONS,
 )
 
 

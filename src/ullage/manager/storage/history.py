@@ -14,12 +14,14 @@ from ullage.manager.storage.records import (
     OVER,
     AttemptRecord,
     JobRecord,
+    Notification,
     attempt_from_row,
     job_from_row,
     spec_from_text,
 )
 
 _Record = TypeVar("_Record", JobRecord, AttemptRecord)
+_AT_ONCE = 20  # notifications of one user and kind that are read at once
 _LISTED = "(SELECT value FROM json_each(?))"  # any number of values in one
 _OVER = ", ".join(f"'{state}'" for state in sorted(OVER))
 
@@ -144,6 +146,20 @@ class JobHistory:
         for row in rows:
             with contextlib.suppress(ValueError):  # a row that cannot be read is left out
                 yield {**dict(row), "slots": tuple(json.loads(row["slots"]))}
+
+    def due_notifications(self, now: float) -> dict[tuple[int, str], list[Notification]]:
+        """What is to be told now, the oldest first, a few for each user and kind; the site's hook is one of them."""
+        rows = self._database.rows(
+            "SELECT * FROM (SELECT n.*, j.uid, j.gid, row_number() OVER (PARTITION BY j.uid, n.kind ORDER BY n.id) "
+            "AS place FROM notifications n JOIN jobs j ON j.id = n.job WHERE n.due <= ?) WHERE place <= ? ORDER BY id",
+            (now, _AT_ONCE),
+        )
+        found: dict[tuple[int, str], list[Notification]] = {}
+        for row in rows:
+            values = {name: row[name] for name in ("id", "job", "uid", "gid", "kind", "made", "tries")}
+            contents = {name: json.loads(row[name]) for name in ("target", "facts")}
+            found.setdefault((row["uid"], row["kind"]), []).append(Notification(**values, **contents))
+        return found
 
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state, those that are over too."""

@@ -23,10 +23,15 @@ from ullage.manager.storage.records import (
     AttemptRecord,
     Cause,
     JobRecord,
+    Notification,
     State,
     check_transition,
     new_job,
+    stored,
 )
+
+EndNote = tuple[str, dict[str, Any], dict[str, Any]]
+"""By what the end of a job is told, where to, and the facts."""
 
 _LARGEST_READS = 1 << 20  # bytes of what an estimate followed from, packed
 _ESTIMATES_OF_KEY, _ESTIMATE_KEPT = 5, 90 * 86400.0  # how many, and seconds
@@ -70,6 +75,7 @@ class JobStore:
         self._last_spec = int(database.rows("SELECT coalesce(max(id), 0) AS id FROM specs")[0]["id"])
         self.last_event = self._sequence("events")
         self.on_change: Callable[[], None] = lambda: None
+        self.on_end: Callable[[JobRecord], Iterable[EndNote]] = lambda job: ()
 
     def _sequence(self, table: str) -> int:
         """The last number that was given in a table, also if its row is gone."""
@@ -261,7 +267,26 @@ class JobStore:
         with self.transaction():
             changed = self.update(job, state=state, **changes)
             self.event(state.value if transition != "retry" else "retry", changed, text)
+            if state.is_over:
+                self._note_end(changed)
         return changed
+
+    def _note_end(self, job: JobRecord) -> None:
+        """What is to be told of an end, in the transaction that ends the job."""
+        now = self._clock()
+        for kind, target, facts in self.on_end(job):
+            self._now.notifications.append((job.id, kind, stored(target), stored(facts), now, now))
+
+    def postpone_notification(self, each: Notification, due: float) -> None:
+        """It could not be told; try again then."""
+        with self.transaction():
+            self._now.add("UPDATE notifications SET tries = tries + 1, due = ? WHERE id = ?", (due, each.id))
+
+    def settle_notification(self, each: Notification, kind: str, text: str) -> None:
+        """It was told, or is given up."""
+        with self.transaction():
+            self._now.add("DELETE FROM notifications WHERE id = ?", (each.id,))
+            self._now.events.append((self._clock(), kind, each.job, None, text))
 
     def place(self, job: JobRecord, attempt: AttemptRecord, text: str) -> None:
         """Write down that a job is about to start there; only after that may a process be made."""

@@ -218,6 +218,21 @@ class AttemptRecord:
     energy: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Notification:
+    """That the end of a job is to be told: by what (hook, command, webhook, mail), where to, and the facts."""
+
+    id: int
+    job: int
+    uid: int
+    gid: int
+    kind: str
+    target: dict[str, Any]
+    facts: dict[str, Any]
+    made: float
+    tries: int
+
+
 STARTING, RUNNING, ENDED = "starting", "running", "over"
 JOB_COLUMNS = tuple(found.name for found in dataclasses.fields(JobRecord) if found.name != "spec")
 ATTEMPT_COLUMNS = tuple(found.name for found in dataclasses.fields(AttemptRecord))

@@ -1,0 +1,161 @@
+"""Tells of the ends of jobs: what is to be told is written with the end itself, and told afterwards, at least once.
+
+A crash in between is no loss: the next daemon finds what was written. What was told and not yet crossed out is told
+again, with the same id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.fault_injection import crash_point
+from ullage.manager.identity import rights
+from ullage.manager.running.deliveries import DeliveryResult, allowed_url, by_command, by_mail, by_webhook
+from ullage.manager.running.environment import least_environment
+from ullage.manager.settings import NotifySettings
+from ullage.manager.storage.job_store import EndNote
+from ullage.manager.storage.records import JobRecord, Notification, State
+from ullage.workloads.job_files import JobSpec
+
+_AT_ONCE = 4
+_LOOK = 5.0  # seconds between two looks for what is to be tried again
+_LONGEST_PAUSE = 3600.0
+
+Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+def check_notifications(spec: JobSpec, settings: NotifySettings) -> None:
+    """Refuse a job that asks to be told of in a way that this site does not have."""
+    if spec.webhook is not None:
+        allowed_url(spec.webhook, settings.webhooks)
+    if spec.mail and not settings.mails:
+        raise InvalidValue("needed no mail: this site sends none (notify.smtp or notify.sendmail in the settings)")
+    if spec.on_end is not None and not settings.commands:
+        raise InvalidValue("needed no command at the end: this site runs none (notify.commands in the settings)")
+
+
+def facts_of(job: JobRecord) -> dict[str, Any]:
+    """What is told: no command, no variable and no output of the job."""
+    return {
+        "job": job.id, "name": job.name, "user": job.user, "array": job.array_id, "index": job.array_index,
+        "state": job.state.value, "cause": None if job.cause is None else str(job.cause), "exit_code": job.exit_code,
+        "submitted": job.submitted, "started": job.started, "ended": job.ended, "ran": job.ran,
+    }  # fmt: skip
+
+
+class Notifier:
+    """Delivers what is due, a few at a time, each user in turn. Threads wait for the other end; the loop never does."""
+
+    def __init__(self, context: ManagerContext, commit: Commit) -> None:
+        self._context, self._settings, self._commit = context, context.settings.notify, commit
+        self._woken = asyncio.Event()
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._busy: dict[tuple[int, str], asyncio.Task[None]] = {}  # who is being told by what
+
+    def of_end(self, job: JobRecord) -> Iterator[EndNote]:
+        """By what the end of a job is to be told, and where to; for the transaction that ends it."""
+        found: list[tuple[str, dict[str, Any]]] = []
+        if self._settings.hook is not None:
+            found.append(("hook", {}))
+        if job.asked("on_end"):
+            found.append(("command", {"command": job.asked("on_end"), "cwd": job.asked("cwd")}))
+        if job.asked("webhook"):
+            found.append(("webhook", {"url": job.asked("webhook")}))
+        wanted = job.asked("mail") or []
+        if "end" in wanted or "fail" in wanted and job.state is State.FAILED:
+            found.append(("mail", {"address": self._settings.address(job.user)}))
+        if found:
+            self._context.store.afterwards(self._woken.set)
+        facts = facts_of(job)
+        yield from ((kind, target, facts) for kind, target in found)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self._woken.clear()
+            try:
+                due = await asyncio.to_thread(self._context.store.history.due_notifications, self._context.clock())
+            except UllageError:  # the step says what is wrong with the disk
+                due = {}
+            for group, notifications in due.items():
+                if group not in self._busy:
+                    task = self._busy[group] = asyncio.create_task(self._tell(notifications))
+                    task.add_done_callback(partial(self._told, group))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), _LOOK)
+
+    def _told(self, group: tuple[int, str], task: asyncio.Task[None]) -> None:
+        self._busy.pop(group, None)
+        if task.cancelled():
+            return
+        if task.exception() is None:
+            self._woken.set()
+        else:
+            self._context.say(f"a notification could not be written down: {task.exception()}")
+
+    async def _tell(self, notifications: list[Notification]) -> None:
+        for each in notifications:
+            async with self._places:
+                crash_point("notify-before-delivery")
+                result = await _in_thread(partial(self._deliver, each))
+                crash_point("notify-delivered")
+            await self._commit(partial(self._settle, each, result))
+
+    def _deliver(self, each: Notification) -> DeliveryResult:
+        try:
+            return self._by_kind(each)
+        except Exception as error:  # whatever it is, the others are to be told
+            return DeliveryResult(False, f"{type(error).__name__}: {error}")
+
+    def _by_kind(self, each: Notification) -> DeliveryResult:
+        settings, facts = self._settings, {"id": f"{each.job}-{each.id}", **each.facts}
+        if each.kind == "webhook":
+            return by_webhook(each.target["url"], facts, settings)
+        if each.kind == "mail":
+            if not settings.mails:
+                return DeliveryResult(False, "this site sends no mail any more")
+            return by_mail(each.target["address"], facts, settings)
+        if each.kind == "command":
+            env, given = least_environment(each.uid), rights(each.uid, each.gid)
+            command, cwd = each.target["command"], each.target["cwd"]
+            return by_command(command, facts, env, cwd, given, settings.command_timeout)
+        if settings.hook is None:
+            return DeliveryResult(False, "this site has no hook any more")
+        return by_command(settings.hook, facts, least_environment(os.getuid()), None, {}, settings.hook_timeout)
+
+    def _settle(self, each: Notification, result: DeliveryResult) -> None:
+        """Cross it out, or say when to try again; with an event either way."""
+        now = self._context.clock()
+        if result.again and now - each.made < self._settings.give_up_after:
+            pause = min(_LONGEST_PAUSE, self._settings.retry_after * 2.0**each.tries)
+            self._context.store.postpone_notification(each, now + pause)
+            return
+        given_up = " (given up)" if result.again else ""
+        kind = "notified" if result.done else "not notified"
+        self._context.store.settle_notification(each, kind, f"{each.kind}: {result.text}{given_up}")
+
+
+async def _in_thread(work: Callable[[], DeliveryResult]) -> DeliveryResult:
+    """What a work gives that a thread does which nobody waits for at the end: a daemon that ends tells it again."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[DeliveryResult] = loop.create_future()
+
+    def hear(result: DeliveryResult) -> None:
+        if not answer.done():
+            answer.set_result(result)
+
+    def call() -> None:
+        result = work()
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(hear, result)
+
+    threading.Thread(target=call, daemon=True, name="notify").start()
+    return await answer
