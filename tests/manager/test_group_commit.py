@@ -51,7 +51,7 @@ def at_once(store, *works):
 
 def submit(store, name):
     known = store.of_submission(f"key of {name}")
-    made = known or (yield from store.submit(row(name), [{"part": 0, "array_index": None}], {}))
+    made = known or (yield from store.submit(row(name), [({"part": 0, "array_index": None}, ())]))
     return made[0].id
 
 

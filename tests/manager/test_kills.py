@@ -86,6 +86,10 @@ def test_nothing_is_lost_and_nothing_runs_twice(home, point):
             }
         if point.startswith("notify"):
             expected[home.submit(on_end=["touch", str(home.work / "told")])] = ("done", 1)
+        if point.startswith("edit"):
+            expected |= {home.submit(hold=True): ("edited", 0) for _ in range(2)}
+        if point.startswith("requeue"):
+            expected |= {home.submit(): ("requeued", 1) for _ in range(2)}
         if point.startswith("stop"):
             expected |= {home.submit(proceed="never"): ("cancelled", 1) for _ in range(2)}
         starts = 1 + sum(count for _, count in expected.values())
@@ -107,7 +111,8 @@ def test_nothing_is_lost_and_nothing_runs_twice(home, point):
         jobs = {number: ask(home, "status", job=number)[0] for number in expected}
         everything = ask(home, "queue") + ask(home, "history")
     assert keeper.ends == [-signal.SIGKILL] * len(crashes)
-    assert {number: job["state"] for number, job in jobs.items()} == {n: state for n, (state, _) in expected.items()}
+    states = {number: _STATES.get(state, state) for number, (state, _) in expected.items()}
+    assert {number: job["state"] for number, job in jobs.items()} == states
     seen = Counter(int(line.split()[1]) for line in home.log() if line.startswith("start"))
     assert seen == {number: count for number, (_, count) in expected.items() if count}
     assert not [line for line in home.log() if line.startswith("twice")]
@@ -116,8 +121,19 @@ def test_nothing_is_lost_and_nothing_runs_twice(home, point):
         assert all(attempt["cause"] for attempt in job["attempts"]), "every attempt is recorded with its cause"
 
 
+_STATES = {"edited": "held", "requeued": "held"}  # after what was done to it
+
+
 def settled(home, number, state):
     """Whether a job is where it should end up, after what has to be done for that."""
+    if state == "edited":
+        ask(home, "edit", jobs=[number], changes={"priority": 7, "time_limit": 60.0})
+        job = ask(home, "status", job=number)[0]
+        return (job["priority"], job["time_limit"]) == (7, 60.0)
+    if state == "requeued":
+        if ask(home, "status", job=number)[0]["state"] == "done":
+            ask(home, "requeue", jobs=[number], hold=True)
+        return ask(home, "status", job=number)[0]["state"] == "held"
     if state == "cancelled":
         ask(home, "cancel", jobs=[number])
     job = ask(home, "status", job=number)[0]

@@ -89,13 +89,32 @@ def test_a_job_runs_with_the_rights_and_limits_of_its_submitter(shared):
 
 def test_others_jobs_can_be_seen_and_not_touched(shared):
     number = shared.script("true", hold=True, env={"SECRET": "x"})
-    for verb, arguments in (("cancel", {"jobs": [number]}), ("hold", {"jobs": [number]}), ("logs", {"job": number})):
+    edit = {"jobs": [number], "changes": {"priority": -5}}
+    for verb, arguments in (("cancel", {"jobs": [number]}), ("hold", {"jobs": [number]}), ("logs", {"job": number}),
+                            ("edit", edit), ("requeue", {"jobs": [number]})):  # fmt: skip
         assert "which is root's; operators may" in as_user(shared, verb, **arguments)["refused"]
     shown = as_user(shared, "status", job=number)["ok"][0]
     assert shown["user"] == "root" and "command" not in shown and "env" not in shown
     assert "operators may" in as_user(shared, "drain", gpu=0)["refused"]
     assert "operators may" in as_user(shared, "stop_serving")["refused"]
     assert shared.job(number)["state"] == "held"
+
+
+def test_an_operator_may_requeue_and_edit_anybodys_job_but_not_with_his_own_environment(shared):
+    script = "touch there; while [ ! -e theirs ]; do sleep 0.02; done; echo $WORD"
+    job = {"command": ["/bin/sh", "-c", script], "cwd": str(shared.work), "memory": 1 << 30, "env": {"WORD": "theirs"}}
+    [number] = as_user(shared, "submit", job=job, key="nobodys job to requeue")["ok"]["jobs"]
+    shared.until((shared.work / "there").exists, "the job")
+    assert shared.client.requeue(number, hold=True, env={"WORD": "operators"})[0]["done"]
+    shared.wait(number, "held")
+    assert shared.client.edit(number, priority=900)[0]["done"]
+    mine = as_user(shared, "edit", jobs=[number], changes={"name": "renamed"})["ok"]
+    assert mine[0]["done"], "a priority that an operator gave stays, and hinders no other edit"
+    more = as_user(shared, "edit", jobs=[number], changes={"priority": 901})["ok"]
+    assert not more[0]["done"] and "may ask for a priority of at most" in more[0]["text"]
+    shared.go("theirs")
+    shared.client.release(number)
+    assert shared.wait(number)["state"] == "done" and shared.client.logs(number) == "theirs\n"
 
 
 SECRET = "the word is swordfish"

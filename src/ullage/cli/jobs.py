@@ -202,6 +202,10 @@ def _lines(job: dict[str, Any]) -> list[str]:
     if _host(job):
         lines.append(f"  host       {_host(job)}")
     lines.append(f"  estimate   {job['estimate'] or 'under way'}")
+    if job.get("after"):
+        lines.append(f"  after      {', '.join(job['after'])}")
+    if job.get("throttle"):
+        lines.append(f"  array      at most {job['throttle']} of its jobs run at once")
     if job.get("begin"):
         lines.append(f"  begin      not before {_time(job['begin'])}")
     if job.get("retries") or job.get("requeue") is False:

@@ -13,6 +13,7 @@ from ullage.cli.comparison import compare
 from ullage.cli.convolutions import convolutions
 from ullage.cli.daemon import drain, resume, serve
 from ullage.cli.datasets import dataset
+from ullage.cli.edits import edit, requeue
 from ullage.cli.estimates import check, estimate, max_batch
 from ullage.cli.hardware import gpus
 from ullage.cli.jobs import cancel, history, hold, logs, queue, release, status, wait
@@ -40,6 +41,8 @@ _COMMANDS = {
         cancel,
         hold,
         release,
+        edit,
+        requeue,
         wait,
         history,
         report,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _JOB_FILES = (".toml", ".rad")
 _LOOK = 10.0  # seconds for which a person waits to see the estimate
+_SHOWN = 5  # of many jobs
 RESOURCES, SCHEDULE, RUN, TELL = "Resources", "When it runs", "How it runs", "When it ends"
 Words = Annotated[
     list[str], typer.Argument(help="A command after --, a job file (.toml or .rad), or a Python script.",
@@ -41,6 +42,10 @@ def submit(
     ] = None,
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Run the command at a terminal, and connect to it when it runs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would become of the job now: where it would start, or why "
+                           "it would wait.")
     ] = False,
     as_json: Json = False,
     gpus: Annotated[
@@ -84,8 +89,9 @@ def submit(
                                  rich_help_panel=SCHEDULE)
     ] = None,
     after: Annotated[
-        list[str] | None, typer.Option(help="Start after job 17 is done (17), or after it is over in any way (any:17). "
-                                       "Can be given more than once.", metavar="JOB", rich_help_panel=SCHEDULE,
+        list[str] | None, typer.Option(help="Start after job 17 is done (17), or after it is over in any way (any:17); "
+                                       "also 12_3, 12_all, a name, or in an array 12_{index}. Can be given more than "
+                                       "once.", metavar="JOB", rich_help_panel=SCHEDULE,
                                        autocompletion=completion.jobs)
     ] = None,
     begin: Annotated[
@@ -177,6 +183,7 @@ def submit(
       ullage submit --gpus 0 --cores 4 -- python prepare_data.py
       ullage submit --array 1-20 -- python train.py --seed {index}
       ullage submit --after 17 --wait -- python evaluate.py
+      ullage submit --after 12_all --dry-run -- python evaluate.py
       ullage submit --begin 22:00 --retries 3 -- python train.py
       ullage submit --estimate-wait 1m -- python train.py
     """
@@ -192,9 +199,14 @@ def submit(
     }  # fmt: skip
     spec = _described(list(command), {name: value for name, value in given.items() if value is not None})
     variables = _environment({} if clean_env else dict(os.environ), spec.env, env or [])
+    complete = spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=umask_now())
+    if dry_run:
+        answer = client().dry_run_spec(complete)
+        print_json(answer) if as_json else print("\n".join(_trial(answer)))
+        return
     patience = _LOOK if sys.stdout.isatty() and not as_json else 0.0
     patience = patience if estimate_wait is None else parse_duration(estimate_wait)
-    _send(spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=umask_now()), wait, patience, as_json)
+    _send(complete, wait, patience, as_json)
 
 
 def _described(words: list[str], given: dict[str, Any]) -> JobSpec:
@@ -252,6 +264,28 @@ def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | 
             file=sys.stderr if fails else None,
         )
     return fails
+
+
+def _trial(answer: dict[str, Any]) -> list[str]:
+    """What would become of a job, in words."""
+    lines = []
+    for start in answer["starts"][:_SHOWN]:
+        who = "" if start["index"] is None else f"index {start['index']} "
+        alone = ", alone" if start["alone"] else ""
+        where = " on " + ", ".join(f"GPU {gpu}" for gpu in start["gpus"]) if start["gpus"] else ""
+        lines.append(f"{who}would start now{where}{alone}")
+    if len(answer["starts"]) > _SHOWN:
+        lines.append(f"and {len(answer['starts']) - _SHOWN} more would start now")
+    if answer["reason"]:
+        others = answer["jobs"] - len(answer["starts"])
+        who = "" if answer["jobs"] == 1 else f"{others} of {answer['jobs']} jobs "
+        waits = "" if answer["reason"].startswith("would ") else "would wait: "
+        lines.append(f"{who}{waits}{answer['reason']}")
+    if answer["ahead"]:
+        more = f" and {len(answer['ahead']) - _SHOWN} more" if len(answer["ahead"]) > _SHOWN else ""
+        lines.append(f"before it in the queue: {', '.join(map(str, answer['ahead'][:_SHOWN]))}{more}")
+    lines.append(f"promise {memory(answer['promise'])} ({answer['estimate'] or 'not estimated yet'})")
+    return lines
 
 
 def _sentence(answer: dict[str, Any]) -> str:

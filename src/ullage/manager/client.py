@@ -27,6 +27,8 @@ from ullage.home import SYSTEM_HOME, home
 if TYPE_CHECKING:
     from ullage.workloads.job_files import JobSpec
 
+    _What = JobSpec | Sequence[str] | str | os.PathLike[str]
+
 SOCKET = "ullage.sock"
 # What client and daemon say to each other. One more when an order or an answer changes so that an older one is misled.
 PROTOCOL = 2
@@ -72,7 +74,7 @@ class Client:
 
     def submit(
         self,
-        what: JobSpec | Sequence[str] | str | os.PathLike[str],
+        what: _What,
         *,
         env: Mapping[str, str] | None = None,
         key: str | None = None,
@@ -84,13 +86,25 @@ class Client:
         the job gets this process's working directory (for a job file: the file's folder) and environment. Through the
         API it gets a minimal environment instead. The same `key` again returns the same jobs.
         """
+        return list(self.submit_spec(self._complete(what, env, options), key)["jobs"])
+
+    def dry_run(self, what: _What, *, env: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:
+        """What would become of a job if it were submitted now, as for `submit`; nothing is stored or started."""
+        return self.dry_run_spec(self._complete(what, env, options))
+
+    def dry_run_spec(self, spec: JobSpec) -> dict[str, Any]:
+        """The same for a complete job."""
+        return dict(self.call("dry_run", job=spec.said()))
+
+    def _complete(self, what: _What, env: Mapping[str, str] | None, options: dict[str, Any]) -> JobSpec:
+        """The job with a folder and an environment."""
         spec = self._spec(what, options)
         values: dict[str, Any] = {"cwd": spec.cwd or os.getcwd()}
         if env is not None or not self._remote:
             values["env"] = {**(os.environ if env is None else env), **spec.env}
-        return list(self.submit_spec(spec.with_changes(**values), key)["jobs"])
+        return spec.with_changes(**values)
 
-    def _spec(self, what: JobSpec | Sequence[str] | str | os.PathLike[str], options: dict[str, Any]) -> JobSpec:
+    def _spec(self, what: _What, options: dict[str, Any]) -> JobSpec:
         from ullage.workloads.job_files import JobSpec, make_job, read_job
 
         if isinstance(what, JobSpec):
@@ -261,6 +275,21 @@ class Client:
         """Let held jobs start."""
         return list(self.call("release", jobs=list(jobs)))
 
+    def edit(self, *jobs: int | str, **changes: Any) -> list[dict[str, Any]]:
+        """Change jobs that wait, by the names of a job file: `edit(17, priority=5, time_limit=None)`."""
+        return list(self.call("edit", jobs=list(jobs), changes=changes))
+
+    def requeue(
+        self, *jobs: int | str, hold: bool = False, env: Mapping[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Put jobs that run or are over into the queue again, under their numbers.
+
+        A job whose environment is not kept any more gets `env`: unless another is given, that of this process, and
+        through the API none.
+        """
+        variables = dict(os.environ) if env is None and not self._remote else env
+        return list(self.call("requeue", jobs=list(jobs), hold=hold, env=variables and dict(variables)))
+
     def gpus(self) -> list[dict[str, Any]]:
         """The GPUs as they are now."""
         return list(self.call("gpus"))
@@ -428,6 +457,9 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "cancel": ("POST", "/v1/jobs/{job}/cancel", ()),
     "hold": ("POST", "/v1/jobs/{job}/hold", ()),
     "release": ("POST", "/v1/jobs/{job}/release", ()),
+    "edit": ("PATCH", "/v1/jobs/{job}", ()),
+    "requeue": ("POST", "/v1/jobs/{job}/requeue", ()),
+    "dry_run": ("POST", "/v1/dry-run", ()),
     "history": ("GET", "/v1/history", ("limit", "user")),
     "gpus": ("GET", "/v1/gpus", ()),
     "drain": ("POST", "/v1/gpus/{gpu}/drain", ()),
@@ -454,8 +486,10 @@ class _HttpTransport:
         if verb not in _ROUTES:
             raise InvalidValue(f"the API has no {verb!r}; it has {', '.join(_ROUTES)}")
         self._check_protocol()
-        if verb in ("cancel", "hold", "release"):
-            return [done for job in arguments["jobs"] for done in self._one(verb, {"job": job}, 0.0)]
+        if "jobs" in arguments:
+            jobs, more = arguments["jobs"], {name: value for name, value in arguments.items() if name != "jobs"}
+            more = more.get("changes", more)
+            return [done for job in jobs for done in self._one(verb, {"job": job, **more}, 0.0)]
         return self._one(verb, arguments, wait)
 
     def close(self) -> None:
@@ -482,7 +516,7 @@ class _HttpTransport:
         query = {name: ",".join(value) if isinstance(value, list) else value for name, value in query.items()}
         for name in [name for name in given if f"{{{name}}}" in path]:
             path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
-        body = json.dumps(given).encode() if method == "POST" and verb not in ("cancel", "hold", "release") else None
+        body = json.dumps(given).encode() if method != "GET" and given else None
         return self._request(method, path + (f"?{urlencode(query)}" if query else ""), body, wait)
 
     def _request(self, method: str, path: str, body: bytes | None, wait: float) -> Any:

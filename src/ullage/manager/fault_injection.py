@@ -19,6 +19,8 @@ POINTS = (
     "order-before-answer",
     "estimated-before-commit",
     "estimated",
+    "edit-before-commit",
+    "edited",
     "place-before-commit",
     "placed",
     "folder-made",
@@ -35,6 +37,8 @@ POINTS = (
     "notify-before-delivery",
     "notify-delivered",
     "retry-before-commit",
+    "requeue-before-commit",
+    "requeued",
     "adopt-begun",
     "adopt-revoked",
 )

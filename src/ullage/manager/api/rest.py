@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -50,6 +50,23 @@ class SubmissionRequest(BaseModel):
     key: str | None = Field(None, min_length=8, max_length=200)
 
 
+class TrialRequest(BaseModel):
+    """A job to try out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: JobSpec
+
+
+class RequeueRequest(BaseModel):
+    """How a job goes into the queue again: held or not, and with which variables if its own are not kept any more."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    hold: bool = False
+    env: dict[str, str] | None = None
+
+
 class DrainReason(BaseModel):
     """Why a GPU is drained."""
 
@@ -65,6 +82,18 @@ class SubmissionAnswer(_Answer):
     array: int | None
     state: State
     estimate: str | None = Field(description="where the promise comes from; null while it is being estimated")
+    promise: int | None = Field(description="bytes on each GPU; null if unknown")
+
+
+class TrialAnswer(_Answer):
+    """What would become of a submission now; nothing was stored."""
+
+    jobs: int = Field(description="how many it would be")
+    state: State
+    starts: list[dict[str, Any]] = Field(description="those that would start: index, gpus, promise, alone")
+    reason: str | None = Field(description="why the first of the others would wait")
+    ahead: list[int] = Field(description="the jobs before it in the queue that wait too")
+    estimate: str | None = Field(description="where the promise comes from; null if it would be estimated first")
     promise: int | None = Field(description="bytes on each GPU; null if unknown")
 
 
@@ -395,6 +424,22 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
 
         change.__doc__ = text
         router.post(f"/v1/jobs/{{job}}/{verb}", response_model=list[ChangeAnswer], tags=["jobs"], name=verb)(change)
+
+    @router.patch("/v1/jobs/{job}", response_model=list[ChangeAnswer], tags=["jobs"])
+    async def edit(caller: Asker, job: JobName, values: Annotated[dict[str, Any], Body()]) -> Response:
+        """Change a job that waits. The keys are those of a job file; null takes a value back."""
+        return JSONResponse(await ask(caller, "edit", {"jobs": [job], "changes": values}, 0.0))
+
+    @router.post("/v1/jobs/{job}/requeue", response_model=list[ChangeAnswer], tags=["jobs"])
+    async def requeue(caller: Asker, job: JobName, how: RequeueRequest | None = None) -> Response:
+        """Put a job that runs or is over into the queue again."""
+        terms = how or RequeueRequest()
+        return JSONResponse(await ask(caller, "requeue", {"jobs": [job], **terms.model_dump()}, 0.0))
+
+    @router.post("/v1/dry-run", response_model=TrialAnswer, tags=["jobs"])
+    async def dry_run(caller: Asker, trial: TrialRequest) -> Response:
+        """What would become of a job if it were submitted now. Nothing is stored."""
+        return JSONResponse(await ask(caller, "dry_run", {"job": trial.job.said()}, 0.0))
 
     changes("cancel", "Take a job out of the queue, or stop it if it runs.")
     changes("hold", "Keep a waiting job from starting.")

@@ -99,7 +99,7 @@ class Daemon:
         self._wake_socket: socket.socket | None = None  # while it listens for words of supervisors
         self.tokens = TokenStore(self.database, self.context.store, clock)
         self.api = self._make_api()
-        self.orders = Orders(self.context, self.intake, self.attempts, cgroups, self.tokens, self.api)
+        self.orders = Orders(self.context, self.intake, self.attempts, self.scheduler, cgroups, self.tokens, self.api)
 
     def _make_api(self) -> ApiServer | None:
         listen, rules = self.context.settings.api.listen, self.context.settings.access

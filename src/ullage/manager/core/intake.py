@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
-from ullage.errors import InvalidValue, NoSuchJob, StoreFull
+from ullage.errors import InvalidValue, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
 from ullage.isolation.recording import Reads
 from ullage.manager.core.array_samples import ArraySamples
 from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.dependencies import Dependencies
 from ullage.manager.core.estimates import (
     NOT_ESTIMATED,
     EstimateAnswer,
@@ -28,7 +29,7 @@ from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import estimate_environment
 from ullage.manager.storage.job_store import JobStore
-from ullage.manager.storage.records import WAITING, JobRecord, State
+from ullage.manager.storage.records import WAITING, JobRecord, Need, State, new_job
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
 
@@ -36,6 +37,8 @@ NOBODY = "none"
 Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Does a work as a transaction of its own (`GroupCommit.do`)."""
 _MOST_ASKED = 50  # estimates of one user that are asked for at the same time
+Part = tuple[dict[str, Any], tuple[Need, ...]]
+"""What one job of a submission has of its own, and what it waits for."""
 
 
 class InitialPromise(NamedTuple):
@@ -51,6 +54,7 @@ class Intake:
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
+        self._dependencies = Dependencies(context.store)
         self._late: list[tuple[Sequence[int], EstimateAnswer, str | None]] = []  # jobs, answer, key to keep it by
         self._backlog: dict[int, deque[int]] = {}  # jobs of each user whose estimates are not asked for yet
         self._arrays: dict[int, ArraySamples] = {}  # of which a few elements are being estimated
@@ -69,36 +73,54 @@ class Intake:
             if known[0].uid != caller.uid:
                 raise InvalidValue("this submission's key is in use by somebody else; submit again")
             return known
-        self._check(spec)
-        self.limits.check(caller, spec, len(spec.array or [0]))
-        needs = self._needs(spec)
+        self.check(caller, spec, new=len(spec.array or [0]))
+        parts = yield from self._parts(caller, spec)
+        common = self._common(caller, spec) | {"submission": key}
+        made = yield from self._store.submit(common, parts, spec.throttle)
+        self._store.afterwards(partial(self._accepted, made))
+        return made
+
+    def _parts(self, caller: Caller, spec: JobSpec) -> Generator[None, None, list[Part]]:
+        """What each job of a submission has of its own, and what it waits for."""
+        needs = self._dependencies.finder(caller, spec.after, spec.array is not None)
         promises: dict[tuple[str, ...], InitialPromise] = {}  # parts that run the same command get the same promise
-        parts: list[dict[str, Any]] = []
+        parts: list[Part] = []
         for part, index in enumerate([None] if spec.array is None else spec.array):
             each = _of_index(spec, index)
             command = tuple(each.command)
             if command not in promises:
-                promises[command] = self._initial_promise(caller, each)
-            parts.append(
-                {"part": part, "array_index": index, "name": each.title, **self._promised(spec, promises[command])}
-            )
+                promises[command] = self._initial_promise(caller.uid, each)
+            state, promised = _promised(promises[command], spec.hold)
+            own = {"part": part, "array_index": index, "name": each.title, "state": state, **promised}
+            parts.append((own, needs(index)))
             yield
-        made = yield from self._store.submit(self._common(caller, spec) | {"submission": key}, parts, needs)
-        self._store.afterwards(partial(self._accepted, made))
-        return made
+        return parts
+
+    def try_out(
+        self, caller: Caller, spec: JobSpec, count: int
+    ) -> Generator[None, None, list[tuple[JobRecord, tuple[Need, ...]]]]:
+        """The jobs that a submission of so many would begin with, and what each waits for. Nothing is kept."""
+        self.check(caller, spec, new=count)
+        parts = yield from self._parts(caller, spec)
+        common, first = self._common(caller, spec) | {"submission": ""}, self._store.next_number
+        array = None if spec.array is None else first
+        return [
+            (new_job({**common, **own, "id": first + number, "array_id": array}), needs)
+            for number, (own, needs) in enumerate(parts)
+        ]
 
     def _accepted(self, made: list[JobRecord]) -> None:
         crash_point("submit-before-answer")
-        self._want_all(made)
+        self.want(made)
 
-    def _check(self, spec: JobSpec) -> None:
+    def check(self, caller: Caller, spec: JobSpec, new: int = 0) -> None:
+        """Refuse what cannot be had here; `new` is how many jobs come into the queue with it."""
         _ = spec.folder  # refused where there is none
         limit = self._context.settings.access.queue_limit
-        if len(self._store.jobs) + len(spec.array or [0]) > limit:
+        if new and len(self._store.jobs) + new > limit:
             raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
         if spec.estimator is not None and spec.estimator not in (NOBODY, *estimators()):
             find(spec.estimator)  # which says what there is
-        self._needs(spec)
         check_notifications(spec, self._context.settings.notify)
         devices = self._context.slot_reader.devices()
         if spec.gpus > len(devices):
@@ -110,32 +132,26 @@ class Intake:
         if spec.memory is not None and largest and spec.memory > largest:
             asked = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
             raise InvalidValue(f"{asked}; the largest GPU has {format_bytes(largest)}")
-
-    def _needs(self, spec: JobSpec) -> dict[int, str]:
-        """The jobs to wait for; one that is not there is refused now, not waited for."""
-        needs: dict[int, str] = {}
-        for other in spec.after:
-            if not isinstance(other.job, int):
-                raise NoSuchJob(repr(other.job))
-            needs[self._store.job(other.job).id] = other.kind
-        return needs
+        self.limits.check(caller, spec, new)
 
     def _common(self, caller: Caller, spec: JobSpec) -> dict[str, Any]:
         """What all jobs of a submission have; what was asked for is kept once."""
-        asked = spec.model_dump(exclude={"array", "throttle", "after", "hold"})
         return {
             "user": caller.user, "uid": caller.uid, "gid": caller.gid,
             "submitted": self._context.clock(), "priority": spec.priority, "exclusive": spec.exclusive,
-            "spec": {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "throttle": spec.throttle,
-                     "limits": caller.limits},
+            "spec": self.kept(spec, caller.limits),
         }  # fmt: skip
 
-    def _promised(self, spec: JobSpec, initial: InitialPromise) -> dict[str, Any]:
-        state = State.HELD if spec.hold else State.ESTIMATING if initial.note is None else State.QUEUED
-        return {"state": state, "estimate_key": initial.estimate_key, "estimate_note": initial.note,
-                "promise": initial.promise}  # fmt: skip
+    def kept(self, spec: JobSpec, limits: Any) -> dict[str, Any]:
+        """What is kept of what was asked for."""
+        asked = spec.model_dump(exclude={"array", "throttle", "after", "hold"})
+        return {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "limits": limits}
 
-    def _initial_promise(self, caller: Caller, spec: JobSpec) -> InitialPromise:
+    def promised(self, job: JobRecord, spec: JobSpec, held: bool) -> tuple[State, dict[str, Any]]:
+        """The state in which a job waits with what it asks for now, and what it is to be promised."""
+        return _promised(self._initial_promise(job.uid, _of_index(spec, job.array_index)), held)
+
+    def _initial_promise(self, uid: int, spec: JobSpec) -> InitialPromise:
         if spec.gpus == 0:
             return InitialPromise(0, "it uses no GPU")
         if spec.memory is not None:
@@ -147,16 +163,16 @@ class Intake:
             )
         if not questions_of(spec):
             return InitialPromise(None, "not estimated: no Python script or model in it (--memory tells how much)")
-        return InitialPromise(None, None, key_of(spec, caller.uid, estimator, self._gpus()))
+        return InitialPromise(None, None, key_of(spec, uid, estimator, self._gpus()))
 
     def _gpus(self) -> list[str]:
         return sorted({device.name for device in self._context.slot_reader.devices()})
 
     def resume(self) -> None:
         """After a restart: ask again for estimates that were under way."""
-        self._want_all(self._store.jobs.values())
+        self.want(self._store.jobs.values())
 
-    def _want_all(self, jobs: Iterable[JobRecord]) -> None:
+    def want(self, jobs: Iterable[JobRecord]) -> None:
         """Have jobs estimated that need it: of an array a few elements first."""
         count = self._context.settings.estimating.array_samples
         arrays: dict[int, list[JobRecord]] = {}
@@ -177,7 +193,7 @@ class Intake:
             while numbers and self.estimates.of_user(uid) < _MOST_ASKED:
                 job = self._store.jobs.get(numbers.popleft())
                 if _needs_estimate(job):
-                    self._want(job)
+                    self._want_one(job)
 
     def _sample(self, array: int, elements: Iterable[JobRecord]) -> None:
         count = self._context.settings.estimating.array_samples
@@ -185,9 +201,9 @@ class Intake:
         self._arrays[array] = samples
         for number in samples.ask():
             self._sampled[number] = array
-            self._want(self._store.job(number))
+            self._want_one(self._store.job(number))
 
-    def _want(self, job: JobRecord) -> None:
+    def _want_one(self, job: JobRecord) -> None:
         with self._context.handled.now(job.id):
             self._ask(job)
 
@@ -292,6 +308,13 @@ class Intake:
 def _needs_estimate(job: JobRecord | None) -> TypeGuard[JobRecord]:
     """Whether a job waits and has no estimate yet."""
     return job is not None and job.state in WAITING and job.estimate_note is None and job.estimate_key is not None
+
+
+def _promised(initial: InitialPromise, held: bool) -> tuple[State, dict[str, Any]]:
+    state = State.HELD if held else State.ESTIMATING if initial.note is None else State.QUEUED
+    return state, {
+        "estimate_key": initial.estimate_key, "estimate_note": initial.note, "promise": initial.promise
+    }  # fmt: skip
 
 
 def _of_index(spec: JobSpec, index: int | None) -> JobSpec:

@@ -7,6 +7,7 @@ from collections import Counter
 from ullage.errors import NotAllowed
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.identity import Caller, is_operator
+from ullage.manager.storage.records import JobRecord
 from ullage.workloads.job_files import JobSpec
 
 
@@ -46,12 +47,11 @@ class UserLimits:
             held[store.job(number).uid] += len(attempt.slots)
         return held
 
-    def why_not(self, number: int, gpus: int, held: Counter[int] | None) -> str | None:
+    def why_not(self, job: JobRecord, gpus: int, held: Counter[int] | None) -> str | None:
         """Why a job cannot be placed as long as its user's other jobs have so many GPUs."""
         most = self._limits.gpus
         if most is None or held is None:
             return None
-        job = self._context.store.job(number)
         mine = held[job.uid]
         if mine + gpus <= most or is_operator(job.uid, job.user, self._context.settings.access.operators):
             return None

@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, create_model
 
 import ullage
-from ullage.errors import InvalidValue, NoSuchJob, NotAllowed
+from ullage.errors import InvalidValue, NoSuchJob, NotAllowed, StoreDamaged, StoreFull, UllageError
 from ullage.isolation.output import read_piece
 from ullage.manager.client import PROTOCOL
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.editing import JobEditor
 from ullage.manager.core.host import share_of
 from ullage.manager.core.intake import Intake
 from ullage.manager.core.report import Others, check_by, report_of, spans_of, visible
+from ullage.manager.core.scheduler import Scheduler
+from ullage.manager.core.trials import Trials
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.identity import SCOPES, Caller, check_submitter, number_of_user
 from ullage.manager.running.cgroups import Cgroups
@@ -126,19 +129,21 @@ class Orders:
     one's own by its name.
     """
 
-    names = ("ping", "submit", "queue", "status", "history", "logs", "attach", "cancel", "hold", "release", "drain",
-             "resume", "gpus", "events", "report", "api", "figures", "stop_serving", "tokens", "token_create",
-             "token_revoke")  # fmt: skip
-    changing = ("submit", "cancel", "hold", "release", "drain", "resume", "token_create", "token_revoke")
+    names = ("ping", "submit", "dry_run", "queue", "status", "history", "logs", "attach", "cancel", "hold", "release",
+             "edit", "requeue", "drain", "resume", "gpus", "events", "report", "api", "figures", "stop_serving",
+             "tokens", "token_create", "token_revoke")  # fmt: skip
+    changing = ("submit", "dry_run", "cancel", "hold", "release", "edit", "requeue", "drain", "resume", "token_create",
+                "token_revoke")  # fmt: skip
     operating = ("drain", "resume", "stop_serving", "api", "token_create", "token_revoke")  # other changes: to submit
     long = ("queue", "status", "history", "events", "report", "figures")
 
     def __init__(
-        self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, cgroups: Cgroups,
-        tokens: TokenStore, api: ApiServer | None,
+        self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, scheduler: Scheduler,
+        cgroups: Cgroups, tokens: TokenStore, api: ApiServer | None,
     ) -> None:  # fmt: skip
         self._context, self._store, self._service = context, context.store, context.service
         self._intake, self._attempts, self._cgroups, self._tokens, self._api = intake, attempts, cgroups, tokens, api
+        self._editor, self._trials = JobEditor(context, intake, attempts), Trials(context, intake, scheduler)
 
     @classmethod
     def scope_of(cls, verb: str) -> str:
@@ -186,6 +191,11 @@ class Orders:
             notes.append(f"its limit of host memory cannot be kept here: {self._cgroups.why}")
         return {"jobs": [one.id for one in made], "array": made[0].array_id, "state": made[0].state.value,
                 "estimate": made[0].estimate_note, "promise": made[0].promise, "notes": notes}  # fmt: skip
+
+    def dry_run(self, caller: Caller, job: dict[str, Any]) -> Answers[dict[str, Any]]:
+        """What would become of a submission now; nothing is stored or started."""
+        check_submitter(caller)
+        return self._trials.of(caller, checked(JobSpec, job, "the job"))
 
     def queue(self, caller: Caller, user: str | None = None) -> list[dict[str, Any]]:
         """All jobs that are not over, in the order of their numbers, with why they wait."""
@@ -285,6 +295,16 @@ class Orders:
             return "is released"
 
         return self._each(caller, jobs, "release", release)
+
+    def edit(self, caller: Caller, jobs: list[str | int], changes: dict[str, Any]) -> Answers[list[dict[str, Any]]]:
+        """Give waiting jobs other values, by the names of a job file."""
+        return self._each(caller, jobs, "edit", self._editor.editing(caller, changes))
+
+    def requeue(
+        self, caller: Caller, jobs: list[str | int], hold: bool = False, env: dict[str, str] | None = None
+    ) -> Answers[list[dict[str, Any]]]:
+        """Put jobs into the queue again; those that run are stopped first. `env` is for those whose own is not kept."""
+        return self._each(caller, jobs, "requeue", self._editor.requeueing(caller, hold, env))
 
     def drain(self, caller: Caller, gpu: str | int, reason: str = "") -> dict[str, Any]:
         """No new jobs for a GPU (by index or UUID); those that are there go on."""
@@ -416,7 +436,9 @@ class Orders:
         for record in records:
             try:
                 answers.append({"job": record.id, "done": True, "text": do(record)})
-            except InvalidValue as error:
+            except (StoreFull, StoreDamaged):
+                raise
+            except UllageError as error:
                 answers.append({"job": record.id, "done": False, "text": str(error)})
             yield
         self._store.afterwards(self._service.wake)
@@ -448,6 +470,8 @@ class Orders:
             "gpus_used": list(attempt.slots) if attempt else [], "alone": attempt.exclusive if attempt else None,
             "promise": attempt.promise if attempt else job.promise, "used": max(held.values()) if held else None,
             "cores": share.cores, "host_promise": share.memory,
+            "after": [need.reference for need in self._store.dependencies.get(job.id, ())],
+            "throttle": None if job.array_id is None else self._store.throttles.get(job.array_id),
             "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
         }  # fmt: skip
 

@@ -7,12 +7,13 @@ import datetime
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ullage.errors import Overbooked
 from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.dependencies import Dependencies, waits_for
 from ullage.manager.core.host import share_of
 from ullage.manager.core.limits import UserLimits
 from ullage.manager.fault_injection import crash_point
@@ -21,7 +22,7 @@ from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment, output_paths
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, State
-from ullage.placement import Decision, Job, Rules, Running, decide
+from ullage.placement import Decision, Job, PassOutcome, Rules, Running, decide
 from ullage.placement.fairness import waited
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
@@ -36,6 +37,7 @@ class Scheduler:
 
     def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
         self._context, self._cgroups = context, cgroups
+        self._dependencies = Dependencies(context.store)
         self._rules = rules_of(context.settings, context.cards is not None)
         self._limits = UserLimits(context)
         self._used: dict[str, float] = {}
@@ -50,7 +52,7 @@ class Scheduler:
         Queues are long, so orders are answered while this thinks. What they change meanwhile is seen before a promise.
         """
         context = self._context
-        await context.store.change(self._settle_dependencies)
+        await context.store.change(self._dependencies.settle)
         waiting = await self._waiting()
         held = self._limits.gpus_held()
         if held is not None:
@@ -67,7 +69,7 @@ class Scheduler:
             return self._promise(self._within_limits(outcome.placed, held))
 
     def _beyond_limit(self, job: Job, held: Counter[int] | None) -> bool:
-        why = self._limits.why_not(job.id, job.gpus, held)
+        why = self._limits.why_not(self._context.store.job(job.id), job.gpus, held)
         if why is not None:
             self._context.reasons[job.id] = why
         return why is not None
@@ -78,12 +80,28 @@ class Scheduler:
             return list(decisions)
         kept = []
         for decision in decisions:
-            if self._limits.why_not(decision.job, len(decision.slots), held) is None:
-                held[self._context.store.job(decision.job).uid] += len(decision.slots)
+            job = self._context.store.job(decision.job)
+            if self._limits.why_not(job, len(decision.slots), held) is None:
+                held[job.uid] += len(decision.slots)
                 kept.append(decision)
         if len(kept) < len(decisions):
             self._context.service.wake()  # others may have their places
         return kept
+
+    def try_out(self, jobs: Sequence[JobRecord], throttle: int | None) -> Generator[None, None, PassOutcome]:
+        """What a pass would decide now if these jobs waited, too. It promises nothing, and nobody's place changes."""
+        context, now = self._context, time.monotonic()
+        for number in context.store.changed() | self._blocked:
+            self._sort_in(number, now)
+            yield
+        held = self._limits.gpus_held()
+        ready = [job for job in self._ready.values() if not self._beyond_limit(job, held)]
+        running = [self._running(attempt) for attempt in context.store.attempts.values()]
+        waiting = [*ready, *(self._made(job, None, throttle) for job in jobs)]
+        return decide(
+            context.settings.policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
+            usage=self._usage(running),
+        )  # fmt: skip
 
     async def _waiting(self) -> list[Job]:
         """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""
@@ -108,9 +126,9 @@ class Scheduler:
             pause = context.not_before.get(number, 0.0) - now
             begin = job.asked("begin")
             if others:
-                context.reasons[number] = "waits for " + ", ".join(f"job {other}" for other in sorted(others))
+                context.reasons[number] = waits_for(others)
             elif begin is not None and begin > context.clock():
-                context.reasons[number] = f"starts at {_moment(begin)} at the earliest"
+                context.reasons[number] = f"starts at {moment(begin)} at the earliest"
             elif pause > 0:
                 context.reasons[number] = f"is tried again in {pause:.0f} s"
             else:
@@ -118,38 +136,22 @@ class Scheduler:
                 return
             self._blocked.add(number)
 
-    def _settle_dependencies(self) -> None:
-        """Jobs that are waited for and are over: met, or never to be met."""
-        store = self._context.store
-        if not store.dependencies:
-            return
-        live = store.jobs.keys() | store.history.damaged.keys()  # how a job ended that cannot be read, nobody knows
-        for number, dependencies in list(store.dependencies.items()):
-            over = {other: kind for other, kind in dependencies.items() if other not in live}
-            if not over:
-                continue
-            failed = [other for other, kind in over.items() if kind == "ok" and store.job(other).state != State.DONE]
-            if failed and not store.job(number).state.is_over:
-                text = f"job {failed[0]}, which it needs, did not end well"
-                store.move(store.job(number), "withdraw", State.CANCELLED, text, detail=text)
-            else:
-                store.dependencies[number] = {other: kind for other, kind in dependencies.items() if other in live}
-
     def _as_placement(self, job: JobRecord) -> Job:
         """The job as placement sees it; made anew when the record has changed, since queues are long."""
         queued = self._context.queued_at.get(job.id)
         known = self._seen.get(job.id)
-        if known is None or known[0] is not job or known[1] != queued:
-            known = self._seen[job.id] = (job, queued, self._made(job, queued))
+        throttle = self._context.store.throttles.get(job.array_id) if job.array_id is not None else None
+        if known is None or known[0] is not job or known[1] != queued or known[2].throttle != throttle:
+            known = self._seen[job.id] = (job, queued, self._made(job, queued, throttle))
         return known[2]
 
-    def _made(self, job: JobRecord, queued: float | None) -> Job:
+    def _made(self, job: JobRecord, queued: float | None, throttle: int | None) -> Job:
         context, spec = self._context, job.spec
         came = max(job.submitted, job.asked("begin") or 0.0)  # before its start time it did not wait
         queued = max(came, queued or came)
         return Job(
             id=job.id, user=job.user, submitted=queued if job.cause in _TO_THE_END else came, gpus=spec["gpus"],
-            array=job.array_id, throttle=spec.get("throttle"),
+            array=job.array_id, throttle=throttle,
             promise=job.promise, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
             time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
             host=share_of(spec["asked"], context.settings.host),
@@ -284,7 +286,8 @@ class Scheduler:
         }  # fmt: skip
 
 
-def _moment(seconds: float) -> str:
+def moment(seconds: float) -> str:
+    """A time of the wall clock, in a sentence."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S").removesuffix(":00")
 
 

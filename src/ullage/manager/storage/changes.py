@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ullage.manager.storage.records import ATTEMPT_COLUMNS, JOB_COLUMNS, AttemptRecord, JobRecord, stored
+from ullage.manager.storage.records import ATTEMPT_COLUMNS, JOB_COLUMNS, AttemptRecord, JobRecord, Need, stored
 
 _Rows = Sequence[Sequence[Any]]
 
@@ -21,18 +21,26 @@ class Changes:
     def __init__(self) -> None:
         self.jobs: dict[int, JobRecord] = {}
         self.attempts: dict[int, AttemptRecord] = {}
-        self.dependencies: dict[int, dict[int, str]] = {}
+        self.dependencies: dict[int, tuple[Need, ...]] = {}  # all that a job waits for from now on
+        self.throttles: dict[int, int | None] = {}  # by array
         self.specs: dict[int, dict[str, Any]] = {}
         self.submissions: dict[str, list[JobRecord]] = {}
         self.events: list[tuple[float, str, int | None, int | None, str]] = []  # time, kind, job, attempt, text
         self.notifications: list[tuple[int, str, str, str, float, float]] = []  # job, kind, target, facts, made, due
         self.last_job = 0  # the highest number of a new one
         self.afterwards: list[Callable[[], None]] = []
+        self._numbers: dict[int, int] = {}  # of specs, by where they are in memory
         self._new_jobs: list[int] = []
         self._new_attempts: list[AttemptRecord] = []
         self._of_jobs: dict[int, dict[str, Any]] = {}  # columns of jobs that were there
         self._of_attempts: dict[tuple[int, int], dict[str, Any]] = {}
         self._others: list[tuple[str, _Rows]] = []
+
+    def add_spec(self, spec: dict[str, Any], last: int) -> int:
+        """The number under which a new spec is kept, after the last one that is on disk; the same dict is kept once."""
+        known = self._numbers.setdefault(id(spec), max([last, *self.specs]) + 1)
+        self.specs[known] = spec
+        return known
 
     def add_jobs(self, made: Sequence[JobRecord]) -> None:
         """The jobs of a new submission."""
@@ -63,7 +71,10 @@ class Changes:
         self._others.append((statement, rows))
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.attempts or self.specs or self.events or self._others)
+        return bool(
+            self.jobs or self.attempts or self.specs or self.events or self.dependencies or self.throttles
+            or self._others
+        )  # fmt: skip
 
     def statements(self) -> Iterator[tuple[str, _Rows]]:
         """All statements with their rows, in an order in which each finds what it refers to."""
@@ -75,9 +86,13 @@ class Changes:
         made = [[stored(value) for value in _values(attempt, ATTEMPT_COLUMNS)] for attempt in self._new_attempts]
         yield from _inserted("attempts", ATTEMPT_COLUMNS, made)
         yield from _updated("attempts", "job = ? AND number = ?", list(self._of_attempts.items()))
-        needed = [(job, other, kind) for job, others in self.dependencies.items() for other, kind in others.items()]
-        if needed:
-            yield "INSERT INTO dependencies VALUES (?, ?, ?)", needed
+        if self.dependencies:
+            yield "DELETE FROM dependencies WHERE job = ?", [(job,) for job in self.dependencies]
+            needed = [(job, *need) for job, needs in self.dependencies.items() for need in needs]
+            yield "INSERT INTO dependencies (job, needs, whole, kind) VALUES (?, ?, ?, ?)", needed
+        for array, throttle in self.throttles.items():
+            yield "DELETE FROM arrays WHERE id = ?", [(array,)]
+            yield "INSERT INTO arrays VALUES (?, ?)", [] if throttle is None else [(array, throttle)]
         yield from self._others
         if self.notifications:
             columns = "job, kind, target, facts, made, due"

@@ -174,6 +174,24 @@ CREATE TABLE notifications (
 );
 """
 
+# Jobs wait for whole arrays too, and of an array only some run at once.
+ARRAYS = """
+CREATE TABLE arrays (
+    id INTEGER PRIMARY KEY REFERENCES jobs (id),
+    throttle INTEGER NOT NULL             -- how many of its jobs run at once
+);
+ALTER TABLE dependencies RENAME TO old_dependencies;
+CREATE TABLE dependencies (
+    job INTEGER NOT NULL REFERENCES jobs (id),
+    needs INTEGER NOT NULL REFERENCES jobs (id),
+    whole INTEGER NOT NULL,               -- all jobs of the array with that number, not that one alone
+    kind TEXT NOT NULL,                   -- ok, any
+    PRIMARY KEY (job, needs, whole)
+) WITHOUT ROWID;
+INSERT INTO dependencies SELECT job, needs, 0, kind FROM old_dependencies;
+DROP TABLE old_dependencies;
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -187,6 +205,7 @@ MIGRATIONS = (
     ENVIRONMENTS_OF_THE_PAST,
     ESTIMATE_READS,
     NOTIFICATIONS,
+    ARRAYS,
 )
 
 

@@ -14,6 +14,7 @@ from ullage.manager.storage.records import (
     OVER,
     AttemptRecord,
     JobRecord,
+    Need,
     Notification,
     attempt_from_row,
     job_from_row,
@@ -93,6 +94,20 @@ class JobHistory:
             row["id"]
             for row in self._database.rows(f"SELECT id FROM jobs WHERE array_id = ? {one} ORDER BY id", values)
         ]
+
+    def needs(self, where: str, values: Iterable[Any] = ()) -> dict[int, tuple[Need, ...]]:
+        """What the jobs (`j`) that a condition in SQL names wait for, or waited for in vain."""
+        found: dict[int, tuple[Need, ...]] = {}
+        for row in self._database.rows(
+            f"SELECT d.* FROM dependencies d JOIN jobs j ON j.id = d.job WHERE {where}", tuple(values)
+        ):
+            need = Need(row["needs"], bool(row["whole"]), row["kind"])
+            found[row["job"]] = (*found.get(row["job"], ()), need)
+        return found
+
+    def throttles(self) -> dict[int, int]:
+        """How many jobs run at once of the arrays that are limited."""
+        return {row["id"]: row["throttle"] for row in self._database.rows("SELECT * FROM arrays")}
 
     def attempts(self, jobs: Iterable[int]) -> dict[int, list[AttemptRecord]]:
         """All attempts of jobs, the first one first."""

@@ -23,6 +23,7 @@ from ullage.manager.storage.records import (
     AttemptRecord,
     Cause,
     JobRecord,
+    Need,
     Notification,
     State,
     check_transition,
@@ -35,6 +36,7 @@ EndNote = tuple[str, dict[str, Any], dict[str, Any]]
 
 _LARGEST_READS = 1 << 20  # bytes of what an estimate followed from, packed
 _ESTIMATES_OF_KEY, _ESTIMATE_KEPT = 5, 90 * 86400.0  # how many, and seconds
+_EVENTS = {"retry": "retry", "edit": "edited", "requeue": "requeued"}  # others are called as the state after them
 _SLICE = 0.02  # seconds of what follows a transaction after which others get their turn
 
 
@@ -61,10 +63,9 @@ class JobStore:
             if job.state.is_live and job.id not in self.attempts:
                 damaged[job.id] = f"it is {job.state} and has no attempt"
         self.jobs = {number: job for number, job in self.jobs.items() if number not in damaged}
-        self.dependencies: dict[int, dict[int, str]] = {}
-        for row in database.rows("SELECT d.* FROM dependencies d JOIN jobs j ON j.id = d.job WHERE j.ended IS NULL"):
-            if row["job"] in self.jobs:
-                self.dependencies.setdefault(row["job"], {})[row["needs"]] = row["kind"]
+        needs = self.history.needs("j.ended IS NULL")
+        self.dependencies = {number: found for number, found in needs.items() if number in self.jobs}
+        self.throttles = self.history.throttles()
         self.turn = asyncio.Lock()  # whoever writes waits for it
         self._collecting = _Collecting()
         self._aside = False  # whether another thread is writing
@@ -138,10 +139,9 @@ class JobStore:
                 began = time.monotonic()
 
     def _drop_environments(self, changes: Changes) -> None:
-        """Where the last job of a submission ends, its variables go, which may be secret; their names stay."""
-        more = self._more_live(changes)
-        ended = {job.spec_id for job in changes.jobs.values() if job.state.is_over}
-        over = [(spec_id,) for spec_id in ended if self._live[spec_id] + more[spec_id] == 0]
+        """Where the last job of a submission ends, or is edited, its variables go, which may be secret; their names
+        stay."""
+        over = [(spec,) for spec, more in self._more_live(changes).items() if more < 0 and self._live[spec] + more == 0]
         if over:
             changes.add(f"{DROP_ENVIRONMENT} id = ?", *over)
 
@@ -165,6 +165,13 @@ class JobStore:
         self.jobs |= changes.jobs
         self.attempts |= changes.attempts
         self.dependencies |= changes.dependencies
+        for number, needs in changes.dependencies.items():
+            if not needs:
+                del self.dependencies[number]
+        for array, throttle in changes.throttles.items():
+            self.throttles.pop(array, None)
+            if throttle is not None:
+                self.throttles[array] = throttle
         self._changed.update(changes.jobs)
         for job in changes.jobs.values():
             if job.state.is_over:
@@ -216,28 +223,57 @@ class JobStore:
         """All attempts of a job, the first one first."""
         return self.history.attempts([number]).get(number, [])
 
-    def submit(
-        self, common: dict[str, Any], parts: Iterable[dict[str, Any]], dependencies: dict[int, str]
-    ) -> Generator[None, None, list[JobRecord]]:
-        """New jobs, all or none: `common` are the values that all have, `parts` what each has of its own.
+    @property
+    def next_number(self) -> int:
+        """The number that the next new job gets."""
+        changes = self._collecting.changes
+        return max(self._last_job, changes.last_job if changes is not None else 0) + 1
 
-        `dependencies` are the jobs that they wait for. Yields after each, since there may be thousands.
+    def submit(
+        self,
+        common: dict[str, Any],
+        parts: Iterable[tuple[dict[str, Any], tuple[Need, ...]]],
+        throttle: int | None = None,
+    ) -> Generator[None, None, list[JobRecord]]:
+        """New jobs, all or none: `common` are the values that all have, `parts` what each has of its own and waits for.
+
+        Yields after each, since there may be thousands.
         """
-        number, spec_id = max(self._last_job, self._now.last_job), max([self._last_spec, *self._now.specs]) + 1
-        self._now.specs[spec_id] = common["spec"]
+        number, spec_id = self.next_number - 1, self._now.add_spec(common["spec"], self._last_spec)
         made: list[JobRecord] = []
-        for values in parts:
+        for values, needs in parts:
             number += 1
             array = None if values["array_index"] is None else made[0].id if made else number
             job = new_job({**common, **values, "id": number, "spec_id": spec_id, "array_id": array})
             made.append(job)
-            if dependencies:
-                self._now.dependencies[number] = dict(dependencies)
+            if needs:
+                self._now.dependencies[number] = needs
             self.event("submitted", job, f"by {job.user}")
             yield
         self._now.add_jobs(made)
+        if throttle is not None:
+            self._now.throttles[made[0].id] = throttle
         crash_point("submit-before-commit")
         return made
+
+    def needs(self, number: int) -> tuple[Need, ...]:
+        """What a job waits for; one that is over, what it waited for in vain."""
+        changes = self._collecting.changes
+        if changes is not None and number in changes.dependencies:
+            return changes.dependencies[number]
+        if number in self.jobs:
+            return self.dependencies.get(number, ())
+        return self.history.needs("j.id = ?", (number,)).get(number, ())
+
+    def wait_for(self, number: int, needs: tuple[Need, ...]) -> None:
+        """What a job waits for from now on."""
+        with self.transaction():
+            self._now.dependencies[number] = needs
+
+    def throttle(self, array: int, at_once: int | None) -> None:
+        """How many jobs of an array run at once; `None`: any number."""
+        with self.transaction():
+            self._now.throttles[array] = at_once
 
     def of_submission(self, key: str) -> list[JobRecord]:
         """The jobs of an earlier submission."""
@@ -254,9 +290,8 @@ class JobStore:
     def update(self, job: JobRecord, **changes: Any) -> JobRecord:
         """Change fields of a job other than its state."""
         with self.transaction():
-            if "spec" in changes:  # its own from now on, if it was one of an array
-                changes["spec_id"] = max([self._last_spec, *self._now.specs]) + 1
-                self._now.specs[changes["spec_id"]] = changes["spec"]
+            if "spec" in changes:
+                changes["spec_id"] = self._now.add_spec(changes["spec"], self._last_spec)
             return self._now.change_job(job, changes)
 
     def move(self, job: JobRecord, transition: str, state: State, text: str = "", **changes: Any) -> JobRecord:
@@ -266,7 +301,7 @@ class JobStore:
             changes.setdefault("ended", self._clock())
         with self.transaction():
             changed = self.update(job, state=state, **changes)
-            self.event(state.value if transition != "retry" else "retry", changed, text)
+            self.event(_EVENTS.get(transition, state.value), changed, text)
             if state.is_over:
                 self._note_end(changed)
         return changed

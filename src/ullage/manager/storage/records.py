@@ -6,6 +6,8 @@
                 ▼  │         │                      ▼
                held ◄────────┘                   stopping ─► cancelled, failed, or queued again
 
+What is over can be put into the queue again (requeue).
+
 A transition has a name and is in the table `TRANSITIONS`, or it does not happen. Records are values that do not change.
 """
 
@@ -16,7 +18,7 @@ import json
 import sqlite3
 from dataclasses import MISSING, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from ullage.errors import DamagedRecord, InvalidValue
 
@@ -94,6 +96,8 @@ TRANSITIONS: dict[str, tuple[frozenset[State], frozenset[State]]] = {
     "end": (LIVE, OVER),
     "retry": (LIVE, frozenset({State.QUEUED, State.HELD})),
     "withdraw": (WAITING, frozenset({State.CANCELLED})),
+    "edit": (WAITING, WAITING),
+    "requeue": (OVER, WAITING),
 }
 
 
@@ -110,6 +114,28 @@ def check_transition(name: str, before: State, after: State) -> None:
     if before not in sources or after not in targets:
         needed = " or ".join(sorted(sources))
         raise InvalidValue(f"cannot {name}: needed a job that is {needed}; found one that is {before}")
+
+
+class Need(NamedTuple):
+    """A job to wait for, or the `whole` array of that number: until it is done (`ok`) or over (`any`)."""
+
+    job: int
+    whole: bool
+    kind: str
+
+    @property
+    def text(self) -> str:
+        """Its name in a sentence."""
+        return f"{'array' if self.whole else 'job'} {self.job}"
+
+    @property
+    def reference(self) -> str:
+        """As a submitter writes it.
+
+        >>> Need(12, True, "any").reference
+        'any:12_all'
+        """
+        return f"{'any:' if self.kind == 'any' else ''}{self.job}{'_all' if self.whole else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)

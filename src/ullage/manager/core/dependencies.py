@@ -1,0 +1,149 @@
+"""Jobs that wait for others: which jobs a reference means, whether those are over, and that none waits for itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from ullage.errors import InvalidValue, NoSuchJob
+from ullage.manager.identity import Caller
+from ullage.manager.storage.job_store import JobStore
+from ullage.manager.storage.records import JobRecord, Need, State
+from ullage.workloads.schedules import INDEX, MOST_DEPENDENCIES, Dependency
+
+_ARRAY = re.compile(r"(\d{1,18})_(\d{1,10}|all|\{index\})")
+_SHOWN = 5  # of the jobs that one waits for, in a sentence
+
+
+class Dependencies:
+    """What the jobs of a store wait for."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+
+    def finder(
+        self, caller: Caller, after: Sequence[Dependency], array: bool
+    ) -> Callable[[int | None], tuple[Need, ...]]:
+        """What the job of each index has to wait for; what is not there is refused now, not waited for."""
+        common = [need for each in after if INDEX not in str(each.job) for need in self._needs(caller, each)]
+        alike = [(each, self._elements(each, array)) for each in after if INDEX in str(each.job)]
+        if len(common) + len(alike) > MOST_DEPENDENCIES:
+            raise InvalidValue(f"needed at most {MOST_DEPENDENCIES} jobs to wait for; found {len(common) + len(alike)}")
+
+        def of(index: int | None) -> tuple[Need, ...]:
+            needs = list(common)
+            for each, elements in alike:
+                if index not in elements:
+                    raise NoSuchJob(str(each.job).replace(INDEX, str(index)))
+                needs.append(Need(elements[index], False, each.kind))
+            return _without_repeats(needs)
+
+        return of
+
+    def _elements(self, each: Dependency, array: bool) -> dict[int | None, int]:
+        """The jobs of the array that `12_{index}` names, by index."""
+        match = _ARRAY.fullmatch(str(each.job))
+        if match is None or match[2] != INDEX:
+            raise InvalidValue(f"needed an array before {INDEX}, such as 12_{INDEX}; found {str(each.job)[:80]!r}")
+        if not array:
+            raise InvalidValue(f"only a job of an array has an index: {each.job} needs --array too")
+        jobs = self._store.several(self._store.history.of_array(int(match[1])))
+        if not jobs:
+            raise NoSuchJob(str(each.job))
+        return {job.array_index: job.id for job in jobs}
+
+    def _needs(self, caller: Caller, each: Dependency) -> list[Need]:
+        if isinstance(each.job, int):
+            return [Need(self._store.job(each.job).id, False, each.kind)]
+        match = _ARRAY.fullmatch(each.job)
+        if match is None:
+            return [Need(number, whole, each.kind) for number, whole in self._named(caller, each.job)]
+        index = None if match[2] == "all" else int(match[2])
+        found = self._store.history.of_array(int(match[1]), index)
+        if not found:
+            raise NoSuchJob(each.job)
+        return [Need(int(match[1]), True, each.kind) if index is None else Need(found[0], False, each.kind)]
+
+    def _named(self, caller: Caller, name: str) -> Iterable[tuple[int, bool]]:
+        """The caller's jobs of that name that are not over, or else the newest; an array counts as a whole."""
+        numbers = self._store.history.named(name, caller.uid)
+        if not numbers:
+            raise NoSuchJob(repr(name[:80]))
+        waiting = [number for number in numbers if number in self._store.jobs] or numbers[-1:]
+        jobs = self._store.several(waiting)
+        return dict.fromkeys((job.id, False) if job.array_id is None else (job.array_id, True) for job in jobs)
+
+    def check_no_circle(self, job: JobRecord, needs: Iterable[Need]) -> None:
+        """Refuse needs by which a job would wait for itself, over whatever others."""
+        seen: set[int] = set()
+        ahead = list(needs)
+        while ahead:
+            need = ahead.pop()
+            numbers = self._numbers(need)
+            if job.id in numbers:
+                raise InvalidValue(f"job {job.id} would wait for itself: {need.text} waits for it, or is it")
+            new = [number for number in numbers if number not in seen]
+            seen.update(new)
+            ahead += [other for number in new for other in self._store.needs(number)]
+
+    def settle(self) -> None:
+        """Jobs that are waited for and are over: met, or never to be met. For a transaction."""
+        store = self._store
+        if not store.dependencies:
+            return
+        damaged = store.history.damaged.keys()  # how a job ended that cannot be read, nobody knows
+        live, arrays = store.jobs.keys() | damaged, {job.array_id for job in store.jobs.values()}
+        bad: dict[Need, str | None] = {}
+        for number, needs in list(store.dependencies.items()):
+            over = [need for need in needs if need.job not in (arrays if need.whole else live)]
+            if damaged:
+                over = [need for need in over if damaged.isdisjoint(self._numbers(need))]
+            if not over:
+                continue
+            for need in over:
+                if need not in bad:
+                    bad[need] = self.failed(need)
+            failed = next((bad[need] for need in over if bad[need]), None)
+            if failed is not None:
+                store.move(store.job(number), "withdraw", State.CANCELLED, failed, detail=failed)
+            else:
+                store.wait_for(number, tuple(need for need in needs if need not in over))
+
+    def is_over(self, need: Need) -> bool:
+        """Whether what is waited for is over."""
+        return not any(number in self._store.jobs for number in self._numbers(need))
+
+    def failed(self, need: Need) -> str | None:
+        """Why what is over can never be met, or `None`."""
+        if need.kind == "any":
+            return None
+        jobs = self._store.several(self._numbers(need))
+        ended = next((job for job in jobs if job.state is not State.DONE), None)
+        if ended is None:
+            return None
+        of_it = f" ({need.job}_{ended.array_index} {ended.state})" if need.whole else ""
+        return f"{need.text}, which it needs, did not end well{of_it}"
+
+    def _numbers(self, need: Need) -> list[int]:
+        return self._store.history.of_array(need.job) if need.whole else [need.job]
+
+
+def _without_repeats(needs: Iterable[Need]) -> tuple[Need, ...]:
+    """Each job once; who waits for it in both ways waits for its success."""
+    kinds: dict[tuple[int, bool], Need] = {}
+    for need in needs:
+        kinds[need.job, need.whole] = (
+            need if kinds.get((need.job, need.whole), need).kind == "any" else (need._replace(kind="ok"))
+        )
+    return tuple(kinds.values())
+
+
+def waits_for(needs: Iterable[Need]) -> str:
+    """What a job waits for, as a sentence.
+
+    >>> waits_for([Need(3, False, "ok"), Need(12, True, "any")])
+    'waits for job 3, array 12'
+    """
+    words = [need.text for need in sorted(needs)]
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return f"waits for {', '.join(words[:_SHOWN])}{more}"

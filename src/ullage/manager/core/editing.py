@@ -1,0 +1,165 @@
+"""Other terms for jobs that are there: editing one that waits, and putting one into the queue again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ullage.errors import InvalidValue, nearest
+from ullage.manager.core.attempts import AttemptTracker
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.dependencies import Dependencies
+from ullage.manager.core.intake import Intake
+from ullage.manager.core.recovery import REQUEUE, REQUEUE_HELD, REQUEUES
+from ullage.manager.fault_injection import crash_point
+from ullage.manager.identity import Caller
+from ullage.manager.storage.records import WAITING, JobRecord, State
+from ullage.workloads.job_files import JobSpec
+from ullage.workloads.validation import checked
+
+EDITABLE = (
+    "name", "gpus", "memory", "cores", "host_memory", "exclusive", "priority", "time_limit", "throttle", "after",
+    "begin", "retries", "requeue", "resumable", "checkpoint_signal", "checkpoint_lead", "estimator", "mps_threads",
+    "mps_memory",
+)  # fmt: skip
+_SHOWN = 5  # names of variables, in a sentence
+_OF_PROMISE = {"memory", "estimator"}  # what a promise is made of
+
+
+class JobEditor:
+    """Changes jobs within a transaction that is open."""
+
+    def __init__(self, context: ManagerContext, intake: Intake, attempts: AttemptTracker) -> None:
+        self._context, self._store = context, context.store
+        self._intake, self._attempts = intake, attempts
+        self._dependencies = Dependencies(context.store)
+
+    def editing(self, caller: Caller, changes: Mapping[str, Any]) -> Callable[[JobRecord], str]:
+        """Does the same edit to one job after another, and says in words what was done; `None` takes a value back."""
+        for name in changes:
+            if name not in EDITABLE:
+                near = nearest(name[:80], EDITABLE)
+                advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EDITABLE)}"
+                raise InvalidValue(f"cannot edit {name[:80]!r}; {advice}")
+        if not changes:
+            raise InvalidValue(f"needed something to change: {', '.join(EDITABLE)}")
+        specs: dict[int | None, tuple[JobSpec, dict[str, Any]]] = {}  # jobs of an array share one, and so they stay
+        edited: list[JobRecord] = []
+        self._store.afterwards(partial(self._done, "edited", edited))
+
+        def edit(job: JobRecord) -> str:
+            if job.state not in WAITING:
+                stop = f"; 'ullage requeue --hold {job.id}' stops it first" if job.state.is_live else ""
+                raise InvalidValue(f"cannot edit: needed a job that waits; found one that is {job.state}{stop}")
+            if job.spec_id not in specs:
+                spec = self._edited(job, changes)
+                given = {} if "priority" in changes else {"priority": 0}  # one that an operator gave it stays
+                self._intake.check(caller, spec.model_copy(update=given))
+                specs[job.spec_id] = spec, self._intake.kept(spec, job.spec["limits"])
+            edited.append(self._edit(caller, job, changes, *specs[job.spec_id]))
+            crash_point("edit-before-commit")
+            return f"is edited: {', '.join(sorted(changes))}"
+
+        return edit
+
+    def _done(self, point: str, jobs: list[JobRecord]) -> None:
+        """They are on disk."""
+        if jobs:
+            crash_point(point)
+        self._intake.want(jobs)
+
+    def _edited(self, job: JobRecord, changes: Mapping[str, Any]) -> JobSpec:
+        asked = {**job.spec["asked"], **changes}
+        values = {name: value for name, value in asked.items() if name not in changes or value is not None}
+        if "throttle" in changes and job.array_id is None:
+            raise InvalidValue("throttle: only an array has one; this is a single job")
+        return checked(JobSpec, values | ({"array": [0]} if job.array_id is not None else {}), "the job")
+
+    def _edit(
+        self, caller: Caller, job: JobRecord, changes: Mapping[str, Any], spec: JobSpec, kept: dict[str, Any]
+    ) -> JobRecord:
+        values = {name: getattr(spec, name) for name in ("priority", "exclusive") if name in changes}
+        if "name" in changes:
+            values["name"] = spec.title
+        state = job.state
+        if not _OF_PROMISE.isdisjoint(changes) or bool(spec.gpus) != bool(job.spec["gpus"]):
+            state, promised = self._intake.promised(job, spec, held=state is State.HELD)
+            values |= promised | {"exclusive": spec.exclusive}
+        if "after" in changes:
+            needs = self._dependencies.finder(caller, spec.after, job.array_id is not None)(job.array_index)
+            self._dependencies.check_no_circle(job, needs)
+            self._store.wait_for(job.id, needs)
+        if "throttle" in changes and job.array_id is not None:
+            self._store.throttle(job.array_id, spec.throttle)
+        text = f"{', '.join(sorted(changes))}, by {caller.user}"
+        return self._store.move(job, "edit", state, text, spec=kept, **values)
+
+    def requeueing(self, caller: Caller, hold: bool, env: Mapping[str, str] | None) -> Callable[[JobRecord], str]:
+        """Lets one job after another wait again, under its number, and says in words what was done."""
+        specs: dict[int | None, tuple[JobSpec, dict[str, Any] | None]] = {}
+        requeued: list[JobRecord] = []
+        self._store.afterwards(partial(self._done, "requeued", requeued))
+
+        def requeue(job: JobRecord) -> str:
+            if job.state in WAITING:
+                raise InvalidValue(f"cannot requeue: it waits already ({job.state})")
+            if job.asked("requeue") is False:
+                raise InvalidValue("cannot requeue: it asked never to be started twice (--no-requeue); submit it anew")
+            if not job.state.is_over:
+                return self._stop_and_requeue(caller, job, hold)
+            if job.spec_id not in specs:
+                specs[job.spec_id] = self._spec_again(caller, job, env)
+            spec, kept = specs[job.spec_id]
+            requeued.append(self._requeue(caller, job, spec, kept, hold))
+            crash_point("requeue-before-commit")
+            yours = "" if kept is None else _of_environment(env or {}, job.spec.get("variables", []))
+            return f"is {'held' if hold else 'in the queue again'}{yours}"
+
+        return requeue
+
+    def _requeue(
+        self, caller: Caller, job: JobRecord, spec: JobSpec, kept: dict[str, Any] | None, hold: bool
+    ) -> JobRecord:
+        needs = self._store.needs(job.id)
+        for need in needs:
+            if self._dependencies.is_over(need) and (failed := self._dependencies.failed(need)):
+                raise InvalidValue(f"cannot requeue: {failed}; requeue that first")
+        self._intake.check(caller, spec.model_copy(update={"priority": 0}), new=1)
+        state, promised = self._intake.promised(job, spec, held=hold)
+        changed = {} if kept is None else {"spec": kept}
+        self._store.wait_for(job.id, needs)
+        return self._store.move(
+            job, "requeue", state, f"by {caller.user}", exclusive=spec.exclusive, submitted=self._context.clock(),
+            started=None, ended=None, cause=None, detail=None, exit_code=None, ran=0.0, recovery=False,
+            memory_failures=0, other_failures=0, own_failures=0, **changed, **promised,
+        )  # fmt: skip
+
+    def _stop_and_requeue(self, caller: Caller, job: JobRecord, hold: bool) -> str:
+        if job.state is State.STOPPING and job.stop_reason not in REQUEUES:
+            raise InvalidValue(f"cannot requeue: it is being stopped ({job.stop_reason}); wait until it is over")
+        self._attempts.stop(job, REQUEUE_HELD if hold else REQUEUE, f"requeued by {caller.user}")
+        return f"is being stopped and {'held' if hold else 'goes into the queue again'}"
+
+    def _spec_again(
+        self, caller: Caller, job: JobRecord, env: Mapping[str, str] | None
+    ) -> tuple[JobSpec, dict[str, Any] | None]:
+        """What a job asked for that is over; without its environment, what is kept of it from now on, with `env`."""
+        if job.asked("env") is not None:
+            return checked(JobSpec, job.spec["asked"], "the job"), None
+        if caller.uid != job.uid:  # whose own variables may be secret
+            raise InvalidValue(f"cannot requeue: its environment is not kept any more, so only {job.user} can")
+        spec = checked(JobSpec, {**job.spec["asked"], "env": dict(env or {})}, "the job")
+        return spec, self._intake.kept(spec, job.spec["limits"])
+
+
+def _of_environment(env: Mapping[str, str], before: Sequence[str]) -> str:
+    """What to say of an environment that takes the place of one with those variables.
+
+    >>> _of_environment({"HOME": "/root"}, ["HOME", "SEED"])
+    '; its environment was not kept, so it has yours, without SEED'
+    """
+    missing = sorted(set(before).difference(env))
+    more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    without = f", without {', '.join(missing[:_SHOWN])}{more}" if missing and env else ""
+    return f"; its environment was not kept, so it has {'yours' if env else 'none'}{without}"

@@ -1,0 +1,301 @@
+"""Editing jobs that wait, putting jobs into the queue again, and trying submissions out."""
+
+import json
+import sqlite3
+
+import pytest
+
+from ullage.errors import InvalidValue
+from ullage.manager.client import Client
+
+GIB = 1 << 30
+
+
+def causes(job):
+    return [attempt["cause"] for attempt in job["attempts"]]
+
+
+def test_a_waiting_job_gets_other_values(common):
+    number = str(common.script("true", hold=True, memory=2 * GIB))
+    common.cli("edit", number, "--priority", "5", "--memory", "3GiB", "--gpus", "2", "--time-limit", "90m",
+               "--name", "x y", "--begin", "now+2h", "--retries", "2", "--exclusive")  # fmt: skip
+    job = common.client.status(number)
+    changed = {
+        name: job[name] for name in ("priority", "promise", "gpus", "time_limit", "name", "retries", "exclusive")
+    }
+    assert changed == {"priority": 5, "promise": 3 * GIB, "gpus": 2, "time_limit": 5400.0, "name": "x y", "retries": 2,
+                       "exclusive": True}  # fmt: skip
+    assert job["state"] == "held" and job["memory"] == 3 * GIB and job["begin"]
+    said = common.cli("edit", "x y", "--time-limit", "none", "--begin", "none", "--shared")
+    assert said == f"job {number} is edited: begin, exclusive, time_limit\n"
+    job = common.client.status(number)
+    assert (job["time_limit"], job["begin"], job["exclusive"]) == (None, None, False)
+    common.client.release(number)
+    assert common.wait(int(number))["state"] == "done"
+    kinds = [event["kind"] for event in common.client.events() if event["job"] == int(number)]
+    assert kinds.count("edited") == 2
+
+
+def test_an_edited_job_is_placed_by_its_new_values(common):
+    blocker = common.submit(proceed="proceed", gpus=2, exclusive=True)
+    common.wait(blocker, "running")
+    low, high = (common.script("echo $ULLAGE_JOB_ID >> order", gpus=2, exclusive=True) for _ in range(2))
+    common.client.edit(high, priority=5)
+    after = common.script("true", gpus=2)
+    common.until(lambda: "GPU" in common.job(after)["reason"], "a reason")
+    common.client.edit(after, after=[high], memory=30 * GIB)
+    common.until(lambda: common.job(after)["reason"] == f"waits for job {high}", "the new reason")
+    common.go()
+    assert {common.wait(number)["state"] for number in (blocker, low, high, after)} == {"done"}
+    assert (common.work / "order").read_text().split() == [str(high), str(low)]
+    assert common.job(after)["attempts"][0]["promise"] == 30 * GIB
+    (common.work / "proceed").unlink()
+
+
+def test_what_runs_or_is_over_is_not_edited(common):
+    number = common.submit(proceed="never")
+    common.wait(number, "running")
+    said = common.cli("edit", str(number), "--priority", "3", code=1)
+    assert said == (
+        f"ullage: job {number}: cannot edit: needed a job that waits; found one that is running; "
+        f"'ullage requeue --hold {number}' stops it first\n"
+    )
+    common.client.cancel(number)
+    common.wait(number)
+    assert "found one that is cancelled\n" in common.cli("edit", str(number), "--priority", "3", code=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpus": 3}, "the job asks for 3 GPUs; there are 2"),
+        ({"memory": "900GiB"}, "the job asks for 900 GiB of GPU memory; the largest GPU has"),
+        ({"priority": 10**6}, "priority: input should be less than or equal to 1000"),
+        ({"time_limit": "soon"}, "time_limit: needed a duration such as"),
+        ({"after": ["nobody"]}, "no job 'nobody'"),
+        ({"throttle": 3}, "throttle: only an array has one"),
+        ({"retries": 2, "requeue": False}, "requeue: a job that is never started twice cannot have retries too"),
+        ({"prioritty": 3}, "cannot edit 'prioritty'; did you mean 'priority'?"),
+        ({"command": ["rm"]}, "cannot edit 'command'; there are name, "),
+        ({}, "needed something to change: name, "),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_changes(common, changes, said):
+    number = common.script("true", hold=True)
+    before = common.job(number)
+    try:
+        [answer] = common.client.edit(number, **changes)
+        assert not answer["done"]
+        text = answer["text"]
+    except InvalidValue as error:
+        text = str(error)
+    assert said in text
+    after = common.job(number)
+    assert {**after, "waited": 0} == {**before, "waited": 0}
+    common.client.cancel(number)
+
+
+def test_an_array_is_edited_as_one_and_keeps_what_was_asked_for_once(home):
+    home.start()
+    first = home.submit(["/bin/sh", "-c", "echo {index}"], array="1-50%1", hold=True, env={"WORD": "x"})
+    assert "at most 1 of its jobs" in home.cli("status", f"{first}_1")
+    answers = home.client.edit(f"{first}_all", time_limit="1h", throttle=4)
+    assert len(answers) == 50 and all(answer["done"] for answer in answers)
+    assert {(job["throttle"], job["time_limit"]) for job in home.client.jobs(f"{first}_all")} == {(4, 3600.0)}
+    home.client.edit(f"{first}_7", time_limit=None)
+    home.stop()
+    with sqlite3.connect(home.folder / "manager/state.db") as database:
+        specs = database.execute("SELECT count(DISTINCT spec_id) FROM jobs").fetchone()[0]
+    assert specs == 2, "one for the array, one for the element that differs"
+    home.start()
+    assert home.client.status(f"{first}_7")["time_limit"] is None and home.client.status(f"{first}_8")["throttle"] == 4
+    home.client.edit(f"{first}_8", throttle=None)
+    assert home.client.status(f"{first}_7")["throttle"] is None
+    home.client.release(f"{first}_all")
+    assert {job["state"] for job in home.client.wait_all([f"{first}_all"], 60)} == {"done"}
+    assert home.client.logs(f"{first}_7") == "7\n"
+
+
+def test_memory_is_taken_back_and_estimated_again(home):
+    home.options = ["--virtual", "2xA100-40GB"]
+    home.settings += "[estimating]\ntimeout = 0.05\n"
+    home.start()
+    (home.work / "train.py").write_text("")
+    number = home.submit(["python", "train.py"], begin="now+2h")
+    assert home.job(number)["estimate"] == "as its submitter says"
+    home.client.edit(number, memory=None)
+    job = home.until(lambda: home.job(number)["estimate"] and home.job(number), "an estimate")
+    assert job["promise"] is None and job["state"] == "queued" and "as its submitter says" not in job["estimate"]
+    home.client.edit(number, memory="2GiB", begin=None)
+    assert home.job(number)["promise"] == 2 * GIB
+
+
+def test_a_job_that_is_over_goes_into_the_queue_again_under_its_number(common):
+    number = common.script("echo $WORD $ULLAGE_ATTEMPT_NUMBER; [ -e fixed ]", env={"WORD": "kept"}, memory=2 * GIB)
+    first = common.wait(number)
+    assert first["state"] == "failed"
+    (common.work / "fixed").touch()
+    assert common.cli("requeue", str(number)).startswith(f"job {number} is in the queue again")
+    job = common.wait(number)
+    assert (job["state"], causes(job)) == ("done", ["failed by itself", "finished"])
+    assert job["submitted"] > first["ended"] and job["promise"] == 2 * GIB
+    assert common.client.logs(number, attempt=1) == "kept 1\n"
+    assert "requeued" in [event["kind"] for event in common.client.events() if event["job"] == number]
+
+
+def test_a_running_job_is_stopped_and_waits_behind_the_others(common):
+    number = common.submit(proceed="proceed", exclusive=True, gpus=2)
+    common.wait(number, "running")
+    other = common.submit(proceed="other", exclusive=True, gpus=2)
+    [answer] = common.client.requeue(number)
+    assert answer == {"job": number, "done": True, "text": "is being stopped and goes into the queue again"}
+    common.wait(other, "running")
+    assert causes(common.job(number)) == ["requeued"] and common.job(number)["state"] == "queued"
+    common.go(), common.go("other")
+    job = common.wait(number)
+    assert (job["state"], causes(job)) == ("done", ["requeued", "finished"])
+    (common.work / "proceed").unlink()
+
+
+def test_a_running_job_is_stopped_and_held_to_be_edited(common):
+    number = common.submit(proceed="never")
+    common.wait(number, "running")
+    common.client.requeue(number, hold=True)
+    assert common.wait(number, "held")["attempts"][0]["cause"] == "requeued"
+    common.client.edit(number, priority=2)
+    common.client.cancel(number)
+    assert common.wait(number)["state"] == "cancelled"
+
+
+def test_a_cancelled_job_that_is_being_stopped_is_not_requeued(common):
+    number = common.script("trap '' TERM; touch there; while :; do sleep 0.05; done")
+    common.until((common.work / "there").exists, "the job")
+    common.client.requeue(number)
+    common.client.cancel(number)
+    [answer] = common.client.requeue(number)
+    assert not answer["done"]
+    job = common.wait(number)
+    assert (job["state"], causes(job)) == ("cancelled", ["cancelled"])
+
+
+def test_what_cannot_be_requeued_says_why(common):
+    held, once = common.script("true", hold=True), common.script("true", requeue=False)
+    common.wait(once)
+    answers = {answer["job"]: answer["text"] for answer in common.client.requeue(held, once)}
+    assert answers == {
+        held: "cannot requeue: it waits already (held)",
+        once: "cannot requeue: it asked never to be started twice (--no-requeue); submit it anew",
+    }
+    common.client.cancel(held)
+
+
+def test_what_it_needs_is_requeued_first(common):
+    needed = common.script("[ -e good ]")
+    after = common.script("true", after=[needed])
+    assert common.wait(after)["state"] == "cancelled"
+    [answer] = common.client.requeue(after)
+    assert answer["text"] == f"cannot requeue: job {needed}, which it needs, did not end well; requeue that first"
+    (common.work / "good").touch()
+    common.client.requeue(needed, hold=True)
+    common.client.requeue(after)
+    common.until(lambda: common.job(after)["reason"] == f"waits for job {needed}", "the reason")
+    common.client.release(needed)
+    assert common.wait(after)["state"] == "done"
+
+
+def test_a_job_whose_environment_was_not_kept_gets_that_of_who_asks_and_is_told(common):
+    number = common.script("echo $WORD $SEED", env={"WORD": "first", "SEED": "7"})
+    common.wait(number)
+    [answer] = common.client.requeue(number, env={"WORD": "second"})
+    assert answer["text"] == "is in the queue again; its environment was not kept, so it has yours, without SEED"
+    common.wait(number)
+    assert common.client.logs(number) == "second\n"
+
+
+def test_an_element_requeued_while_its_array_runs_has_its_own_environment(common):
+    first = common.submit(["/bin/sh", "-c", "echo $WORD; [ {index} = 1 ] || [ -e until ] || sleep 100"], array="1-2",
+                          env={"WORD": "kept"})  # fmt: skip
+    common.wait(first)
+    [answer] = common.client.requeue(first, env={"WORD": "another"})
+    assert answer["text"] == "is in the queue again"
+    assert common.client.logs(common.wait(first)["id"]) == "kept\n"
+    common.client.cancel(f"{first}_all")
+
+
+def test_an_edit_leaves_no_variables_behind(home):
+    home.start()
+    number = home.script("true", hold=True, env={"SECRET": "swordfish"})
+    home.client.edit(number, time_limit="1h")
+    home.client.edit(number, retries=2)
+    home.client.release(number)
+    assert home.wait(number)["state"] == "done"
+    home.stop()
+    with sqlite3.connect(home.folder / "manager/state.db") as database:
+        kept = [row[0] for row in database.execute("SELECT content FROM specs")]
+    assert len(kept) == 3 and not any("swordfish" in content for content in kept)
+
+
+def test_a_dry_run_says_where_a_job_would_start_and_stores_nothing(common):
+    before = common.client.ping()["last_event"]
+    said = common.cli("submit", "--memory", "6GiB", "--gpus", "2", "--dry-run", "--", "true")
+    assert said == "would start now on GPU 0, GPU 1\npromise 6.00 GiB (as its submitter says)\n"
+    answer = json.loads(
+        common.cli("submit", "--memory", "6GiB", "--array", "5-9%2", "--dry-run", "--json", "--", "true")
+    )
+    assert [start["index"] for start in answer["starts"]] == [5, 6] and answer["jobs"] == 5
+    assert "at most 2 run at once" in answer["reason"]
+    assert common.client.dry_run(["true"], memory="1GiB", hold=True)["reason"] == "it is held until 'ullage release'"
+    assert common.client.ping()["last_event"] == before and common.client.queue() == []
+    gpus = common.client.gpus()
+    assert [gpu["promised"] for gpu in gpus] == [0, 0] and [gpu["jobs"] for gpu in gpus] == [[], []]
+
+
+def test_a_dry_run_says_why_a_job_would_wait_and_behind_whom(common):
+    blocker = common.submit(proceed="proceed", gpus=2, memory=38 * GIB)
+    common.wait(blocker, "running")
+    first = common.submit(memory=30 * GIB)
+    answer = common.client.dry_run(["true"], memory=20 * GIB)
+    assert answer["starts"] == [] and answer["ahead"] == [first]
+    assert answer["reason"].startswith("needs 20.0 GiB on a GPU; GPU ")
+    answer = common.client.dry_run(["true"], memory=20 * GIB, priority=5)
+    assert answer["ahead"] == []
+    said = common.cli("submit", "--memory", "20GiB", "--dry-run", "--", "true")
+    assert f"\nbefore it in the queue: {first}\n" in said
+    assert common.client.dry_run(["true"], memory=GIB, after=[first])["reason"] == f"waits for job {first}"
+    assert "at the earliest" in common.client.dry_run(["true"], memory=GIB, begin="now+1h")["reason"]
+    common.go()
+    common.wait(first), common.wait(blocker)
+    (common.work / "proceed").unlink()
+    failed = common.script("exit 1")
+    common.wait(failed)
+    reason = common.client.dry_run(["true"], memory=GIB, after=[failed])["reason"]
+    assert reason == f"would be cancelled: job {failed}, which it needs, did not end well"
+    with pytest.raises(InvalidValue, match="asks for 3 GPUs; there are 2"):
+        common.client.dry_run(["true"], memory=GIB, gpus=3)
+
+
+def test_a_dry_run_of_what_would_be_estimated_says_so(home):
+    home.options = ["--virtual", "2xA100-40GB"]
+    home.start()
+    (home.work / "train.py").write_text("")
+    said = home.cli("submit", "--dry-run", "--", "python", "train.py")
+    assert said.startswith("would wait: its memory is estimated first; 'ullage estimate' shows how much")
+    assert home.client.ping()["estimates_pending"] == 0
+
+
+def test_all_of_it_goes_over_the_api_too(home):
+    home.options += ["--api", "0"]
+    home.start()
+    token = (home.folder / "run/api-token").read_text().strip()
+    url = home.client.call("api")["url"]
+    with Client(url=url, token=token) as manager:
+        [number] = manager.submit(["sh", "-c", "echo $WORD"], cwd="/", memory="1GiB", hold=True, env={"WORD": "kept"})
+        assert manager.edit(number, priority=3, name="other") == [
+            {"job": number, "done": True, "text": "is edited: name, priority"}
+        ]
+        manager.release(number)
+        assert manager.wait(number)["name"] == "other"
+        assert manager.requeue(number)[0]["done"]
+        assert manager.wait(number)["attempts"][-1]["number"] == 2
+        assert manager.dry_run(["true"], cwd="/", memory="1GiB")["starts"][0]["promise"] == GIB
+        assert not manager.edit(number, priority=3)[0]["done"]
