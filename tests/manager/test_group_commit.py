@@ -99,3 +99,16 @@ def test_on_a_full_disk_nobody_is_told_that_it_was_done(store):
     store.database.execute(f"PRAGMA max_page_count = {store.database.rows('PRAGMA page_count')[0][0]}")
     answers = at_once(store, partial(submit, store, "a"), partial(submit, store, "x" * 100_000))
     assert [type(answer) for answer in answers] == [StoreFull, StoreFull] and names(store) == [] and not store.jobs
+
+
+def test_what_is_being_submitted_counts_for_those_who_come_with_it(store):
+    """Or many at once could go beyond any limit."""
+
+    def counted(name):
+        before = store.number_of(1), store.number_of(2), store.number_of(), store.bytes_of(1) > 0
+        yield from submit(store, name)
+        return before
+
+    found = at_once(store, partial(counted, "a"), partial(counted, "b"), partial(counted, "c"))
+    assert found == [(0, 0, 0, False), (1, 0, 1, True), (2, 0, 2, True)]
+    assert (store.number_of(1), store.number_of()) == (3, 3)

@@ -148,7 +148,7 @@ def test_a_user_has_limits_and_an_operator_has_none(make_home):
     home = make_home(folder / "h")
     home.work.chmod(0o777)
     home.settings += f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name}"\n'
-    home.settings += "[limits]\njobs = 5\ngpus = 2\nmax_priority = 10\n"
+    home.settings += "[limits]\njobs = 5\ngpus = 2\nmax_priority = 10\nstored = 50000\n"
     home.options = ["--virtual", "4xA100-40GB", "--estimator", "none"]
     home.start()
 
@@ -161,6 +161,11 @@ def test_a_user_has_limits_and_an_operator_has_none(make_home):
         assert "a priority of at most 10; found 11" in submit("a", priority=11)["refused"]
         assert "asks for 3 GPUs; nobody may use 2 at a time" in submit("b", gpus=3)["refused"]
         assert "asks for 6 more; 5 at a time are the limit" in submit("c", array="1-6")["refused"]
+        assert "50 KB are the limit" in submit("f", env={"A": "x" * 50_000})["refused"].replace("48.8 KiB", "50 KB")
+        big = submit("g", env={"A": "x" * 30_000}, hold=True)["ok"]["jobs"][0]
+        assert "(limits.stored in the settings)" in submit("h", env={"A": "x" * 30_000})["refused"]
+        as_user(home, "cancel", jobs=[big])
+        as_user(home, "cancel", jobs=submit("i", env={"A": "x" * 30_000}, hold=True)["ok"]["jobs"])
         numbers = submit("d", array="1-5", priority=-5, exclusive=True)["ok"]["jobs"]
         assert "nobody has 5 jobs that wait or run" in submit("e")["refused"]
         home.until(lambda: [home.job(each)["state"] for each in numbers].count("running") == 2, "two to run")

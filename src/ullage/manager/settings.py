@@ -122,13 +122,15 @@ class AccessSettings(_Part):
 class LimitSettings(_Part):
     """What one user may have at a time: jobs that wait or run, GPUs, connections; operators may have any number.
 
-    `max_priority` is the highest priority that a user may ask for.
+    `max_priority` is the highest priority that a user may ask for. `stored` limits what is kept of submissions whose
+    jobs wait or run: commands and variables.
     """
 
     jobs: int = Field(default=20_000, ge=1)
     gpus: int | None = Field(default=None, ge=1)
     max_priority: int = Field(default=0, ge=-1000, le=1000)
     connections: int = Field(default=64, ge=1)
+    stored: Bytes = Field(default=256 << 20, ge=1)
 
 
 class NotifySettings(_Part):

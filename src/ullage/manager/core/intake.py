@@ -117,7 +117,7 @@ class Intake:
         """Refuse what cannot be had here; `new` is how many jobs come into the queue with it."""
         _ = spec.folder  # refused where there is none
         limit = self._context.settings.access.queue_limit
-        if new and len(self._store.jobs) + new > limit:
+        if new and self._store.number_of() + new > limit:
             raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
         if spec.estimator is not None and spec.estimator not in (NOBODY, *estimators()):
             find(spec.estimator)  # which says what there is

@@ -8,14 +8,13 @@ import json
 import threading
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from ullage.errors import DamagedRecord, NoSuchJob
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.storage.changes import Changes
-from ullage.manager.storage.database import DROP_ENVIRONMENT, Database
+from ullage.manager.storage.database import Database
 from ullage.manager.storage.history import JobHistory
 from ullage.manager.storage.records import (
     ENDED,
@@ -30,6 +29,7 @@ from ullage.manager.storage.records import (
     new_job,
     stored,
 )
+from ullage.manager.storage.spec_use import SpecUse
 
 EndNote = tuple[str, dict[str, Any], dict[str, Any]]
 """By what the end of a job is told, where to, and the facts."""
@@ -70,8 +70,7 @@ class JobStore:
         self._collecting = _Collecting()
         self._aside = False  # whether another thread is writing
         self._changed: set[int] = set(self.jobs)
-        counts = database.rows("SELECT spec_id, count(*) AS jobs FROM jobs WHERE ended IS NULL GROUP BY spec_id")
-        self._live = Counter({row["spec_id"]: row["jobs"] for row in counts})  # jobs that are not over, by `spec_id`
+        self._specs = SpecUse(database)
         self._last_job = self._sequence("jobs")
         self._last_spec = int(database.rows("SELECT coalesce(max(id), 0) AS id FROM specs")[0]["id"])
         self.last_event = self._sequence("events")
@@ -97,7 +96,7 @@ class JobStore:
             yield
         if changes:
             assert not self._aside, "written while another transaction is: wait for the store's turn first"
-            self._drop_environments(changes)
+            self._specs.drop_environments(changes, self.jobs)
             self._database.write(changes.statements())
             for do in self._take_over(changes):
                 do()
@@ -125,7 +124,7 @@ class JobStore:
         assert self.turn.locked()
         if not changes:
             return
-        self._drop_environments(changes)
+        self._specs.drop_environments(changes, self.jobs)
         self._aside = True
         try:
             await asyncio.to_thread(self._database.write, changes.statements())
@@ -138,30 +137,9 @@ class JobStore:
                 await asyncio.sleep(0)
                 began = time.monotonic()
 
-    def _drop_environments(self, changes: Changes) -> None:
-        """Where the last job of a submission ends, or is edited, its variables go, which may be secret; their names
-        stay."""
-        over = [(spec,) for spec, more in self._more_live(changes).items() if more < 0 and self._live[spec] + more == 0]
-        if over:
-            changes.add(f"{DROP_ENVIRONMENT} id = ?", *over)
-
-    def _more_live(self, changes: Changes) -> Counter[int | None]:
-        """How many more jobs of each `spec_id` are not over after these changes, or how many fewer."""
-        more: Counter[int | None] = Counter()
-        for number, job in changes.jobs.items():
-            before = self.jobs.get(number)
-            if before is not None:
-                more[before.spec_id] -= 1
-            if not job.state.is_over:
-                more[job.spec_id] += 1
-        return more
-
     def _take_over(self, changes: Changes) -> list[Callable[[], None]]:
         """Memory follows the disk; what is to be done now."""
-        for spec_id, more in self._more_live(changes).items():
-            self._live[spec_id] += more
-            if not self._live[spec_id]:
-                del self._live[spec_id]
+        self._specs.take_over(changes, self.jobs)
         self.jobs |= changes.jobs
         self.attempts |= changes.attempts
         self.dependencies |= changes.dependencies
@@ -195,6 +173,20 @@ class JobStore:
     def also(self, statement: str, values: Sequence[Any]) -> None:
         """Another statement that is a part of the transaction that is open now."""
         self._now.add(statement, values)
+
+    def number_of(self, uid: int | None = None) -> int:
+        """How many jobs are not over, of all or of one user; with those that are being submitted now."""
+        there = len(self.jobs) if uid is None else sum(job.uid == uid for job in self.jobs.values())
+        return there + sum(uid in (None, job.uid) for job in self._being_submitted())
+
+    def bytes_of(self, uid: int) -> int:
+        """How much is kept of what a user asked for and still waits for or runs; with what is being submitted now."""
+        new = {job.spec_id: job.spec for job in self._being_submitted() if job.uid == uid}
+        return self._specs.bytes_of(uid) + sum(len(stored(spec)) for spec in new.values())
+
+    def _being_submitted(self) -> list[JobRecord]:
+        changes = self._collecting.changes
+        return [] if changes is None else [job for each in changes.submissions.values() for job in each]
 
     def changed(self) -> set[int]:
         """The jobs that have changed since this was asked before; at first all that are not over."""
