@@ -2,13 +2,19 @@
 
 import asyncio
 import dataclasses
+import grp
 import os
 import pwd
+import shutil
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from tests.manager.test_users import as_user
+from tests.paths import public_python
 
 from ullage.isolation import parent
 from ullage.isolation.parent import Outcome
@@ -117,17 +123,63 @@ def test_limits_and_failures_of_the_process_are_told(tmp_path):
     assert "needed a conda environment; found none named 'nosuch'" in make(no_conda).note
 
 
-def test_an_estimate_goes_where_its_user_may_go(tmp_path):
+@pytest.fixture
+def for_all_users(monkeypatch):
+    """Processes of other users run a Python that they can run; the `PYTHONPATH` that it needs."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to act as another user")
+    found = public_python()
+    if found is None:
+        pytest.skip("needs a Python that every user can run")
+    monkeypatch.setattr(sys, "executable", found[0])
+    monkeypatch.setenv("PYTHONPATH", found[1])
+    return found[1]
+
+
+def test_an_estimate_goes_where_its_user_may_go(for_all_users):
     user = pwd.getpwnam("nobody")
-    private = tmp_path / "private"
-    private.mkdir(mode=0o700)
     request = dataclasses.replace(
-        NOTHING, cwd=str(private), rights={"uid": user.pw_uid, "gid": user.pw_gid, "user": "nobody"}
+        NOTHING, env={"PYTHONPATH": for_all_users}, rights={"uid": user.pw_uid, "gid": user.pw_gid, "user": "nobody"}
     )
-    note = make(request).note
-    assert "Permission denied" in note and "nothing to estimate" not in note
+    assert make(request).note == "not estimated: there is nothing to estimate"
+    with tempfile.TemporaryDirectory(dir="/tmp") as private:  # mode 700
+        note = make(dataclasses.replace(request, cwd=private)).note
+        assert note == f"not estimated: cannot enter the folder {private}: Permission denied"
+
+
+# Answers in Ullage's place before anything of Ullage runs in that process.
+PLANT = """
+import os, sys
+if "ullage.isolation" in sys.orig_argv:
+    channel = int(sys.orig_argv[sys.orig_argv.index("ullage.isolation") + 2])
+    os.write(channel, b'{"answer": {"upper": 4096, "figure": 4096, "fits": true, "gpu": "A100-40GB"}}\\n')
+    os._exit(0)
+"""
+
+
+def test_a_user_who_plants_an_answer_fools_only_himself(for_all_users, make_home):
+    folder = Path(tempfile.mkdtemp(prefix="ull", dir="/tmp"))
+    folder.chmod(0o755)
+    home = make_home(folder / "h")
+    home.by_command, home.variables = True, {"PYTHONPATH": for_all_users}
+    home.options = ["--virtual", "1xA100-40GB"]
+    home.settings += f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name}"\n'
+    home.work.chmod(0o755)
+    (home.work / "sitecustomize.py").write_text(PLANT)
+    job = {"command": ["python3", "train.py"], "cwd": str(home.work), "conda": "nosuch", "hold": True}
+    planted = {"PYTHONPATH": f"{home.work}{os.pathsep}{for_all_users}"}
+    try:
+        home.start()
+        key = "what nobody plants"
+        number = as_user(home, "submit", job=job | {"env": planted}, key=key)["ok"]["jobs"][0]
+        home.until(lambda: home.job(number)["estimate"], "the planted estimate")
+        assert home.job(number)["promise"] == 4096
+        other = home.submit(**job, memory=None, env={"PYTHONPATH": for_all_users})
+        home.until(lambda: home.job(other)["estimate"], "the other's estimate")
+        assert "found none named 'nosuch'" in home.job(other)["estimate"] and home.job(other)["promise"] is None
+    finally:
+        home.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def user_asks(number, uid):
@@ -168,7 +220,7 @@ def test_jobs_that_ask_the_same_get_one_answer_and_others_their_own():
 def test_a_job_that_comes_while_the_same_is_estimated_compares_with_it():
     """It might have changed a file that was read before."""
     (first, answer), (second, kept) = make_all([NOTHING, NOTHING], at_once=2)
-    assert (first, second) == ([1], [2]) and kept.note == f"{answer.note} (kept from before)"
+    assert (first, second) == ([1], [2]) and kept == dataclasses.replace(answer, kept=True)
 
 
 def test_an_answer_holds_while_the_files_that_it_follows_from_are_as_they_were(tmp_path):
@@ -176,7 +228,7 @@ def test_an_answer_holds_while_the_files_that_it_follows_from_are_as_they_were(t
     answer = make(request)
     assert "found none named 'mine'" in answer.note and answer.reads is not None
     again = dataclasses.replace(request, kept=[answer])
-    assert make(again).note == f"{answer.note} (kept from before)"
+    assert make(again) == dataclasses.replace(answer, kept=True)
     (tmp_path / "elsewhere/mine/bin").mkdir(parents=True)
     (tmp_path / ".conda").mkdir()
     (tmp_path / ".conda/environments.txt").write_text(f"{tmp_path}/elsewhere/mine\n")
@@ -371,3 +423,24 @@ def test_a_bug_is_told_by_the_command_that_submits_it(home):
         "ullage: job 1 is held: train.py fails: ValueError: no such layer (line 2 of train.py: raise ValueError("
     ), done.stderr
     assert "is held" in home.cli("submit", "--wait", "--", sys.executable, "train.py", code=1)
+
+
+def test_an_element_that_is_edited_leaves_the_others_of_its_array(make_here, monkeypatch):
+    waits, going = threading.Event(), []
+
+    def slowly(seed):
+        going.append(seed)
+        assert waits.wait(60)
+        return 1 << 30
+
+    Answers(monkeypatch, slowly)
+    here = make_here()
+    job = {"command": ["python", "train.py", "{index}"], "cwd": "/", "array": list(range(9)), "estimator": "ullage"}
+    numbers = here.call("submit", job=job | {"hold": True}, key="an array whose ends are edited")["jobs"]
+    here.until(lambda: going, "the first estimate")
+    assert "elements 0, 4 and 8" in here.daemon.intake.standing(here.daemon.context.store.job(numbers[1]))
+    here.call("edit", jobs=[numbers[0], numbers[1]], changes={"memory": 3 << 30})
+    here.call("edit", jobs=[numbers[4]], changes={"name": "another"})
+    waits.set()
+    here.until(lambda: all(here.job(number)["estimate"] for number in numbers), "all estimates")
+    assert [here.job(number)["promise"] >> 30 for number in numbers] == [3, 3, 1, 1, 1, 1, 1, 1, 1]

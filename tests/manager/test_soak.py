@@ -49,7 +49,7 @@ echo "end $ULLAGE_JOB_ID" >> attempts.log
 # A job that needs an estimate. While it is estimated it does to its folder what no estimate may do.
 TRAIN = """
 import json, os, subprocess, sys, torch
-if "ULLAGE_JOB_ID" not in os.environ:
+if os.environ["ULLAGE_JOB_ID"] == "0":
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     for name in ("precious.bin", "config.json"):
         with open(name, "rb") as file:
@@ -74,8 +74,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     model(torch.randn(int(os.environ.get("BATCH", 8)), width, device="cuda")).sum().backward()
     optimizer.step()
-torch.save(model.state_dict(), "precious.bin" if "ULLAGE_JOB_ID" not in os.environ else f"last-{os.getpid()}.pt")
-if "ULLAGE_JOB_ID" in os.environ:
+torch.save(model.state_dict(), "precious.bin" if os.environ["ULLAGE_JOB_ID"] == "0" else f"last-{os.getpid()}.pt")
+if os.environ["ULLAGE_JOB_ID"] != "0":
     with open("attempts.log", "a") as file:
         file.write(f"end {os.environ['ULLAGE_JOB_ID']}\\n")
 """

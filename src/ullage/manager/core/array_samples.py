@@ -78,7 +78,7 @@ class ArraySamples:
         return chosen
 
     def take(self, job: int, answer: EstimateAnswer | None) -> None:
-        """The answer for one that was asked about; `None` if it does not wait any more."""
+        """The answer for one of them; `None` if it does not wait any more, or not among these."""
         self.asked.discard(job)
         index = self._index_of.pop(job)
         if answer is not None:

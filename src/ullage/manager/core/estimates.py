@@ -153,6 +153,12 @@ class EstimateAnswer:
     seconds: float = 0.0
     own_failure: bool = False
     reads: Reads | None = None
+    kept: bool = False  # from an earlier run
+
+    @property
+    def text(self) -> str:
+        """The note as a job has it."""
+        return f"{self.note} (kept from before)" if self.kept else self.note
 
 
 @dataclass(frozen=True)
@@ -231,6 +237,10 @@ class Estimates:
 
     def want(self, job: int, request: EstimateRequest) -> None:
         """Ask for an estimate. The same that has not begun yet is made once; one that has begun is compared with."""
+        known = self._of_job.get(job)
+        if known is not None and known.request.identity == request.identity:
+            return
+        self.give_up([job])  # it was changed since it asked
         work = self._open.get(request.identity)
         if work is None:
             work = self._open[request.identity] = _Work(request)
@@ -341,8 +351,7 @@ class Estimates:
             work.request = replace(request, kept=())
             self._admit(work)
         else:
-            kept = request.kept[int(held)]
-            self._answer(work, replace(kept, note=f"{kept.note} (kept from before)", reads=None), kept)
+            self._answer(work, replace(request.kept[int(held)], kept=True))
         self._begin()
 
     def _begin(self) -> None:
@@ -368,17 +377,17 @@ class Estimates:
         finally:
             self._running.pop(work, None)
         if work.is_wanted:
-            self._answer(work, answer, answer)
+            self._answer(work, answer)
         else:
             self._leave(work)
         self._begin()
 
-    def _answer(self, work: _Work, answer: EstimateAnswer, kept: EstimateAnswer) -> None:
+    def _answer(self, work: _Work, answer: EstimateAnswer) -> None:
         """Tell an answer; those who came while it was made compare with it."""
         jobs = list(work.jobs)
         for job in jobs:
             del self._of_job[job]
-        self._leave(work, [kept] if kept.reads is not None else [])
+        self._leave(work, [answer] if answer.reads is not None else [])
         self._done(jobs, work.request, answer)
 
     def _leave(self, work: _Work, kept: Sequence[EstimateAnswer] = ()) -> None:

@@ -57,8 +57,7 @@ class Intake:
         self._dependencies = Dependencies(context.store)
         self._late: list[tuple[Sequence[int], EstimateAnswer, str | None]] = []  # jobs, answer, key to keep it by
         self._backlog: dict[int, deque[int]] = {}  # jobs of each user whose estimates are not asked for yet
-        self._arrays: dict[int, ArraySamples] = {}  # of which a few elements are being estimated
-        self._sampled: dict[int, int] = {}  # those elements' jobs, and their arrays
+        self._samples: dict[int, ArraySamples] = {}  # of each element that waits for what a few of its array say
         self.limits = UserLimits(context)
         self.estimates = Estimates(context.settings.estimating, self.answered)
 
@@ -183,8 +182,8 @@ class Intake:
                 arrays.setdefault(job.array_id, []).append(job)
             else:
                 self._backlog.setdefault(job.uid, deque()).append(job.id)
-        for array, elements in arrays.items():
-            self._sample(array, elements)
+        for elements in arrays.values():
+            self._sample(elements)
         self._ask_more()
 
     def _ask_more(self) -> None:
@@ -195,13 +194,21 @@ class Intake:
                 if _needs_estimate(job):
                     self._want_one(job)
 
-    def _sample(self, array: int, elements: Iterable[JobRecord]) -> None:
+    def _sample(self, elements: Sequence[JobRecord]) -> None:
+        """Have a few elements of an array estimated. Those that were edited leave the others that they were among."""
+        left = set()
+        for job in elements:
+            before = self._samples.pop(job.id, None)
+            if before is not None:
+                before.take(job.id, None)
+                left.add(before)
         count = self._context.settings.estimating.array_samples
         samples = ArraySamples({job.id: job.array_index or 0 for job in elements}, count)
-        self._arrays[array] = samples
+        self._samples |= dict.fromkeys(samples.rest, samples)
         for number in samples.ask():
-            self._sampled[number] = array
             self._want_one(self._store.job(number))
+        for before in left:
+            self._conclude(before)
 
     def _want_one(self, job: JobRecord) -> None:
         with self._context.handled.now(job.id):
@@ -230,8 +237,8 @@ class Intake:
     def standing(self, job: JobRecord) -> str | None:
         """How far the estimate of a job is; `None` if there is nothing to say."""
         found = self.estimates.standing(job.id)
-        if found is None and job.array_id in self._arrays:
-            found = self._arrays[job.array_id].standing()
+        if found is None and job.id in self._samples:
+            found = self._samples[job.id].standing()
         return found
 
     def _estimator(self, spec: JobSpec) -> str:
@@ -264,43 +271,48 @@ class Intake:
 
     def _tell_array(self, job: int, answer: EstimateAnswer | None) -> None:
         """An element that was estimated for its array has its answer, or wants none any more."""
-        array = self._sampled.pop(job, None)
-        if array is None:
-            return
-        samples = self._arrays[array]
-        samples.take(job, answer)
+        samples = self._samples.pop(job, None)
+        if samples is not None:
+            samples.take(job, answer)
+            self._conclude(samples)
+
+    def _conclude(self, samples: ArraySamples) -> None:
+        """When all that were asked about have answered, the rest has its answer, or asks for itself."""
         if samples.asked:
             return
-        del self._arrays[array]
+        for number in samples.rest:
+            self._samples.pop(number, None)
         rest = [self._store.jobs[number] for number in samples.rest if _needs_estimate(self._store.jobs.get(number))]
+        if not rest:
+            return
         agreed = samples.agreed()
-        if agreed is not None and rest:
+        if agreed is not None:
             self._late.append(([one.id for one in rest], agreed, None))
-        elif rest and samples.is_undecided:
-            self._sample(array, rest)
-        elif rest:
+        elif samples.is_undecided:
+            self._sample(rest)
+        else:
             self._backlog.setdefault(rest[0].uid, deque()).extend(one.id for one in rest)
 
     def _write(self, jobs: Sequence[int], answer: EstimateAnswer, key: str | None) -> Generator[None, None, None]:
         """Let jobs go on with their estimate, and keep it."""
-        if key is not None and answer.reads is not None:
+        if key is not None and answer.reads is not None and not answer.kept:
             self._store.keep_estimate(
                 key, answer.upper, answer.note, answer.own_failure, answer.seconds, answer.reads.to_dict()
             )
         for number in jobs:
             job = self._store.job(number)
-            if _needs_estimate(job):
+            if _needs_estimate(job) and key in (None, job.estimate_key):
                 self._write_one(job, answer)
             yield
         crash_point("estimated-before-commit")
 
     def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
-        found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.note}
+        found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.text}
         holds = answer.own_failure and self._context.settings.estimating.failed == "hold" and job.spec["gpus"] == 1
         if holds:  # on one GPU: more of them are not there when a script is estimated, and it may fail for that
             found["detail"] = answer.note.removeprefix(NOT_ESTIMATED)
         if job.state is State.ESTIMATING:
-            self._store.move(job, "estimated", State.HELD if holds else State.QUEUED, answer.note, **found)
+            self._store.move(job, "estimated", State.HELD if holds else State.QUEUED, answer.text, **found)
         else:
             self._store.update(job, **found)
 
