@@ -86,6 +86,8 @@ def measure(home: Path, jobs: int, kilobytes: int) -> None:
     client.submit_spec(JobSpec.model_validate({**base, "array": list(range(600, 600 + OTHERS))}))
     time.sleep(2.0)
     pings.longest()
+    time.sleep(5.0)
+    print(f"nothing asked for: the longest wait of a ping {pings.longest() * 1e3:.0f} ms")
 
     def order(what: str, do: Callable[[], Any]) -> Any:
         began = time.perf_counter()

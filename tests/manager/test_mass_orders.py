@@ -46,8 +46,8 @@ def store(tmp_path):
 def submit(store, key="an array of many", many=MANY):
     common = {"user": "ada", "uid": 1, "gid": 1, "name": "x", "state": State.QUEUED, "submitted": 0.0, "priority": 0,
               "exclusive": False, "submission": key, "spec": {"asked": {"command": ["a", "{index}"]}}}  # fmt: skip
-    parts = [{"part": number, "array_index": number + 1} for number in range(many)]
-    return (yield from store.submit(common, parts, {}))
+    parts = [({"part": number, "array_index": number + 1}, ()) for number in range(many)]
+    return (yield from store.submit(common, parts))
 
 
 def hold_all(store):

@@ -63,12 +63,25 @@ def jobs(incomplete: str) -> list[tuple[str, str]]:
     try:
         from ullage.manager.client import Client
 
-        found = Client(timeout=1.0).queue()
+        found = Client(timeout=1.0).folded_queue(limit=1000)["rows"]
     except UllageError:
         return []
-    return [
-        (str(job["id"]), f"{job['name']}, {job['state']}") for job in found if str(job["id"]).startswith(incomplete)
-    ]
+    from ullage.cli.job_tables import reference
+
+    named = [(reference(job) if job["jobs"] > 1 else str(job["id"]), job) for job in found]
+    return [(name, f"{job['name']}, {job['state']}") for name, job in named if name.startswith(incomplete)]
+
+
+def columns(incomplete: str) -> list[str]:
+    """Columns of tables of jobs, after those that were named already.
+
+    >>> columns("id,st")
+    ['id,state', 'id,started']
+    """
+    from ullage.cli.job_tables import COLUMNS
+
+    before, comma, begun = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in COLUMNS if name.startswith(begun)]
 
 
 def optimizers(incomplete: str) -> list[str]:

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ullage.cli import completion
+from ullage.cli.job_tables import FORMAT_HELP, HISTORY, QUEUE, chosen, host_share, label, memory, show
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue
 from ullage.text import plain_values
-from ullage.units import format_bytes, format_duration, parse_duration
+from ullage.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from ullage.manager.client import Client
 
+
+MOST_ROWS = 100_000  # that the daemon gives at a time
+_MANY = 10  # lines that say the same
 
 JobNumber = Annotated[
     str, typer.Argument(help="The job: its number (17), its place in an array (12_3), or its name.",
@@ -47,28 +51,38 @@ def print_each(answers: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(answers)
     else:
-        for answer in plain_values(answers):
-            out = sys.stdout if answer["done"] else sys.stderr
-            print(f"job {answer['job']} {answer['text']}" if answer["done"] else f"ullage: job {answer['job']}: "
-                  f"{answer['text']}", file=out)  # fmt: skip
+        _print_answers(plain_values(answers))
     if not all(answer["done"] for answer in answers):
         raise typer.Exit(1)
 
 
-def memory(size: int | None) -> str:
-    """A size in a table."""
-    return "unknown" if size is None else format_bytes(size)
-
-
-def label(job: dict[str, Any]) -> str:
-    """A job's number in a table, with its place in an array."""
-    return str(job["id"]) if job["array_id"] is None else f"{job['id']} ({job['array_id']}_{job['array_index']})"
+def _print_answers(answers: list[dict[str, Any]]) -> None:
+    """A line each; many jobs with the same answer have one together."""
+    alike: dict[tuple[bool, str], list[int]] = {}
+    for answer in answers:
+        alike.setdefault((answer["done"], answer["text"]), []).append(answer["job"])
+    for (done, text), jobs in alike.items():
+        if len(jobs) > _MANY:
+            print(f"{'' if done else 'ullage: '}{len(jobs):,} jobs, {jobs[0]} to {jobs[-1]}: {text}",
+                  file=sys.stdout if done else sys.stderr)  # fmt: skip
+            continue
+        for job in jobs:
+            print(
+                f"job {job} {text}" if done else f"ullage: job {job}: {text}", file=sys.stdout if done else sys.stderr
+            )
 
 
 def queue(
     user: Annotated[
         str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
     ] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Give each job of an array a row of its own.")] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", help="Show at most this many rows.", metavar="N", min=1)
+    ] = None,
+    columns: Annotated[
+        str, typer.Option("--format", help=FORMAT_HELP, metavar="COLUMNS", autocompletion=completion.columns)
+    ] = QUEUE,
     gpus: Annotated[
         bool, typer.Option("--gpus", help="Show the GPUs too: the memory that is used, promised and free.")
     ] = False,
@@ -76,57 +90,51 @@ def queue(
 ) -> None:
     """Show the jobs that wait or run.
 
-    A waiting job shows why it waits, a running one on which GPUs it runs.
+    A waiting job shows why it waits, a running one where it runs, and whether it uses more than it was promised. Jobs
+    of an array that wait are one row, such as 12_[5-10000]; other commands take that name, too.
+
+    A long table goes through a pager (PAGER). Where the output is no terminal, each row is a line of plain values with
+    tabs between them: bytes, seconds, and seconds since 1970.
 
     Examples:
 
       ullage queue
       ullage queue --user ada --gpus
+      ullage queue --all --format id,state,why
+      ullage queue --format id,promise | sort -k 2 -n
     """
-    manager = client()
-    jobs, cards = manager.queue(user), manager.gpus()
+    names, manager = chosen(columns), client()
     if as_json:
-        print_json({"jobs": jobs, "gpus": cards} if gpus else jobs)
+        jobs = manager.queue(user, limit)
+        print_json({"jobs": jobs, "gpus": manager.gpus()} if gpus else jobs)
         return
-    from rich.console import Console
-
-    console = Console()
+    cards = manager.gpus()
     index = {card["id"]: card["index"] for card in cards}
-    console.print(_job_table(plain_values(jobs), index) if jobs else "no jobs are waiting or running")
+    rows, foot = _rows(manager, user, every, limit)
+    for row in rows:
+        row["places"] = [index.get(place, place) for place in row["gpus_used"]]
+    if rows or not sys.stdout.isatty():
+        show(rows, names, foot)
+    else:
+        print("no jobs are waiting or running")
     if gpus:
-        console.print(_gpu_table(plain_values(cards)))
+        from rich.console import Console
+
+        Console().print(_gpu_table(plain_values(cards)))
         print(_host_line(manager.ping()))
 
 
-def _job_table(jobs: list[dict[str, Any]], index: dict[str, int]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("job", "user", "name", "state", "GPUs", "promise", "time", "why it waits, or where it runs"):
-        table.add_column(
-            name, justify="right" if name in ("GPUs", "promise", "time") else "left", no_wrap=name != "name"
-        )
-    table.columns[-1].no_wrap = False
-    for job in jobs:
-        places = ", ".join(f"GPU {index.get(place, place)}" for place in job["gpus_used"])
-        waits = job["alone"] is None  # it has no live attempt
-        where = f"on {places}" if places else "without a GPU"
-        running = ", ".join(filter(None, (where, "alone" if job["alone"] else "", _host(job))))
-        words = job["reason"] if waits else running
-        again = "again, " if job["recovery"] and waits else ""
-        seconds = job["waited"] if waits else job["ran"]
-        table.add_row(
-            label(job), job["user"], Text(job["name"]), job["state"], str(job["gpus"]), memory(job["promise"]),
-            format_duration(round(seconds or 0.0)), Text(f"{again}{words or ''}"),
-        )  # fmt: skip
-    return table
-
-
-def _host(job: dict[str, Any]) -> str:
-    """What a job is promised of the host, in words; "" where it is nothing."""
-    cores = f"{job['cores']} core{'' if job['cores'] == 1 else 's'}" if job["cores"] else ""
-    return ", ".join(filter(None, (cores, f"{memory(job['host_promise'])} host memory" if job["host_promise"] else "")))
+def _rows(manager: Client, user: str | None, every: bool, limit: int | None) -> tuple[list[dict[str, Any]], str]:
+    """The rows of the queue, and what is to be said below them."""
+    if every:
+        return manager.queue(user, limit), ""
+    found = manager.folded_queue(user, limit)
+    rows = list(found["rows"])
+    more = found["all_rows"] - len(rows)
+    counts = ", ".join(f"{number:,} {state}" for state, number in sorted(found["states"].items()))
+    if more:
+        return rows, f"{more:,} more rows; {found['jobs']:,} jobs in all: {counts}"
+    return rows, f"{found['jobs']:,} jobs: {counts}" if found["jobs"] > len(rows) else ""
 
 
 def _host_line(about: dict[str, Any]) -> str:
@@ -199,8 +207,8 @@ def _lines(job: dict[str, Any]) -> list[str]:
     alone = ", alone" if job["exclusive"] else ""
     where = f"{memory(job['promise'])} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}"
     lines.append(f"  promise    {where if job['gpus'] else 'no GPU'}")
-    if _host(job):
-        lines.append(f"  host       {_host(job)}")
+    if host_share(job):
+        lines.append(f"  host       {host_share(job)}")
     lines.append(f"  estimate   {job['estimate'] or 'under way'}")
     if job.get("after"):
         lines.append(f"  after      {', '.join(job['after'])}")
@@ -361,45 +369,35 @@ def wait(
 
 
 def history(
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many jobs.", min=1)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many jobs.", metavar="N", min=1)] = 20,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Show all jobs.")] = False,
     user: Annotated[
         str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
     ] = None,
+    columns: Annotated[
+        str, typer.Option("--format", help=FORMAT_HELP, metavar="COLUMNS", autocompletion=completion.columns)
+    ] = HISTORY,
     as_json: Json = False,
 ) -> None:
     """Show the jobs that are over, the latest first.
 
-    Shows how long each waited, ran and took in all, and why it ended.
+    Shows how long each waited and ran, and why it ended. A long table goes through a pager, and where the output is no
+    terminal, each job is a line of plain values with tabs between them, as with 'ullage queue'.
 
     Examples:
 
       ullage history
       ullage history -n 1000 --json
+      ullage history --all --format id,user,ran,exit
     """
-    jobs = client().history(limit, user)
+    names = chosen(columns)
+    jobs = client().history(MOST_ROWS if every else limit, user)
     if as_json:
         print_json(jobs)
         return
-    from rich.console import Console
-
-    Console().print(_table(plain_values(jobs)) if jobs else "no jobs have ended yet")
-
-
-def _table(jobs: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("job", "user", "name", "state", "ended", "waited", "ran", "in all", "why it ended"):
-        table.add_column(name, justify="right" if name in ("waited", "ran", "in all") else "left", no_wrap=True)
-    table.columns[-1].no_wrap = False
     for job in jobs:
-        ended = datetime.datetime.fromtimestamp(job["ended"]).strftime("%m-%d %H:%M:%S")
-        cause = job["cause"] or ""
-        more = job["detail"] or ""
-        words = cause if job["state"] == "done" or more == cause else f"{cause}: {more}" if cause else more
-        table.add_row(
-            label(job), job["user"], Text(job["name"]), job["state"], ended, format_duration(job["waited"]),
-            format_duration(job["ran"]), format_duration(job["completion"]), Text(words),
-        )  # fmt: skip
-    return table
+        job["places"] = []
+    if jobs or not sys.stdout.isatty():
+        show(jobs, names)
+    else:
+        print("no jobs have ended yet")

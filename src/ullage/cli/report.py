@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ullage.cli.jobs import client, memory, print_json
+from ullage.cli.job_tables import memory
+from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue
 from ullage.units import format_duration, parse_duration

@@ -129,9 +129,17 @@ class Client:
                     raise
                 time.sleep(0.05)
 
-    def queue(self, user: str | None = None) -> list[dict[str, Any]]:
-        """The jobs that are not over."""
-        return list(self.call("queue", user=user))
+    def queue(self, user: str | None = None, limit: int | None = None, offset: int = 0) -> list[dict[str, Any]]:
+        """The jobs that are not over, or a page of them."""
+        return list(self.call("queue", user=user, limit=limit, offset=offset))
+
+    def folded_queue(self, user: str | None = None, limit: int | None = None, offset: int = 0) -> dict[str, Any]:
+        """The same in few rows: jobs of an array that wait in the same state are one.
+
+        A row is the first of its jobs, with how many it stands for in `jobs` and their `indices`. Beside the `rows`:
+        `all_rows`, and how many `jobs` there are, also by `states`.
+        """
+        return dict(self.call("folded_queue", user=user, limit=limit, offset=offset))
 
     def history(self, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
         """The jobs that are over, the latest first."""
@@ -451,7 +459,8 @@ class _SocketTransport:
 _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ping": ("GET", "/v1/ping", ()),
     "submit": ("POST", "/v1/jobs", ()),
-    "queue": ("GET", "/v1/jobs", ("user",)),
+    "queue": ("GET", "/v1/jobs", ("user", "limit", "offset")),
+    "folded_queue": ("GET", "/v1/queue", ("user", "limit", "offset")),
     "status": ("GET", "/v1/jobs/{job}", ()),
     "logs": ("GET", "/v1/jobs/{job}/logs", ("attempt", "stream", "offset")),
     "cancel": ("POST", "/v1/jobs/{job}/cancel", ()),

@@ -118,7 +118,24 @@ class JobAnswer(_Answer):
     completion: float | None
     cause: str | None
     exit_code: int | None
+    over_promise: bool = Field(description="whether it uses more now than it was promised")
     reason: str | None = Field(description="why it waits")
+
+
+class RowAnswer(JobAnswer):
+    """A row of the queue: a job, or the first of several that wait in the same way."""
+
+    jobs: int = Field(description="how many jobs it stands for")
+    indices: str | None = Field(description="their indices, such as 5-10000; null for one job")
+
+
+class FoldedAnswer(_Answer):
+    """The queue in few rows."""
+
+    rows: list[RowAnswer]
+    all_rows: int
+    jobs: int
+    states: dict[str, int] = Field(description="how many jobs are in each state")
 
 
 class AttemptAnswer(_Answer):
@@ -337,6 +354,8 @@ _PART = 1000  # events at a time
 
 JobName = Annotated[str, Path(max_length=200, description="a number, 12_3 or 12_all of an array, or a name")]
 GPUName = Annotated[str, Path(max_length=200, description="an index or a UUID")]
+Limit = Annotated[int | None, Query(ge=1, le=100_000, description="at most so many")]
+Offset = Annotated[int, Query(ge=0, le=2**31, description="without the first ones")]
 User = Annotated[str | None, Query(max_length=200, description="only this user's")]
 EventNumber = Annotated[int, Query(ge=0, le=2**62)]
 
@@ -397,9 +416,14 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
         return JSONResponse(await ask(caller, "submit", {"job": job, "key": key}, 0.0), 201)
 
     @router.get("/v1/jobs", response_model=list[JobAnswer], tags=["jobs"])
-    async def queue(caller: Asker, user: User = None) -> Response:
-        """Jobs that are not over."""
-        return await _long(ask(caller, "queue", {"user": user}, 0.0))
+    async def queue(caller: Asker, user: User = None, limit: Limit = None, offset: Offset = 0) -> Response:
+        """Jobs that are not over, or a page of them."""
+        return await _long(ask(caller, "queue", {"user": user, "limit": limit, "offset": offset}, 0.0))
+
+    @router.get("/v1/queue", response_model=FoldedAnswer, tags=["jobs"])
+    async def folded_queue(caller: Asker, user: User = None, limit: Limit = None, offset: Offset = 0) -> Response:
+        """The same in few rows: jobs of an array that wait in the same state are one."""
+        return await _long(ask(caller, "folded_queue", {"user": user, "limit": limit, "offset": offset}, 0.0))
 
     @router.get("/v1/jobs/{job}", response_model=list[FullJobAnswer], tags=["jobs"])
     async def status(caller: Asker, job: JobName) -> Response:

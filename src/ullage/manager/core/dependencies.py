@@ -59,7 +59,7 @@ class Dependencies:
         if match is None:
             return [Need(number, whole, each.kind) for number, whole in self._named(caller, each.job)]
         index = None if match[2] == "all" else int(match[2])
-        found = self._store.history.of_array(int(match[1]), index)
+        found = self._store.history.of_array(int(match[1]), *([] if index is None else [index]))
         if not found:
             raise NoSuchJob(each.job)
         return [Need(int(match[1]), True, each.kind) if index is None else Need(found[0], False, each.kind)]

@@ -12,6 +12,7 @@ import functools
 import inspect
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -25,12 +26,11 @@ from ullage.manager.client import PROTOCOL
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.editing import JobEditor
-from ullage.manager.core.host import share_of
 from ullage.manager.core.intake import Intake
 from ullage.manager.core.report import Others, check_by, report_of, spans_of, visible
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.trials import Trials
-from ullage.manager.core.watchdog import MOST_CRASHES
+from ullage.manager.core.views import JobViews, attempt_shown, folded, gpu_shown
 from ullage.manager.identity import SCOPES, Caller, check_submitter, number_of_user
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import output_paths
@@ -38,69 +38,20 @@ from ullage.manager.running.launcher import STDERR, STDOUT
 from ullage.manager.running.supervisor import TERMINAL
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
-from ullage.placement import HostShare, Ledger, Slot
 from ullage.text import plain
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
+from ullage.workloads.schedules import parse_array
 from ullage.workloads.validation import checked
 
 if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer
 
 
-# Why a job waits, for states in which placement was not asked.
-_REASONS = {
-    State.ESTIMATING: "waits to be estimated",
-    State.HELD: "is held; 'ullage release' lets it go",
-    State.QUEUED: "has just come",
-}
-
-
-def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine: bool) -> dict[str, Any]:
-    """A job. With `whole`, its command, folder and environment's names too. To others than its owner and operators
-    (`mine` is false), nothing that may quote what it prints or runs."""
-    asked = job.request if whole and mine else job.spec["asked"]
-    shown: dict[str, Any] = {
-        "id": job.id, "name": job.name, "user": job.user, "state": job.state.value, "priority": job.priority,
-        "array_id": job.array_id, "array_index": job.array_index, "gpus": asked["gpus"],
-        "estimate": job.estimate_note if mine or job.estimate_note is None else HIDDEN,
-        "exclusive": job.exclusive, "recovery": job.recovery,
-        "submitted": job.submitted, "started": job.started, "ended": job.ended,
-        "waited": _span(job.submitted, job.started or job.ended or now),
-        "ran": job.ran,
-        "completion": _span(job.submitted, job.ended),
-        "cause": job.cause, "detail": job.detail if mine else None, "exit_code": job.exit_code,
-        "reason": _why_it_waits(job, reason),
-    }  # fmt: skip
-    if whole and mine:
-        names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
-                 "resumable", "mps_threads", "mps_memory", "begin", "retries", "requeue",
-                 "on_end", "webhook", "mail")  # fmt: skip
-        variables = asked.get("env") or job.spec.get("variables", [])
-        shown |= {name: asked.get(name) for name in names} | {"env": sorted(variables)}
-    return shown
-
-
-def _why_it_waits(job: JobRecord, reason: str | None) -> str | None:
-    poisonous = job.state is State.HELD and job.crashes >= MOST_CRASHES
-    return job.detail if poisonous else reason or _REASONS.get(job.state)
-
-
-def attempt_shown(attempt: AttemptRecord, mine: bool) -> dict[str, Any]:
-    """An attempt; its token stays between the daemon and its processes."""
-    shown = dataclasses.asdict(attempt)
-    shown.pop("token")
-    return shown if mine else shown | {"detail": None}
-
-
-def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None) -> dict[str, Any]:
-    """A GPU, with what the ledger says about it."""
-    shown = dataclasses.asdict(slot)
-    shown |= {
-        "promised": ledger.promised(slot.id), "free": ledger.free(slot.id), "jobs": list(ledger.holders(slot.id)),
-        "alone": ledger.exclusive(slot.id), "drain_reason": drained,
-    }  # fmt: skip
-    return shown
+def _page(limit: int | None, offset: int) -> slice:
+    if offset < 0 or limit is not None and not 1 <= limit <= MOST_ROWS:
+        raise InvalidValue(f"needed an offset of 0 or more and a limit from 1 to {MOST_ROWS}; found {offset}, {limit}")
+    return slice(offset, None if limit is None else offset + limit)
 
 
 def _token_shown(token: TokenRecord) -> dict[str, Any]:
@@ -109,12 +60,6 @@ def _token_shown(token: TokenRecord) -> dict[str, Any]:
     return shown
 
 
-def _span(begin: float | None, end: float | None) -> float | None:
-    """Seconds between two times of the wall clock, which may have been set back meanwhile."""
-    return None if begin is None or end is None else max(0.0, end - begin)
-
-
-HIDDEN = "only its owner and operators see this"
 _T = TypeVar("_T")
 Answers = Generator[None, None, _T]
 MOST_TOKENS = 100
@@ -125,17 +70,17 @@ _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 class Orders:
     """The verbs. `names` lists them; anything else is no order.
 
-    A job is named by its number (`17`), by its place in an array (`12_3`), a whole array by `12_all`, and a job of
-    one's own by its name.
+    A job is named by its number (`17`), by its place in an array (`12_3`), some of an array by `12_[1-5,8]`, all of it
+    by `12_all`, and a job of one's own by its name.
     """
 
-    names = ("ping", "submit", "dry_run", "queue", "status", "history", "logs", "attach", "cancel", "hold", "release",
-             "edit", "requeue", "drain", "resume", "gpus", "events", "report", "api", "figures", "stop_serving",
-             "tokens", "token_create", "token_revoke")  # fmt: skip
+    names = ("ping", "submit", "dry_run", "queue", "folded_queue", "status", "history", "logs", "attach", "cancel",
+             "hold", "release", "edit", "requeue", "drain", "resume", "gpus", "events", "report", "api", "figures",
+             "stop_serving", "tokens", "token_create", "token_revoke")  # fmt: skip
     changing = ("submit", "dry_run", "cancel", "hold", "release", "edit", "requeue", "drain", "resume", "token_create",
                 "token_revoke")  # fmt: skip
     operating = ("drain", "resume", "stop_serving", "api", "token_create", "token_revoke")  # other changes: to submit
-    long = ("queue", "status", "history", "events", "report", "figures")
+    long = ("queue", "folded_queue", "status", "history", "events", "report", "figures")
 
     def __init__(
         self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, scheduler: Scheduler,
@@ -144,6 +89,7 @@ class Orders:
         self._context, self._store, self._service = context, context.store, context.service
         self._intake, self._attempts, self._cgroups, self._tokens, self._api = intake, attempts, cgroups, tokens, api
         self._editor, self._trials = JobEditor(context, intake, attempts), Trials(context, intake, scheduler)
+        self._views = JobViews(context, intake)
 
     @classmethod
     def scope_of(cls, verb: str) -> str:
@@ -197,9 +143,23 @@ class Orders:
         check_submitter(caller)
         return self._trials.of(caller, checked(JobSpec, job, "the job"))
 
-    def queue(self, caller: Caller, user: str | None = None) -> list[dict[str, Any]]:
-        """All jobs that are not over, in the order of their numbers, with why they wait."""
-        return [self._shown(caller, job) for job in self._store.jobs.values() if user is None or job.user == user]
+    def queue(
+        self, caller: Caller, user: str | None = None, limit: int | None = None, offset: int = 0
+    ) -> list[dict[str, Any]]:
+        """All jobs that are not over, in the order of their numbers, with why they wait; or a page of them."""
+        jobs = [job for job in list(self._store.jobs.values()) if user is None or job.user == user]
+        return [self._views.shown(caller, job) for job in jobs[_page(limit, offset)]]
+
+    def folded_queue(
+        self, caller: Caller, user: str | None = None, limit: int | None = None, offset: int = 0
+    ) -> dict[str, Any]:
+        """The same in few rows: jobs of an array that wait in the same way are one. Also how many jobs there are."""
+        jobs = [job for job in list(self._store.jobs.values()) if user is None or job.user == user]
+        rows = folded(jobs)
+        return {
+            "rows": [self._views.folded(caller, row) for row in rows[_page(limit, offset)]],
+            "all_rows": len(rows), "jobs": len(jobs), "states": Counter(job.state.value for job in jobs),
+        }  # fmt: skip
 
     def status(self, caller: Caller, job: str | int) -> list[dict[str, Any]]:
         """All that is known of jobs: estimate, promise, attempts with their causes."""
@@ -209,14 +169,14 @@ class Orders:
         for one in jobs:
             mine = caller.may_change(one.uid)
             shown = [attempt_shown(attempt, mine) for attempt in attempts.get(one.id, ())]
-            found.append(self._shown(caller, one, whole=True) | {"attempts": shown})
+            found.append(self._views.shown(caller, one, whole=True) | {"attempts": shown})
         return found
 
     def history(self, caller: Caller, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
         """Jobs that are over, the last one first, with waiting, running and completion time."""
         if not 1 <= limit <= MOST_ROWS:
             raise InvalidValue(f"needed a limit from 1 to {MOST_ROWS}; found {limit!r}")
-        return [self._shown(caller, job) for job in self._store.history.over(limit, user)]
+        return [self._views.shown(caller, job) for job in self._store.history.over(limit, user)]
 
     def logs(
         self, caller: Caller, job: str | int, attempt: int | None = None, stream: str = "stdout", offset: int = 0
@@ -251,7 +211,7 @@ class Orders:
         attempt = self._store.attempts.get(number)
         file = None if attempt is None else self._context.attempt_folder(attempt) / TERMINAL
         return {
-            "job": number, "state": record.state.value, "reason": self._shown(caller, record)["reason"],
+            "job": number, "state": record.state.value, "reason": self._views.shown(caller, record)["reason"],
             "detail": record.detail, "exit_code": record.exit_code,
             "socket": str(file) if file is not None and record.state is State.RUNNING else None,
         }  # fmt: skip
@@ -403,7 +363,7 @@ class Orders:
     def resolve(self, caller: Caller, reference: str | int) -> list[int]:
         """The numbers of the jobs that a reference means."""
         text = str(reference)
-        match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,9}|all))?", text)
+        match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,9}|all|\[[\d,:-]{1,4096}\]))?", text)
         if match is None:
             mine = self._store.history.named(text, caller.uid)
             if not mine:
@@ -411,9 +371,10 @@ class Orders:
             return mine
         if match[2] is None:
             return [self._store.job(int(match[1])).id]
-        chosen = self._store.history.of_array(int(match[1]), None if match[2] == "all" else int(match[2]))
+        indices = [] if match[2] == "all" else parse_array(match[2].strip("[]"))
+        chosen = self._store.history.of_array(int(match[1]), *indices)
         if not chosen:
-            raise NoSuchJob(text)
+            raise NoSuchJob(text[:80])
         return chosen
 
     def _one(self, caller: Caller, reference: str | int) -> int:
@@ -454,36 +415,6 @@ class Orders:
         self._store.drain(found[0].id, drained, plain(reason)[:200])
         self._store.afterwards(self._service.wake)
         return {"gpu": found[0].id, "index": found[0].index, "drained": drained}
-
-    def _shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:
-        mine = caller.may_change(job.uid)
-        shown = job_shown(job, self._reason(job, mine), self._context.clock(), whole, mine)
-        attempt = self._store.attempts.get(job.id)
-        held = self._context.used.get(attempt.token) if attempt else None
-        pid = self._context.pids.get(job.id) if attempt else None
-        host = None if pid is None else self._context.slot_reader.monitor.host(pid)
-        share = share_of(job.spec["asked"], self._context.settings.host)
-        if attempt is not None:
-            share = HostShare(attempt.cores, attempt.host_promise)
-        return shown | {
-            "ran": job.ran + ((_span(attempt.started, self._context.clock()) if attempt else None) or 0.0),
-            "gpus_used": list(attempt.slots) if attempt else [], "alone": attempt.exclusive if attempt else None,
-            "promise": attempt.promise if attempt else job.promise, "used": max(held.values()) if held else None,
-            "cores": share.cores, "host_promise": share.memory,
-            "after": [need.reference for need in self._store.dependencies.get(job.id, ())],
-            "throttle": None if job.array_id is None else self._store.throttles.get(job.array_id),
-            "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
-        }  # fmt: skip
-
-    def _reason(self, job: JobRecord, mine: bool) -> str | None:
-        """Why a job waits, where more is known than its state."""
-        if job.state is State.QUEUED:
-            return self._context.reason(job.id)
-        if job.state is State.ESTIMATING:
-            return self._intake.standing(job)
-        if job.state is State.HELD and job.detail and mine:
-            return f"is held: {job.detail}; 'ullage release' starts it all the same"
-        return None
 
     def _check_mine(self, caller: Caller, job: JobRecord, doing: str) -> None:
         if not caller.may_change(job.uid):

@@ -87,13 +87,11 @@ class JobHistory:
         rows = self._database.rows("SELECT id FROM jobs WHERE name = ? AND uid = ? ORDER BY id", (name, uid))
         return [row["id"] for row in rows]
 
-    def of_array(self, array: int, index: int | None = None) -> list[int]:
-        """Numbers of the jobs of an array, or of the one with that index."""
-        one, values = ("", (array,)) if index is None else ("AND array_index = ?", (array, index))
-        return [
-            row["id"]
-            for row in self._database.rows(f"SELECT id FROM jobs WHERE array_id = ? {one} ORDER BY id", values)
-        ]
+    def of_array(self, array: int, *indices: int) -> list[int]:
+        """Numbers of the jobs of an array, or of those with these indices."""
+        chosen, values = (f"AND array_index IN {_LISTED}", (array, _listed(indices))) if indices else ("", (array,))
+        rows = self._database.rows(f"SELECT id FROM jobs WHERE array_id = ? {chosen} ORDER BY id", values)
+        return [row["id"] for row in rows]
 
     def needs(self, where: str, values: Iterable[Any] = ()) -> dict[int, tuple[Need, ...]]:
         """What the jobs (`j`) that a condition in SQL names wait for, or waited for in vain."""

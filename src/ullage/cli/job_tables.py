@@ -1,0 +1,222 @@
+"""Tables of jobs: columns by name, wrapped for people and in a pager, with plain values and tabs for programs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ullage.errors import UnknownName
+from ullage.text import plain
+from ullage.units import format_bytes, format_duration
+
+Job = dict[str, Any]
+_NARROWEST, _SHORTEST_NAME, _LONGEST_NAME, _INDENT = 30, 8, 24, "    "
+
+
+@dataclass(frozen=True)
+class JobColumn:
+    """A column: its head, its text for people, and its value for programs."""
+
+    head: str
+    text: Callable[[Job], str]
+    value: Callable[[Job], Any]
+    right: bool = False
+
+
+def memory(size: int | None) -> str:
+    """A size in a table."""
+    return "unknown" if size is None else format_bytes(size)
+
+
+def label(job: Job) -> str:
+    """How a job is called in a sentence: its number, with its place in an array."""
+    return str(job["id"]) if job["array_id"] is None else f"{job['id']} ({reference(job)})"
+
+
+def reference(job: Job) -> str:
+    """How a job is called on the command line; jobs of an array in one row have one name.
+
+    >>> reference({"id": 12, "array_id": 12, "array_index": 5, "jobs": 3, "indices": "5-7"})
+    '12_[5-7]'
+    """
+    if job["array_id"] is None:
+        return str(job["id"])
+    return f"{job['array_id']}_{job['array_index'] if job.get('jobs', 1) == 1 else '[' + job['indices'] + ']'}"
+
+
+def why(job: Job) -> str:
+    """Why it waits, where it runs, or why it ended."""
+    if job["ended"] is not None:
+        cause, more = job["cause"] or "", job["detail"] or ""
+        return cause if job["state"] == "done" or more in ("", cause) else f"{cause}: {more}" if cause else more
+    if job["alone"] is None:  # it has no live attempt
+        return ("again, " if job["recovery"] else "") + (job["reason"] or "")
+    places = ", ".join(f"GPU {place}" for place in job["places"])
+    over = f"USES {memory(job['used'])}, MORE THAN PROMISED" if job["over_promise"] else ""
+    where = f"on {places}" if places else "without a GPU"
+    return ", ".join(filter(None, (over, where, "alone" if job["alone"] else "", host_share(job))))
+
+
+def host_share(job: Job) -> str:
+    """What a job is promised of the host, in words; "" where it is nothing."""
+    cores = f"{job['cores']} core{'' if job['cores'] == 1 else 's'}" if job["cores"] else ""
+    return ", ".join(filter(None, (cores, f"{memory(job['host_promise'])} host memory" if job["host_promise"] else "")))
+
+
+def _state(job: Job) -> str:
+    return str(job["state"]) if job.get("jobs", 1) == 1 else f"{job['state']} {job['jobs']:,}"
+
+
+def _time(job: Job) -> float:
+    """How long it has been as it is: waiting, or running."""
+    waits = job["alone"] is None and job["ended"] is None
+    return float((job["waited"] if waits else job["ran"]) or 0.0)
+
+
+def _as_it_is(head: str, name: str, text: Callable[[Any], str] = str, right: bool = False) -> JobColumn:
+    """A column of one value of a job; unknown is empty."""
+    return JobColumn(head, lambda job: "" if job[name] is None else text(job[name]), lambda job: job[name], right)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).strftime("%m-%d %H:%M:%S")
+
+
+def _span(seconds: float) -> str:
+    return format_duration(round(seconds))
+
+
+COLUMNS: dict[str, JobColumn] = {
+    "id": JobColumn("job", reference, reference),
+    "name": _as_it_is("name", "name"),
+    "user": _as_it_is("user", "user"),
+    "state": JobColumn("state", _state, lambda job: job["state"]),
+    "jobs": JobColumn("jobs", lambda job: f"{job.get('jobs', 1):,}", lambda job: job.get("jobs", 1), right=True),
+    "priority": _as_it_is("priority", "priority", right=True),
+    "gpus": _as_it_is("GPUs", "gpus", right=True),
+    "cores": _as_it_is("cores", "cores", right=True),
+    "promise": JobColumn("promise", lambda job: memory(job["promise"]), lambda job: job["promise"], right=True),
+    "used": _as_it_is("used", "used", memory, right=True),
+    "where": JobColumn("GPU", lambda job: ",".join(map(str, job["places"])), lambda job: ",".join(job["gpus_used"])),
+    "time": JobColumn("time", lambda job: _span(_time(job)), _time, right=True),
+    "submitted": _as_it_is("submitted", "submitted", _moment),
+    "started": _as_it_is("started", "started", _moment),
+    "ended": _as_it_is("ended", "ended", _moment),
+    "waited": _as_it_is("waited", "waited", _span, right=True),
+    "ran": _as_it_is("ran", "ran", _span, right=True),
+    "took": _as_it_is("in all", "completion", _span, right=True),
+    "exit": _as_it_is("exit", "exit_code", right=True),
+    "estimate": _as_it_is("estimate", "estimate"),
+    "why": JobColumn("why", why, why),
+}
+QUEUE = "id,user,name,state,gpus,promise,time,why"
+HISTORY = "id,user,name,state,ended,waited,ran,why"
+FORMAT_HELP = f"The columns to show, such as id,state,why. There are {', '.join(COLUMNS)}."
+
+
+def chosen(names: str) -> list[str]:
+    """The names of columns in a text such as "id,state,why"; one that is not there is refused."""
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    for name in found:
+        if name not in COLUMNS:
+            raise UnknownName("column", name, COLUMNS, hint="columns: " + ", ".join(COLUMNS))
+    return found or list(COLUMNS)
+
+
+def show(jobs: Sequence[Job], names: Sequence[str], foot: str = "") -> None:
+    """Print jobs: in a terminal as a table, through a pager if it is long; elsewhere a line each, with tabs."""
+    if sys.stdout.isatty():
+        text = table(jobs, names, shutil.get_terminal_size().columns)
+        page(text + (f"\n{foot}" if foot else ""))
+        return
+    for job in jobs:
+        print("\t".join(_value(COLUMNS[name].value(job)) for name in names))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return "" if value is None else plain(str(value))
+
+
+def table(jobs: Sequence[Job], names: Sequence[str], width: int) -> str:
+    """Jobs as a table. A last column `why` is wrapped, and stands below each job where there is no room for it.
+
+    >>> base = {"array_id": None, "ended": 1.0, "state": "failed", "cause": "killed"}
+    >>> print(table([{**base, "id": 7, "detail": "by somebody"}], ["id", "why"], 80))
+    job  why
+    7    killed: by somebody
+    """
+    last = names[-1] == "why"
+    columns = [COLUMNS[name] for name in names]
+    rows = [[column.head for column in columns]] + [[plain(column.text(job)) for column in columns] for job in jobs]
+    fixed = len(columns) - last
+    widths = [max(map(_width, cells)) for cells in zip(*rows, strict=True)]
+    if "name" in names:  # it gives way where there is little room
+        place = names.index("name")
+        others = sum(widths[:fixed]) - widths[place] + 2 * fixed
+        most = min(max(width - others, _SHORTEST_NAME), _LONGEST_NAME)
+        rows = [
+            [_shortened(cell, most) if number == place else cell for number, cell in enumerate(row)] for row in rows
+        ]
+        widths[place] = min(widths[place], most)
+    room = width - sum(widths[:fixed]) - 2 * fixed
+    lines: list[str] = []
+    for row in rows:
+        cells = [
+            " " * (size - _width(cell)) + cell if column.right else cell + " " * (size - _width(cell))
+            for cell, size, column in zip(row[:fixed], widths, columns, strict=False)
+        ]
+        line = "  ".join(cells)
+        if not last:
+            lines.append(line.rstrip())
+        elif room >= min(_NARROWEST, widths[-1]):
+            words = _wrapped(row[-1], room)
+            lines.append(f"{line}  {words[0]}".rstrip() if fixed else words[0])
+            lines += [" " * (width - room) + word for word in words[1:]]
+        else:
+            lines.append(line.rstrip())
+            if row is not rows[0]:
+                lines += [_INDENT + word for word in _wrapped(row[-1], max(_NARROWEST, width - len(_INDENT)))]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, width) or [""]
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _shortened(name: str, most: int) -> str:
+    if _width(name) <= most:
+        return name
+    while _width(name) >= most:
+        name = name[:-1]
+    return name + "…"
+
+
+def page(text: str) -> None:
+    """Print a text; in a terminal that is too small for it, through a pager, as git does (PAGER=cat: without)."""
+    pager = shlex.split(os.environ.get("PAGER", "less"))
+    if not sys.stdout.isatty() or text.count("\n") < shutil.get_terminal_size().lines - 1 or not pager:
+        print(text)
+        return
+    try:
+        subprocess.run(pager, input=text + "\n", text=True, env={"LESS": "FRX", **os.environ}, check=False)
+    except OSError:
+        print(text)

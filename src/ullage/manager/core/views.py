@@ -1,0 +1,159 @@
+"""Jobs, attempts and GPUs as orders show them: plain values, ready for JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.host import share_of
+from ullage.manager.core.intake import Intake
+from ullage.manager.core.watchdog import MOST_CRASHES
+from ullage.manager.identity import Caller
+from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
+from ullage.placement import HostShare, Ledger, Slot
+
+HIDDEN = "only its owner and operators see this"
+
+# Why a job waits, for states in which placement was not asked.
+_REASONS = {
+    State.ESTIMATING: "waits to be estimated",
+    State.HELD: "is held; 'ullage release' lets it go",
+    State.QUEUED: "has just come",
+}
+
+
+def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine: bool) -> dict[str, Any]:
+    """A job. With `whole`, its command, folder and environment's names too. To others than its owner and operators
+    (`mine` is false), nothing that may quote what it prints or runs."""
+    asked = job.request if whole and mine else job.spec["asked"]
+    shown: dict[str, Any] = {
+        "id": job.id, "name": job.name, "user": job.user, "state": job.state.value, "priority": job.priority,
+        "array_id": job.array_id, "array_index": job.array_index, "gpus": asked["gpus"],
+        "estimate": job.estimate_note if mine or job.estimate_note is None else HIDDEN,
+        "exclusive": job.exclusive, "recovery": job.recovery,
+        "submitted": job.submitted, "started": job.started, "ended": job.ended,
+        "waited": _span(job.submitted, job.started or job.ended or now),
+        "ran": job.ran,
+        "completion": _span(job.submitted, job.ended),
+        "cause": job.cause, "detail": job.detail if mine else None, "exit_code": job.exit_code,
+        "reason": _why_it_waits(job, reason),
+    }  # fmt: skip
+    if whole and mine:
+        names = ("command", "cwd", "venv", "conda", "memory", "host_memory", "model", "batch_size", "time_limit",
+                 "resumable", "mps_threads", "mps_memory", "begin", "retries", "requeue",
+                 "on_end", "webhook", "mail")  # fmt: skip
+        variables = asked.get("env") or job.spec.get("variables", [])
+        shown |= {name: asked.get(name) for name in names} | {"env": sorted(variables)}
+    return shown
+
+
+def _why_it_waits(job: JobRecord, reason: str | None) -> str | None:
+    poisonous = job.state is State.HELD and job.crashes >= MOST_CRASHES
+    return job.detail if poisonous else reason or _REASONS.get(job.state)
+
+
+def attempt_shown(attempt: AttemptRecord, mine: bool) -> dict[str, Any]:
+    """An attempt; its token stays between the daemon and its processes."""
+    shown = dataclasses.asdict(attempt)
+    shown.pop("token")
+    return shown if mine else shown | {"detail": None}
+
+
+def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None) -> dict[str, Any]:
+    """A GPU, with what the ledger says about it."""
+    shown = dataclasses.asdict(slot)
+    shown |= {
+        "promised": ledger.promised(slot.id), "free": ledger.free(slot.id), "jobs": list(ledger.holders(slot.id)),
+        "alone": ledger.exclusive(slot.id), "drain_reason": drained,
+    }  # fmt: skip
+    return shown
+
+
+def _span(begin: float | None, end: float | None) -> float | None:
+    """Seconds between two times of the wall clock, which may have been set back meanwhile."""
+    return None if begin is None or end is None else max(0.0, end - begin)
+
+
+def folded(jobs: Iterable[JobRecord]) -> list[list[JobRecord]]:
+    """Jobs in rows: those of an array that wait in the same state and with the same rank are one row."""
+    rows: dict[tuple[object, ...], list[JobRecord]] = {}
+    for job in jobs:
+        alike = job.array_id is not None and job.state in WAITING
+        key = (job.array_id, job.state, job.priority, job.recovery) if alike else (job.id,)
+        rows.setdefault(key, []).append(job)
+    return list(rows.values())
+
+
+def ranges(indices: Iterable[int]) -> str:
+    """Indices in few words, as `parse_array` reads them.
+
+    >>> ranges([1, 2, 3, 7, 9, 10])
+    '1-3,7,9-10'
+    """
+    found: list[list[int]] = []
+    for index in sorted(indices):
+        if found and index == found[-1][1] + 1:
+            found[-1][1] = index
+        else:
+            found.append([index, index])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+class JobViews:
+    """Jobs as somebody may see them. Any thread may ask."""
+
+    def __init__(self, context: ManagerContext, intake: Intake) -> None:
+        self._context, self._intake = context, intake
+
+    def folded(self, caller: Caller, row: list[JobRecord]) -> dict[str, Any]:
+        """A row of `folded`: its first job, how many `jobs` it stands for, and their indices."""
+        promises = [job.promise for job in row]
+        several = (
+            {} if len(row) == 1 else {"promise": None if None in promises else max(map(int, filter(None, promises)))}
+        )
+        return self.shown(caller, row[0]) | several | {
+            "jobs": len(row),
+            "indices": ranges(job.array_index for job in row if job.array_index is not None) if len(row) > 1 else None,
+        }  # fmt: skip
+
+    def shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:
+        """A job; with `whole`, its command and all that it asked for too."""
+        context, mine = self._context, caller.may_change(job.uid)
+        shown = job_shown(job, self._reason(job, mine), context.clock(), whole, mine)
+        attempt = context.store.attempts.get(job.id)
+        held = context.used.get(attempt.token) if attempt else None
+        used = max(held.values()) if held else None
+        pid = context.pids.get(job.id) if attempt else None
+        host = None if pid is None else context.slot_reader.monitor.host(pid)
+        share = share_of(job.spec["asked"], context.settings.host)
+        if attempt is not None:
+            share = HostShare(attempt.cores, attempt.host_promise)
+        return shown | {
+            "ran": job.ran + ((_span(attempt.started, context.clock()) if attempt else None) or 0.0),
+            "gpus_used": list(attempt.slots) if attempt else [], "alone": attempt.exclusive if attempt else None,
+            "promise": attempt.promise if attempt else job.promise, "used": used,
+            "over_promise": attempt is not None and self._is_over_promise(attempt, used),
+            "cores": share.cores, "host_promise": share.memory,
+            "after": [need.reference for need in context.store.dependencies.get(job.id, ())],
+            "throttle": None if job.array_id is None else context.store.throttles.get(job.array_id),
+            "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
+        }  # fmt: skip
+
+    def _is_over_promise(self, attempt: AttemptRecord, used: int | None) -> bool:
+        if used is None or attempt.promise is None or attempt.exclusive:
+            return False
+        return used > attempt.promise + self._context.settings.running.tolerance
+
+    def _reason(self, job: JobRecord, mine: bool) -> str | None:
+        """Why a job waits, where more is known than its state."""
+        if job.state is State.QUEUED:
+            return self._context.reason(job.id)
+        if job.state is State.ESTIMATING:
+            with contextlib.suppress(KeyError, RuntimeError):  # what is under way may change while it is looked at
+                return self._intake.standing(job)
+        if job.state is State.HELD and job.detail and mine:
+            return f"is held: {job.detail}; 'ullage release' starts it all the same"
+        return None
