@@ -149,6 +149,7 @@ def changes_files(request):
     os.mkdir("staging")
     Path("staging/x").write_text("x")
     os.rename("staging", "checkpoint-1")
+    os.rename("kept", "kept.old")
     os.symlink("last.pt", "best.pt")
     Path(tempfile.gettempdir(), request["name"]).write_text("temporary")
     return {"rows": Path("results.csv").read_text(), "seen": sorted(map(str, Path().rglob("*")))}

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ullage.isolation import recording, redirection
+from ullage.isolation import recording, redirection, world
 from ullage.isolation.process_identity import Process, is_alive
 from ullage.isolation.protocol import Channel
 
@@ -33,6 +33,8 @@ def main(entry: str, channel: str, told: str) -> None:
         end_with(Process(*options["parent"]))
     if options["redirect"] is not None:
         redirection.start(options["redirect"], network=options["network"])
+    elif world.is_private():
+        world.mend_renames()
     request = json.load(sys.stdin.buffer)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request

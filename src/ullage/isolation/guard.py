@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from ullage.errors import InvalidValue, MissingPackage
@@ -30,6 +31,7 @@ from ullage.isolation.protocol import Channel, encode, error_text
 from ullage.units import format_bytes
 
 _EVERY = 0.1  # seconds between two looks
+COVERED, REDIRECTED = "overlays", "redirection"  # how a child's files are kept
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
 BOOT = "import sys; sys.path.append(sys.argv[1]); from ullage.isolation.guard import main; main(sys.argv[2])"
 
@@ -38,11 +40,13 @@ BOOT = "import sys; sys.path.append(sys.argv[1]); from ullage.isolation.guard im
 class Private:
     """A child's private world: it reads what its user can read, and all that it writes is gone with it.
 
-    Only with `network` does it reach more than this machine's own loopback address, which then is its own. With
-    `namespaces=False` it is made without the kernel's help, as where that is refused.
+    Only with `network` does it reach more than a loopback address of its own. Its files are covered by overlays, unless
+    that is refused or `overlays=False`; then its writes are redirected. Processes and network are kept apart by
+    namespaces, unless these are refused or `namespaces=False`; then Python does what it can.
     """
 
     network: bool = False
+    overlays: bool = True
     namespaces: bool = True
 
 
@@ -50,7 +54,7 @@ class Private:
 class Order:
     """What the guard is to do. `command` is the child's; `told` is what the child is told, as its last argument.
 
-    Where namespaces are refused, what the child writes goes to `folder`, which does not exist yet.
+    Where there are no overlays, what the child writes goes to `folder`, which does not exist yet.
     """
 
     command: list[str]
@@ -94,13 +98,19 @@ def _guard(order: Order, channel: Channel) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     if sys.platform == "linux":
         kernel.adopt_orphans()
-        spaces = _Namespaces(order)
-        first = spaces.start() if order.private.namespaces else None
-        if first is not None:
-            channel.private("namespaces")
-            return spaces.watch(first, channel)
-    channel.private("redirection")
-    return _Redirected(order).run(channel)
+    try:
+        if sys.platform == "linux" and order.private.namespaces:
+            spaces = _Namespaces(order)
+            found = spaces.start()
+            if found is not None:
+                first, how = found
+                channel.private(how)
+                return spaces.watch(first, channel)
+        channel.private(REDIRECTED)
+        return _redirect(order, channel)
+    finally:
+        _end_all()
+        shutil.rmtree(order.folder, ignore_errors=True)
 
 
 def _become(order: Order, **told: Any) -> None:
@@ -138,8 +148,8 @@ class _Namespaces:
         self._life, self._words = os.pipe(), os.pipe()  # the world ends when `_life` is closed; it speaks on `_words`
         self._torn = b""
 
-    def start(self) -> int | None:
-        """Start the world; returns the pid of its first process, `None` where the system refuses."""
+    def start(self) -> tuple[int, str] | None:
+        """Start the world; returns the pid of its first process and how files are kept, `None` where it is refused."""
         helper = self._fork(self._enter)
         for descriptor in (self._life[0], self._words[1]):
             os.close(descriptor)
@@ -150,11 +160,11 @@ class _Namespaces:
             first = int(self._hear("first"))
             os.waitpid(helper, 0)  # this process is the parent of the first one now
             os.write(self._life[1], b"g")
-            self._hear("ready")
+            how = str(self._hear("ready"))
         except (_Refused, OSError):
             os.close(self._life[1])
             return None
-        return first
+        return first, how
 
     def _fork(self, life: Callable[[], None]) -> int:
         pid = os.fork()
@@ -186,29 +196,28 @@ class _Namespaces:
         assert order.private is not None
         if not order.private.network:
             kernel.raise_loopback()
-        memory = world.build(order.written, _near(order))
-        self._say({"ready": True})
-        child = self._fork(self._child)
+        memory = world.build(order.written, order.cwd, _near(), order.private.overlays)
+        self._say({"ready": REDIRECTED if memory is None else COVERED})
+        child = self._fork(lambda: self._child(memory is None))
+        taken = partial(_taken, order.folder) if memory is None else partial(world.written, memory)
         os.close(order.channel)
         for stream in (0, 1, 2):
             os.close(stream)
         end = None
         while end is None and not select.select([self._life[0]], [], [], 0)[0]:
             end = _reap(child)
-            if end is None and world.written(memory) <= order.written:
+            if end is None and taken() <= order.written:
                 _wait_a_moment()
             else:
-                self._say({"end": [end, world.written(memory)]})
+                self._say({"end": [end, taken()]})
                 return
 
-    def _child(self) -> None:
-        os.setsid()
+    def _child(self, redirect: bool) -> None:
         for descriptor in (self._life[0], self._words[1]):
             os.close(descriptor)
         kernel.drop_capabilities()
         kernel.gain_no_rights()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        _become(self._order)
+        _begin(self._order, redirect)
 
     def watch(self, first: int, channel: Channel) -> int:
         """Wait until the world has ended, or end it; returns how the child ended."""
@@ -243,41 +252,34 @@ class _Namespaces:
         return word[name]
 
 
-class _Redirected:
-    """A world made without the kernel: the child redirects what it writes (see `redirection`)."""
+def _redirect(order: Order, channel: Channel) -> int:
+    """Start the child without namespaces, wait for its end or end it; returns how it ended."""
+    end, child = None, os.fork()
+    if child == 0:
+        _begin(order, redirect=True)
+    while end is None:
+        if _wait_a_moment() or not is_alive(order.parent):
+            return -signal.SIGKILL
+        end = _reap(child)
+        if _taken(order.folder) > order.written:
+            channel.limit(_wrote_too_much(order))
+            return -signal.SIGKILL
+    return end
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+
+def _begin(order: Order, redirect: bool) -> None:
+    """In the child: shut what is left open, and become it. With `redirect` it will see to its writes itself."""
+    assert order.private is not None
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    if redirect:
         os.mkdir(order.folder, 0o700)
-
-    def run(self, channel: Channel) -> int:
-        """Start the child, wait for its end or end it, and leave nothing of it; returns how it ended."""
-        order, end, child = self._order, None, os.fork()
-        if child == 0:
-            self._child()
-        try:
-            while end is None:
-                if _wait_a_moment() or not is_alive(order.parent):
-                    return -signal.SIGKILL
-                end = _reap(child)
-                if _taken(order.folder) > order.written:
-                    channel.limit(_wrote_too_much(order))
-                    return -signal.SIGKILL
-            return end
-        finally:
-            _end_all()
-            shutil.rmtree(order.folder, ignore_errors=True)
-
-    def _child(self) -> None:
-        order = self._order
-        assert order.private is not None
-        os.setsid()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         most = order.written + WRITTEN_UNNOTICED
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         if sys.platform == "linux":
             kernel.confine(order.folder)
         _become(order, redirect=order.folder, network=order.private.network)
+    _become(order)
 
 
 def _end_all() -> None:
@@ -347,7 +349,7 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _near(order: Order) -> list[str]:
-    """Places where the child is likely to write."""
+def _near() -> list[str]:
+    """Places where a child is likely to write, beside its folder."""
     named = (value for value in os.environ.values() if value.startswith("/") and ":" not in value)
-    return [*filter(None, [order.cwd]), "/tmp", "/var/tmp", *named]
+    return ["/tmp", "/var/tmp", *named]

@@ -64,6 +64,11 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
         raise OSError(error.errno, f"{error.strerror} ({kind} at {target})") from None
 
 
+def unmount(target: str) -> None:
+    """Take a mount away, with all that is mounted below it."""
+    call("umount2", os.fsencode(target), _MNT_DETACH)
+
+
 def make_read_only(target: str) -> None:
     """A mount and all that is mounted below it."""
     attributes = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
@@ -75,7 +80,7 @@ def enter_root(folder: str) -> None:
     """Make a folder, which is a mount, this process's root, and let go of the root that was."""
     os.chdir(folder)
     syscall(_SYS_PIVOT_ROOT[os.uname().machine], b".", b".")
-    call("umount2", b".", _MNT_DETACH)
+    unmount(".")
     os.chdir("/")
 
 

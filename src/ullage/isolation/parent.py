@@ -49,9 +49,9 @@ class Outcome:
     """What came of a child: its answer, or why there is none.
 
     `failure` goes on after "the process" ("was ended by SIGKILL") except for an `"error"` that the function raised,
-    which is told as it is ("ValueError: no such layer"). `private` says how a private world was made: by
-    "namespaces" of the kernel, or by "redirection" of what is written. `reads` is what the run depended on, where that
-    was recorded.
+    which is told as it is ("ValueError: no such layer"). `private` says how the files of a private
+    world are kept: by "overlays", or by "redirection" of what is written. `reads` is what the run depended on, where
+    that was recorded.
     """
 
     answer: dict[str, Any] | None = None

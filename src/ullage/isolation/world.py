@@ -8,12 +8,15 @@ the first of its pid namespace.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NamedTuple
+from functools import wraps
+from itertools import islice
+from typing import Any, NamedTuple
 
 from ullage.isolation import kernel
 from ullage.isolation.limits import WRITTEN_UNNOTICED
@@ -22,6 +25,7 @@ _NAME = "ullage"  # the source of our mounts, by which a process knows that it i
 _ORIGINAL = "/.original"  # large files that could not be covered, read-only
 _LARGEST_COPY = 8 << 20  # bytes
 _MOST_FILES = 1_000_000
+_MOST_LOOKED_AT = 2_000
 _NO_FILES = {  # file systems in which nobody keeps files; `overlay` could not cover them
     "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
     "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs",
@@ -66,17 +70,48 @@ def is_private() -> bool:
         return False
 
 
-def build(limit: int, near: Iterable[str]) -> int:
+def mend_renames() -> None:
+    """In a private world, let this process rename folders: an overlay wants them copied, as between two disks."""
+
+    def mended(rename: Callable[..., None]) -> Callable[..., None]:
+        @wraps(rename)
+        def call(source: Any, target: Any, **options: Any) -> None:
+            try:
+                rename(source, target, **options)
+            except OSError as error:
+                if error.errno != errno.EXDEV or options or not os.path.isdir(source):
+                    raise
+                if os.path.isdir(target):
+                    os.rmdir(target)
+                shutil.copytree(source, target, symlinks=True)
+                shutil.rmtree(source)
+
+        return call
+
+    os.rename, os.replace = mended(os.rename), mended(os.replace)
+
+
+def build(limit: int, cwd: str | None, near: Iterable[str], overlays: bool = True) -> int | None:
     """Cover everything; returns a descriptor of the memory that it is written to, for `written`.
 
-    `near` are places where something is likely to be written.
+    `near` are places where something is likely to be written, beside the folder `cwd`. Returns `None`, with nothing
+    covered, without `overlays` and where they are not good enough.
     """
-    there = mounts()
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    memory = _cover(limit, cwd, near) if overlays and not _has_files_of_others(cwd or "/") else None
+    if memory is None:
+        _show_processes("/proc")
+    return memory
+
+
+def _cover(limit: int, cwd: str | None, near: Iterable[str]) -> int | None:
+    there = mounts()
     place = next(folder for folder in ("/tmp", "/mnt", "/run", "/var") if os.path.isdir(folder))
     size = f"size={limit + WRITTEN_UNNOTICED},nr_inodes={_MOST_FILES},mode=0755"
     kernel.mount(_NAME, place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
-    _check_attributes(place)
+    if not _has_attributes(place):
+        kernel.unmount(place)
+        return None
     for name in ("old", "new"):
         os.mkdir(f"{place}/{name}")
     kernel.swap_root(place, "old")
@@ -84,9 +119,9 @@ def build(limit: int, near: Iterable[str]) -> int:
     kernel.mount("/new", "/new", flags=kernel.MS_BIND)
     cover = _Cover(there)
     cover.cover("/")
-    for path in near:
+    for path in [*filter(None, [cwd]), *near]:
         cover.cover_near(path)
-    kernel.mount("proc", "/new/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    _show_processes("/new/proc")
     for path in _KERNEL:
         with suppress(FileNotFoundError):
             kernel.mount(f"/new{path}", f"/new{path}", flags=kernel.MS_BIND)
@@ -103,10 +138,34 @@ def written(memory: int) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-def _check_attributes(place: str) -> None:
+def _show_processes(path: str) -> None:
+    """Those of this pid namespace."""
+    kernel.mount("proc", path, "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+
+
+def _has_attributes(place: str) -> bool:
     """Without them (before Linux 6.6) an overlay cannot replace a folder or rename one."""
-    os.setxattr(place, "user.ullage", b"1")
-    os.removexattr(place, "user.ullage")
+    try:
+        os.setxattr(place, "user.ullage", b"1")
+        os.removexattr(place, "user.ullage")
+    except OSError:
+        return False
+    return True
+
+
+def _has_files_of_others(folder: str) -> bool:
+    """Whether there are files that this user may write to and an overlay could not (see `_Cover.cover_near`)."""
+    if os.getuid() == 0:
+        return False
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in islice(entries, _MOST_LOOKED_AT):
+            if _is_foreign(entry.stat(follow_symlinks=False)) and os.access(entry.path, os.W_OK):
+                return True
+    return False
+
+
+def _is_foreign(found: os.stat_result) -> bool:
+    return (found.st_uid, found.st_gid) != (os.getuid(), os.getgid())
 
 
 class _Cover:
@@ -141,8 +200,12 @@ class _Cover:
                 return
             if not stat.S_ISDIR(found.st_mode):
                 return
-            foreign = (found.st_uid, found.st_gid) != (os.getuid(), os.getgid())
-            if foreign and folder not in self._covered and not self._below(folder) and self._is_under_overlay(folder):
+            if (
+                _is_foreign(found)
+                and folder not in self._covered
+                and not self._below(folder)
+                and self._is_under_overlay(folder)
+            ):
                 self._overlay(folder)
 
     def _is_under_overlay(self, folder: str) -> bool:
