@@ -79,7 +79,9 @@ class Orders:
              "stop_serving", "tokens", "token_create", "token_revoke")  # fmt: skip
     changing = ("submit", "dry_run", "cancel", "hold", "release", "edit", "requeue", "drain", "resume", "token_create",
                 "token_revoke")  # fmt: skip
-    operating = ("drain", "resume", "stop_serving", "api", "token_create", "token_revoke")  # other changes: to submit
+    reading = ("ping", "queue", "folded_queue", "status", "history", "logs", "gpus", "events", "report", "figures",
+               "tokens")  # fmt: skip
+    operating = ("drain", "resume", "stop_serving", "api", "token_create", "token_revoke")
     long = ("queue", "folded_queue", "status", "history", "events", "report", "figures")
 
     def __init__(
@@ -98,7 +100,7 @@ class Orders:
         >>> Orders.scope_of("queue"), Orders.scope_of("cancel"), Orders.scope_of("drain")
         ('read', 'submit', 'operate')
         """
-        return "operate" if verb in cls.operating else "submit" if verb in cls.changing else "read"
+        return "operate" if verb in cls.operating else "read" if verb in cls.reading else "submit"
 
     def ping(self, caller: Caller) -> dict[str, Any]:
         """That somebody is there, and who."""
