@@ -2,13 +2,17 @@
 
 import json
 import os
+import pwd
 import signal
+import subprocess
 import sys
 
 import psutil
 import pytest
+from tests.manager.conftest import SOURCE
 
-from ullage.manager.running.cgroups import Cgroups
+from ullage.isolation.process_tree import remove_cgroup
+from ullage.manager.running.cgroups import Cgroups, own_root
 
 # Leaves a process with another parent, session and name, no open file and no environment, and stays. The next attempt
 # writes down whether that one still lives.
@@ -87,3 +91,68 @@ def test_the_guardian_may_be_killed_and_the_job_goes_on(served):
     served.go()
     job = served.wait(number)
     assert [attempt["cause"] for attempt in job["attempts"]] == ["finished"]
+
+
+TAKE = """
+import os, pathlib, sys, time
+from ullage.virtual.shared_card.cards import Cards
+assert Cards.open(os.environ["ULLAGE_CARDS"]).card(os.environ["CUDA_VISIBLE_DEVICES"]).take(3 << 30)
+while not os.path.exists("proceed"):
+    time.sleep(0.02)
+"""
+
+
+def test_what_a_process_takes_that_dropped_its_marks_counts_as_its_jobs(served):
+    if not Cgroups().usable:
+        pytest.skip("this user may make no cgroup here")
+    (served.work / "take.py").write_text(TAKE)
+    few = " ".join(f"{name}=${name}" for name in ("ULLAGE_CARDS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"))
+    number = served.script(f"exec env -i {few} {sys.executable} take.py", env=served.environment())
+    served.until(lambda: served.job(number)["used"] == 3 << 30, "its memory to be seen as its own")
+    assert not any(gpu["foreign"] for gpu in served.client.call("gpus"))
+    served.go()
+    assert served.wait(number)["state"] == "done"
+
+
+AS_NOBODY = """
+import os, pwd, signal, subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+from ullage.isolation.process_tree import cgroup_members, kill_cgroup
+from ullage.manager.running.cgroups import Cgroups
+user = pwd.getpwnam("nobody")
+os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
+groups = Cgroups()
+if not groups.usable:
+    sys.exit(groups.why)
+folder = groups.make("token")
+child = subprocess.Popen(["sleep", "1000"])
+open(folder + "/cgroup.procs", "w").write(str(child.pid))
+assert cgroup_members(folder) == [child.pid] and kill_cgroup(folder) == 1
+assert child.wait(60) == -signal.SIGKILL
+os.rmdir(folder)
+"""
+
+
+def as_nobody_in(group):
+    """Run the test above as an ordinary user whose process is in that group."""
+
+    def join():
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    command = [sys.executable, "-c", AS_NOBODY, str(SOURCE)]
+    return subprocess.run(command, preexec_fn=join, capture_output=True, text=True, timeout=60, cwd="/")
+
+
+def test_an_ordinary_user_has_groups_below_one_that_was_delegated_and_only_there(tmp_path):
+    if os.geteuid() != 0 or not Cgroups().usable:
+        pytest.skip("needs root, to delegate a cgroup")
+    nobody, own = pwd.getpwnam("nobody"), own_root() / f"ullage-test-{os.getpid()}"
+    own.mkdir()
+    try:
+        assert "ullage-jobs cannot be used: Permission denied" in as_nobody_in(own).stderr
+        for name in ("", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"):
+            os.chown(own / name, nobody.pw_uid, nobody.pw_gid)
+        done = as_nobody_in(own)
+        assert done.returncode == 0, done.stderr
+    finally:
+        remove_cgroup(str(own))

@@ -260,14 +260,24 @@ class RunningJobGuard:
         self, context: ManagerContext, attempts: AttemptTracker, makes_room: Callable[[AttemptRecord], bool]
     ) -> None:
         self._context, self._attempts, self._makes_room = context, attempts, makes_room
+        self._asked: dict[str, float] = {}  # when it was last asked whether an attempt makes room, by token
 
     def look(self) -> None:
-        """Once over all that run."""
+        """Once over all that run. Whether one makes room takes a pass over the queue: one is asked a look, in turn."""
+        past = []
         for number, attempt in list(self._context.store.attempts.items()):
             job = self._context.store.job(number)
             if job.state is State.RUNNING:
                 self._memory(job, attempt)
-                self._slot(job, attempt)
+                if self._slot_is_over(job, attempt):
+                    past.append((self._asked.get(attempt.token, 0.0), job, attempt))
+        if past:
+            _, job, attempt = min(past, key=lambda each: each[0])
+            self._asked = {each.token: self._asked.get(each.token, 0.0) for _, _, each in past}
+            self._asked[attempt.token] = time.monotonic()
+            if self._makes_room(attempt):
+                lead = self._lead(job)
+                self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")
 
     def _memory(self, job: JobRecord, attempt: AttemptRecord) -> None:
         context = self._context
@@ -297,13 +307,14 @@ class RunningJobGuard:
                 missing += max(0, (other.promise or 0) - context.used.get(other.token, {}).get(slot, 0))
         return missing > found.total - found.used
 
-    def _slot(self, job: JobRecord, attempt: AttemptRecord) -> None:
-        """A time slot ends for a job that can resume, and only if somebody waits who would start in its place."""
-        rules = self._context.settings.fairness
-        if rules.slot is None or not job.spec["asked"]["resumable"]:
-            return
+    def _lead(self, job: JobRecord) -> float:
         own = job.spec["asked"]["checkpoint_lead"]
-        lead = rules.checkpoint_lead if own is None else own
+        return float(self._context.settings.fairness.checkpoint_lead if own is None else own)
+
+    def _slot_is_over(self, job: JobRecord, attempt: AttemptRecord) -> bool:
+        """Whether a job that can resume has had its time slot; it ends only for one who would start in its place."""
+        slot = self._context.settings.fairness.slot
+        if slot is None or not job.spec["asked"]["resumable"]:
+            return False
         ran = self._context.launcher.running_for(self._context.attempt_folder(attempt))
-        if ran is not None and ran >= max(0.0, rules.slot - lead) and self._makes_room(attempt):
-            self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")
+        return ran is not None and ran >= max(0.0, slot - self._lead(job))

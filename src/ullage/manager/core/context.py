@@ -11,6 +11,7 @@ from pathlib import Path
 from ullage.isolation.process_identity import Process, start_of
 from ullage.manager.core.energy import EnergyMeter
 from ullage.manager.core.watchdog import Handled
+from ullage.manager.running.cgroups import JOBS
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import Sharing
 from ullage.manager.running.supervisor import TOKEN
@@ -27,7 +28,7 @@ _MARK = f"{TOKEN}=".encode()
 class SlotReader:
     """Turns readings of the monitor into the slots that placement sees, and into what each attempt holds.
 
-    A process belongs to an attempt by the token in its environment, whoever started it.
+    A process belongs to an attempt by the name of its cgroup or the token in its environment, whoever started it.
     """
 
     def __init__(self, monitor: Monitor) -> None:
@@ -84,6 +85,9 @@ class SlotReader:
 
 def _token_of(pid: int) -> str | None:
     with contextlib.suppress(OSError):
+        group = Path(f"/proc/{pid}/cgroup").read_text().partition(f"/{JOBS}/")[2]
+        if group:
+            return group.split()[0].partition("/")[0]
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             if variable.startswith(_MARK):
                 return variable.removeprefix(_MARK).decode(errors="replace")

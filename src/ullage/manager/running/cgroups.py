@@ -10,6 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
+JOBS = "ullage-jobs"  # the group of all groups of attempts
 _PERIOD = 100_000  # microseconds in which a group may use so many of each core
 
 
@@ -34,7 +35,7 @@ class Cgroups:
         if root is None or not (root / "cgroup.controllers").exists():
             return "this system has no cgroup v2"
         group = _own_group(root) if own is None else own
-        parent = group / "ullage-jobs"
+        parent = group / JOBS
         try:
             parent.mkdir(exist_ok=True)
         except OSError as error:
