@@ -6,6 +6,7 @@ As root, with another user of this system.
 import grp
 import json
 import os
+import pty
 import pwd
 import shutil
 import subprocess
@@ -115,6 +116,22 @@ def test_an_operator_may_requeue_and_edit_anybodys_job_but_not_with_his_own_envi
     shared.go("theirs")
     shared.client.release(number)
     assert shared.wait(number)["state"] == "done" and shared.client.logs(number) == "theirs\n"
+
+
+def test_the_output_of_another_user_cannot_write_to_an_operators_terminal(shared):
+    script = "printf 'red \\033[31m one\\n\\ttwo\\n'"
+    job = {"command": ["/bin/sh", "-c", script], "cwd": str(shared.work), "memory": 1 << 30}
+    theirs = as_user(shared, "submit", job=job, key="what nobody prints in red")["ok"]["jobs"][0]
+    mine = shared.script(script)
+    shown = {}
+    for number in (theirs, mine):
+        assert shared.wait(number)["state"] == "done"
+        master, terminal = pty.openpty()
+        command = [sys.executable, "-m", "ullage", "logs", str(number)]
+        subprocess.run(command, env=shared.environment(), stdout=terminal, timeout=60, check=True)
+        shown[number] = os.read(master, 1000).decode()
+        os.close(terminal), os.close(master)
+    assert shown[theirs] == "red ?[31m one\r\n two\r\n" and "\x1b[31m" in shown[mine]
 
 
 SECRET = "the word is swordfish"

@@ -14,7 +14,7 @@ from ullage.cli import completion
 from ullage.cli.job_tables import FORMAT_HELP, HISTORY, QUEUE, chosen, host_share, label, memory, show
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue
-from ullage.text import plain_values
+from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
@@ -263,7 +263,8 @@ def logs(
 ) -> None:
     """Print what a job has written so far.
 
-    Prints the newest attempt, from its beginning.
+    Prints the newest attempt, from its beginning. In a terminal, the output of another user's job has ? for control
+    characters, which could write anywhere on the screen.
 
     Examples:
 
@@ -275,8 +276,9 @@ def logs(
     if as_json:
         print_json({"job": job, "stream": stream, "text": manager.logs(job, stream, attempt)})
         return
+    foreign = sys.stdout.isatty() and manager.status(job)["user"] != manager.ping()["you"]
     for text in manager.follow(job, stream, attempt) if follow else [manager.logs(job, stream, attempt)]:
-        sys.stdout.write(text)
+        sys.stdout.write("\n".join(map(plain, text.split("\n"))) if foreign else text)
         sys.stdout.flush()
 
 
