@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 
@@ -75,6 +76,15 @@ def format_duration(seconds: float | None) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def format_moment(seconds: float) -> str:
+    """A time of the wall clock, given in seconds since 1970, in a sentence.
+
+    >>> len(format_moment(86400.0))
+    16
+    """
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S").removesuffix(":00")
 
 
 def _parse(text: str, factors: dict[str, float] | dict[str, int], needed: str) -> float:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ullage.placement import (
     Activity,
+    Booking,
     HostShare,
     Job,
     Ledger,
@@ -29,6 +30,10 @@ fraction = st.none() | st.floats(0, 1)
 activities = st.builds(Activity, gract=fraction, smact=fraction, age=st.none() | st.floats(0, 60))
 
 
+FIRST, SECOND = Booking(1, 1200.0, 2000.0, "is reserved"), Booking(2, 900.0, 1500.0, "is reserved")
+bookings = st.sampled_from([(), (), (), (FIRST,), (SECOND, Booking(3, 1600.0, 1700.0, "is reserved"))])
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> list[Slot]:
     slots = []
@@ -37,7 +42,8 @@ def clusters(draw: st.DrawFn) -> list[Slot]:
         foreign = draw(st.sampled_from([0, 0, 0, 10, 120]))
         used = draw(st.none() | st.integers(foreign, 150))
         flags = draw(st.sampled_from([{}, {}, {}, {"mig": True}, {"drained": True}, {"lost": True}]))
-        slots.append(Slot(f"s{index}", index, "toy", total, used, draw(activities), foreign=foreign, **flags))
+        flags = {**flags, "foreign": foreign, "bookings": draw(bookings)}
+        slots.append(Slot(f"s{index}", index, "toy", total, used, draw(activities), **flags))
     return slots
 
 
@@ -54,6 +60,7 @@ def jobs(first: int, most: int) -> st.SearchStrategy[list[Job]]:
             "recovery": st.booleans(),
             "busy": fraction,
             "time_limit": st.none() | st.floats(1, 1000),
+            "bookings": st.sampled_from([frozenset(), frozenset(), frozenset({1}), frozenset({2, 3})]),
             "host": st.sampled_from([HostShare(), HostShare(), HostShare(2, 0), HostShare(0, 30), HostShare(9, 70)]),
         }
     )
@@ -134,6 +141,9 @@ def test_jobs_get_what_they_asked_for(scene) -> None:
         assert promise is not None or decision.exclusive or site.unknown == "floor"
         for slot in (by_slot[name] for name in decision.slots):
             assert not slot.drained and not slot.lost
+            for each in slot.bookings:
+                over = job.time_limit is not None and 1000.0 + job.time_limit <= each.begin
+                assert each.id in job.bookings or over or each.end <= 1000.0
             assert not (slot.used is None and site.unmeasured == "never")
             if chosen in ORACLES and job.true is not None:
                 assert job.true <= max(slot.total - max(slot.foreign, 0), 0)

@@ -84,6 +84,19 @@ def columns(incomplete: str) -> list[str]:
     return [f"{before}{comma}{name}" for name in COLUMNS if name.startswith(begun)]
 
 
+def reservations(incomplete: str) -> list[tuple[str, str]]:
+    """Reservations of the running daemon by number, each with its name."""
+    from ullage.errors import UllageError
+
+    try:
+        from ullage.manager.client import Client
+
+        found = Client(timeout=1.0).reservations()
+    except UllageError:
+        return []
+    return [(str(each["id"]), each["name"]) for each in found if str(each["id"]).startswith(incomplete)]
+
+
 def optimizers(incomplete: str) -> list[str]:
     """Optimizers with a short name.
 

@@ -151,9 +151,11 @@ def _gpu_table(cards: list[dict[str, Any]]) -> Any:
         table.add_column(name, justify="right" if name in ("GPU", "memory", "used", "promised", "free") else "left")
     for card in cards:
         state = "lost" if card["lost"] else "drained" if card["drained"] else ""
+        bookings = "; ".join(each["text"] for each in card["bookings"])
+        remarks = " ".join(filter(None, (state, card["drain_reason"], bookings)))
         table.add_row(
             str(card["index"]), card["name"], memory(card["total"]), memory(card["used"]), memory(card["promised"]),
-            memory(card["free"]), " ".join(map(str, card["jobs"])), f"{state} {card['drain_reason'] or ''}".strip(),
+            memory(card["free"]), " ".join(map(str, card["jobs"])), remarks,
         )  # fmt: skip
     return table
 

@@ -20,6 +20,7 @@ from ullage.cli.jobs import cancel, history, hold, logs, queue, release, status,
 from ullage.cli.measurements import diff, measure
 from ullage.cli.monitor import top
 from ullage.cli.report import report
+from ullage.cli.reservations import reservations, reserve, unreserve
 from ullage.cli.submission import submit
 from ullage.cli.terminal import attach, shell
 from ullage.cli.tokens import token
@@ -48,6 +49,9 @@ _COMMANDS = {
         report,
         drain,
         resume,
+        reserve,
+        reservations,
+        unreserve,
     ),
     GPUS: (gpus, top),
     RESEARCH: (evaluate, diff, measure),

@@ -310,6 +310,22 @@ class Client:
         """Give a drained GPU new jobs again."""
         return dict(self.call("resume", gpu=gpu))
 
+    def reserve(
+        self, gpus: Sequence[int | str], seconds: float, begin: float | None = None, users: Sequence[str] = (),
+        groups: Sequence[str] = (), name: str = "",
+    ) -> dict[str, Any]:  # fmt: skip
+        """Reserve GPUs for users and groups, from a time (seconds since 1970; now by default) on. For operators."""
+        asked: dict[str, Any] = {"users": list(users), "groups": list(groups), "name": name}
+        return dict(self.call("reserve", gpus=[str(gpu) for gpu in gpus], seconds=seconds, begin=begin, **asked))
+
+    def reservations(self) -> list[dict[str, Any]]:
+        """The reservations that are not over."""
+        return list(self.call("reservations"))
+
+    def unreserve(self, reservation: int | str) -> dict[str, Any]:
+        """Take a reservation back, by its number or its name."""
+        return dict(self.call("unreserve", reservation=reservation))
+
     def report(
         self, by: Sequence[str] = ("user", "day"), since: float | None = None, until: float | None = None,
         user: str | None = None,
@@ -474,6 +490,9 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "drain": ("POST", "/v1/gpus/{gpu}/drain", ()),
     "resume": ("POST", "/v1/gpus/{gpu}/resume", ()),
     "events": ("GET", "/v1/events", ("since", "limit", "wait")),
+    "reserve": ("POST", "/v1/reservations", ()),
+    "reservations": ("GET", "/v1/reservations", ()),
+    "unreserve": ("DELETE", "/v1/reservations/{reservation}", ()),
     "report": ("GET", "/v1/report", ("by", "since", "until", "user")),
     "tokens": ("GET", "/v1/tokens", ("everybody",)),
     "token_create": ("POST", "/v1/tokens", ()),

@@ -9,9 +9,9 @@ from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, PassOutcome, Waiting
 from ullage.placement.policies import policies
 from ullage.placement.rules import Rules, Slowdown
-from ullage.placement.snapshot import Activity, HostShare, Job, Running, Slot
+from ullage.placement.snapshot import Activity, Booking, HostShare, Job, Running, Slot
 
 __all__ = [
-    "Activity", "Decision", "HostShare", "Job", "Ledger", "PassOutcome", "Rules", "Running", "Slot", "Slowdown",
-    "Waiting", "decide", "fair_order", "policies", "recent_usage",
+    "Activity", "Booking", "Decision", "HostShare", "Job", "Ledger", "PassOutcome", "Rules", "Running", "Slot",
+    "Slowdown", "Waiting", "decide", "fair_order", "policies", "recent_usage",
 ]  # fmt: skip

@@ -82,7 +82,7 @@ class Candidate:
 
     def summary(self, rules: Rules) -> SlotSummary:
         """What to tell those who wait."""
-        return SlotSummary(self.slot.index, self.slot.total, self.free, self.idle(rules), self.obstacle, self.kept)
+        return SlotSummary(self.slot, self.free, self.idle(rules), self.obstacle, self.kept)
 
 
 def candidates(

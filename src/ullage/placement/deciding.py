@@ -19,6 +19,8 @@ from ullage.placement.rules import RequestMaker, Rules, SlotRequest
 from ullage.placement.snapshot import Job, Running, Slot
 
 _GPUS = attrgetter("gpus")
+_NOWHERE: frozenset[int] = frozenset()
+_Kind = tuple[int, bool, bool, frozenset[int]]  # GPUs, alone, memory known, and where it may not go
 
 
 def decide(
@@ -91,11 +93,12 @@ class _Pass:
         self.short_only: list[Candidate] = []  # kept for a job, but until a known time: open to jobs that end before it
         self.lent_free, self.lent_until = -1, -math.inf  # the most that a job can find there, and for how long
         self.requests = RequestMaker(rules, policy.oracle, policy.alone)
-        self.failed: dict[tuple[int, bool, bool], int] = {}  # the smallest request of this kind that found no slot
-        self.impossible: dict[tuple[int, bool, bool], int] = {}  # the smallest that no waiting would help
+        self.booked = [candidate for candidate in seen if candidate.slot.bookings]
+        self.failed: dict[_Kind, int] = {}  # the smallest request of this kind that found no slot
+        self.impossible: dict[_Kind, int] = {}  # the smallest that no waiting would help
         self.reservations = rules.reservations
         self.predict = rules.slowdown if policy.predicts else None
-        self.offers: dict[tuple[int, bool], list[int]] = {}
+        self.offers: dict[tuple[int, bool, frozenset[int]], list[int]] = {}
         self.arrays = arrays  # how many jobs of each array run now
 
     def rank(self, candidate: Candidate) -> tuple[object, ...]:
@@ -129,7 +132,7 @@ class _Pass:
             if not self.open and not self.short_only and not without_gpus:
                 break
         summaries = tuple([candidate.summary(self.rules) for candidate in self.seen])
-        at_the_end = PassSummary(self.requests, summaries, self.arrays, self.host.summary())
+        at_the_end = PassSummary(self.requests, summaries, self.arrays, self.host.summary(), self.now)
         waits_for = [job.id if job.id in holders else None for job in left]
         left += turns
         fields = zip([job.id for job in left], left, repeat(at_the_end), chain(waits_for, repeat(behind)), strict=False)
@@ -143,7 +146,7 @@ class _Pass:
         if request.gpus == 0:
             self.host.take(job)
             return Decision(job.id, (), 0, False, job.host)
-        kind = (request.gpus, request.alone, request.known)
+        kind = (request.gpus, request.alone, request.known, self._closed(job))
         suited: list[Candidate] = []
         if request.promise < self.failed.get(kind, math.inf):
             suited = self._suited(job, request, self.open)
@@ -171,6 +174,7 @@ class _Pass:
             candidate
             for candidate in self.seen
             if candidate.kept is None and candidate.offer(request, self.rules) >= request.promise
+            if not candidate.slot.booked(job, self.now)
         ]
         if len(able) < request.gpus:
             self.reservations = 0  # those before it hold the places; later jobs must not overtake it by reserving
@@ -211,7 +215,7 @@ class _Pass:
         if promise is None:
             alone = alone or self.rules.unknown == "exclusive"
             promise = 0 if alone else self.rules.free_floor or 0
-        kind = (job.gpus, alone, known)
+        kind = (job.gpus, alone, known, self._closed(job))
         if promise < self.failed.get(kind, math.inf):
             return False
         limit = job.time_limit
@@ -225,6 +229,12 @@ class _Pass:
         """Whether a job that finds no place has nothing else to do in this pass: nobody waits behind it."""
         return (self.backfills or job.recovery) and not self._may_reserve(job)
 
+    def _closed(self, job: Job) -> frozenset[int]:
+        """The positions of slots that are booked for others while the job might run."""
+        if not self.booked:
+            return _NOWHERE
+        return frozenset([each.position for each in self.booked if each.slot.booked(job, self.now)])
+
     def _may_reserve(self, job: Job) -> bool:
         return self.reservations != 0 and waited(job, self.now) >= self.rules.patience
 
@@ -233,7 +243,7 @@ class _Pass:
         suited: list[Candidate] = []
         slow: dict[int, float] = {}  # by position
         for candidate in pool:
-            if not candidate.fits(request, self.rules):
+            if not candidate.fits(request, self.rules) or candidate.slot.booked(job, self.now):
                 continue
             if self.predict is None:
                 suited.append(candidate)
@@ -290,12 +300,14 @@ class _Pass:
             return False
         if request.gpus == 0:
             return True
-        offers = self.offers.get((request.margin, request.alone))
+        closed = self._closed(job)
+        offers = self.offers.get((request.margin, request.alone, closed))
         if offers is None:
-            offers = sorted((candidate.offer(request, self.rules) for candidate in self.seen), reverse=True)
-            self.offers[request.margin, request.alone] = offers
+            there = [candidate for candidate in self.seen if candidate.position not in closed]
+            offers = sorted((candidate.offer(request, self.rules) for candidate in there), reverse=True)
+            self.offers[request.margin, request.alone, closed] = offers
         if len(offers) >= request.gpus and offers[request.gpus - 1] >= request.promise:
             return True
-        kind = (request.gpus, request.alone, request.known)
+        kind = (request.gpus, request.alone, request.known, closed)
         self.impossible[kind] = min(request.promise, self.impossible.get(kind, request.promise))
         return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ullage.placement.rules import RequestMaker, SlotRequest
-from ullage.placement.snapshot import NO_SHARE, HostShare, Job
+from ullage.placement.snapshot import NO_SHARE, HostShare, Job, Slot
 from ullage.units import format_bytes
 
 
@@ -55,12 +55,21 @@ class HostSummary(NamedTuple):
 class SlotSummary(NamedTuple):
     """What a slot had at the end of a pass; `obstacle` says why it takes no job at all, `kept` for which job it is."""
 
-    gpu: int
-    total: int
+    slot: Slot
     free: int
     idle: bool
     obstacle: str | None
     kept: int | None
+
+    @property
+    def gpu(self) -> int:
+        """Its index."""
+        return self.slot.index
+
+    @property
+    def total(self) -> int:
+        """What jobs can use of it."""
+        return self.slot.total
 
     def fits(self, request: SlotRequest) -> bool:
         """Whether its memory would do."""
@@ -78,6 +87,15 @@ class PassSummary:
     slots: tuple[SlotSummary, ...]
     arrays: Mapping[int | None, int]
     host: HostSummary | None = None
+    now: float = 0.0
+
+    def for_job(self, job: Job) -> tuple[SlotSummary, ...]:
+        """The slots as a job finds them: one that is booked for others is in its way."""
+        found = []
+        for each in self.slots:
+            booking = each.slot.booked(job, self.now)
+            found.append(each if booking is None else each._replace(obstacle=booking.text))
+        return tuple(found)
 
     def lack_on_host(self, job: Job) -> str | None:
         """What the host lacks for a job, in words."""
@@ -127,10 +145,11 @@ class Waiting(NamedTuple):
             return f"of array {self.asked.array} at most {self.asked.throttle} run at once"
         if self.behind is not None:
             return f"needs {request.text}; job {self.behind} is before it in the queue and must wait"
-        if lack is not None and _ready(request, end.slots) >= request.gpus:
+        slots = end.for_job(self.asked)
+        if lack is not None and _ready(request, slots) >= request.gpus:
             return lack
         also = "" if lack is None else f"; it also {lack}"
-        return f"needs {request.text}; {_best(request, end.slots)}{also}"
+        return f"needs {request.text}; {_best(request, slots)}{also}"
 
     def __repr__(self) -> str:
         return f"Waiting(job={self.job}, reason={self.reason!r})"

@@ -62,11 +62,28 @@ class Activity:
 
 
 @dataclass(frozen=True)
+class Booking:
+    """That a slot is reserved for some users from `begin` to `end` by whoever operates it (`ullage reserve`).
+
+    Here it is a booking, since jobs that wait reserve slots too. `text` is how people call it.
+
+    >>> Booking(1, begin=100.0, end=200.0, text="is reserved for ada").end
+    200.0
+    """
+
+    id: int
+    begin: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Slot:
     """A place for jobs: a whole GPU, or one MIG instance (`mig=True`), which takes one job at a time.
 
     `total` is what jobs can use, `used` what all processes use now (None: not measured), `foreign` the part of it
     that belongs to processes which are not our jobs. A drained slot gets no new job; a lost one does not answer.
+    `bookings` keep away jobs that are none of theirs.
 
     >>> Slot("GPU-1", index=0, name="A100-40GB", total=40 << 30, used=0).mig
     False
@@ -82,6 +99,14 @@ class Slot:
     drained: bool = False
     lost: bool = False
     foreign: int = 0
+    bookings: tuple[Booking, ...] = ()
+
+    def booked(self, job: Job, now: float) -> Booking | None:
+        """What keeps a job away that would start now: a booking of others at a time when it might still run."""
+        for each in self.bookings:
+            if each.id not in job.bookings and now < each.end and job.ends_by(now, now) > each.begin:
+                return each
+        return None
 
 
 @dataclass(frozen=True)
@@ -94,6 +119,7 @@ class Job:
     submitted), so a job that comes back after a crash does not look as if it had waited all the time that it ran.
     `share` is the weight of its user. Of the jobs of one `array`, at most `throttle` run at once (None: any number).
     `host` is what it is to be promised of the host; a job may ask for no GPU at all.
+    `bookings` are those that it may use.
 
     >>> Job(7, "ada", submitted=0.0, promise=12 << 30).gpus
     1
@@ -115,6 +141,7 @@ class Job:
     array: int | None = None
     throttle: int | None = None
     host: HostShare = NO_SHARE
+    bookings: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.gpus < 0:

@@ -227,6 +227,32 @@ class EventsAnswer(_Answer):
     last: int
 
 
+class ReservationRequest(BaseModel):
+    """GPUs to reserve for users and groups, for so many seconds from `begin` (now) on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gpus: list[str] = Field(min_length=1, max_length=1024, description="by index or UUID")
+    seconds: float = Field(gt=0, le=366 * 86400)
+    begin: float | None = Field(None, ge=0, le=1e11, description="seconds since 1970")
+    users: list[Annotated[str, Field(max_length=200)]] = Field([], max_length=1000)
+    groups: list[Annotated[str, Field(max_length=200)]] = Field([], max_length=1000)
+    name: str = Field("", max_length=80)
+
+
+class ReservationAnswer(_Answer):
+    """GPUs that are for some users and groups alone, from `begin` to `end`."""
+
+    id: int
+    name: str
+    gpus: list[str]
+    users: list[str]
+    groups: list[str]
+    begin: float
+    end: float
+    maker: str
+
+
 class ReportRow(_Answer):
     """What the jobs of a row took, with the keys that were asked for (user, day, name, gpu)."""
 
@@ -519,6 +545,21 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         return StreamingResponse(
             _events(ask, caller, begin, ending), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
         )
+
+    @router.post("/v1/reservations", status_code=201, response_model=ReservationAnswer, tags=["gpus"])
+    async def reserve(caller: Asker, wanted: ReservationRequest) -> Response:
+        """Reserve GPUs for users and groups. For operators."""
+        return JSONResponse(await ask(caller, "reserve", wanted.model_dump(), 0.0), 201)
+
+    @router.get("/v1/reservations", response_model=list[ReservationAnswer], tags=["gpus"])
+    async def reservations(caller: Asker) -> Response:
+        """Reservations that are not over."""
+        return JSONResponse(await ask(caller, "reservations", {}, 0.0))
+
+    @router.delete("/v1/reservations/{reservation}", response_model=ReservationAnswer, tags=["gpus"])
+    async def unreserve(caller: Asker, reservation: Annotated[str, Path(max_length=200)]) -> Response:
+        """Take a reservation back, by its number or its name. For operators."""
+        return JSONResponse(await ask(caller, "unreserve", {"reservation": reservation}, 0.0))
 
     @router.get("/v1/report", response_model=ReportAnswer, tags=["daemon"])
     async def report(

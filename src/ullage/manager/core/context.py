@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ullage.isolation.process_identity import Process, start_of
 from ullage.manager.core.energy import EnergyMeter
+from ullage.manager.core.reservations import booking_of
 from ullage.manager.core.watchdog import Handled
 from ullage.manager.running.cgroups import JOBS
 from ullage.manager.running.launcher import Launcher
@@ -17,10 +18,10 @@ from ullage.manager.running.sharing import Sharing
 from ullage.manager.running.supervisor import TOKEN
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.job_store import JobStore
-from ullage.manager.storage.records import AttemptRecord
+from ullage.manager.storage.records import AttemptRecord, Reservation
 from ullage.monitor import Monitor
 from ullage.monitor.readings import Device
-from ullage.placement import Activity, Ledger, Slot, Waiting
+from ullage.placement import Activity, Booking, Ledger, Slot, Waiting
 
 _MARK = f"{TOKEN}=".encode()
 
@@ -39,14 +40,22 @@ class SlotReader:
         """The devices that jobs can be placed on: GPUs, MIG instances, virtual GPUs."""
         return [device for device in self.monitor.devices() if device.takes_jobs]
 
-    def look(self, drained: Mapping[str, str]) -> tuple[list[Slot], dict[str, dict[str, int]]]:
+    def look(
+        self, drained: Mapping[str, str], reservations: Sequence[Reservation] = ()
+    ) -> tuple[list[Slot], dict[str, dict[str, int]]]:
         """The slots now, and the bytes that each attempt holds, by token and slot."""
         held: dict[str, dict[str, int]] = {}
-        slots = [self._slot(device, device.id in drained, held) for device in self.devices()]
+        booked = [(each.gpus, booking_of(each)) for each in reservations]
+        slots = []
+        for device in self.devices():
+            bookings = tuple(booking for gpus, booking in booked if device.id in gpus)
+            slots.append(self._slot(device, device.id in drained, held, bookings))
         self._forget_ended_processes()
         return slots, held
 
-    def _slot(self, device: Device, drained: bool, held: dict[str, dict[str, int]]) -> Slot:
+    def _slot(
+        self, device: Device, drained: bool, held: dict[str, dict[str, int]], bookings: tuple[Booking, ...]
+    ) -> Slot:
         lost = self.monitor.lost(device.id) is not None
         latest, window = self.monitor.latest(device.id), self.monitor.window(device.id)
         foreign = 0
@@ -62,6 +71,7 @@ class SlotReader:
         return Slot(
             id=device.id, index=device.index, name=device.name, total=device.total or 0,
             used=latest.memory_used if latest else None, mig=device.mig, drained=drained, lost=lost, foreign=foreign,
+            bookings=bookings,
             activity=Activity(
                 gract=window.mean("gract"), smact=window.mean("smact"), smocc=window.mean("smocc"),
                 drama=window.mean("drama"), age=window.age("smact"),
@@ -135,6 +145,7 @@ class ManagerContext:
     energy: EnergyMeter = field(default_factory=EnergyMeter)
     cards: Path | None = None  # the folder of the virtual GPUs, if it serves those
     slots: list[Slot] = field(default_factory=list)
+    reservations: list[Reservation] = field(default_factory=list)  # that are not over
     reasons: dict[int, str | Waiting] = field(default_factory=dict)  # why a job waits
     not_before: dict[int, float] = field(default_factory=dict)  # by the monotonic clock
     queued_at: dict[int, float] = field(default_factory=dict)  # when a job last came into the queue
@@ -150,7 +161,8 @@ class ManagerContext:
 
     def look(self) -> None:
         """Take over what the monitor sees: the slots, and what each attempt holds."""
-        self.slots, self.used = self.slot_reader.look(self.store.drained())
+        self.reservations = self.store.history.reservations(self.clock())
+        self.slots, self.used = self.slot_reader.look(self.store.drained(), self.reservations)
         self.ledger.see(self.slots)
         self.slot_reader.monitor.follow(self.pids.values())
         for job, attempt in self.store.attempts.items():

@@ -28,6 +28,7 @@ from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.editing import JobEditor
 from ullage.manager.core.intake import Intake
 from ullage.manager.core.report import Others, check_by, report_of, spans_of, visible
+from ullage.manager.core.reservations import booking_of, check_reservation
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.trials import Trials
 from ullage.manager.core.views import JobViews, attempt_shown, folded, gpu_shown
@@ -36,8 +37,9 @@ from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import output_paths
 from ullage.manager.running.launcher import STDERR, STDOUT
 from ullage.manager.running.supervisor import TERMINAL
-from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
+from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, Reservation, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
+from ullage.monitor.readings import Device
 from ullage.text import plain
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
@@ -75,13 +77,14 @@ class Orders:
     """
 
     names = ("ping", "submit", "dry_run", "queue", "folded_queue", "status", "history", "logs", "attach", "cancel",
-             "hold", "release", "edit", "requeue", "drain", "resume", "gpus", "events", "report", "api", "figures",
-             "stop_serving", "tokens", "token_create", "token_revoke")  # fmt: skip
-    changing = ("submit", "dry_run", "cancel", "hold", "release", "edit", "requeue", "drain", "resume", "token_create",
-                "token_revoke")  # fmt: skip
-    reading = ("ping", "queue", "folded_queue", "status", "history", "logs", "gpus", "events", "report", "figures",
-               "tokens")  # fmt: skip
-    operating = ("drain", "resume", "stop_serving", "api", "token_create", "token_revoke")
+             "hold", "release", "edit", "requeue", "drain", "resume", "reserve", "unreserve", "reservations", "gpus",
+             "events", "report", "api", "figures", "stop_serving", "tokens", "token_create",
+             "token_revoke")  # fmt: skip
+    changing = ("submit", "dry_run", "cancel", "hold", "release", "edit", "requeue", "drain", "resume", "reserve",
+                "unreserve", "token_create", "token_revoke")  # fmt: skip
+    reading = ("ping", "queue", "folded_queue", "status", "history", "logs", "reservations", "gpus", "events", "report",
+               "figures", "tokens")  # fmt: skip
+    operating = ("drain", "resume", "reserve", "unreserve", "stop_serving", "api", "token_create", "token_revoke")
     long = ("queue", "folded_queue", "status", "history", "events", "report", "figures")
 
     def __init__(
@@ -276,6 +279,48 @@ class Orders:
         """New jobs for a GPU again."""
         return self._drain(caller, gpu, False, "")
 
+    def reserve(
+        self, caller: Caller, gpus: list[str | int], seconds: float, begin: float | None = None,
+        users: list[str] | None = None, groups: list[str] | None = None, name: str = "",
+    ) -> dict[str, Any]:  # fmt: skip
+        """Reserve GPUs for users and groups from a time (now) on: no other job is started that might run then."""
+        self._check_operator(caller, "reserve GPUs")
+        if not gpus:
+            raise InvalidValue("needed the GPUs to reserve, by index or UUID; found none")
+        now = self._context.clock()
+        start = now if begin is None else begin
+        new = Reservation(
+            id=self._store.next_reservation(), name=plain(name)[:80], users=tuple(users or ()),
+            gpus=tuple(dict.fromkeys(self._device(gpu).id for gpu in gpus)), groups=tuple(groups or ()),
+            begin=start, end=start + seconds, maker=caller.user,
+        )  # fmt: skip
+        check_reservation(new, self._store.history.reservations(now), now)
+        self._store.reserve(new, f"{', '.join(new.gpus)} {booking_of(new).text}")
+        self._store.afterwards(self._service.wake)
+        return self._reservation_shown(new)
+
+    def unreserve(self, caller: Caller, reservation: str | int) -> dict[str, Any]:
+        """Take a reservation back, by its number or its name."""
+        self._check_operator(caller, "take a reservation back")
+        there = self._store.history.reservations(self._context.clock())
+        found = [each for each in there if str(reservation) in (str(each.id), each.name)]
+        if len(found) != 1:
+            listed = ", ".join(f"{each.id} {each.name}".strip() for each in there[:16]) or "none"
+            raise InvalidValue(f"needed a reservation; found {str(reservation)[:80]!r}. There are: {listed}")
+        self._store.unreserve(found[0].id, f"{', '.join(found[0].gpus)} by {caller.user}")
+        self._store.afterwards(self._service.wake)
+        return self._reservation_shown(found[0])
+
+    def reservations(self, caller: Caller) -> list[dict[str, Any]]:
+        """Reservations that are not over, the first one first."""
+        now = self._context.clock()
+        return [self._reservation_shown(each) for each in self._store.history.reservations(now)]
+
+    def _reservation_shown(self, reservation: Reservation) -> dict[str, Any]:
+        indices = {device.id: device.index for device in self._context.slot_reader.devices()}
+        shown = dataclasses.asdict(reservation)
+        return {**shown, "indices": [indices.get(gpu) for gpu in reservation.gpus]}
+
     def gpus(self, caller: Caller) -> list[dict[str, Any]]:
         """GPUs as they are now: what is used, what is promised, what is left, and to whom."""
         drained = self._store.drained()
@@ -409,14 +454,19 @@ class Orders:
 
     def _drain(self, caller: Caller, gpu: str | int, drained: bool, reason: str) -> dict[str, Any]:
         self._check_operator(caller, "drain or resume a GPU")
+        found = self._device(gpu)
+        self._store.drain(found.id, drained, plain(reason)[:200])
+        self._store.afterwards(self._service.wake)
+        return {"gpu": found.id, "index": found.index, "drained": drained}
+
+    def _device(self, gpu: str | int) -> Device:
+        """The GPU of an index or a UUID."""
         devices = self._context.slot_reader.devices()
-        found = [device for device in devices if str(gpu) in (str(device.index), device.id)]
-        if not found:
+        found = next((device for device in devices if str(gpu) in (str(device.index), device.id)), None)
+        if found is None:
             there = ", ".join(f"{device.index} ({device.id})" for device in devices[:16])
             raise InvalidValue(f"needed a GPU by index or UUID; found {str(gpu)[:80]!r}. There are: {there}")
-        self._store.drain(found[0].id, drained, plain(reason)[:200])
-        self._store.afterwards(self._service.wake)
-        return {"gpu": found[0].id, "index": found[0].index, "drained": drained}
+        return found
 
     def _check_mine(self, caller: Caller, job: JobRecord, doing: str) -> None:
         if not caller.may_change(job.uid):

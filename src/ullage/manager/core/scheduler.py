@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import secrets
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +15,16 @@ from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies, waits_for
 from ullage.manager.core.host import share_of
 from ullage.manager.core.limits import UserLimits
+from ullage.manager.core.reservations import usable_by
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment, output_paths
 from ullage.manager.settings import ManagerSettings
-from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, State
+from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, Reservation, State
 from ullage.placement import Decision, Job, PassOutcome, Rules, Running, decide
 from ullage.placement.fairness import waited
-from ullage.units import format_bytes
+from ullage.units import format_bytes, format_moment
 from ullage.workloads.job_files import JobSpec
 
 _TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # who had a turn stands behind those who had none
@@ -45,6 +45,7 @@ class Scheduler:
         self._usage_until = 0.0
         self._ready: dict[int, Job] = {}
         self._blocked: set[int] = set()  # those that wait for other jobs, or for a time
+        self._reservations: list[Reservation] = []  # as the jobs that are ready know them
 
     async def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
         """Promise what may start now: in the ledger, and on disk, before a process is made. `start` comes after it.
@@ -91,7 +92,7 @@ class Scheduler:
     def try_out(self, jobs: Sequence[JobRecord], throttle: int | None) -> Generator[None, None, PassOutcome]:
         """What a pass would decide now if these jobs waited, too. It promises nothing, and nobody's place changes."""
         context, now = self._context, time.monotonic()
-        for number in context.store.changed() | self._blocked:
+        for number in self._unsorted():
             self._sort_in(number, now)
             yield
         held = self._limits.gpus_held()
@@ -106,12 +107,21 @@ class Scheduler:
     async def _waiting(self) -> list[Job]:
         """Jobs that could go now. Queues are long: only those are looked at that have changed or wait for something."""
         now = began = time.monotonic()
-        for number in self._context.store.changed() | self._blocked:
+        for number in self._unsorted():
             self._sort_in(number, now)
             if time.monotonic() - began > _SLICE:
                 await asyncio.sleep(0)
                 began = time.monotonic()
         return list(self._ready.values())
+
+    def _unsorted(self) -> set[int]:
+        """The jobs that have changed or wait for something; all, where reservations have."""
+        found = self._context.store.changed() | self._blocked
+        if self._reservations != self._context.reservations:
+            self._reservations = self._context.reservations
+            self._seen.clear()
+            found |= self._ready.keys()
+        return found
 
     def _sort_in(self, number: int, now: float) -> None:
         context = self._context
@@ -128,7 +138,7 @@ class Scheduler:
             if others:
                 context.reasons[number] = waits_for(others)
             elif begin is not None and begin > context.clock():
-                context.reasons[number] = f"starts at {moment(begin)} at the earliest"
+                context.reasons[number] = f"starts at {format_moment(begin)} at the earliest"
             elif pause > 0:
                 context.reasons[number] = f"is tried again in {pause:.0f} s"
             else:
@@ -154,7 +164,7 @@ class Scheduler:
             array=job.array_id, throttle=throttle,
             promise=job.promise, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
             time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
-            host=share_of(spec["asked"], context.settings.host),
+            host=share_of(spec["asked"], context.settings.host), bookings=usable_by(job, context.reservations),
         )  # fmt: skip
 
     def _running(self, attempt: AttemptRecord) -> Running:
@@ -207,9 +217,12 @@ class Scheduler:
         context, placed = self._context, []
         try:
             with context.store.transaction():
-                drained = context.store.drained()
+                closed = set(context.store.drained())
+                reservations = context.store.history.reservations(context.clock())
+                if reservations != self._reservations:
+                    closed.update(gpu for each in reservations for gpu in each.gpus)
                 for decision in decisions:
-                    if self._outdated(decision, drained):
+                    if self._outdated(decision, closed):
                         continue
                     try:
                         context.ledger.accept(decision)
@@ -226,10 +239,11 @@ class Scheduler:
             crash_point("placed")
         return placed
 
-    def _outdated(self, decision: Decision, drained: Mapping[str, str]) -> bool:
+    def _outdated(self, decision: Decision, closed: set[str]) -> bool:
         """Whether an order came between the thought and the promise."""
         job = self._context.store.jobs.get(decision.job)
-        return job is not self._seen[decision.job][0] or not drained.keys().isdisjoint(decision.slots)
+        known = self._seen.get(decision.job)
+        return known is None or job is not known[0] or not closed.isdisjoint(decision.slots)
 
     def _write_down(self, decision: Decision) -> tuple[JobRecord, AttemptRecord]:
         context = self._context
@@ -284,11 +298,6 @@ class Scheduler:
             "limits": job.spec["limits"], "cgroup": cgroup,
             **rights(job.uid, job.gid),
         }  # fmt: skip
-
-
-def moment(seconds: float) -> str:
-    """A time of the wall clock, in a sentence."""
-    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S").removesuffix(":00")
 
 
 def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:

@@ -8,10 +8,11 @@ from typing import Any
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies, waits_for
 from ullage.manager.core.intake import Intake
-from ullage.manager.core.scheduler import Scheduler, moment
+from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import JobRecord, State
 from ullage.placement import Decision
+from ullage.units import format_moment
 from ullage.workloads.job_files import JobSpec
 
 _TO_ESTIMATE = "its memory is estimated first; 'ullage estimate' shows how much it needs, and --memory says it"
@@ -46,7 +47,7 @@ class Trials:
         elif waits:
             answer["reason"] = waits_for(waits)
         elif spec.begin is not None and spec.begin > self._context.clock():
-            answer["reason"] = f"starts at {moment(spec.begin)} at the earliest"
+            answer["reason"] = f"starts at {format_moment(spec.begin)} at the earliest"
         elif why := self._intake.limits.why_not(first, spec.gpus, self._intake.limits.gpus_held()):
             answer["reason"] = why
         else:

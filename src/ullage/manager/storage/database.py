@@ -192,6 +192,18 @@ INSERT INTO dependencies SELECT job, needs, 0, kind FROM old_dependencies;
 DROP TABLE old_dependencies;
 """
 
+# GPUs that operators reserve for users and groups.
+RESERVATIONS = """
+CREATE TABLE reservations (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    gpus TEXT NOT NULL,                   -- JSON list of UUIDs
+    users TEXT NOT NULL, groups TEXT NOT NULL,  -- JSON lists of names
+    "begin" REAL NOT NULL, "end" REAL NOT NULL,
+    maker TEXT NOT NULL                   -- who reserved them
+);
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -206,6 +218,7 @@ MIGRATIONS = (
     ESTIMATE_READS,
     NOTIFICATIONS,
     ARRAYS,
+    RESERVATIONS,
 )
 
 

@@ -16,6 +16,7 @@ from ullage.manager.storage.records import (
     JobRecord,
     Need,
     Notification,
+    Reservation,
     attempt_from_row,
     job_from_row,
     spec_from_text,
@@ -159,6 +160,14 @@ class JobHistory:
         for row in rows:
             with contextlib.suppress(ValueError):  # a row that cannot be read is left out
                 yield {**dict(row), "slots": tuple(json.loads(row["slots"]))}
+
+    def reservations(self, now: float) -> list[Reservation]:
+        """Those that are not over, in the order of their beginning."""
+        found = []
+        for row in self._database.rows('SELECT * FROM reservations WHERE "end" > ? ORDER BY "begin", id', (now,)):
+            lists = {name: tuple(json.loads(row[name])) for name in ("gpus", "users", "groups")}
+            found.append(Reservation(**{**dict(row), **lists}))
+        return found
 
     def due_notifications(self, now: float) -> dict[tuple[int, str], list[Notification]]:
         """What is to be told now, the oldest first, a few for each user and kind; the site's hook is one of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -24,6 +25,7 @@ from ullage.manager.storage.records import (
     JobRecord,
     Need,
     Notification,
+    Reservation,
     State,
     check_transition,
     new_job,
@@ -384,6 +386,23 @@ class JobStore:
         with self.transaction():
             self._now.add("INSERT OR REPLACE INTO gpus VALUES (?, ?, ?)", (gpu, drained, reason))
             self.event("drained" if drained else "resumed", None, f"{gpu} {reason}".strip())
+
+    def next_reservation(self) -> int:
+        """The number of the next reservation."""
+        return self._sequence("reservations") + 1
+
+    def reserve(self, new: Reservation, text: str) -> None:
+        """Give GPUs to some users and groups for a time."""
+        with self.transaction():
+            values = [stored(value) for value in dataclasses.astuple(new)]
+            self._now.add("INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+            self.event("reserved", None, text)
+
+    def unreserve(self, number: int, text: str) -> None:
+        """Take a reservation back."""
+        with self.transaction():
+            self._now.add("DELETE FROM reservations WHERE id = ?", (number,))
+            self.event("unreserved", None, text)
 
     def skip_numbers(self, highest: int) -> int:
         """Give new jobs numbers above that one only; how many numbers were skipped for it.

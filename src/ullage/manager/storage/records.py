@@ -245,6 +245,20 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """That GPUs are for jobs of these users and groups alone, from `begin` to `end`."""
+
+    id: int
+    name: str
+    gpus: tuple[str, ...]
+    users: tuple[str, ...]
+    groups: tuple[str, ...]
+    begin: float
+    end: float
+    maker: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Notification:
     """That the end of a job is to be told: by what (hook, command, webhook, mail), where to, and the facts."""
 
