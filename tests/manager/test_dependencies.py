@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from ullage.workloads.job_files import JobSpec
+
 LATER = "echo $ULLAGE_JOB_ID >> order"
 
 
@@ -90,6 +92,13 @@ def test_an_element_that_is_not_there_is_refused_and_nothing_is_submitted(common
     )
     assert f"no job {first}_3" in said
     assert common.client.ping()["last_event"] == before
+    common.client.cancel(f"{first}_all")
+
+
+def test_who_waits_for_the_first_job_of_an_array_is_told_how_to_wait_for_all(common):
+    first = array(common, "1-2", "true", hold=True)
+    [note] = common.client.submit_spec(JobSpec(command=["true"], cwd="/", memory=1 << 30, after=[first]))["notes"]
+    assert note == f"{first} is one job of its array; {first}_all means all of them"
     common.client.cancel(f"{first}_all")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ullage.manager.core.recovery import AttemptEnd, after_failure, classify, read_output, was_seen
 from ullage.manager.settings import RecoverySettings
-from ullage.manager.storage.records import AttemptRecord, Cause, JobRecord, State
+from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, AttemptRecord, Cause, JobRecord, State
 
 GIB = 1 << 30
 TORCH = (
@@ -171,6 +171,22 @@ OOM, LOST = AttemptEnd(Cause.GPU_MEMORY, "oom"), AttemptEnd(Cause.GPU_LOST, "gon
 )
 def test_only_what_the_daemon_saw_puts_a_job_before_others(ended, used, fullest, gpu_lost, seen):
     assert was_seen(ended, attempt(8 * GIB), used, fullest, gpu_lost, False) is seen
+
+
+@pytest.mark.parametrize("cause", [*INFRASTRUCTURE, *MEMORY, Cause.OWN_FAILURE, Cause.TIME_LIMIT])
+def test_a_job_that_must_not_start_twice_is_tried_again_only_if_it_never_began(cause):
+    once = job(spec={"asked": {"requeue": False}})
+    following = after_failure(once, attempt(GIB), AttemptEnd(cause, "x"), None, 40 * GIB, RecoverySettings())
+    assert following.again == (cause is Cause.NOT_STARTED)
+
+
+def test_retries_are_for_failures_of_the_jobs_own():
+    rules = RecoverySettings(others=0)
+    for failures, again in ((0, True), (1, True), (2, False)):
+        tried = job(spec={"asked": {"retries": 2}}, own_failures=failures)
+        own = after_failure(tried, attempt(), AttemptEnd(Cause.OWN_FAILURE, "x"), None, 40 * GIB, rules)
+        lost = after_failure(tried, attempt(), AttemptEnd(Cause.GPU_LOST, "x"), None, 40 * GIB, rules)
+        assert (own.again, lost.again) == (again, False)
 
 
 # With real processes on virtual GPUs.

@@ -21,7 +21,7 @@ def test_a_job_that_fails_by_itself_is_tried_again_as_often_as_it_says(common):
     assert common.wait(good)["state"] == "done" and causes(common.job(good)) == ["failed by itself"] * 2 + ["finished"]
     job = common.wait(bad)
     assert (job["state"], job["exit_code"], causes(job)) == ("failed", 1, ["failed by itself"] * 2)
-    assert job["detail"] == "exit code 1; 1 retries are its limit"
+    assert job["detail"] == "exit code 1; no retry is left of 1"
     assert causes(common.wait(never)) == ["failed by itself"]
 
 

@@ -58,12 +58,23 @@ def policies(incomplete: str) -> list[str]:
 
 def jobs(incomplete: str) -> list[tuple[str, str]]:
     """Unfinished jobs of the running daemon by number, each with its name and state."""
+    return _jobs(incomplete, over=False)
+
+
+def jobs_to_requeue(incomplete: str) -> list[tuple[str, str]]:
+    """The latest jobs that are over, and the unfinished ones."""
+    return _jobs(incomplete, over=True)
+
+
+def _jobs(incomplete: str, over: bool) -> list[tuple[str, str]]:
     from ullage.errors import UllageError
 
     try:
         from ullage.manager.client import Client
 
-        found = Client(timeout=1.0).folded_queue(limit=1000)["rows"]
+        client = Client(timeout=1.0)
+        past = [job | {"jobs": 1} for job in client.history()] if over else []
+        found = past + client.folded_queue(limit=1000)["rows"]
     except UllageError:
         return []
     from ullage.cli.job_tables import reference

@@ -87,10 +87,14 @@ def edit(
 
 
 def requeue(
-    jobs: JobNumbers,
+    jobs: Annotated[
+        list[str], typer.Argument(help="The jobs: numbers (17), places in an array (12_3), whole arrays (12_all) or "
+                                  "names.", autocompletion=completion.jobs_to_requeue, show_default=False,
+                                  metavar="JOB")
+    ],
     hold: Annotated[bool, typer.Option("--hold", help="Do not start them before 'ullage release'.")] = False,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Put jobs into the queue again.
 
     A job that is over is run again under its number, as a new attempt, as if it had been submitted now. If its

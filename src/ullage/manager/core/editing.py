@@ -132,7 +132,7 @@ class JobEditor:
         return self._store.move(
             job, "requeue", state, f"by {caller.user}", exclusive=spec.exclusive, submitted=self._context.clock(),
             started=None, ended=None, cause=None, detail=None, exit_code=None, ran=0.0, recovery=False,
-            memory_failures=0, other_failures=0, own_failures=0, **changed, **promised,
+            memory_failures=0, other_failures=0, own_failures=0, crashes=0, **changed, **promised,
         )  # fmt: skip
 
     def _stop_and_requeue(self, caller: Caller, job: JobRecord, hold: bool) -> str:

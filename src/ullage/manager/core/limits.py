@@ -39,7 +39,7 @@ class UserLimits:
                 "time are the limit (limits.jobs in the settings)"
             )
         kept, size = self._context.store.bytes_of(caller.uid), len(spec.model_dump_json())
-        if new and kept + size > self._limits.stored:
+        if kept + size > self._limits.stored:
             raise NotAllowed(
                 f"{caller.user}'s jobs that wait or run have {format_bytes(kept)} of commands and variables; this one "
                 f"has {format_bytes(size)}, and {format_bytes(self._limits.stored)} are the limit (limits.stored in "

@@ -135,13 +135,19 @@ class Orders:
         check_submitter(caller)
         if not 8 <= len(key) <= 200:
             raise InvalidValue("needed a key of 8 to 200 characters, used once for each submission")
-        made = yield from self._intake.submit(caller, checked(JobSpec, job, "the job"), key)
+        spec = checked(JobSpec, job, "the job")
+        made = yield from self._intake.submit(caller, spec, key)
         self._store.afterwards(self._service.wake)
-        notes = []
-        if job.get("host_memory") is not None and not self._cgroups.available:
+        notes = [f"{number} is one job of its array; {number}_all means all of them" for number in self._heads(spec)]
+        if spec.host_memory is not None and not self._cgroups.available:
             notes.append(f"its limit of host memory cannot be kept here: {self._cgroups.why}")
         return {"jobs": [one.id for one in made], "array": made[0].array_id, "state": made[0].state.value,
                 "estimate": made[0].estimate_note, "promise": made[0].promise, "notes": notes}  # fmt: skip
+
+    def _heads(self, spec: JobSpec) -> list[int]:
+        """Jobs that a submission waits for whose number is also that of a whole array, which may have been meant."""
+        numbers = [each.job for each in spec.after if isinstance(each.job, int)]
+        return [one.id for one in self._store.several(numbers) if one.array_id == one.id]
 
     def dry_run(self, caller: Caller, job: dict[str, Any]) -> Answers[dict[str, Any]]:
         """What would become of a submission now; nothing is stored or started."""
@@ -152,19 +158,23 @@ class Orders:
         self, caller: Caller, user: str | None = None, limit: int | None = None, offset: int = 0
     ) -> list[dict[str, Any]]:
         """All jobs that are not over, in the order of their numbers, with why they wait; or a page of them."""
-        jobs = [job for job in list(self._store.jobs.values()) if user is None or job.user == user]
+        jobs = self._not_over(user)
         return [self._views.shown(caller, job) for job in jobs[_page(limit, offset)]]
 
     def folded_queue(
         self, caller: Caller, user: str | None = None, limit: int | None = None, offset: int = 0
     ) -> dict[str, Any]:
         """The same in few rows: jobs of an array that wait in the same way are one. Also how many jobs there are."""
-        jobs = [job for job in list(self._store.jobs.values()) if user is None or job.user == user]
+        jobs = self._not_over(user)
         rows = folded(jobs)
         return {
             "rows": [self._views.folded(caller, row) for row in rows[_page(limit, offset)]],
             "all_rows": len(rows), "jobs": len(jobs), "states": Counter(job.state.value for job in jobs),
         }  # fmt: skip
+
+    def _not_over(self, user: str | None) -> list[JobRecord]:
+        """In the order of their numbers; one that was requeued came last into memory."""
+        return [job for _, job in sorted(self._store.jobs.items()) if user is None or job.user == user]
 
     def status(self, caller: Caller, job: str | int) -> list[dict[str, Any]]:
         """All that is known of jobs: estimate, promise, attempts with their causes."""

@@ -234,7 +234,7 @@ def after_failure(
     retries = job.asked("retries") or 0
     if ended.cause is Cause.OWN_FAILURE and retries:
         again = job.own_failures < retries
-        how = f"retry {job.own_failures + 1} of {retries}" if again else f"{retries} retries are its limit"
+        how = f"retry {job.own_failures + 1} of {retries}" if again else f"no retry is left of {retries}"
         return replace(stay, again=again, text=f"{ended.detail}; {how}")
     if ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY:
         made = job.other_failures + 1

@@ -7,6 +7,7 @@ one while the loop goes on answering.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ class Changes:
         self.submissions: dict[str, list[JobRecord]] = {}
         self.events: list[tuple[float, str, int | None, int | None, str]] = []  # time, kind, job, attempt, text
         self.notifications: list[tuple[int, str, str, str, float, float]] = []  # job, kind, target, facts, made, due
+        self.come: Counter[int] = Counter()  # jobs that come into the queue, by user
         self.last_job = 0  # the highest number of a new one
         self.afterwards: list[Callable[[], None]] = []
         self._numbers: dict[int, int] = {}  # of specs, by where they are in memory
@@ -48,6 +50,7 @@ class Changes:
         self.jobs.update((job.id, job) for job in made)
         self._new_jobs += [job.id for job in made]
         self.last_job = made[-1].id
+        self.come[made[0].uid] += len(made)
 
     def change_job(self, job: JobRecord, changes: dict[str, Any]) -> JobRecord:
         """Other values for a job."""

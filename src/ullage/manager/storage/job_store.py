@@ -9,6 +9,7 @@ import json
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -177,9 +178,11 @@ class JobStore:
         self._now.add(statement, values)
 
     def number_of(self, uid: int | None = None) -> int:
-        """How many jobs are not over, of all or of one user; with those that are being submitted now."""
-        there = len(self.jobs) if uid is None else sum(job.uid == uid for job in self.jobs.values())
-        return there + sum(uid in (None, job.uid) for job in self._being_submitted())
+        """How many jobs are not over, of all or of one user; with those that come into the queue just now."""
+        come = self._collecting.changes.come if self._collecting.changes is not None else Counter[int]()
+        if uid is None:
+            return len(self.jobs) + come.total()
+        return self._specs.number_of(uid) + come[uid]
 
     def bytes_of(self, uid: int) -> int:
         """How much is kept of what a user asked for and still waits for or runs; with what is being submitted now."""
@@ -294,6 +297,8 @@ class JobStore:
         if state.is_over:
             changes.setdefault("ended", self._clock())
         with self.transaction():
+            if transition == "requeue":
+                self._now.come[job.uid] += 1
             changed = self.update(job, state=state, **changes)
             self.event(_EVENTS.get(transition, state.value), changed, text)
             if state.is_over:

@@ -13,8 +13,8 @@ from ullage.manager.storage.records import JobRecord, stored
 class SpecUse:
     """Counts the jobs that are not over, by `spec_id`, and the bytes that are kept for each user's jobs.
 
-    Variables may be secret: when the last job of a submission is over, or asks for something else by now, they go, and
-    their names stay.
+    Variables may be secret: when the last job of a submission is over, they go, and their names stay. When the last one
+    asks for something else by now, nothing stays.
     """
 
     def __init__(self, database: Database) -> None:
@@ -25,8 +25,14 @@ class SpecUse:
         self._live: Counter[int | None] = Counter({row["id"]: row["jobs"] for row in rows})
         self._kept: dict[int | None, tuple[int, int]] = {row["id"]: (row["uid"], row["size"]) for row in rows}
         self._bytes: Counter[int] = Counter()
-        for uid, size in self._kept.values():
-            self._bytes[uid] += size
+        self._jobs: Counter[int] = Counter()
+        for row in rows:
+            self._bytes[row["uid"]] += row["size"]
+            self._jobs[row["uid"]] += row["jobs"]
+
+    def number_of(self, uid: int) -> int:
+        """How many jobs of a user are not over."""
+        return self._jobs[uid]
 
     def bytes_of(self, uid: int) -> int:
         """How much is kept for the jobs of a user that are not over."""
@@ -40,9 +46,14 @@ class SpecUse:
         over = [(spec_id,) for spec_id in left if self._live[spec_id] + more[spec_id] == 0]
         if over:
             changes.add(f"{DROP_ENVIRONMENT} id = ?", *over)
+            changes.add(
+                "DELETE FROM specs WHERE id = ? AND NOT EXISTS (SELECT 1 FROM jobs WHERE spec_id = specs.id)", *over
+            )
 
     def take_over(self, changes: Changes, jobs: Mapping[int, JobRecord]) -> None:
         """The changes are on disk."""
+        for job in changes.jobs.values():
+            self._jobs[job.uid] += (not job.state.is_over) - (job.id in jobs)
         owners = {job.spec_id: job.uid for job in changes.jobs.values()} if changes.specs else {}
         for spec_id, uid in owners.items():
             if spec_id in changes.specs:
