@@ -333,7 +333,7 @@ def _values(row: sqlite3.Row, types: dict[str, tuple[type, ...]]) -> dict[str, A
     for name, kinds in types.items():
         values[name] = value = row[name]
         if not isinstance(value, kinds):
-            raise ValueError(f"{name} is {'missing' if value is None else repr(value)[:80]}")
+            raise ValueError(f"{name} is {'missing' if value is None else f'of the type {type(value).__name__}'}")
     return values
 
 
@@ -341,9 +341,9 @@ def _object(text: str, name: str, kind: type) -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(f"{name} is no JSON: {text[:40]!r}") from None
+        raise ValueError(f"{name} is no JSON") from None
     if not isinstance(found, kind):
-        raise ValueError(f"{name} is {text[:40]!r}")
+        raise ValueError(f"{name} is no {kind.__name__}")
     return found
 
 
