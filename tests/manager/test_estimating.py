@@ -19,7 +19,15 @@ from tests.paths import public_python
 from ullage.isolation import parent
 from ullage.isolation.parent import Outcome
 from ullage.isolation.process_identity import start_of
-from ullage.manager.core.estimates import EstimateQuestion, EstimateRequest, Estimates, key_of, script_of
+from ullage.isolation.recording import Reads
+from ullage.manager.core.estimates import (
+    EstimateAnswer,
+    EstimateQuestion,
+    EstimateRequest,
+    Estimates,
+    key_of,
+    script_of,
+)
 from ullage.manager.settings import EstimateSettings
 from ullage.workloads.job_files import JobSpec
 
@@ -288,6 +296,25 @@ def test_an_estimate_ends_with_the_last_job_that_wants_it(tmp_path, begun):
 
     asyncio.run(run())
     assert [jobs for jobs, *_ in answers] == [[3]], "its place is the next one's"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"upper": 1 << 70, "fits": True, "gpu": "T4"},
+        {"upper": -1, "fits": True, "gpu": "T4"},
+        {"upper": True, "fits": True, "gpu": "T4"},
+        {"upper": 1, "fits": True, "gpu": "\x1b[2J"},
+        {"held": 7},
+        {"failed": ["\x1b[2J", None], "own": "no"},
+    ],
+)
+def test_whatever_a_users_process_answers_is_a_job_with_a_note(monkeypatch, answer):
+    monkeypatch.setattr("ullage.manager.core.estimates.run", lambda *args, **more: Outcome(answer=answer))
+    earlier = EstimateAnswer(1, "earlier", reads=Reads({"/": "exists"}, {}))
+    found = make(dataclasses.replace(NOTHING, kept=[earlier]))
+    assert found.upper is None and found.note.startswith("not estimated: ") and found.note.isprintable()
+    assert not found.own_failure and found.reads is None
 
 
 def test_an_estimator_that_is_not_ours_says_what_it_does_not_support(tmp_path):

@@ -175,12 +175,14 @@ def reads_of(descriptor: int, env: Mapping[str, str]) -> Reads:
     for line in text.splitlines():
         try:
             kind, name, value = json.loads(line)
-        except ValueError:
+        except (ValueError, TypeError):
+            kind = name = value = None
+        if not isinstance(name, str) or not isinstance(value, str | None):
             whole = False
             continue
         if kind == "written":
             own.add(name)
-        elif kind == "file":
+        elif kind == "file" and value is not None:
             if not _is_own(name, own) and _tells_more(value, files.get(name)):
                 files[name] = value
         elif kind == "variable":

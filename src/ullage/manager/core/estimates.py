@@ -25,6 +25,7 @@ from ullage.isolation.parent import Outcome, run
 from ullage.isolation.protocol import error_text
 from ullage.isolation.recording import Reads
 from ullage.manager.settings import EstimateSettings
+from ullage.text import plain
 from ullage.units import GIB, format_duration
 from ullage.workloads.job_files import JobSpec
 
@@ -138,6 +139,7 @@ _COMPARE = "ullage.manager.core.estimating_child:first_that_holds"
 _COMPARE_LIMITS = Limits(seconds=30.0, memory=GIB)
 _COMPARED_AT_ONCE = 4
 _LONGEST_ANSWER, _LONGEST_NOTE = 1 << 20, 400  # bytes, characters
+_LARGEST_BOUND = 1 << 50  # bytes
 
 
 @dataclass(frozen=True)
@@ -347,11 +349,11 @@ class Estimates:
             self._comparing.pop(work, None)
         if not work.is_wanted:
             self._leave(work)
-        elif held is None:
+        elif type(held) is not int or not 0 <= held < len(request.kept):
             work.request = replace(request, kept=())
             self._admit(work)
         else:
-            self._answer(work, replace(request.kept[int(held)], kept=True))
+            self._answer(work, replace(request.kept[held], kept=True))
         self._begin()
 
     def _begin(self) -> None:
@@ -371,9 +373,9 @@ class Estimates:
     async def _make(self, work: _Work) -> None:
         began = time.monotonic()
         try:
-            answer = _read(await self._ask(work), work.request.estimator, time.monotonic() - began)
+            answer = _read(await self._ask(work), work.request, time.monotonic() - began)
         except Exception as error:  # no process can be made, say: a job must not wait for ever
-            answer = EstimateAnswer(None, f"{NOT_ESTIMATED}{error_text(error)}")
+            answer = EstimateAnswer(None, _not_estimated(error_text(error)))
         finally:
             self._running.pop(work, None)
         if work.is_wanted:
@@ -450,17 +452,25 @@ def estimates_at_once(rules: EstimateSettings) -> tuple[int, int]:
 _MOST_AT_ONCE = 64
 
 
-def _read(outcome: Outcome, estimator: str, seconds: float) -> EstimateAnswer:
-    """The bound, or `None`, the note that the job keeps, and what it all follows from."""
+def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> EstimateAnswer:
+    """The bound, or `None`, the note that the job keeps, and what it all follows from.
+
+    The answer comes from a process of the user, who may have it say anything.
+    """
     answer, reads = outcome.answer, outcome.reads
     if answer is None:
         told = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
-        return EstimateAnswer(None, f"{NOT_ESTIMATED}{str(told)[:_LONGEST_NOTE]}", seconds)
-    if reads is not None and (reads.programs or not reads.whole):
+        return EstimateAnswer(None, _not_estimated(told), seconds)
+    if reads is not None and (reads.programs or not reads.whole or not reads.files):
         reads = None  # it followed from more than is known
     if "failed" in answer:
-        note = f"{NOT_ESTIMATED}{str(answer['failed'])[:_LONGEST_NOTE]}"
-        return EstimateAnswer(None, note, seconds, bool(answer.get("own")), reads)
-    fits = "" if answer["fits"] else f", which does not fit on {answer['gpu']}"
-    note = f"estimated by {estimator} for {answer['gpu']}{fits}"
-    return EstimateAnswer(int(answer["upper"]), note, seconds, reads=reads)
+        return EstimateAnswer(None, _not_estimated(answer["failed"]), seconds, answer.get("own") is True, reads)
+    upper, gpu = answer.get("upper"), answer.get("gpu")
+    if type(upper) is not int or not 0 <= upper <= _LARGEST_BOUND or gpu not in wanted.gpus:
+        return EstimateAnswer(None, _not_estimated("its process gave an answer that makes no sense"), seconds)
+    fits = "" if answer.get("fits") else f", which does not fit on {gpu}"
+    return EstimateAnswer(upper, f"estimated by {wanted.estimator} for {gpu}{fits}", seconds, reads=reads)
+
+
+def _not_estimated(why: Any) -> str:
+    return f"{NOT_ESTIMATED}{plain(str(why)[:_LONGEST_NOTE])}"
