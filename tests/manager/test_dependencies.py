@@ -86,6 +86,7 @@ def test_what_is_not_there_is_refused_in_one_line(common, after, said):
 
 def test_an_element_that_is_not_there_is_refused_and_nothing_is_submitted(common):
     first = array(common, "1-2", "true", hold=True)
+    common.until(lambda: len(common.client.queue()) == 2, "the jobs of other tests to be over")
     before = common.client.ping()["last_event"]
     said = common.cli(
         "submit", "--memory", "1GiB", "--array", "1-3", "--after", f"{first}_{{index}}", "--", "true", code=1

@@ -236,6 +236,7 @@ def test_an_edit_leaves_no_variables_behind(home):
 
 
 def test_a_dry_run_says_where_a_job_would_start_and_stores_nothing(common):
+    common.until(lambda: not common.client.queue(), "the jobs of other tests to be over")
     before = common.client.ping()["last_event"]
     said = common.cli("submit", "--memory", "6GiB", "--gpus", "2", "--dry-run", "--", "true")
     assert said == "would start now on GPU 0, GPU 1\npromise 6.00 GiB (as its submitter says)\n"
