@@ -53,6 +53,8 @@ class Redirection:
         self._root, self._gone = f"{self.folder}/root", f"{self.folder}/gone"
         self._real = {name: getattr(os, name) for name in _CHANGED}
         self._file = io.open
+        self._folders: dict[str, str] = {}  # without links; kept while no link is made or removed
+        self._marks: tuple[int, set[str]] = (0, set())  # what is in the folder `gone`, and since when
 
     def install(self) -> None:
         """Replace Python's functions for files; it cannot be undone."""
@@ -81,7 +83,9 @@ class Redirection:
             return None
         path = os.path.abspath(os.fsdecode(file))
         parent, name = os.path.split(path)
-        path = os.path.join(self._resolved(parent), name)
+        if parent not in self._folders:
+            self._folders[parent] = self._resolved(parent)
+        path = os.path.join(self._folders[parent], name)
         if path == self.folder or path.startswith((f"{self.folder}/", *(f"{place}/" for place in _SYSTEM))):
             return None
         return path
@@ -97,7 +101,7 @@ class Redirection:
                 found = os.path.dirname(found)
                 continue
             path = os.path.join(found, part)
-            there = self._shadow(path) if self._has_shadow(path) or self._lexists(self._mark(path)) else path
+            there = self._shadow(path) if self._has_shadow(path) or self._is_marked(path) else path
             try:
                 target = self._real["readlink"](there)
             except OSError:
@@ -113,8 +117,12 @@ class Redirection:
     def _shadow(self, path: str) -> str:
         return self._root + path
 
-    def _mark(self, path: str) -> str:
-        return f"{self._gone}/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
+    def _is_marked(self, path: str) -> bool:
+        """Whether what is really at this path was removed by this run."""
+        since = self._real["stat"](self._gone).st_mtime_ns
+        if since != self._marks[0]:
+            self._marks = since, set(self._real["listdir"](self._gone))
+        return bool(self._marks[1]) and _mark(path) in self._marks[1]
 
     def _has_shadow(self, path: str) -> bool:
         return self._lexists(self._shadow(path))
@@ -128,13 +136,12 @@ class Redirection:
 
     def _is_gone(self, path: str) -> bool:
         """Whether what is really there, or a folder above it, was removed by this run."""
-        while True:
-            if self._lexists(self._mark(path)):
-                return True
+        while not self._is_marked(path):
             parent = os.path.dirname(path)
-            if parent == path:
+            if parent == path or not self._marks[1]:
                 return False
             path = parent
+        return True
 
     def seen(self, file: Any) -> Any:
         """The place to read from."""
@@ -189,8 +196,10 @@ class Redirection:
 
     def _leave(self, path: str | None) -> None:
         """What is really at this path is not there any more."""
+        self._folders.clear()
         if path is not None and self._lexists(path):
-            self._file(self._mark(path), "wb").close()
+            self._file(f"{self._gone}/{_mark(path)}", "wb").close()
+            self._marks[1].add(_mark(path))
 
     # Python's functions for files.
 
@@ -260,7 +269,7 @@ class Redirection:
         else:
             names = [*listdir(shadow), *(listdir(path) if self._lexists(path) else ())]
         own = set(listdir(shadow)) if self._has_shadow(path) else set()
-        left = (name for name in names if name in own or not self._lexists(self._mark(os.path.join(path, name))))
+        left = (name for name in names if name in own or not self._is_marked(os.path.join(path, name)))
         return [*dict.fromkeys(left)]
 
     def _mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
@@ -325,6 +334,7 @@ class Redirection:
         if self._lexists(self.seen(target)):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         self._real["symlink"](source, self.written(target, keep=False), *args, **options)
+        self._folders.clear()
 
     # What goes past them.
 
@@ -359,6 +369,11 @@ class Redirection:
         own = text == socket.gethostname() if names and text else False
         if text and not own and not text.startswith(_LOOPBACK):
             raise error
+
+
+def _mark(path: str) -> str:
+    """The name by which a removed file is noted."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()
 
 
 class _Entry:

@@ -16,8 +16,8 @@ def train(steps, device="cuda"):
 """
 
 
-def told(answer):
-    return message(answer, "train.py", 60.0)
+def told(answer, network=False):
+    return message(answer, "train.py", 60.0, network)
 
 
 def test_a_script_that_ends_early_gives_what_was_seen(follow):
@@ -45,6 +45,12 @@ def test_inference_alone_is_estimated(follow):
 def test_a_failure_after_training_settled_is_a_note(follow):
     answer = follow(HEAD + "train(10)\nraise ValueError('no metric')")
     assert any("failed (ValueError: no metric)" in note for note in answer["estimate"]["notes"])
+
+
+def test_a_script_that_may_reach_the_network_is_not_told_how_to_allow_it(follow):
+    answer = follow("import urllib.error; raise urllib.error.URLError('no name')")
+    assert "Type: ullage estimate train.py --network" in told(answer)
+    assert "did not get it" in told(answer, network=True) and "--network" not in told(answer, network=True)
 
 
 FAILURES = {

@@ -1,11 +1,16 @@
 """`estimate_script` as users call it: a process of its own, run as `python` would run it."""
 
+import subprocess
+import sys
 import textwrap
+import threading
 
 import pytest
 
 from ullage.errors import InvalidValue, ScriptFailed
+from ullage.estimation.scripts import parent
 from ullage.estimation.scripts.parent import estimate_script
+from ullage.estimation.timeline.trace import Trace
 
 TRAINING = """
 def train(steps=10, batch=8):
@@ -130,3 +135,77 @@ def test_a_mistake_is_told_before_anything_runs(script, args, options, told):
     script("", "folder/train.py")
     with pytest.raises((InvalidValue, LookupError), match=told):
         estimate_script(*args, **options)
+
+
+APPENDS = f"""
+import sys, time, torch
+from torch import nn
+{TRAINING}
+with open("results.csv", "a") as results:
+    results.write("of the estimate\\n")
+    results.flush()
+torch.save(nn.Linear(8, 8).cuda().state_dict(), "last.pt")
+open("going", "w").close()
+train(int(sys.argv[1]))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_rows_that_a_running_job_writes_are_not_lost(script, tmp_path):
+    """The same script runs as a job and appends to a file while it is estimated."""
+    name, stop, rows = script(APPENDS), threading.Event(), []
+
+    def job():
+        with open(tmp_path / "results.csv", "a") as results:
+            while not stop.wait(0.05):
+                rows.append(f"{len(rows)}")
+                results.write(f"{rows[-1]}\n")
+                results.flush()
+
+    thread = threading.Thread(target=job)
+    thread.start()
+    try:
+        estimate_script(name, ["10", "0"])
+    finally:
+        stop.set()
+        thread.join()
+    assert (tmp_path / "results.csv").read_text().split() == rows and len(rows) > 10
+
+
+KILLED = """
+import sys
+from ullage.estimation.scripts.parent import estimate_script
+estimate_script("train.py", ["10", "600"])
+"""
+
+
+def test_a_checkpoint_survives_the_end_of_an_estimate_in_the_middle(script, tmp_path):
+    script(APPENDS.replace('open("going", "w").close()', 'print("going", flush=True)'))
+    (tmp_path / "last.pt").write_bytes(b"three days of training")
+    source = KILLED.replace('600"]', '600"], show_output=True')
+    process = subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert any("going" in line for line in process.stderr), "it has saved over last.pt"
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    assert (tmp_path / "last.pt").read_bytes() == b"three days of training"
+    assert {file.name for file in tmp_path.iterdir()} == {"train.py", "last.pt"}
+
+
+def test_the_network_is_not_reached_unless_allowed(script):
+    name = script("import urllib.request\nurllib.request.urlopen('http://ullage.example/weights.pt')")
+    with pytest.raises(ScriptFailed, match=r"Type: ullage estimate train.py --network; or download it first"):
+        estimate_script(name)
+
+
+def test_too_many_bytes_are_told(script, monkeypatch):
+    monkeypatch.setattr(parent, "_LIMITS", {"written": 16 << 20})
+    name = script("open('large', 'wb').write(bytes(64 << 20))\nimport time\ntime.sleep(60)")
+    with pytest.raises(ScriptFailed, match="the process of train.py wrote more than 16.0 MiB"):
+        estimate_script(name)
+
+
+def test_the_trace_that_was_asked_for_is_written(script, tmp_path):
+    name = script(f"import torch\nfrom torch import nn\n{TRAINING}\ntrain()")
+    estimate_script(name, trace_file=tmp_path / "trace.npz")
+    assert len(Trace.load(tmp_path / "trace.npz").operators)

@@ -22,10 +22,11 @@ from ullage.isolation.environment import environment
 from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import run
+from ullage.units import GIB
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
-_MOST_PROCESSES = 512  # of a script at once; the workers of its loaders are such
+_LIMITS = {"processes": 512, "written": 4 * GIB}  # of a script; the workers of its loaders are such processes
 TAIL = 20  # lines of the script's output that are shown when it fails
 _LAUNCHER = {  # what `torchrun --nproc-per-node 1` sets
     "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
@@ -135,7 +136,7 @@ def _run(request: ScriptRequest, variables: dict[str, str], private: Private, sh
     outcome = run(
         "ullage.estimation.scripts.child:run_script",
         dataclasses.asdict(request),
-        limits=Limits(seconds=request.timeout + GRACE + _PATIENCE, processes=_MOST_PROCESSES),
+        limits=Limits(seconds=request.timeout + GRACE + _PATIENCE, **_LIMITS),
         env=_environment(variables),
         cwd=os.getcwd(),
         private=private,
