@@ -90,7 +90,7 @@ def test_start_times_are_given_as_people_write_them(common):
     common.cli("submit", "--memory", "1GiB", "--name", "later", "--begin", "now+2h", "--", "true")
     found = common.client.status("later")
     assert abs(found["begin"] - time.time() - 2 * HOUR) < 60
-    assert re.search(r"later .* queued .* starts at \d{4}-\d\d-\d\d \d\d:\d\d", common.cli("queue"))
+    assert re.search(r"later\s.*queued\s.*\sstarts at \d{4}-\d\d-\d\d \d\d:\d\d", common.cli("queue"))
     assert "  begin      " in common.cli("status", "later")
     common.cli("cancel", "later")
     said = common.cli("submit", "--begin", "soon", "--", "true", code=1)
