@@ -1,6 +1,7 @@
 """Estimates on the way in: in a process of their own, within limits, kept by content."""
 
 import asyncio
+import contextlib
 import dataclasses
 import grp
 import os
@@ -79,6 +80,34 @@ def test_a_failed_estimate_is_said_and_the_job_is_placed_by_the_rule_for_unknown
     assert job["state"] == "done" and job["promise"] is None
     assert job["estimate"] == "not estimated: it took longer than 50 ms"
     assert job["attempts"][0]["exclusive"], "the default rule for unknowns is a GPU for itself"
+
+
+def children(pid):
+    """The processes that a process has started and that live."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = file.read_text().rpartition(")")[2].split()[:2]
+            found += [int(file.parent.name)] if int(parent) == pid and state != "Z" else []
+    return found
+
+
+def test_the_estimate_of_a_cancelled_job_is_killed_and_one_goes_on_after_a_restart(home):
+    home.options = ["--virtual", "1xA100-40GB"]
+    home.start()
+    (home.work / "train.py").write_text("import time; time.sleep(1000)")
+    job = {"command": [sys.executable, "train.py"], "memory": None, "env": home.environment()}
+    number, other = home.submit(**job), home.submit(**job)
+    home.until(lambda: children(home.process.pid), "the process of the estimate")
+    assert home.job(number)["reason"].startswith("is being estimated, for ")
+    assert home.job(other)["reason"] == "waits for the estimate of another job that runs the same"
+    home.client.call("cancel", jobs=[other])
+    home.kill()
+    home.start()
+    home.until(lambda: children(home.process.pid), "the process of the estimate, again")
+    assert home.job(number)["state"] == "estimating"
+    home.client.call("cancel", jobs=[number])
+    home.until(lambda: not children(home.process.pid), "the process to be gone")
 
 
 def test_what_cannot_be_estimated_is_queued_with_that_said(common):

@@ -250,8 +250,11 @@ def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | 
     if answer["estimate"] is not None or patience == 0:
         return False
     number = answer["jobs"][0]
+    from rich.console import Console
+
     try:
-        found = manager.wait_for_estimate(number, patience)
+        with Console(stderr=True).status("estimating; Ctrl-C leaves it in the queue"):
+            found = manager.wait_for_estimate(number, patience)
     except (TimeoutError, NoDaemon):
         return False
     except KeyboardInterrupt:
