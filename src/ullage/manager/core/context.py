@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ullage.errors import InvalidValue
 from ullage.isolation.process_identity import Process, start_of
 from ullage.manager.core.energy import EnergyMeter
 from ullage.manager.core.reservations import booking_of
@@ -39,6 +40,15 @@ class SlotReader:
     def devices(self) -> list[Device]:
         """The devices that jobs can be placed on: GPUs, MIG instances, virtual GPUs."""
         return [device for device in self.monitor.devices() if device.takes_jobs]
+
+    def named(self, gpu: str | int) -> Device:
+        """The device of an index or a UUID."""
+        devices = self.devices()
+        found = next((device for device in devices if str(gpu) in (str(device.index), device.id)), None)
+        if found is None:
+            there = ", ".join(f"{device.index} ({device.id})" for device in devices[:16])
+            raise InvalidValue(f"needed a GPU by index or UUID; found {str(gpu)[:80]!r}. There are: {there}")
+        return found
 
     def look(
         self, drained: Mapping[str, str], reservations: Sequence[Reservation] = ()

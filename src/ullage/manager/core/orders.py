@@ -27,8 +27,8 @@ from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.editing import JobEditor
 from ullage.manager.core.intake import Intake
-from ullage.manager.core.report import Others, check_by, report_of, spans_of, visible
-from ullage.manager.core.reservations import booking_of, check_reservation
+from ullage.manager.core.report import report
+from ullage.manager.core.reserving import Reserving
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.trials import Trials
 from ullage.manager.core.views import JobViews, attempt_shown, folded, gpu_shown
@@ -37,9 +37,8 @@ from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import output_paths
 from ullage.manager.running.launcher import STDERR, STDOUT
 from ullage.manager.running.supervisor import TERMINAL
-from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, Reservation, State
+from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
-from ullage.monitor.readings import Device
 from ullage.text import plain
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
@@ -94,6 +93,7 @@ class Orders:
         self._context, self._store, self._service = context, context.store, context.service
         self._intake, self._attempts, self._cgroups, self._tokens, self._api = intake, attempts, cgroups, tokens, api
         self._editor, self._trials = JobEditor(context, intake, attempts), Trials(context, intake, scheduler)
+        self._reserving = Reserving(context)
         self._views = JobViews(context, intake)
 
     @classmethod
@@ -295,41 +295,16 @@ class Orders:
     ) -> dict[str, Any]:  # fmt: skip
         """Reserve GPUs for users and groups from a time (now) on: no other job is started that might run then."""
         self._check_operator(caller, "reserve GPUs")
-        if not gpus:
-            raise InvalidValue("needed the GPUs to reserve, by index or UUID; found none")
-        now = self._context.clock()
-        start = now if begin is None else begin
-        new = Reservation(
-            id=self._store.next_reservation(), name=plain(name)[:80], users=tuple(users or ()),
-            gpus=tuple(dict.fromkeys(self._device(gpu).id for gpu in gpus)), groups=tuple(groups or ()),
-            begin=start, end=start + seconds, maker=caller.user,
-        )  # fmt: skip
-        check_reservation(new, self._store.history.reservations(now), now)
-        self._store.reserve(new, f"{', '.join(new.gpus)} {booking_of(new).text}")
-        self._store.afterwards(self._service.wake)
-        return self._reservation_shown(new)
+        return self._reserving.make(caller.user, gpus, seconds, begin, users or [], groups or [], name)
 
     def unreserve(self, caller: Caller, reservation: str | int) -> dict[str, Any]:
         """Take a reservation back, by its number or its name."""
         self._check_operator(caller, "take a reservation back")
-        there = self._store.history.reservations(self._context.clock())
-        found = [each for each in there if str(reservation) in (str(each.id), each.name)]
-        if len(found) != 1:
-            listed = ", ".join(f"{each.id} {each.name}".strip() for each in there[:16]) or "none"
-            raise InvalidValue(f"needed a reservation; found {str(reservation)[:80]!r}. There are: {listed}")
-        self._store.unreserve(found[0].id, f"{', '.join(found[0].gpus)} by {caller.user}")
-        self._store.afterwards(self._service.wake)
-        return self._reservation_shown(found[0])
+        return self._reserving.take_back(caller.user, reservation)
 
     def reservations(self, caller: Caller) -> list[dict[str, Any]]:
         """Reservations that are not over, the first one first."""
-        now = self._context.clock()
-        return [self._reservation_shown(each) for each in self._store.history.reservations(now)]
-
-    def _reservation_shown(self, reservation: Reservation) -> dict[str, Any]:
-        indices = {device.id: device.index for device in self._context.slot_reader.devices()}
-        shown = dataclasses.asdict(reservation)
-        return {**shown, "indices": [indices.get(gpu) for gpu in reservation.gpus]}
+        return self._reserving.listed()
 
     def gpus(self, caller: Caller) -> list[dict[str, Any]]:
         """GPUs as they are now: what is used, what is promised, what is left, and to whom."""
@@ -352,17 +327,7 @@ class Orders:
         user: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """What jobs took between two times (the last seven days), in rows by user, day, name and GPU."""
-        now = self._context.clock()
-        rows = check_by(["user", "day"] if by is None else by)
-        begin, end = now - 7 * 86400.0 if since is None else since, now if until is None else min(until, now)
-        if not 0 <= begin <= end:
-            raise InvalidValue("needed a time to report from that is before the one to report until, and not to come")
-        others: Others = "all" if caller.operator else self._context.settings.access.report
-        spans = spans_of(self._store.history.attempts_between(begin, end), begin, end, now)
-        seen = visible(spans, caller.user, others)
-        names = {slot.id: slot.id if slot.mig else f"{slot.index} {slot.name}" for slot in self._context.slots}
-        found = report_of([span for span in seen if user in (None, span.user)], rows, names)
-        return {"since": begin, "until": end, "by": list(rows), **found}
+        return report(self._context, caller, by, since, until, user)
 
     def api(self, caller: Caller) -> dict[str, Any]:
         """Where the REST API listens, and for the daemon's own user the token that is in `run/api-token`."""
@@ -464,19 +429,10 @@ class Orders:
 
     def _drain(self, caller: Caller, gpu: str | int, drained: bool, reason: str) -> dict[str, Any]:
         self._check_operator(caller, "drain or resume a GPU")
-        found = self._device(gpu)
+        found = self._context.slot_reader.named(gpu)
         self._store.drain(found.id, drained, plain(reason)[:200])
         self._store.afterwards(self._service.wake)
         return {"gpu": found.id, "index": found.index, "drained": drained}
-
-    def _device(self, gpu: str | int) -> Device:
-        """The GPU of an index or a UUID."""
-        devices = self._context.slot_reader.devices()
-        found = next((device for device in devices if str(gpu) in (str(device.index), device.id)), None)
-        if found is None:
-            there = ", ".join(f"{device.index} ({device.id})" for device in devices[:16])
-            raise InvalidValue(f"needed a GPU by index or UUID; found {str(gpu)[:80]!r}. There are: {there}")
-        return found
 
     def _check_mine(self, caller: Caller, job: JobRecord, doing: str) -> None:
         if not caller.may_change(job.uid):

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ullage.errors import InvalidValue
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.identity import Caller
 from ullage.manager.storage.records import Cause
 
 BY = ("user", "day", "name", "gpu")
 Others = Literal["own", "totals", "all"]
 OTHERS = "others"
 _NO_FAILURES = frozenset({Cause.FINISHED, Cause.CANCELLED, Cause.SLOT_ENDED})
-_HOUR = 3600.0
+_HOUR, _WEEK = 3600.0, 7 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,23 @@ class _Sums:
             "waited_90": percentile(self.waits, 90),
             "failures": dict(sorted(self.failures.items())),
         }
+
+
+def report(
+    context: ManagerContext, caller: Caller, by: Sequence[str] | None, since: float | None, until: float | None,
+    user: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What jobs took between two times (the last seven days), as far as the caller may see it."""
+    now = context.clock()
+    rows = check_by(["user", "day"] if by is None else by)
+    begin, end = now - _WEEK if since is None else since, now if until is None else min(until, now)
+    if not 0 <= begin <= end:
+        raise InvalidValue("needed a time to report from that is before the one to report until, and not to come")
+    others: Others = "all" if caller.operator else context.settings.access.report
+    spans = spans_of(context.store.history.attempts_between(begin, end), begin, end, now)
+    seen = [span for span in visible(spans, caller.user, others) if user in (None, span.user)]
+    names = {slot.id: slot.id if slot.mig else f"{slot.index} {slot.name}" for slot in context.slots}
+    return {"since": begin, "until": end, "by": list(rows), **report_of(seen, rows, names)}
 
 
 def spans_of(rows: Iterable[Mapping[str, Any]], since: float, until: float, now: float) -> Iterator[UsageSpan]:
