@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.paths import ROOT
 
-from ullage.manager.client import Client, socket_file
+from ullage.manager.client import PROTOCOL, Client, socket_file
 
 AS_USER = """
 import json, os, pwd, resource, sys
@@ -259,6 +259,32 @@ def test_a_user_with_many_idle_connections_locks_nobody_out(shared):
         opened = len(os.listdir(f"/proc/{shared.process.pid}/fd"))
         assert opened < 200, "of one user only a few are kept"
         crowd.stdin.close()
+
+
+WAITING = """
+import json, os, pwd, socket, sys
+user = pwd.getpwnam("nobody")
+os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
+order = {"protocol": int(sys.argv[3]), "order": "events", "arguments": {"since": 10**12}, "wait": 60}
+lines = []
+for number in range(int(sys.argv[2])):
+    lines.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    lines[-1].connect(sys.argv[1])
+    lines[-1].sendall(json.dumps(order).encode() + b"\\n")
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_user_with_many_orders_that_wait_is_refused_more_and_holds_up_nobody_else(shared):
+    command = [sys.executable, "-c", WAITING, str(socket_file(shared.folder)), "80", str(PROTOCOL)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as crowd:
+        assert crowd.stdout.readline() == "open\n"
+        refused = shared.until(lambda: as_user(shared, "ping").get("refused"), "all 64 that one user may have to wait")
+        assert "you have too many connections that wait" in refused
+        assert Client(shared.folder).ping()["operator"]
+        crowd.stdin.close()
+    shared.until(lambda: "ok" in as_user(shared, "ping"), "room for nobody again")
 
 
 def test_users_take_turns_by_their_shares(shared):
