@@ -308,13 +308,21 @@ class Intake:
 
     def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
         found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.text}
-        holds = answer.own_failure and self._context.settings.estimating.failed == "hold" and job.spec["gpus"] == 1
-        if holds:  # on one GPU: more of them are not there when a script is estimated, and it may fail for that
+        holds = answer.own_failure and self._holds(job)
+        if holds:
             found["detail"] = answer.note.removeprefix(NOT_ESTIMATED)
         if job.state is State.ESTIMATING:
             self._store.move(job, "estimated", State.HELD if holds else State.QUEUED, answer.text, **found)
         else:
             self._store.update(job, **found)
+
+    def _holds(self, job: JobRecord) -> bool:
+        """Whether a job whose script fails when it is estimated is held.
+
+        Not where the script may have lacked what it will find: a second GPU, or what the jobs make that it waits for.
+        """
+        may_be_right = job.spec["gpus"] != 1 or bool(self._store.dependencies.get(job.id))
+        return self._context.settings.estimating.failed == "hold" and not may_be_right
 
 
 def _needs_estimate(job: JobRecord | None) -> TypeGuard[JobRecord]:
