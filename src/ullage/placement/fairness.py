@@ -64,12 +64,12 @@ def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> 
     users = set(map(_USER, queue))
     if len(users) == 1:  # his own order is that of the queue
         user = users.pop()
-        accounts[user] = accounts.get(user, 0.0) + turn * sum([job.gpus * job.part for job in queue])
+        accounts[user] = accounts.get(user, 0.0) + turn * sum([(job.gpus or 1) * job.part for job in queue])
         return queue
     levels = []
     for job in queue:
         account = accounts.get(job.user, 0.0)
-        accounts[job.user] = account + turn * job.gpus * job.part
+        accounts[job.user] = account + turn * (job.gpus or 1) * job.part  # one without a GPU has a turn too
         levels.append(account / job.share)
     return [queue[number] for number in sorted(range(len(queue)), key=levels.__getitem__)]
 
