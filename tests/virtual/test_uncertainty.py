@@ -137,3 +137,10 @@ def test_a_gpu_that_was_not_measured_is_said():
     e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32)), gpu="A100-40GB")
     assert KNOWN not in e.certainty and "not measured on A100-40GB: rules for other GPUs" in e.certainty
     assert e.upper_covers is None and "the bound adds 5% for this" in e.certainty
+
+
+def test_a_pytorch_older_than_the_measured_one_is_said(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.8.0+cu128")
+    e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32)), gpu="H200")
+    assert "PyTorch 2.8.0+cu128 is followed by the rules of 2.11" in e.notes
+    assert "the kernels of PyTorch 2.11" in e.certainty and e.upper_covers is False

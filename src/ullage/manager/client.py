@@ -424,8 +424,7 @@ class _SocketTransport:
         try:
             connection = self._connected()
             connection.settimeout(self._timeout + wait)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a daemon that hangs up may have said why
-                connection.sendall(line)
+            connection.sendall(line)
             answer: dict[str, Any] = json.loads(self._line(connection))
             return answer
         except TimeoutError:

@@ -31,6 +31,7 @@ from ullage.virtual.tracking.uncertainty import largest_reserved, watch_autocast
 
 LARGE_SEGMENT = 20 * MIB
 UNMEASURED_SHARE = 20  # a twentieth: libraries choose other kernels on other generations
+OLDEST_MEASURED = "2.11"  # the PyTorch with which kernels were measured; newer ones ask for the same
 
 _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
@@ -122,6 +123,8 @@ class VirtualGPU(GPUState):
             if self.memory.keeps_history:
                 self._restore.add(self.progress.install())
                 self._restore.add(self.origins.install())
+            if torch.torch_version.TorchVersion(torch.__version__) < OLDEST_MEASURED:
+                self.note("version", f"PyTorch {torch.__version__} is followed by the rules of {OLDEST_MEASURED}")
             self.mode.__enter__()
             self._restore.add(lambda: self.mode.__exit__(None, None, None))
             _active.append(self)

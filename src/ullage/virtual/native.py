@@ -3,8 +3,9 @@
 Two things stop such a tensor from training: autograd asks the registry of device guards for CUDA's guard (there is
 none on a CPU build), and asks the CUDA hooks whether the device has a context (there is none without a GPU). Both
 are plain pointers in exported C++ objects. While a virtual GPU is in use they point to PyTorch's own no-op guard
-(the one that FakeTensor uses) and to a copy of the hooks' table in which two answers are changed; afterwards they
-point where they did. Nothing is compiled, and a CPU build, a CUDA build and a machine with a GPU take the same path.
+(the one that FakeTensor uses; versions that have none are given one) and to a copy of the hooks' table in which two
+answers are changed; afterwards they point where they did. Nothing is compiled, and a CPU build, a CUDA build and a
+machine with a GPU take the same path.
 
 The two places in the table are not assumed: they are found by watching which entries PyTorch calls. If they cannot
 be found, `UnsupportedPlatform` says so.
@@ -14,7 +15,10 @@ Not covered: Windows (other names for the same symbols).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +59,9 @@ class CUDAStandIn:
 
     def _make_noop_guard(self) -> int:
         """PyTorch makes the guard itself if the present one counts no devices: show it one that does."""
+        if not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):  # PyTorch 2.8, say
+            self._native_guard = _native_guard()
+            return ctypes.addressof(self._native_guard[0])
         no_devices = ctypes.CFUNCTYPE(ctypes.c_int8)(lambda: 0)
         table = (_Pointer * 64)(*[ctypes.cast(no_devices, _Pointer).value] * 64)
         counts_none = (_Pointer * 1)(ctypes.addressof(table))
@@ -79,7 +86,8 @@ class CUDAStandIn:
         try:
             self._guards[_CUDA] = self._noop_guard
             self._hooks.value = ctypes.addressof(watching)
-            torch._C._accelerator_getAccelerator()
+            with contextlib.suppress(RuntimeError):  # older versions raise where there is none
+                torch._C._accelerator_getAccelerator()
             for entry in set(watched):
                 table[entry] = watching[entry] = yes
             watched.clear()
@@ -184,6 +192,26 @@ def _native_answers() -> tuple[Any, Any]:
     python = ctypes.pythonapi
     finalizing = python["Py_IsFinalizing" if hasattr(python, "Py_IsFinalizing") else "_Py_IsFinalizing"]
     return ctypes.cast(python.Py_IsInitialized, _Pointer).value, ctypes.cast(finalizing, _Pointer).value
+
+
+# Machine code of a function that returns 1 in the first and 0 in the second register for results.
+_ONE_AND_ZERO = {"x86_64": bytes.fromhex("b801000000 31d2 c3"), "aarch64": bytes.fromhex("200080d2 010080d2 c0035fd6")}
+
+
+def _native_guard() -> Any:
+    """A device guard all of whose functions are one, which answers 1 and 0 whoever calls it and with what.
+
+    As a kind of device that is CUDA, as a device cuda:0, as a stream the default one of cuda:0, as a number of devices
+    one, as a question yes. To be kept for as long as it is in use.
+    """
+    machine = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
+    if machine not in _ONE_AND_ZERO:
+        raise UnsupportedPlatform(_advice(f"it has no device guard for CUDA on {machine}"))
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(_ONE_AND_ZERO[machine])
+    table = (_Pointer * 64)(*[ctypes.addressof(ctypes.c_char.from_buffer(page))] * 64)
+    guard = (_Pointer * 1)(ctypes.addressof(table))
+    return guard, table, page
 
 
 def _watcher(watched: list[int], entry: int) -> Any:

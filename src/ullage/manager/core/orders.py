@@ -65,7 +65,6 @@ _T = TypeVar("_T")
 Answers = Generator[None, None, _T]
 MOST_TOKENS = 100
 MOST_ROWS, MOST_LOG = 100_000, 256 << 10
-_AT_A_TIME = 100  # jobs that are over, read from the disk
 _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 
 
@@ -413,10 +412,7 @@ class Orders:
         if not jobs:
             raise InvalidValue(f"needed the jobs to {doing}, by number or name")
         numbers = list(dict.fromkeys(number for one in jobs for number in self.resolve(caller, one)))
-        records: list[JobRecord] = []
-        for first in range(0, len(numbers), _AT_A_TIME):
-            records += self._store.several(numbers[first : first + _AT_A_TIME])
-            yield
+        records = self._store.several(numbers)
         for record in records:
             self._check_mine(caller, record, doing)
         answers = []

@@ -204,15 +204,6 @@ CREATE TABLE reservations (
 );
 """
 
-# What users used of late, kept up to date instead of summed up; it begins anew.
-ACCOUNTS = """
-CREATE TABLE accounts (
-    user TEXT PRIMARY KEY,
-    used REAL NOT NULL,                   -- GPU-seconds, as they counted at that time
-    at REAL NOT NULL
-) WITHOUT ROWID;
-"""
-
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -228,7 +219,6 @@ MIGRATIONS = (
     NOTIFICATIONS,
     ARRAYS,
     RESERVATIONS,
-    ACCOUNTS,
 )
 
 

@@ -208,6 +208,8 @@ _KERNEL_OR_FORMULA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 def _register_missing_kernels(library: torch.library.Library) -> None:
     for name in _KERNEL_OR_FORMULA:
+        if not hasattr(torch.ops.aten, name):  # newer than this PyTorch
+            continue
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
             torch.library._impls.discard(f"aten/{name}/CUDA")
             library.impl(name, _never_called, "CUDA")

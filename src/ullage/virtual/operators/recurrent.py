@@ -7,17 +7,20 @@ aten/src/ATen/cudnn/AutocastRNN.cpp
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.backends.cudnn import rnn as cudnn_rnn
 
 from ullage.virtual.kernels.plan import contiguous_strides, elements
 from ullage.virtual.kernels.recurrent import GRU, LSTM, RELU, TANH, RecurrentNetwork, network_of, time_first_copy
 from ullage.virtual.native import view_without_data
 from ullage.virtual.operators.registry import HANDLERS, handler
 from ullage.virtual.state import GPUState
+
+# Not `from torch.backends.cudnn import rnn`, which in PyTorch 2.10 is a setting.
+cudnn_rnn: Any = importlib.import_module("torch.backends.cudnn.rnn")
 
 
 def _tensor(gpu: GPUState, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -353,8 +353,9 @@ def install_threads(gpu: GPUState, replacements: Replacements) -> None:
             run = self.__dict__["ullage_run"] = self.run
 
             def run_with_mode() -> None:
+                mode = _ModeOfThread(gpu, left)  # kept here, since PyTorch 2.6 frees it as it pops it
                 with backward_in_calling_thread():
-                    _push_on_torch_dispatch_stack(_ModeOfThread(gpu, left))
+                    _push_on_torch_dispatch_stack(mode)
                     try:
                         run()
                     finally:

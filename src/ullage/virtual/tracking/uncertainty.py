@@ -38,6 +38,7 @@ NOTE_MEANINGS = {
     "recurrent": NoteMeaning(ASSUMED, "memory of cuDNN's recurrent networks by fitted formulas", False),
     "streams": NoteMeaning(ASSUMED, "the timing of side streams", False),
     "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False),
+    "version": NoteMeaning(ASSUMED, "the kernels of PyTorch 2.11", False),
     "compile": NoteMeaning(LEFT_OUT, "torch.compile (the eager code ran)", False),
     "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script (the Python code ran)", False),
     "sparse": NoteMeaning(LEFT_OUT, "sparse gradients (counted as dense)", False),
