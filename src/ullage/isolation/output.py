@@ -15,7 +15,7 @@ import os
 import selectors
 import stat
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _CHUNK, _PIPE = 1 << 18, 1 << 20  # bytes read at once, and kept by the kernel until they are
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -73,11 +73,21 @@ class OutputFile:
         os.close(self._file)
 
 
-class OutputPump(threading.Thread):
-    """Moves what comes out of pipes into files until their writers are gone."""
+class OutputTaker(threading.Thread):
+    """Takes what a job prints, beside the thread that waits for the job."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
+
+    def finish(self, ended: dict[str, Any]) -> None:
+        """The job is over, with that exit code or signal, and nobody of it is left who could print."""
+
+
+class OutputPump(OutputTaker):
+    """Moves what comes out of pipes into files until their writers are gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._selector = selectors.DefaultSelector()
         self._files: list[OutputFile] = []
 

@@ -15,11 +15,10 @@ import selectors
 import socket
 import struct
 import termios
-import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ullage.isolation.output import OutputFile
+from ullage.isolation.output import OutputFile, OutputTaker
 
 TYPED = PRINTED = b"d"
 WINDOW, ENDED = b"w", b"e"
@@ -62,11 +61,11 @@ class _Guest:
         self.line, self.arrived, self.waiting = line, bytearray(), bytearray()
 
 
-class Terminal(threading.Thread):
+class Terminal(OutputTaker):
     """The supervisor's side: what the job prints goes to its log and to all who are connected."""
 
     def __init__(self, file: str, log: OutputFile, owner: tuple[int, int] | None) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._master, self.slave = os.openpty()
         self._file, self._log, self._owner = file, log, owner
         if owner is not None:

@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from ullage.errors import ScriptFailed, UllageError
+from ullage.isolation.conda import in_conda
 from ullage.isolation.recording import Reads
-from ullage.manager.running.supervisor import in_conda
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:

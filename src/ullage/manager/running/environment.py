@@ -54,7 +54,7 @@ def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
     """What the submitter had, and the least that a program expects, with the venv in front.
 
     A conda environment has to be looked for in the user's folders, and the daemon opens no path that a user named: the
-    process that has the user's rights does (`supervisor.in_conda`).
+    process that has the user's rights does (`isolation.conda`).
     """
     env = least_environment(uid) | {name: value for name, value in spec.env.items() if name not in _DROPPED}
     if spec.venv is not None:

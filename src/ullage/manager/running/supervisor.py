@@ -17,7 +17,6 @@ import contextlib
 import ctypes
 import fcntl
 import json
-import math
 import os
 import resource
 import select
@@ -27,24 +26,15 @@ import stat
 import sys
 import termios
 import time
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 if __name__ == "__main__":  # run as a file: Ullage itself is found from here, installed packages are not looked for
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
-from ullage.isolation.output import OutputFile, OutputPump
-from ullage.isolation.process_tree import (
-    descendants,
-    kill_cgroup,
-    kill_tree,
-    listeners,
-    remove_cgroup,
-    signal_in,
-    stat_field,
-    written,
-)
-from ullage.isolation.terminal import Terminal
+from ullage.isolation.conda import in_conda
+from ullage.isolation.job_watch import LOOK, WATCHED, JobWatch
+from ullage.isolation.output import OutputFile, OutputPump, OutputTaker
+from ullage.isolation.process_tree import kill_cgroup, kill_tree, remove_cgroup, stat_field
 
 LOCK, ORDER, STARTED, EXIT, STOP, REVOKED = "lock", "order.json", "started.json", "exit.json", "stop.json", "revoked"
 TERMINAL = "terminal"  # the socket of an interactive job
@@ -55,19 +45,14 @@ _RESERVED = 8192  # bytes kept on disk for the exit record, so that a full disk 
 _LOCK_NUMBER = 200  # the job inherits the lock on a number that no program uses for itself
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _VMSTAT = "/proc/vmstat"
-_BETWEEN_SAMPLES = 1.0  # seconds between two looks at what a job writes that was asked to save itself
-_SAVING = 1 << 20  # bytes written between two looks that are more than lines of a log
-_STILL_SAVING = 5.0  # seconds after its last such write for which a job may be in the midst of a checkpoint
 _NAMED_END = 1 << 16  # bytes of a named output that are kept for who looks for the cause of an end
-_LOOK = 5.0  # seconds after which a stop order is looked for without having been told
-_WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
 def main(folder: str) -> int:
     """Run the attempt of a folder from beginning to end; a folder whose attempt was begun or revoked is left alone."""
     os.chdir(folder)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     _crash_point("supervisor-locked")
@@ -128,14 +113,13 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     _poke(order)
     os.write(go, b"g")
     os.close(go)
-    watch = JobWatch(order, child, began)
+    watch = JobWatch(order, child, began, _stop_order, _named_for_checkpoint)
     status, usage = watch.wait()
     _crash_point("supervisor-waited")
     _end_all(cgroup)
     code, number = _ending_of(status)
-    if isinstance(pump, Terminal):
-        pump.finish({"code": code, "signal": number})
-    pump.join(_LOOK)  # all that could write is gone, unless a pipe was handed to somebody outside of the job
+    pump.finish({"code": code, "signal": number})
+    pump.join(LOOK)  # all that could write is gone, unless a pipe was handed to somebody outside of the job
     for name, path in zip(("stdout", "stderr"), dict.fromkeys((order.get("output"), order.get("error"))), strict=False):
         if path is not None:
             _output_file(order, name).write(_end_of_named(order, path))
@@ -160,137 +144,6 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
         "host_kills": None if kills_before is None else (_kills(_VMSTAT) or 0) - kills_before,
         "time": time.time(),
     }
-
-
-_Step = tuple[float, signal.Signals | None, str | None]  # when, which signal (None: save yourself), and why
-
-
-class JobWatch:
-    """Waits for the job and sends it what its limits or a stop order ask for.
-
-    Who is asked for a checkpoint: the process whose number the job wrote into its file for that, otherwise the
-    outermost ones that handle the signal. Nobody is killed by it. Where nobody handles it yet, it is tried again until
-    the end. A job that was asked has its end put off while it writes.
-    """
-
-    def __init__(self, order: dict[str, Any], child: int, began: float) -> None:
-        self.child = child
-        self.reason: str | None = None
-        self.sent: list[str] = []
-        self.checkpoint_asked = self.checkpoint_unheard = self.leader_asked = False
-        self.extended = 0.0
-        self._told: list[signal.Signals] = []  # what it was told to make it end
-        self._over: tuple[int, Any] | None = None  # how the first process ended
-        self._grace = float(order.get("grace", 30.0))
-        self._interactive = bool(order.get("interactive"))
-        self._longest_extension = float(order.get("checkpoint_extension", 0.0))
-        self._checkpoint = getattr(signal, f"SIG{order.get('checkpoint_signal') or 'USR1'}")
-        self._plan: list[_Step] = []
-        self._stop: dict[str, Any] | None = None
-        self._written, self._wrote_at, self._next_sample = 0, -math.inf, 0.0
-        limit = order.get("time_limit")
-        if limit is not None:
-            end = began + float(limit)
-            if order.get("checkpoint_lead") is not None:
-                self._plan.append((end - float(order["checkpoint_lead"]), None, None))
-            self._plan += self._ending(end, "time-limit")
-
-    def wait(self) -> tuple[int, Any]:
-        """Until the job is over; the wait status of its first process and what that used."""
-        while not self._is_over():
-            self._act()
-            longest = _BETWEEN_SAMPLES if self._over or self.checkpoint_asked else _LOOK
-            pause = min([longest, *(when - time.monotonic() for when, _, _ in self._plan[:1])])
-            told = signal.sigtimedwait(_WATCHED, max(pause, 0.0))
-            if told is not None and told.si_signo in (signal.SIGTERM, signal.SIGINT):
-                self._follow({"reason": "supervisor-stopped", "grace": self._grace})
-        assert self._over is not None
-        return self._over
-
-    def _is_over(self) -> bool:
-        """Whether the first process has ended, and the others too if they were told to end and may still save work."""
-        try:
-            while True:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                if pid == self.child:
-                    self._over = status, usage
-                    if self._told:
-                        for left in (tree := descendants(os.getpid())):
-                            signal_in(tree, left, signal.SIGTERM)  # those with a session of their own were not told
-        except ChildProcessError:
-            return True
-        return self._over is not None and (not self._told or signal.SIGKILL in self._told)
-
-    def _act(self) -> None:
-        stop = _stop_order()
-        if stop is not None and stop != self._stop:
-            self._stop = stop
-            self._follow(stop)
-        if self.checkpoint_asked:
-            self._sample()
-        while self._plan and self._plan[0][0] <= time.monotonic():
-            if self.checkpoint_asked and self._put_off():
-                return
-            _, number, reason = self._plan.pop(0)
-            self.reason = reason or self.reason
-            if number is None:
-                self._ask_for_checkpoint()
-            else:
-                self._tell(number)
-
-    def _tell(self, number: signal.Signals) -> None:
-        self._told.append(number)
-        self.sent.append(number.name)
-        try:
-            os.killpg(self.child, number)
-            if self._interactive and number == signal.SIGTERM:
-                os.killpg(self.child, signal.SIGHUP)  # a shell that is used by hand ignores the other one
-        except ProcessLookupError:  # it has not made its session yet, or only others are left
-            if self._over is None:
-                os.kill(self.child, number)
-
-    def _ask_for_checkpoint(self) -> None:
-        tree = descendants(os.getpid())
-        named = _named_for_checkpoint()
-        asked = [named] if named in tree else listeners(tree, self._checkpoint)
-        heard = [pid for pid in asked if signal_in(tree, pid, self._checkpoint)]
-        self.checkpoint_asked, self.checkpoint_unheard = bool(heard), not heard
-        if heard:
-            self.leader_asked = self.child in heard
-            self.sent.append(self._checkpoint.name)
-            self._written = written(tree)
-        elif time.monotonic() + _BETWEEN_SAMPLES < self._plan[0][0]:
-            self._plan.insert(0, (time.monotonic() + _BETWEEN_SAMPLES, None, self.reason))
-
-    def _sample(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_sample:
-            before, self._written = self._written, written(descendants(os.getpid()))
-            self._next_sample = now + _BETWEEN_SAMPLES
-            if self._written - before >= _SAVING:
-                self._wrote_at = now
-
-    def _put_off(self) -> bool:
-        """Put the end off if the job has written much of late; false if it has not, or was waited for long enough."""
-        saving = time.monotonic() - self._wrote_at < _STILL_SAVING
-        if not saving or self.extended >= self._longest_extension or self._plan[0][2] not in ("slot-end", "time-limit"):
-            return False
-        more = min(_STILL_SAVING, self._longest_extension - self.extended)
-        self.extended += more
-        self._plan = [(when + more, number, reason) for when, number, reason in self._plan]
-        return True
-
-    def _follow(self, stop: dict[str, Any]) -> None:
-        now, lead = time.monotonic(), stop.get("checkpoint")
-        self._grace = float(stop.get("grace", self._grace))
-        self.reason = str(stop["reason"])
-        ending = self._ending(now + float(lead or 0.0), self.reason)
-        self._plan = ([(now, None, self.reason)] if lead is not None else []) + ending
-
-    def _ending(self, when: float, reason: str) -> list[_Step]:
-        return [(when, signal.SIGTERM, reason), (when + self._grace, signal.SIGKILL, reason)]
 
 
 def _named_for_checkpoint() -> int | None:
@@ -349,9 +202,11 @@ def _ending_of(status: int) -> tuple[int | None, int | None]:
     )
 
 
-def _open_streams(order: dict[str, Any]) -> tuple[OutputPump | Terminal, list[int]]:
+def _open_streams(order: dict[str, Any]) -> tuple[OutputTaker, list[int]]:
     """What the job reads from and prints to, and who takes what it prints."""
     if order.get("interactive"):
+        from ullage.isolation.terminal import Terminal  # most jobs need none
+
         terminal = Terminal(TERMINAL, _output_file(order, "stdout"), _owner(order))
         return terminal, [terminal.slave] * 3
     pump = OutputPump()
@@ -389,7 +244,7 @@ def _end_of_named(order: dict[str, Any], path: str) -> bytes:
     reader = os.fork()
     if reader == 0:
         try:
-            signal.alarm(int(_LOOK))
+            signal.alarm(int(LOOK))
             _drop_rights(order)
             os.chdir(order["cwd"])
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -399,7 +254,7 @@ def _end_of_named(order: dict[str, Any], path: str) -> bytes:
         finally:
             os._exit(0)
     os.close(sink)
-    ready, _, _ = select.select([source], [], [], 2 * _LOOK)
+    ready, _, _ = select.select([source], [], [], 2 * LOOK)
     data = os.read(source, _NAMED_END) if ready else b""
     os.close(source)
     return data
@@ -413,48 +268,6 @@ def _drop_rights(order: dict[str, Any]) -> None:
         os.initgroups(order["user"], order["gid"])
         os.setgid(order["gid"])
         os.setuid(order["uid"])
-
-
-_CONDA_ROOTS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", ".conda", "micromamba")
-_LARGEST_LIST = 1 << 20  # bytes of conda's list of environments
-
-
-def in_conda(name: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a program in a conda environment, which is named by its path or its name; no shell is asked.
-
-    It looks where `env` says, so only a process with the rights of whoever wrote `env` may call it.
-
-    >>> in_conda("no-such-environment", {"HOME": "/nowhere"})
-    Traceback (most recent call last):
-    ...
-    LookupError: needed a conda environment; found none named 'no-such-environment' (looked in /nowhere)
-    """
-    home = env.get("HOME", "/nonexistent")
-    if os.path.isabs(name):
-        places = [name]
-    else:
-        roots = [os.path.dirname(os.path.dirname(env.get("CONDA_EXE", "")))]
-        roots += [env.get("MAMBA_ROOT_PREFIX", ""), env.get("CONDA_ROOT", "")]
-        roots += [os.path.join(home, folder) for folder in _CONDA_ROOTS] + ["/opt/conda"]
-        places = [os.path.join(root, "envs", name) for root in roots if root]
-        places += [line for line in _conda_list(home) if os.path.basename(line) == name]
-    for place in places:
-        if os.path.isdir(os.path.join(place, "conda-meta")) or os.path.isdir(os.path.join(place, "bin")):
-            path = os.pathsep.join(filter(None, (os.path.join(place, "bin"), env.get("PATH"))))
-            return {**env, "PATH": path, "CONDA_PREFIX": place, "CONDA_DEFAULT_ENV": name}
-    looked = name if os.path.isabs(name) else home
-    raise LookupError(f"needed a conda environment; found none named {name!r} (looked in {looked})")
-
-
-def _conda_list(home: str) -> list[str]:
-    """conda itself writes down where it made environments. A pipe or a device in that place is not read."""
-    try:
-        descriptor = os.open(os.path.join(home, ".conda/environments.txt"), os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return []
-    with open(descriptor, "rb") as file:
-        plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return file.read(_LARGEST_LIST).decode(errors="replace").splitlines() if plain else []
 
 
 def _end_all(cgroup: str | None) -> None:
