@@ -3,6 +3,6 @@
 `parent` starts and watches a child, `child` is what runs inside it, `forking` saves the imports by forking. Callers
 bring a function and a request; everything about the process itself belongs here.
 
-`process_tree`, `job_watch`, `output`, `terminal` and `conda` are what the supervisor of a job is made of. It runs without
+`process_tree`, `job_watch`, `output`, `terminal` and `conda` are what a job's supervisor is made of. It runs without
 installed packages, so these need the standard library only.
 """
