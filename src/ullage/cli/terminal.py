@@ -136,9 +136,9 @@ class _Sitting:
     def until_the_end(self) -> int:
         """Pass on what is typed and printed until the job ends or its user leaves; the exit code."""
         by_hand = sys.stdin.isatty()
-        if by_hand:
-            _say(f"connected to job {self._job}; Ctrl-] leaves it running")
         with _raw() if by_hand else contextlib.nullcontext(), self._following_the_window():
+            if by_hand:
+                _say(f"connected to job {self._job}; Ctrl-] leaves it running", end="\r\n")
             ended = self._pass_on(by_hand)
         if ended is None:
             _say(f"left job {self._job} running; 'ullage attach {self._job}' comes back to it")
@@ -197,7 +197,7 @@ class _Sitting:
 def _raw() -> Iterator[None]:
     """Every key goes to the job, Ctrl-C too."""
     before = termios.tcgetattr(sys.stdin)
-    tty.setraw(sys.stdin)
+    tty.setraw(sys.stdin, termios.TCSADRAIN)  # what was typed already is not thrown away
     try:
         yield
     finally:
@@ -212,5 +212,5 @@ def umask_now() -> int:
     return now
 
 
-def _say(words: str) -> None:
-    print(f"ullage: {plain(words)}", file=sys.stderr)
+def _say(words: str, end: str = "\n") -> None:
+    print(f"ullage: {plain(words)}", file=sys.stderr, end=end, flush=True)
