@@ -62,6 +62,7 @@ def test_a_job_without_a_gpu_runs_beside_full_gpus_and_takes_a_core(host):
     assert (done["state"], done["estimate"], done["cores"]) == ("done", "it uses no GPU", 1)
     assert host.client.logs(job) == "gpus= cores=1 1\n"
     assert "without a GPU" in host.cli("status", str(job))
+    assert host.cli("submit", "--gpus", "0", "--", "true").endswith(": queued (it uses no GPU)\n")
     many = [host.submit(gpus=0, memory=None, proceed="later") for _ in range(6)]
     host.until(lambda: sum(host.job(one)["state"] == "running" for one in many) == 4, "four of them")
     host.go("later")

@@ -297,7 +297,8 @@ def _sentence(answer: dict[str, Any]) -> str:
     who = f"job {jobs[0]}" if len(jobs) == 1 else f"jobs {jobs[0]} to {jobs[-1]} (array {answer['array']})"
     if answer["estimate"] is None:
         return f"{who}: {answer['state']}, the promise is being estimated"
-    return f"{who}: {answer['state']}, promise {memory(answer['promise'])} ({answer['estimate']})"
+    promise = "" if answer["promise"] == 0 else f", promise {memory(answer['promise'])}"  # without a GPU there is none
+    return f"{who}: {answer['state']}{promise} ({answer['estimate']})"
 
 
 def _environment(base: dict[str, str], of_file: dict[str, str], given: list[str]) -> dict[str, str]:
