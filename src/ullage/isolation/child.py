@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ullage.isolation import recording, redirection, world
+from ullage.isolation import world
 from ullage.isolation.process_identity import Process, is_alive
 from ullage.isolation.protocol import Channel
 
@@ -32,6 +32,8 @@ def main(entry: str, channel: str, told: str) -> None:
     if options["parent"] is not None:
         end_with(Process(*options["parent"]))
     if options["redirect"] is not None:
+        from ullage.isolation import redirection
+
         redirection.start(options["redirect"], network=options["network"])
     elif world.is_private():
         world.mend_renames()
@@ -39,6 +41,8 @@ def main(entry: str, channel: str, told: str) -> None:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request
     if options["record"] is not None:
+        from ullage.isolation import recording
+
         recording.start(options["record"], own=options["redirect"])
     answer(Channel(int(channel)), lambda: function_named(entry)(request))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _socket  # the module around it takes long to import
 import ctypes
 import fcntl
 import os
-import socket
 import struct
 import sys
 from typing import Any
@@ -118,10 +118,11 @@ def drop_capabilities() -> None:
 
 def raise_loopback() -> None:
     """127.0.0.1 works in a new network namespace only when its interface is up."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
-        found = fcntl.ioctl(link, _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
-        flags = struct.unpack_from("16sH", found)[1]
-        fcntl.ioctl(link, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
+    link = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    found = fcntl.ioctl(link.fileno(), _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
+    flags = struct.unpack_from("16sH", found)[1]
+    fcntl.ioctl(link.fileno(), _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
+    link.close()
 
 
 def confine(folder: str) -> bool:

@@ -36,11 +36,13 @@ from ullage.isolation.process_identity import this_process
 from ullage.isolation.protocol import Messages, encode
 from ullage.isolation.recording import Reads, reads_of
 from ullage.isolation.world import is_private
+from ullage.units import format_bytes
 
 _LOOK, _LAST_LOOK = 0.05, 0.005  # seconds: between two looks at a child, and at one that has closed its channel
 _CHUNK = 1 << 16
 _KEPT = 1 << 16  # bytes of a child's output, the last ones
 _PATIENCE = 5.0  # seconds for a guard to end what it guards
+_MOST_NOTED = 1 << 28  # bytes
 _PIPE = 1 << 20  # bytes: the most that a pipe holds
 
 
@@ -221,7 +223,7 @@ class Child:
                         selector.register(descriptor, selectors.EVENT_READ)
                     while self._process.poll() is None and exceeded is None and not (stop and stop.is_set()):
                         self._listen(selector, show)
-                        exceeded = watch.exceeded(self._messages.pending)
+                        exceeded = watch.exceeded(self._messages.pending) or self._noted_too_much()
             finally:
                 self._end()
             for descriptor in (self._answers, self._output):
@@ -232,6 +234,12 @@ class Child:
             reads = self._reads()
         outcome = outcome_of(self._messages, self._process.poll(), exceeded, self._printed.decode(errors="replace"))
         return replace(outcome, reads=reads)
+
+    def _noted_too_much(self) -> Exceeded | None:
+        """Only a child that writes to its notes itself has so many of them."""
+        if self._noted is None or os.fstat(self._noted.file.fileno()).st_size <= _MOST_NOTED:
+            return None
+        return Exceeded("written", f"wrote more than {format_bytes(_MOST_NOTED)} about what it read")
 
     def _reads(self) -> Reads | None:
         if self._noted is None:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
-import pkgutil
 import re
 import site
 import stat
@@ -35,7 +33,8 @@ _LONGEST_RECORD = 64 << 20  # bytes
 _ALWAYS = re.compile(r"(PYTORCH_|TORCH_|CUDA|CUBLAS|CUDNN|NVIDIA_).*|OMP_NUM_THREADS|PYTHONPATH")
 _NO_FILES = ("/proc/", "/sys/", "/dev/")
 _MODULES = (".py", ".so", ".pyc", ".dist-info", ".egg-info", ".egg-link")
-_IMPORTING = ("<frozen importlib", os.path.dirname(importlib.metadata.__file__), pkgutil.__file__)
+_LIBRARY = os.path.dirname(os.__file__)
+_IMPORTING = ("<frozen importlib", f"{_LIBRARY}/importlib/", f"{_LIBRARY}/pkgutil.py")
 _OF_A_SESSION = re.compile(
     r"_|PWD|OLDPWD|SHLVL|TERM|COLUMNS|LINES|WINDOWID|(SSH|DBUS|XDG_SESSION|TMUX|STY|INVOCATION|JOURNAL)_?.*"
 )

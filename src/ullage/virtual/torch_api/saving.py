@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import serialization
 
+from ullage.isolation import recording
 from ullage.virtual.kernels.plan import contiguous_strides
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -153,6 +154,7 @@ def _functions(module: ModuleType, replacements: Replacements) -> None:
         )
 
     def load(filename: Any, device: Any = "cpu", **options: Any) -> Any:
+        recording.note(filename)
         if not _is_stand_in(filename):
             return load_file(filename, device=device, **options)
         return _content(filename, device)["tensors"]
@@ -164,6 +166,7 @@ def _opening(module: ModuleType, replacements: Replacements) -> None:
     original = module.safe_open
 
     def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
+        recording.note(filename)
         if framework != "pt" or not _is_stand_in(filename):
             return original(filename, framework, device, **options)
         return _StandIn(filename, device)
