@@ -4,7 +4,8 @@
 
 `python -I -S` runs the guard, with the rights of the child's user, from this package and the standard library alone: no
 variable of the user (PYTHONPATH, a sitecustomize) has any say before the world is shut. The child is then started in it
-as a Python of the user. The guard ends the child when the asker is gone, and by that everything in the world.
+as a Python of the user. The guard ends the child when the asker is gone, and by that everything in the world. It
+imports little, since every child waits for it.
 """
 
 from __future__ import annotations
@@ -13,22 +14,18 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue, MissingPackage
 from ullage.isolation import kernel, world
-from ullage.isolation.limits import WRITTEN_UNNOTICED, Exceeded, family
 from ullage.isolation.process_identity import Process, is_alive
-from ullage.isolation.protocol import Channel, encode, error_text
-from ullage.units import format_bytes
+from ullage.isolation.protocol import Channel, Exceeded, encode, error_text
 
 _EVERY = 0.1  # seconds between two looks
 COVERED, REDIRECTED = "overlays", "redirection"  # how a child's files are kept
@@ -36,8 +33,7 @@ _SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
 BOOT = "import sys; sys.path.append(sys.argv[1]); from ullage.isolation.guard import main; main(sys.argv[2])"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Private:
+class Private(NamedTuple):
     """A child's private world: it reads what its user can read, and all that it writes is gone with it.
 
     Only with `network` does it reach more than a loopback address of its own. Its files are covered by overlays, unless
@@ -50,8 +46,7 @@ class Private:
     namespaces: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Order:
+class Order(NamedTuple):
     """What the guard is to do. `command` is the child's; `told` is what the child is told, as its last argument.
 
     Where there are no overlays, what the child writes goes to `folder`, which does not exist yet.
@@ -68,7 +63,7 @@ class Order:
 
     def to_text(self) -> str:
         """As one argument of a command line."""
-        return json.dumps(asdict(self))
+        return json.dumps({**self._asdict(), "private": self.private and self.private._asdict()})
 
     @classmethod
     def from_text(cls, text: str) -> Order:
@@ -109,8 +104,7 @@ def _guard(order: Order, channel: Channel) -> int:
         channel.private(REDIRECTED)
         return _redirect(order, channel)
     finally:
-        _end_all()
-        shutil.rmtree(order.folder, ignore_errors=True)
+        _remove(order.folder)
 
 
 def _become(order: Order, **told: Any) -> None:
@@ -257,14 +251,17 @@ def _redirect(order: Order, channel: Channel) -> int:
     end, child = None, os.fork()
     if child == 0:
         _begin(order, redirect=True)
-    while end is None:
-        if _wait_a_moment() or not is_alive(order.parent):
-            return -signal.SIGKILL
-        end = _reap(child)
-        if _taken(order.folder) > order.written:
-            channel.limit(_wrote_too_much(order))
-            return -signal.SIGKILL
-    return end
+    try:
+        while end is None:
+            if _wait_a_moment() or not is_alive(order.parent):
+                return -signal.SIGKILL
+            end = _reap(child)
+            if _taken(order.folder) > order.written:
+                channel.limit(_wrote_too_much(order))
+                return -signal.SIGKILL
+        return end
+    finally:
+        _end_all()
 
 
 def _begin(order: Order, redirect: bool) -> None:
@@ -274,7 +271,7 @@ def _begin(order: Order, redirect: bool) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     if redirect:
         os.mkdir(order.folder, 0o700)
-        most = order.written + WRITTEN_UNNOTICED
+        most = order.written + world.WRITTEN_UNNOTICED
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         if sys.platform == "linux":
             kernel.confine(order.folder)
@@ -284,6 +281,8 @@ def _begin(order: Order, redirect: bool) -> None:
 
 def _end_all() -> None:
     """End whatever this process's descendants have started; what they leave behind is this process's child."""
+    from ullage.isolation.limits import family
+
     with suppress(MissingPackage):
         while others := family(os.getpid()).keys() - {os.getpid()}:
             for pid in others:
@@ -303,7 +302,16 @@ def _taken(folder: str) -> int:
     return total
 
 
+def _remove(folder: str) -> None:
+    if os.path.lexists(folder):
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _wrote_too_much(order: Order) -> Exceeded:
+    from ullage.units import format_bytes
+
     return Exceeded("written", f"wrote more than {format_bytes(order.written)}")
 
 

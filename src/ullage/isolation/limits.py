@@ -8,15 +8,14 @@ import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from ullage.errors import MissingPackage
+from ullage.isolation.protocol import Exceeded
 from ullage.units import GIB, format_bytes, format_duration
 
 _EVERY = 0.1  # seconds between two looks at the memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-
-Kind = Literal["time", "memory", "answer", "processes", "written"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +38,6 @@ class Limits:
 
 NO_LIMITS = Limits()
 MOST_WRITTEN = 4 * GIB
-WRITTEN_UNNOTICED = GIB // 4  # beyond the limit, until it is noticed
-
-
-class Exceeded(NamedTuple):
-    """A limit that was passed, and what happened in words that go on after "the process"."""
-
-    kind: Kind
-    message: str
 
 
 class Watch:

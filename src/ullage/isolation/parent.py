@@ -31,9 +31,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 from ullage.isolation import recording, redirection
 from ullage.isolation.environment import HOME, environment
 from ullage.isolation.guard import BOOT, Order, Private
-from ullage.isolation.limits import MOST_WRITTEN, NO_LIMITS, Exceeded, Kind, Limits, Watch
+from ullage.isolation.limits import MOST_WRITTEN, NO_LIMITS, Limits, Watch
 from ullage.isolation.process_identity import this_process
-from ullage.isolation.protocol import Messages, encode
+from ullage.isolation.protocol import Exceeded, LimitKind, Messages, encode
 from ullage.isolation.recording import Reads, reads_of
 from ullage.isolation.world import is_private
 from ullage.units import format_bytes
@@ -58,7 +58,7 @@ class Outcome:
 
     answer: dict[str, Any] | None = None
     failure: str | None = None
-    reason: Literal["error", "died"] | Kind | None = None
+    reason: Literal["error", "died"] | LimitKind | None = None
     output: str = ""
     private: str | None = None
     reads: Reads | None = None

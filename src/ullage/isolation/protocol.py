@@ -10,12 +10,20 @@ from __future__ import annotations
 import json
 import os
 import threading
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.isolation.limits import Exceeded
 
 _LONGEST_ERROR = 500
+
+LimitKind = Literal["time", "memory", "answer", "processes", "written"]
+
+
+class Exceeded(NamedTuple):
+    """A limit that was passed, and what happened in words that go on after "the process"."""
+
+    kind: LimitKind
+    message: str
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -3,14 +3,13 @@
 Each folder of the system is covered by an overlay whose upper layer lies on one tmpfs of limited size. The mounts
 belong to a mount namespace and are gone with its last process, however that ends: there is nothing to clean up, and no
 file of the user was touched. All this is done by `build`, in a process that has entered namespaces of its own and is
-the first of its pid namespace.
+the first of its pid namespace. It imports little, since it is imported for every child.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -19,13 +18,13 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ullage.isolation import kernel
-from ullage.isolation.limits import WRITTEN_UNNOTICED
 
 _NAME = "ullage"  # the source of our mounts, by which a process knows that it is in a private world
 _ORIGINAL = "/.original"  # large files that could not be covered, read-only
 _LARGEST_COPY = 8 << 20  # bytes
 _MOST_FILES = 1_000_000
 _MOST_LOOKED_AT = 2_000
+WRITTEN_UNNOTICED = 256 << 20  # bytes beyond the limit, until it is noticed
 _NO_FILES = {  # file systems in which nobody keeps files; `overlay` could not cover them
     "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs",
     "fusectl", "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs",
@@ -81,6 +80,8 @@ def mend_renames() -> None:
             except OSError as error:
                 if error.errno != errno.EXDEV or options or not os.path.isdir(source):
                     raise
+                import shutil
+
                 if os.path.isdir(target):
                     os.rmdir(target)
                 shutil.copytree(source, target, symlinks=True)
@@ -278,7 +279,7 @@ class _Cover:
                 _look_like(target, found)
                 self.cover(inside)
             elif stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST_COPY and os.access(entry.path, os.R_OK):
-                shutil.copy2(entry.path, target)
+                _copy(entry.path, target, found)
             elif stat.S_ISREG(found.st_mode):
                 os.symlink(f"{self._original()}{inside}", target)
             else:
@@ -293,9 +294,14 @@ class _Cover:
         return _ORIGINAL
 
 
-def _look_like(folder: str, found: os.stat_result) -> None:
+def _copy(source: str, target: str, found: os.stat_result) -> None:
+    with open(source, "rb") as file, open(target, "wb") as copy:
+        copy.write(file.read())
+    _look_like(target, found)
+
+
+def _look_like(path: str, found: os.stat_result) -> None:
     with suppress(OSError):  # an owner that has no name in this namespace
-        os.chown(folder, found.st_uid, found.st_gid)
-    mode = stat.S_IMODE(found.st_mode)
-    os.chmod(folder, mode)
-    os.utime(folder, ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.chown(path, found.st_uid, found.st_gid)
+    os.chmod(path, stat.S_IMODE(found.st_mode))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
