@@ -135,7 +135,7 @@ def _torch_version() -> str | None:
 
 NOT_ESTIMATED = "not estimated: "
 _ENTRY = "ullage.manager.core.estimating_child:estimate_here"
-_COMPARE = "ullage.manager.core.estimating_child:first_that_holds"
+_COMPARE = "ullage.isolation.recording:first_that_holds"
 _COMPARE_LIMITS = Limits(seconds=30.0, memory=GIB)
 _COMPARED_AT_ONCE = 4
 _LONGEST_ANSWER, _LONGEST_NOTE = 1 << 20, 400  # bytes, characters

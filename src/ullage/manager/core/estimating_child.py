@@ -9,7 +9,6 @@ from typing import Any
 
 from ullage.errors import ScriptFailed, UllageError
 from ullage.isolation.conda import in_conda
-from ullage.isolation.recording import Reads
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
@@ -30,14 +29,6 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
             refused.append(str(error).splitlines()[0])
             own = own or isinstance(error, ScriptFailed) and error.own and _is_our_python(request["program"])
     return {"failed": "; ".join(refused) or "there is nothing to estimate", "own": own}
-
-
-def first_that_holds(request: dict[str, Any]) -> dict[str, Any]:
-    """Of the reads of earlier runs, the place of the first whose files are all as they were (`held`), or `None`."""
-    for place, reads in enumerate(request["reads"]):
-        if Reads.from_dict(reads).same_files():
-            return {"held": place}
-    return {"held": None}
 
 
 def _answer(question: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
