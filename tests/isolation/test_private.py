@@ -74,6 +74,11 @@ def test_a_child_sees_what_it_changed_and_nobody_else_does(private, folder, env)
     assert not os.path.exists(f"/tmp/{name}")
 
 
+def test_a_child_starts_in_this_folder(private, folder, env, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert run("children:where", {}, env=env, private=private).answer["folder"] == str(folder)
+
+
 def test_what_other_programs_write_is_not_seen_either(private, folder, env):
     before = content(folder)
     outcome = run("children:lets_a_shell_write", {}, env=env, cwd=str(folder), private=private)

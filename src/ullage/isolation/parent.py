@@ -134,6 +134,7 @@ def start(
     command = [sys.executable, "-P", "-m", "ullage.isolation", entry, str(child_answers)]
     folder = os.path.join(tempfile.gettempdir(), f"ullage-{uuid.uuid4().hex}")
     if private is not None or rights:
+        cwd = os.getcwd() if cwd is None and not rights else cwd
         order = Order(
             command=command, told=told, channel=child_answers, parent=parent, cwd=cwd, private=private,
             written=written or MOST_WRITTEN, folder=folder,

@@ -38,4 +38,4 @@ def test_an_example_takes_between_a_third_of_a_gibibyte_and_ten(path, tmp_path, 
     estimate = estimate_script(path, gpu="H200")
     assert 0.3 < estimate.peak_reserved / 2**30 < 10
     assert estimate.steps >= 3 and estimate.phases["training"]
-    assert not list(tmp_path.glob("**/*.pt"))
+    assert not any(tmp_path.iterdir())
