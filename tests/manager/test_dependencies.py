@@ -138,7 +138,7 @@ def test_no_job_ever_waits_for_itself(common):
         (inside, f"{many}_all"),
     ):
         [answer] = common.client.edit(number, after=[after])
-        assert not answer["done"] and re.match(rf"job {number} would wait for itself: ", answer["text"])
+        assert not answer["done"] and re.match(rf"job {number} would wait for itself, by ", answer["text"])
     assert common.job(first)["after"] == [] and common.job(inside)["after"] == [str(second)]
     [answer] = common.client.edit(inside, after=[f"any:{first}"])
     assert answer["done"] and common.job(inside)["after"] == [f"any:{first}"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ullage.errors import InvalidValue, NoSuchJob
 from ullage.manager.identity import Caller
 from ullage.manager.storage.job_store import JobStore
-from ullage.manager.storage.records import JobRecord, Need, State
+from ullage.manager.storage.records import Need, State
 from ullage.workloads.schedules import INDEX, MOST_DEPENDENCIES, Dependency
 
 _ARRAY = re.compile(r"(\d{1,18})_(\d{1,10}|all|\{index\})")
@@ -33,24 +33,24 @@ class Dependencies:
         def of(index: int | None) -> tuple[Need, ...]:
             needs = list(common)
             for each, elements in alike:
-                if index not in elements:
+                if index is None or index not in elements:
                     raise NoSuchJob(str(each.job).replace(INDEX, str(index)))
                 needs.append(Need(elements[index], False, each.kind))
             return _without_repeats(needs)
 
         return of
 
-    def _elements(self, each: Dependency, array: bool) -> dict[int | None, int]:
+    def _elements(self, each: Dependency, array: bool) -> dict[int, int]:
         """The jobs of the array that `12_{index}` names, by index."""
         match = _ARRAY.fullmatch(str(each.job))
         if match is None or match[2] != INDEX:
             raise InvalidValue(f"needed an array before {INDEX}, such as 12_{INDEX}; found {str(each.job)[:80]!r}")
         if not array:
             raise InvalidValue(f"only a job of an array has an index: {each.job} needs --array too")
-        jobs = self._store.several(self._store.history.of_array(int(match[1])))
-        if not jobs:
+        found = self._store.history.indices(int(match[1]))
+        if not found:
             raise NoSuchJob(str(each.job))
-        return {job.array_index: job.id for job in jobs}
+        return found
 
     def _needs(self, caller: Caller, each: Dependency) -> list[Need]:
         if isinstance(each.job, int):
@@ -73,18 +73,15 @@ class Dependencies:
         jobs = self._store.several(waiting)
         return dict.fromkeys((job.id, False) if job.array_id is None else (job.array_id, True) for job in jobs)
 
-    def check_no_circle(self, job: JobRecord, needs: Iterable[Need]) -> None:
-        """Refuse needs by which a job would wait for itself, over whatever others."""
+    def reached(self, needs: Iterable[Need]) -> set[int]:
+        """All jobs that a job with these needs would wait for, over whatever others: it must not be one of them."""
         seen: set[int] = set()
-        ahead = list(needs)
+        ahead = set(needs)
         while ahead:
-            need = ahead.pop()
-            numbers = self._numbers(need)
-            if job.id in numbers:
-                raise InvalidValue(f"job {job.id} would wait for itself: {need.text} waits for it, or is it")
-            new = [number for number in numbers if number not in seen]
-            seen.update(new)
-            ahead += [other for number in new for other in self._store.needs(number)]
+            new = {number for need in ahead for number in self._numbers(need)} - seen
+            seen |= new
+            ahead = {need for found in self._store.needs(new).values() for need in found}
+        return seen
 
     def settle(self) -> None:
         """Jobs that are waited for and are over: met, or never to be met. For a transaction."""
@@ -117,12 +114,11 @@ class Dependencies:
         """Why what is over can never be met, or `None`."""
         if need.kind == "any":
             return None
-        jobs = self._store.several(self._numbers(need))
-        ended = next((job for job in jobs if job.state is not State.DONE), None)
-        if ended is None:
-            return None
-        of_it = f" ({need.job}_{ended.array_index} {ended.state})" if need.whole else ""
-        return f"{need.text}, which it needs, did not end well{of_it}"
+        text = f"{need.text}, which it needs, did not end well"
+        if not need.whole:
+            return None if self._store.job(need.job).state is State.DONE else text
+        ended = self._store.history.not_done(need.job)
+        return None if ended is None else f"{text} ({need.job}_{ended[0]} {ended[1]})"
 
     def _numbers(self, need: Need) -> list[int]:
         return self._store.history.of_array(need.job) if need.whole else [need.job]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from ullage.manager.core.intake import Intake
 from ullage.manager.core.recovery import REQUEUE, REQUEUE_HELD, REQUEUES
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller
-from ullage.manager.storage.records import WAITING, JobRecord, State
+from ullage.manager.storage.records import WAITING, JobRecord, Need, State
 from ullage.workloads.job_files import JobSpec
 from ullage.workloads.validation import checked
 
@@ -23,8 +24,27 @@ EDITABLE = (
     "begin", "retries", "requeue", "resumable", "checkpoint_signal", "checkpoint_lead", "estimator", "mps_threads",
     "mps_memory",
 )  # fmt: skip
-_SHOWN = 5  # names of variables, in a sentence
+_SHOWN = 5  # names in a sentence
 _OF_PROMISE = {"memory", "estimator"}  # what a promise is made of
+
+
+class _Terms:
+    """What jobs that shared a spec ask for after an edit. What is dear to find out is found once for all of them."""
+
+    def __init__(
+        self, spec: JobSpec, kept: dict[str, Any], caller: Caller, array: bool, dependencies: Dependencies
+    ) -> None:
+        self.spec, self.kept = spec, kept
+        self._find = dependencies.finder(caller, spec.after, array)
+        self._reached = functools.cache(dependencies.reached)
+
+    def needs(self, job: JobRecord) -> tuple[Need, ...]:
+        """What the job has to wait for, which must not be itself."""
+        needs = self._find(job.array_index)
+        if job.id in self._reached(needs):
+            names = ", ".join(need.text for need in needs[:_SHOWN])
+            raise InvalidValue(f"job {job.id} would wait for itself, by {names}")
+        return needs
 
 
 class JobEditor:
@@ -44,7 +64,7 @@ class JobEditor:
                 raise InvalidValue(f"cannot edit {name[:80]!r}; {advice}")
         if not changes:
             raise InvalidValue(f"needed something to change: {', '.join(EDITABLE)}")
-        specs: dict[int | None, tuple[JobSpec, dict[str, Any]]] = {}  # jobs of an array share one, and so they stay
+        specs: dict[int | None, _Terms] = {}  # jobs of an array share one, and so they stay
         edited: list[JobRecord] = []
         self._store.afterwards(partial(self._done, "edited", edited))
 
@@ -56,8 +76,9 @@ class JobEditor:
                 spec = self._edited(job, changes)
                 given = {} if "priority" in changes else {"priority": 0}  # one that an operator gave it stays
                 self._intake.check(caller, spec.model_copy(update=given))
-                specs[job.spec_id] = spec, self._intake.kept(spec, job.spec["limits"])
-            edited.append(self._edit(caller, job, changes, *specs[job.spec_id]))
+                kept = self._intake.kept(spec, job.spec["limits"])
+                specs[job.spec_id] = _Terms(spec, kept, caller, job.array_id is not None, self._dependencies)
+            edited.append(self._edit(caller, job, changes, specs[job.spec_id]))
             crash_point("edit-before-commit")
             return f"is edited: {', '.join(sorted(changes))}"
 
@@ -76,9 +97,8 @@ class JobEditor:
             raise InvalidValue("throttle: only an array has one; this is a single job")
         return checked(JobSpec, values | ({"array": [0]} if job.array_id is not None else {}), "the job")
 
-    def _edit(
-        self, caller: Caller, job: JobRecord, changes: Mapping[str, Any], spec: JobSpec, kept: dict[str, Any]
-    ) -> JobRecord:
+    def _edit(self, caller: Caller, job: JobRecord, changes: Mapping[str, Any], terms: _Terms) -> JobRecord:
+        spec = terms.spec
         values = {name: getattr(spec, name) for name in ("priority", "exclusive") if name in changes}
         if "name" in changes:
             values["name"] = spec.title
@@ -87,13 +107,11 @@ class JobEditor:
             state, promised = self._intake.promised(job, spec, held=state is State.HELD)
             values |= promised | {"exclusive": spec.exclusive}
         if "after" in changes:
-            needs = self._dependencies.finder(caller, spec.after, job.array_id is not None)(job.array_index)
-            self._dependencies.check_no_circle(job, needs)
-            self._store.wait_for(job.id, needs)
+            self._store.wait_for(job.id, terms.needs(job))
         if "throttle" in changes and job.array_id is not None:
             self._store.throttle(job.array_id, spec.throttle)
         text = f"{', '.join(sorted(changes))}, by {caller.user}"
-        return self._store.move(job, "edit", state, text, spec=kept, **values)
+        return self._store.move(job, "edit", state, text, spec=terms.kept, **values)
 
     def requeueing(self, caller: Caller, hold: bool, env: Mapping[str, str] | None) -> Callable[[JobRecord], str]:
         """Lets one job after another wait again, under its number, and says in words what was done."""
@@ -121,7 +139,7 @@ class JobEditor:
     def _requeue(
         self, caller: Caller, job: JobRecord, spec: JobSpec, kept: dict[str, Any] | None, hold: bool
     ) -> JobRecord:
-        needs = self._store.needs(job.id)
+        needs = self._store.needs([job.id])[job.id]
         for need in needs:
             if self._dependencies.is_over(need) and (failed := self._dependencies.failed(need)):
                 raise InvalidValue(f"cannot requeue: {failed}; requeue that first")

@@ -94,6 +94,18 @@ class JobHistory:
         rows = self._database.rows(f"SELECT id FROM jobs WHERE array_id = ? {chosen} ORDER BY id", values)
         return [row["id"] for row in rows]
 
+    def indices(self, array: int) -> dict[int, int]:
+        """The jobs of an array, by index."""
+        rows = self._database.rows("SELECT id, array_index FROM jobs WHERE array_id = ?", (array,))
+        return {row["array_index"]: row["id"] for row in rows}
+
+    def not_done(self, array: int) -> tuple[int, str] | None:
+        """The index and the state of the first job of an array that is not done, if there is one."""
+        rows = self._database.rows(
+            "SELECT array_index, state FROM jobs WHERE array_id = ? AND state != 'done' ORDER BY id LIMIT 1", (array,)
+        )
+        return (rows[0]["array_index"], rows[0]["state"]) if rows else None
+
     def needs(self, where: str, values: Iterable[Any] = ()) -> dict[int, tuple[Need, ...]]:
         """What the jobs (`j`) that a condition in SQL names wait for, or waited for in vain."""
         found: dict[int, tuple[Need, ...]] = {}

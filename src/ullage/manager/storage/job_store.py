@@ -253,14 +253,14 @@ class JobStore:
         crash_point("submit-before-commit")
         return made
 
-    def needs(self, number: int) -> tuple[Need, ...]:
-        """What a job waits for; one that is over, what it waited for in vain."""
-        changes = self._collecting.changes
-        if changes is not None and number in changes.dependencies:
-            return changes.dependencies[number]
-        if number in self.jobs:
-            return self.dependencies.get(number, ())
-        return self.history.needs("j.id = ?", (number,)).get(number, ())
+    def needs(self, numbers: Iterable[int]) -> dict[int, tuple[Need, ...]]:
+        """What jobs wait for; those that are over, what they waited for in vain."""
+        changed = self._collecting.changes.dependencies if self._collecting.changes is not None else {}
+        found = {number: changed.get(number, self.dependencies.get(number, ())) for number in numbers}
+        over = [number for number in found if number not in self.jobs and number not in changed]
+        if over:
+            found |= self.history.needs("j.id IN (SELECT value FROM json_each(?))", (json.dumps(over),))
+        return found
 
     def wait_for(self, number: int, needs: tuple[Need, ...]) -> None:
         """What a job waits for from now on."""
