@@ -12,6 +12,7 @@ from ullage.manager.storage.records import Need, State
 from ullage.workloads.schedules import INDEX, MOST_DEPENDENCIES, Dependency
 
 _ARRAY = re.compile(r"(\d{1,18})_(\d{1,10}|all|\{index\})")
+_AT_A_TIME = 500  # jobs that are settled in one transaction
 _SHOWN = 5  # of the jobs that one waits for, in a sentence
 
 
@@ -20,6 +21,7 @@ class Dependencies:
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
+        self.unsettled = False  # whether `settle` has left some for another transaction
 
     def finder(
         self, caller: Caller, after: Sequence[Dependency], array: bool
@@ -84,27 +86,35 @@ class Dependencies:
         return seen
 
     def settle(self) -> None:
-        """Jobs that are waited for and are over: met, or never to be met. For a transaction."""
-        store = self._store
+        """Jobs that are waited for and are over: met, or never to be met. For a transaction; `unsettled` is left."""
+        store, found, self.unsettled = self._store, dict[int, list[Need]](), False
         if not store.dependencies:
             return
         damaged = store.history.damaged.keys()  # how a job ended that cannot be read, nobody knows
         live, arrays = store.jobs.keys() | damaged, {job.array_id for job in store.jobs.values()}
-        bad: dict[Need, str | None] = {}
-        for number, needs in list(store.dependencies.items()):
+        for number, needs in store.dependencies.items():
             over = [need for need in needs if need.job not in (arrays if need.whole else live)]
             if damaged:
                 over = [need for need in over if damaged.isdisjoint(self._numbers(need))]
-            if not over:
-                continue
-            for need in over:
-                if need not in bad:
-                    bad[need] = self.failed(need)
+            if over and len(found) == _AT_A_TIME:
+                self.unsettled = True
+                break
+            if over:
+                found[number] = over
+        if found:
+            self._settle(found)
+
+    def _settle(self, found: dict[int, list[Need]]) -> None:
+        """What jobs waited for is over."""
+        store, ended = self._store, {need for over in found.values() for need in over}
+        states = store.history.states(need.job for need in ended if not need.whole)
+        bad = {need: self._why(need, states.get(need.job)) for need in ended}
+        for number, over in found.items():
             failed = next((bad[need] for need in over if bad[need]), None)
             if failed is not None:
                 store.move(store.job(number), "withdraw", State.CANCELLED, failed, detail=failed)
             else:
-                store.wait_for(number, tuple(need for need in needs if need not in over))
+                store.wait_for(number, tuple(need for need in store.dependencies[number] if need not in over))
 
     def is_over(self, need: Need) -> bool:
         """Whether what is waited for is over."""
@@ -112,11 +122,14 @@ class Dependencies:
 
     def failed(self, need: Need) -> str | None:
         """Why what is over can never be met, or `None`."""
+        return self._why(need, None if need.whole else self._store.job(need.job).state)
+
+    def _why(self, need: Need, state: str | None) -> str | None:
+        text = f"{need.text}, which it needs, did not end well"
         if need.kind == "any":
             return None
-        text = f"{need.text}, which it needs, did not end well"
         if not need.whole:
-            return None if self._store.job(need.job).state is State.DONE else text
+            return None if state == State.DONE else text
         ended = self._store.history.not_done(need.job)
         return None if ended is None else f"{text} ({need.job}_{ended[0]} {ended[1]})"
 

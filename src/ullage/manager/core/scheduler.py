@@ -54,6 +54,8 @@ class Scheduler:
         """
         context = self._context
         await context.store.change(self._dependencies.settle)
+        while self._dependencies.unsettled:
+            await context.store.change(self._dependencies.settle)
         waiting = await self._waiting()
         held = self._limits.gpus_held()
         if held is not None:

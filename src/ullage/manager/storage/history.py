@@ -99,6 +99,13 @@ class JobHistory:
         rows = self._database.rows("SELECT id, array_index FROM jobs WHERE array_id = ?", (array,))
         return {row["array_index"]: row["id"] for row in rows}
 
+    def states(self, numbers: Iterable[int]) -> dict[int, str]:
+        """The states of jobs."""
+        rows = self._database.rows(
+            "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(list(numbers)),)
+        )
+        return {row["id"]: row["state"] for row in rows}
+
     def not_done(self, array: int) -> tuple[int, str] | None:
         """The index and the state of the first job of an array that is not done, if there is one."""
         rows = self._database.rows(
