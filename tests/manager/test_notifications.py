@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.paths import public_python
 
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, StoreFull
 from ullage.manager.running.deliveries import allowed_url, by_mail, by_webhook
 from ullage.manager.settings import NotifySettings
 
@@ -262,6 +262,23 @@ def test_a_kill_between_the_end_and_the_delivery_loses_nothing(home, receiver, p
     home.stop()
     home.start()
     assert len(events(home, "notified")) == 1, "what was crossed out stays so"
+
+
+def test_while_the_disk_is_full_nothing_is_told_twice(make_here, receiver):
+    here = make_here(notify={"webhooks": [receiver.url]})
+    commit, failures = here.daemon.notifier._commit, []
+
+    async def full_at_first(work):
+        if len(failures) < 2:
+            failures.append(work)
+            here.daemon.notifier._woken.set()
+            raise StoreFull("nothing was written: the disk is full")
+        return await commit(work)
+
+    here.daemon.notifier._commit = full_at_first
+    here.submit("true", webhook=receiver.url)
+    here.until(lambda: "notified" in [each["kind"] for each in here.call("events")["events"]], "it to be crossed out")
+    assert len(failures) == 2 and len(receiver.got) == 1
 
 
 def test_a_slow_receiver_of_one_user_does_not_hold_up_the_daemon(home, receiver):

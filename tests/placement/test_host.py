@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -10,7 +11,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ullage.errors import Overbooked
-from ullage.placement import Activity, HostShare, Job, Ledger, PassOutcome, Rules, Running, Slot, decide, policies
+from ullage.placement import (
+    Activity,
+    HostShare,
+    Job,
+    Ledger,
+    PassOutcome,
+    Rules,
+    Running,
+    Slot,
+    decide,
+    fair_order,
+    policies,
+)
 
 GIB = 1 << 30
 HOST = HostShare(8, 64 * GIB)
@@ -56,6 +69,12 @@ def placed(outcome: PassOutcome) -> list[int]:
 def test_a_job_waits_for_what_the_host_lacks_and_says_so(waiting: Job, there: Job, reason: str) -> None:
     (found,) = ask([waiting], [there]).waiting
     assert found.reason == reason
+
+
+def test_users_take_turns_also_with_jobs_that_need_no_gpu() -> None:
+    first = [job(number, gpus=0) for number in (1, 2, 3)]
+    second = [dataclasses.replace(job(number, gpus=0), user="bob") for number in (11, 12, 13)]
+    assert [each.id for each in fair_order(first + second, RULES, now=20.0)] == [1, 11, 2, 12, 3, 13]
 
 
 def test_what_nobody_asks_for_is_not_counted() -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ullage.placement import Activity, Job, Ledger, Rules, Running, Slot, decide, fair_order, recent_usage
+from ullage.placement import Activity, Job, Ledger, Rules, Running, Slot, decide, faded, fair_order, held
 
 GIB = 1 << 30
 QUIET = Rules(smact_limit=None, margin=0, patience=100.0)
@@ -59,8 +59,19 @@ def test_a_job_that_came_back_has_not_waited_while_it_ran() -> None:
 
 
 def test_usage_fades() -> None:
-    spans = [("ada", 2, 0.0, 100.0), ("bob", 1, 3600.0, 3700.0), ("bob", 1, 3600.0, 3650.0)]
-    assert recent_usage(spans, now=3700.0, half_life=3600.0) == pytest.approx({"ada": 100.0, "bob": 149.5}, rel=1e-2)
+    """However a time is cut into pieces, it counts for the same, and half of it after a half-life."""
+    whole = held(2.0, seconds=10_000.0, half_life=3600.0)
+    account = 0.0
+    for _ in range(100):
+        account = faded(account, 100.0, half_life=3600.0) + held(2.0, seconds=100.0, half_life=3600.0)
+    assert account == pytest.approx(whole) and faded(whole, 3600.0, half_life=3600.0) == pytest.approx(whole / 2)
+    assert held(1.0, seconds=60.0, half_life=1e9) == pytest.approx(60.0), "long ago is all that counts less"
+
+
+def test_eight_jobs_that_share_a_gpu_are_one_turn() -> None:
+    eighths = [job(n, user="ada", part=1 / 8) for n in range(1, 17)]
+    wholes = [job(n, user="bob") for n in (21, 22, 23)]
+    assert order(eighths + wholes) == [1, 21, *range(2, 10), 22, *range(10, 17), 23]
 
 
 @pytest.mark.parametrize("policy", IN_ORDER)

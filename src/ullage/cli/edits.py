@@ -67,7 +67,7 @@ def edit(
 
     Examples:
 
-      ullage edit 17 --priority 5 --time-limit 4h
+      ullage edit 17 --time-limit 4h --priority -5
       ullage edit 17 --memory 12GiB
       ullage edit 17 --memory none --after none
       ullage edit 12_all --throttle 4
@@ -79,7 +79,7 @@ def edit(
     }  # fmt: skip
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
-        raise InvalidValue("needed something to change, such as --priority 5; 'ullage edit --help' lists it")
+        raise InvalidValue("needed something to change, such as --time-limit 4h; 'ullage edit --help' lists it")
     for name, value in changes.items():
         if value in (_NONE, [_NONE]) and name != "name":
             changes[name] = [] if name == "after" else None

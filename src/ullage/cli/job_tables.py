@@ -89,10 +89,6 @@ def _moment(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds).strftime("%m-%d %H:%M:%S")
 
 
-def _span(seconds: float) -> str:
-    return format_duration(round(seconds))
-
-
 COLUMNS: dict[str, JobColumn] = {
     "id": JobColumn("job", reference, reference),
     "name": _as_it_is("name", "name"),
@@ -105,13 +101,13 @@ COLUMNS: dict[str, JobColumn] = {
     "promise": JobColumn("promise", lambda job: memory(job["promise"]), lambda job: job["promise"], right=True),
     "used": _as_it_is("used", "used", memory, right=True),
     "where": JobColumn("GPU", lambda job: ",".join(map(str, job["places"])), lambda job: ",".join(job["gpus_used"])),
-    "time": JobColumn("time", lambda job: _span(_time(job)), _time, right=True),
+    "time": JobColumn("time", lambda job: format_duration(round(_time(job))), _time, right=True),
     "submitted": _as_it_is("submitted", "submitted", _moment),
     "started": _as_it_is("started", "started", _moment),
     "ended": _as_it_is("ended", "ended", _moment),
-    "waited": _as_it_is("waited", "waited", _span, right=True),
-    "ran": _as_it_is("ran", "ran", _span, right=True),
-    "took": _as_it_is("in all", "completion", _span, right=True),
+    "waited": _as_it_is("waited", "waited", format_duration, right=True),
+    "ran": _as_it_is("ran", "ran", format_duration, right=True),
+    "took": _as_it_is("in all", "completion", format_duration, right=True),
     "exit": _as_it_is("exit", "exit_code", right=True),
     "estimate": _as_it_is("estimate", "estimate"),
     "why": JobColumn("why", why, why),

@@ -424,7 +424,8 @@ class _SocketTransport:
         try:
             connection = self._connected()
             connection.settimeout(self._timeout + wait)
-            connection.sendall(line)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a daemon that hangs up may have said why
+                connection.sendall(line)
             answer: dict[str, Any] = json.loads(self._line(connection))
             return answer
         except TimeoutError:

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from ullage.errors import InvalidValue
 from ullage.units import GIB
@@ -97,14 +97,15 @@ class RunSettings(_Part):
 
 
 class FairnessSettings(_Part):
-    """Shares of users (1 by default), time slots for resumable jobs, how early they are told to save themselves, and by
-    how much their end is put off at most while they write."""
+    """Shares of users (1 by default), the time in which what they used counts half, time slots for resumable jobs, how
+    early they are told to save themselves, and by how much their end is put off at most while they write."""
 
     shares: dict[str, Annotated[float, Field(gt=0)]] = {}
     slot: Seconds | None = Field(default=None, gt=0)
     checkpoint_lead: Seconds = Field(default=600.0, ge=0)
     checkpoint_extension: Seconds = Field(default=600.0, ge=0)
-    usage_window: Seconds = Field(default=86400.0, gt=0)
+    # Called `usage_window` in settings of version 0.1.
+    half_life: Seconds = Field(default=86400.0, gt=0, validation_alias=AliasChoices("half_life", "usage_window"))
 
 
 class AccessSettings(_Part):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from ullage.placement.rules import Rules
 from ullage.placement.snapshot import Job
 
-_ID, _SUBMITTED, _USER, _GPUS = attrgetter("id"), attrgetter("submitted"), attrgetter("user"), attrgetter("gpus")
+_ID, _SUBMITTED, _USER = attrgetter("id"), attrgetter("submitted"), attrgetter("user")
 _KIND = attrgetter("recovery", "priority")
+_LEAST_PART = 1 / 16  # of a GPU, that any job counts for: each takes its turn
 
 
 def waited(job: Job, now: float) -> float:
@@ -31,8 +33,9 @@ def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str
     """Jobs in the order in which they may choose: by priority, then recovery first, fair share and arrival.
 
     Fair share: every user has an account that starts at his recent `usage` (GPU-seconds). His jobs, in his own
-    order, each stand at the account's level divided by his share, and raise it by `rules.turn` for each GPU. So users
-    with equal shares alternate, one with twice the share has two turns, and one who used much lately comes later.
+    order, each stand at the account's level divided by his share, and raise it by `rules.turn` for each GPU, or for the
+    `part` of it that the job will hold. So users with equal shares alternate, eight jobs that share a GPU are one turn,
+    one with twice the share has two turns, and one who used much lately comes later.
 
     >>> queue = [Job(1, "ada", 0.0), Job(2, "ada", 1.0), Job(3, "bob", 2.0)]
     >>> [job.id for job in fair_order(queue, Rules(), now=10.0)]
@@ -61,26 +64,43 @@ def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> 
     users = set(map(_USER, queue))
     if len(users) == 1:  # his own order is that of the queue
         user = users.pop()
-        accounts[user] = accounts.get(user, 0.0) + turn * sum(map(_GPUS, queue))
+        accounts[user] = accounts.get(user, 0.0) + turn * sum([(job.gpus or 1) * job.part for job in queue])
         return queue
     levels = []
     for job in queue:
         account = accounts.get(job.user, 0.0)
-        accounts[job.user] = account + turn * job.gpus
+        accounts[job.user] = account + turn * (job.gpus or 1) * job.part  # one without a GPU has a turn too
         levels.append(account / job.share)
     return [queue[number] for number in sorted(range(len(queue)), key=levels.__getitem__)]
 
 
-def recent_usage(
-    spans: Iterable[tuple[str, int, float, float]], now: float, half_life: float = 24 * 3600.0
-) -> dict[str, float]:
-    """GPU-seconds by user from (user, GPUs, start, end), halved for every half-life that has passed since.
+def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0) -> float:
+    """The part of a GPU that a job holds, 0 to 1: of its memory or of its computing, whichever is more.
 
-    >>> recent_usage([("ada", 2, 0.0, 100.0)], now=100.0 + 24 * 3600.0)
-    {'ada': 100.0}
+    Memory counts as promised, since nobody else can have it. `busy` is the job's part of the GPU's activity: a job that
+    needs little memory and keeps the GPU busy leaves others no room either. A job whose GPU is its own holds all of it.
+
+    >>> part_of_gpu(5 << 30, 40 << 30, alone=False), part_of_gpu(5 << 30, 40 << 30, alone=False, busy=0.6)
+    (0.125, 0.6)
     """
-    used: dict[str, float] = {}
-    for user, gpus, start, end in spans:
-        weight = 0.5 ** (max(now - end, 0.0) / half_life)
-        used[user] = used.get(user, 0.0) + gpus * max(end - start, 0.0) * weight
-    return used
+    if alone or promise is None or not total:
+        return 1.0
+    return min(1.0, max(promise / total, busy, _LEAST_PART))
+
+
+def faded(used: float, seconds: float, half_life: float) -> float:
+    """What counts of GPU-seconds some time after they were used: half of them after a half-life.
+
+    >>> faded(100.0, seconds=7200.0, half_life=3600.0)
+    25.0
+    """
+    return used * float(0.5 ** (max(seconds, 0.0) / half_life))
+
+
+def held(gpus: float, seconds: float, half_life: float) -> float:
+    """What counts, at its end, of a time in which so many GPUs were held: each second faded for itself.
+
+    >>> round(held(2.0, seconds=1.0, half_life=3600.0), 3), round(held(1.0, seconds=1e9, half_life=3600.0) / 3600, 3)
+    (2.0, 1.443)
+    """
+    return gpus * half_life / math.log(2.0) * (1.0 - faded(1.0, seconds, half_life))

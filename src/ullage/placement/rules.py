@@ -30,7 +30,8 @@ class Rules:
 
     Queue: `backfill` lets jobs pass one that must wait (None: as the policy has it); one that waited for `patience`
     seconds reserves slots, `reservations` of them at a time; every `ageing` seconds of waiting raise a job's priority
-    by one; `fair` lets users take turns, in which a waiting job counts for `turn` GPU-seconds on each of its GPUs.
+    by one; `fair` lets users take turns, in which a waiting job counts for `turn` GPU-seconds on each of its GPUs (or
+    its part of one).
 
     >>> Rules(smact_limit=None, unknown="floor").free_floor == 5 * GIB
     True

@@ -117,7 +117,8 @@ class Job:
     own figure, grown by recovery); None is unknown. `true` is the true figure, which only the oracles look at. `busy`
     is the SM activity predicted for it alone. `queued` is when it last came into the queue (None: when it was
     submitted), so a job that comes back after a crash does not look as if it had waited all the time that it ran.
-    `share` is the weight of its user. Of the jobs of one `array`, at most `throttle` run at once (None: any number).
+    `share` is the weight of its user, and `part` the part of each of its GPUs that it will hold, for fair shares.
+    Of the jobs of one `array`, at most `throttle` run at once (None: any number).
     `host` is what it is to be promised of the host; a job may ask for no GPU at all.
     `bookings` are those that it may use.
 
@@ -137,6 +138,7 @@ class Job:
     busy: float | None = None
     time_limit: float | None = None
     share: float = 1.0
+    part: float = 1.0
     queued: float | None = None
     array: int | None = None
     throttle: int | None = None

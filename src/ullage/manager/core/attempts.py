@@ -150,6 +150,7 @@ class AttemptTracker:
             elapsed=record.get("elapsed"), used=used, host_memory=record.get("max_rss"),
             energy=context.energy_of(attempt),
         )  # fmt: skip
+        context.fair_share.end(attempt, job.user, record.get("time", context.clock()))
         if record.get("checkpoint_unheard"):
             text = "no process of it handled the signal to save itself, so none was sent"
             context.store.event("no checkpoint", job, text, attempt.number)

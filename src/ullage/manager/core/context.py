@@ -11,6 +11,7 @@ from pathlib import Path
 from ullage.errors import InvalidValue
 from ullage.isolation.process_identity import Process, start_of
 from ullage.manager.core.energy import EnergyMeter
+from ullage.manager.core.fair_share import FairShare
 from ullage.manager.core.reservations import booking_of
 from ullage.manager.core.watchdog import Handled
 from ullage.manager.running.cgroups import JOBS
@@ -153,6 +154,7 @@ class ManagerContext:
     clock: Callable[[], float]
     say: Callable[[str], None]
     energy: EnergyMeter = field(default_factory=EnergyMeter)
+    fair_share: FairShare = field(init=False)
     cards: Path | None = None  # the folder of the virtual GPUs, if it serves those
     slots: list[Slot] = field(default_factory=list)
     reservations: list[Reservation] = field(default_factory=list)  # that are not over
@@ -164,6 +166,9 @@ class ManagerContext:
     fullest: dict[str, float] = field(default_factory=dict)  # the largest part of its GPU in use, by token
     pids: dict[int, int] = field(default_factory=dict)  # the first process of each job, for readings of the host
     warned: set[str] = field(default_factory=set)  # tokens of attempts that were reported for using too much
+
+    def __post_init__(self) -> None:
+        self.fair_share = FairShare(self.store, self.settings.fairness.half_life)
 
     def attempt_folder(self, attempt: AttemptRecord) -> Path:
         """Where an attempt's files are."""
@@ -185,7 +190,7 @@ class ManagerContext:
             self.fullest[attempt.token] = max(self.fullest.get(attempt.token, 0.0), *full, 0.0)
             if held:
                 self.peaks[attempt.token] = max(self.peaks.get(attempt.token, 0), *held.values())
-
+        self.fair_share.look(self.store.attempts.values(), self.slots)
         self._measure_energy()
 
     def _measure_energy(self) -> None:

@@ -126,6 +126,7 @@ class JobEditor:
                 raise InvalidValue("cannot requeue: it asked never to be started twice (--no-requeue); submit it anew")
             if not job.state.is_over:
                 return self._stop_and_requeue(caller, job, hold)
+            self._intake.check_room(caller, 1)
             if job.spec_id not in specs:
                 specs[job.spec_id] = self._spec_again(caller, job, env)
             spec, kept = specs[job.spec_id]
@@ -143,10 +144,10 @@ class JobEditor:
         for need in needs:
             if self._dependencies.is_over(need) and (failed := self._dependencies.failed(need)):
                 raise InvalidValue(f"cannot requeue: {failed}; requeue that first")
-        self._intake.check(caller, spec.model_copy(update={"priority": 0}), new=1)
         state, promised = self._intake.promised(job, spec, held=hold)
         changed = {} if kept is None else {"spec": kept}
-        self._store.wait_for(job.id, needs)
+        if needs:
+            self._store.wait_for(job.id, needs)
         return self._store.move(
             job, "requeue", state, f"by {caller.user}", exclusive=spec.exclusive, submitted=self._context.clock(),
             started=None, ended=None, cause=None, detail=None, exit_code=None, ran=0.0, recovery=False,
@@ -163,11 +164,13 @@ class JobEditor:
         self, caller: Caller, job: JobRecord, env: Mapping[str, str] | None
     ) -> tuple[JobSpec, dict[str, Any] | None]:
         """What a job asked for that is over; without its environment, what is kept of it from now on, with `env`."""
-        if job.asked("env") is not None:
-            return checked(JobSpec, job.spec["asked"], "the job"), None
+        kept = job.asked("env") is not None
+        spec = checked(JobSpec, job.spec["asked"] | ({} if kept else {"env": dict(env or {})}), "the job")
+        self._intake.check(caller, spec.model_copy(update={"priority": 0}))
+        if kept:
+            return spec, None
         if caller.uid != job.uid:  # whose own variables may be secret
             raise InvalidValue(f"cannot requeue: its environment is not kept any more, so only {job.user} can")
-        spec = checked(JobSpec, {**job.spec["asked"], "env": dict(env or {})}, "the job")
         return spec, self._intake.kept(spec, job.spec["limits"])
 
 

@@ -115,9 +115,7 @@ class Intake:
     def check(self, caller: Caller, spec: JobSpec, new: int = 0) -> None:
         """Refuse what cannot be had here; `new` is how many jobs come into the queue with it."""
         _ = spec.folder  # refused where there is none
-        limit = self._context.settings.access.queue_limit
-        if new and self._store.number_of() + new > limit:
-            raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
+        self.check_room(caller, new)
         if spec.estimator is not None and spec.estimator not in (NOBODY, *estimators()):
             find(spec.estimator)  # which says what there is
         check_notifications(spec, self._context.settings.notify)
@@ -132,6 +130,13 @@ class Intake:
             asked = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
             raise InvalidValue(f"{asked}; the largest GPU has {format_bytes(largest)}")
         self.limits.check(caller, spec, new)
+
+    def check_room(self, caller: Caller, new: int) -> None:
+        """Refuse so many more jobs where the queue, or who asks, has too many then."""
+        limit = self._context.settings.access.queue_limit
+        if new and self._store.number_of() + new > limit:
+            raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
+        self.limits.check_number(caller, new)
 
     def _common(self, caller: Caller, spec: JobSpec) -> dict[str, Any]:
         """What all jobs of a submission have; what was asked for is kept once."""
@@ -308,13 +313,21 @@ class Intake:
 
     def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
         found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.text}
-        holds = answer.own_failure and self._context.settings.estimating.failed == "hold" and job.spec["gpus"] == 1
-        if holds:  # on one GPU: more of them are not there when a script is estimated, and it may fail for that
+        holds = answer.own_failure and self._holds(job)
+        if holds:
             found["detail"] = answer.note.removeprefix(NOT_ESTIMATED)
         if job.state is State.ESTIMATING:
             self._store.move(job, "estimated", State.HELD if holds else State.QUEUED, answer.text, **found)
         else:
             self._store.update(job, **found)
+
+    def _holds(self, job: JobRecord) -> bool:
+        """Whether a job whose script fails when it is estimated is held.
+
+        Not where the script may have lacked what it will find: a second GPU, or what the jobs make that it waits for.
+        """
+        may_be_right = job.spec["gpus"] != 1 or bool(self._store.dependencies.get(job.id))
+        return self._context.settings.estimating.failed == "hold" and not may_be_right
 
 
 def _needs_estimate(job: JobRecord | None) -> TypeGuard[JobRecord]:

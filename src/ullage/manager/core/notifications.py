@@ -59,6 +59,9 @@ class Notifier:
         self._woken = asyncio.Event()
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._busy: dict[tuple[int, str], asyncio.Task[None]] = {}  # who is being told by what
+        self._results: dict[
+            int, DeliveryResult
+        ] = {}  # of what is not crossed out yet: a full disk is no second telling
 
     def of_end(self, job: JobRecord) -> Iterator[EndNote]:
         """By what the end of a job is to be told, and where to; for the transaction that ends it."""
@@ -83,8 +86,10 @@ class Notifier:
             self._woken.clear()
             try:
                 due = await asyncio.to_thread(self._context.store.history.due_notifications, self._context.clock())
-            except UllageError:  # the step says what is wrong with the disk
+            except Exception as error:  # what is wrong with the disk is said by the step
                 due = {}
+                if not isinstance(error, UllageError):
+                    self._context.say(f"notifications cannot be read: {type(error).__name__}: {error}")
             for group, notifications in due.items():
                 if group not in self._busy:
                     task = self._busy[group] = asyncio.create_task(self._tell(notifications))
@@ -103,11 +108,13 @@ class Notifier:
 
     async def _tell(self, notifications: list[Notification]) -> None:
         for each in notifications:
-            async with self._places:
-                crash_point("notify-before-delivery")
-                result = await _in_thread(partial(self._deliver, each))
-                crash_point("notify-delivered")
-            await self._commit(partial(self._settle, each, result))
+            if each.id not in self._results:
+                async with self._places:
+                    crash_point("notify-before-delivery")
+                    self._results[each.id] = await _in_thread(partial(self._deliver, each))
+                    crash_point("notify-delivered")
+            await self._commit(partial(self._settle, each, self._results[each.id]))
+            del self._results[each.id]
 
     def _deliver(self, each: Notification) -> DeliveryResult:
         try:

@@ -65,6 +65,7 @@ _T = TypeVar("_T")
 Answers = Generator[None, None, _T]
 MOST_TOKENS = 100
 MOST_ROWS, MOST_LOG = 100_000, 256 << 10
+_AT_A_TIME = 100  # jobs that are over, read from the disk
 _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 
 
@@ -412,7 +413,10 @@ class Orders:
         if not jobs:
             raise InvalidValue(f"needed the jobs to {doing}, by number or name")
         numbers = list(dict.fromkeys(number for one in jobs for number in self.resolve(caller, one)))
-        records = self._store.several(numbers)
+        records: list[JobRecord] = []
+        for first in range(0, len(numbers), _AT_A_TIME):
+            records += self._store.several(numbers[first : first + _AT_A_TIME])
+            yield
         for record in records:
             self._check_mine(caller, record, doing)
         answers = []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ullage.errors import InvalidValue
 from ullage.manager.core.context import ManagerContext
@@ -21,8 +22,7 @@ _NO_FAILURES = frozenset({Cause.FINISHED, Cause.CANCELLED, Cause.SLOT_ENDED})
 _HOUR, _WEEK = 3600.0, 7 * 86400.0
 
 
-@dataclass(frozen=True)
-class UsageSpan:
+class UsageSpan(NamedTuple):
     """An attempt, or the part of it that lies in one day and on one GPU.
 
     `gpus` is how many GPUs it held and `part` the same by the part of their memory that it was promised. `energy` is in
@@ -162,8 +162,7 @@ def visible(spans: Iterable[UsageSpan], user: str, others: Others) -> Iterator[U
         if span.user == user or others == "all":
             yield span
         elif others == "totals":
-            hidden = {"user": OTHERS, "name": f"({OTHERS})"}
-            yield UsageSpan(**{**span.__dict__, **hidden})
+            yield span._replace(user=OTHERS, name=f"({OTHERS})")
 
 
 def check_by(by: Sequence[str]) -> tuple[str, ...]:
@@ -196,14 +195,16 @@ def _pieces(span: UsageSpan, by: Sequence[str]) -> Iterator[UsageSpan]:
     a wait in the first piece, a cause in the last one."""
     places = [(slot,) for slot in span.slots] if "gpu" in by and span.slots else [span.slots]
     times = list(_days(span.begin, span.end)) if "day" in by else [(span.begin, span.end)]
+    if len(places) == len(times) == 1:
+        yield span
+        return
     for turn, (begin, end) in enumerate(times):
         share = (end - begin) / span.seconds if span.seconds else 1.0
         for place, slots in enumerate(places):
             first, last = turn == place == 0, turn == len(times) - 1 and place == 0
-            yield UsageSpan(
-                job=span.job, user=span.user, name=span.name, begin=begin, end=end, slots=slots,
-                gpus=span.gpus / len(places), part=span.part / len(places), cores=span.cores if place == 0 else 0,
-                promise=span.promise, used=span.used,
+            yield span._replace(
+                begin=begin, end=end, slots=slots, gpus=span.gpus / len(places), part=span.part / len(places),
+                cores=span.cores if place == 0 else 0,
                 energy=None if span.energy is None else span.energy * share / len(places),
                 waited=span.waited if first else None, cause=span.cause if last else None,
             )  # fmt: skip
@@ -212,13 +213,17 @@ def _pieces(span: UsageSpan, by: Sequence[str]) -> Iterator[UsageSpan]:
 def _days(begin: float, end: float) -> Iterator[tuple[float, float]]:
     """A time cut at the midnights of this machine's clock."""
     while True:
-        day = datetime.datetime.fromtimestamp(begin).date() + datetime.timedelta(days=1)
-        midnight = datetime.datetime.combine(day, datetime.time()).timestamp()
+        midnight = _midnight_after(datetime.datetime.fromtimestamp(begin).date())
         if midnight >= end:
             yield begin, end
             return
         yield begin, midnight
         begin = midnight
+
+
+@functools.lru_cache(maxsize=1024)
+def _midnight_after(day: datetime.date) -> float:
+    return datetime.datetime.combine(day + datetime.timedelta(days=1), datetime.time()).timestamp()
 
 
 def _value(span: UsageSpan, key: str, names: Mapping[str, str]) -> str:

@@ -22,14 +22,13 @@ from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment, output_paths
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, Reservation, State
-from ullage.placement import Decision, Job, PassOutcome, Rules, Running, decide
+from ullage.placement import Decision, Job, PassOutcome, Rules, Running, decide, part_of_gpu
 from ullage.placement.fairness import waited
 from ullage.units import format_bytes, format_moment
 from ullage.workloads.job_files import JobSpec
 
 _TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # who had a turn stands behind those who had none
 _SLICE = 0.02  # seconds of work after which others get their turn
-_USAGE_KEPT = 10.0  # seconds until what users have used is summed up again
 
 
 class Scheduler:
@@ -40,9 +39,7 @@ class Scheduler:
         self._dependencies = Dependencies(context.store)
         self._rules = rules_of(context.settings, context.cards is not None)
         self._limits = UserLimits(context)
-        self._used: dict[str, float] = {}
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
-        self._usage_until = 0.0
         self._ready: dict[int, Job] = {}
         self._blocked: set[int] = set()  # those that wait for other jobs, or for a time
         self._reservations: list[Reservation] = []  # as the jobs that are ready know them
@@ -65,7 +62,7 @@ class Scheduler:
         running = [self._running(attempt) for attempt in context.store.attempts.values()]
         outcome = await asyncio.to_thread(
             decide, context.settings.policy, waiting, running, context.slots, context.ledger.copy(), self._rules,
-            context.clock(), usage=self._usage(running),
+            context.clock(), usage=context.fair_share.usage(context.clock()),
         )  # fmt: skip
         context.reasons.update((waits.job, waits) for waits in outcome.waiting)
         async with context.store.turn:
@@ -103,7 +100,7 @@ class Scheduler:
         waiting = [*ready, *(self._made(job, None, throttle) for job in jobs)]
         return decide(
             context.settings.policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
-            usage=self._usage(running),
+            usage=context.fair_share.usage(context.clock()),
         )  # fmt: skip
 
     async def _waiting(self) -> list[Job]:
@@ -166,22 +163,12 @@ class Scheduler:
             array=job.array_id, throttle=throttle,
             promise=job.promise, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
             time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
+            part=part_of_gpu(job.promise, context.largest, job.exclusive),
             host=share_of(spec["asked"], context.settings.host), bookings=usable_by(job, context.reservations),
         )  # fmt: skip
 
     def _running(self, attempt: AttemptRecord) -> Running:
         return Running(self._as_placement(self._context.store.job(attempt.job)), attempt.slots, attempt.placed)
-
-    def _usage(self, running: Sequence[Running]) -> dict[str, float]:
-        context = self._context
-        if time.monotonic() >= self._usage_until:
-            self._used = context.store.history.usage(context.clock() - context.settings.fairness.usage_window)
-            self._usage_until = time.monotonic() + _USAGE_KEPT
-        used = dict(self._used)
-        for run in running:
-            seconds = max(0.0, context.clock() - run.since) * len(run.slots)
-            used[run.job.user] = used.get(run.job.user, 0.0) + seconds
-        return used
 
     def makes_room(self, leaving: AttemptRecord) -> bool:
         """Whether a job that waits would start if this attempt left and its job stood in the queue again.
@@ -210,7 +197,14 @@ class Scheduler:
         if not ready:
             return set()
         outcome = decide(
-            context.settings.policy, ready + back, running, slots, ledger, self._rules, now, usage=self._usage(running)
+            context.settings.policy,
+            ready + back,
+            running,
+            slots,
+            ledger,
+            self._rules,
+            now,
+            usage=context.fair_share.usage(context.clock()),
         )
         return {decision.job for decision in outcome.placed} - numbers
 

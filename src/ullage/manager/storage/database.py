@@ -204,6 +204,15 @@ CREATE TABLE reservations (
 );
 """
 
+# What users used of late, kept up to date instead of summed up; it begins anew.
+ACCOUNTS = """
+CREATE TABLE accounts (
+    user TEXT PRIMARY KEY,
+    used REAL NOT NULL,                   -- GPU-seconds, as they counted at that time
+    at REAL NOT NULL
+) WITHOUT ROWID;
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -219,6 +228,7 @@ MIGRATIONS = (
     NOTIFICATIONS,
     ARRAYS,
     RESERVATIONS,
+    ACCOUNTS,
 )
 
 

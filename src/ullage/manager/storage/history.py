@@ -12,6 +12,7 @@ from ullage.errors import DamagedRecord
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.records import (
     OVER,
+    Account,
     AttemptRecord,
     JobRecord,
     Need,
@@ -158,14 +159,9 @@ class JobHistory:
         )
         return {row["job"]: row["ended"] for row in rows}
 
-    def usage(self, since: float) -> dict[str, float]:
-        """GPU-seconds of attempts that ended since then, by user."""
-        rows = self._database.rows(
-            "SELECT j.user, sum(coalesce(a.elapsed, 0) * json_array_length(a.slots)) AS seconds "
-            "FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.ended >= ? GROUP BY j.user",
-            (since,),
-        )
-        return {row["user"]: row["seconds"] for row in rows}
+    def accounts(self) -> dict[str, Account]:
+        """What users have used of late."""
+        return {row["user"]: Account(row["used"], row["at"]) for row in self._database.rows("SELECT * FROM accounts")}
 
     def attempts_between(self, since: float, until: float) -> Iterator[dict[str, Any]]:
         """Attempts that may have run between two times, with the user and the name of their jobs, for reports."""

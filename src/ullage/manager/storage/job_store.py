@@ -21,6 +21,7 @@ from ullage.manager.storage.history import JobHistory
 from ullage.manager.storage.records import (
     ENDED,
     RUNNING,
+    Account,
     AttemptRecord,
     Cause,
     JobRecord,
@@ -33,13 +34,19 @@ from ullage.manager.storage.records import (
     stored,
 )
 from ullage.manager.storage.spec_use import SpecUse
+from ullage.placement import faded
 
 EndNote = tuple[str, dict[str, Any], dict[str, Any]]
 """By what the end of a job is told, where to, and the facts."""
 
 _LARGEST_READS = 1 << 20  # bytes of what an estimate followed from, packed
 _ESTIMATES_OF_KEY, _ESTIMATE_KEPT = 5, 90 * 86400.0  # how many, and seconds
-_EVENTS = {"retry": "retry", "edit": "edited", "requeue": "requeued"}  # others are called as the state after them
+_EVENTS = {
+    "retry": "retry",
+    "edit": "edited",
+    "requeue": "requeued",
+}  # others are called as the state after themfrom ullage.placement import faded
+
 _SLICE = 0.02  # seconds of what follows a transaction after which others get their turn
 
 
@@ -69,6 +76,7 @@ class JobStore:
         needs = self.history.needs("j.ended IS NULL")
         self.dependencies = {number: found for number, found in needs.items() if number in self.jobs}
         self.throttles = self.history.throttles()
+        self.accounts = self.history.accounts()
         self.turn = asyncio.Lock()  # whoever writes waits for it
         self._collecting = _Collecting()
         self._aside = False  # whether another thread is writing
@@ -149,6 +157,7 @@ class JobStore:
         for number, needs in changes.dependencies.items():
             if not needs:
                 del self.dependencies[number]
+        self.accounts |= changes.accounts
         for array, throttle in changes.throttles.items():
             self.throttles.pop(array, None)
             if throttle is not None:
@@ -350,6 +359,13 @@ class JobStore:
     def end_attempt(self, attempt: AttemptRecord, cause: Cause, detail: str, **record: Any) -> AttemptRecord:
         """The attempt is over; what becomes of its job is moved beside it, in the same transaction."""
         return self._now.change_attempt(attempt, {"state": ENDED, "cause": cause, "detail": detail, **record})
+
+    def charge(self, user: str, used: float, at: float, half_life: float) -> None:
+        """Add GPU-seconds to a user's account, as they count at a time; what was there has faded by then."""
+        before = self._now.accounts.get(user) or self.accounts.get(user) or Account(0.0, at)
+        late = max(at, before.at)
+        together = faded(before.used, late - before.at, half_life) + faded(used, late - at, half_life)
+        self._now.accounts[user] = Account(together, late)
 
     def event(self, kind: str, job: JobRecord | None = None, text: str = "", attempt: int | None = None) -> None:
         """A line for whoever follows what happens."""
