@@ -35,6 +35,7 @@ PROTOCOL = 2
 LARGEST_REQUEST, _LARGEST_ANSWER = 4 << 20, 256 << 20  # bytes
 _LONGEST_PATH = 100  # of a Unix socket, in bytes
 _OVER = ("done", "failed", "cancelled")
+_REST = 4.0  # times as long as an answer took, until it is asked for again
 _EVENT_WAIT, _LOG_WAIT = 5.0, 0.5  # seconds that one request for events may wait, for ends and for output
 
 
@@ -230,11 +231,14 @@ class Client:
         while True:
             try:
                 last = int(self.ping()["last_event"]) if last is None else last
+                asked = time.monotonic()
                 found = {one["id"]: one for job in jobs for one in self.jobs(job)}
                 if all(one["state"] in _OVER for one in found.values()):
                     return list(found.values())
+                rest = _REST * (time.monotonic() - asked)  # of thousands of jobs, each end is news
                 left = _EVENT_WAIT if deadline is None else deadline - time.monotonic()
                 if left > 0:
+                    time.sleep(min(left, rest))
                     last = self._wait_for_event(last, min(left, _EVENT_WAIT))
             except NoDaemon:
                 if last is None:

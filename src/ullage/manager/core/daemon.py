@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer
 
 TICK = 1.0  # seconds between two steps when nothing happens
-_REST = 9.0  # times as long as a step took, the daemon only answers orders after it
+_REST, _LONGEST_REST = 9.0, 3.0  # times the processor time of a step, and seconds, in which only orders are answered
 _SWITCH = 0.001  # seconds that another thread may keep the event loop waiting
 _CARE_EVERY = 6 * 3600.0
 CARDS = "serve"
@@ -173,9 +173,9 @@ class Daemon:
             await server.keep_listening()
             if self._loop is not None and not (self._run / "wake.sock").exists():
                 self._listen_for_ends(self._loop)
-            began = time.monotonic()
+            worked = time.process_time()
             placed = await self.step()
-            rest = began + (time.monotonic() - began) * (1 + _REST)
+            rest = time.monotonic() + min(_REST * (time.process_time() - worked), _LONGEST_REST)
             for job, attempt in placed:
                 self._start(job, attempt)
                 await asyncio.sleep(0)  # orders are answered between two starts
