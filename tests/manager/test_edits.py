@@ -1,11 +1,12 @@
 """Editing jobs that wait, putting jobs into the queue again, and trying submissions out."""
 
+import contextlib
 import json
 import sqlite3
 
 import pytest
 
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, NoDaemon
 from ullage.manager.client import Client
 
 GIB = 1 << 30
@@ -165,6 +166,25 @@ def test_a_running_job_is_stopped_and_held_to_be_edited(common):
     common.client.edit(number, priority=2)
     common.client.cancel(number)
     assert common.wait(number)["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("point", ["stop-before-commit", "stop-decided", "stop-written", "over-before-commit"])
+def test_a_requeue_of_a_running_job_survives_kill_9(home, point):
+    home.start(crash_at=point)
+    number = home.submit(proceed="proceed")
+    home.wait(number, "running")
+    with contextlib.suppress(NoDaemon):
+        home.client.requeue(number, hold=True)
+    home.until(lambda: home.process.poll() is not None, f"the daemon to end at {point}")
+    home.start()
+    if point == "stop-before-commit":
+        assert home.job(number)["state"] == "running", "what was not acknowledged did not happen"
+        home.client.requeue(number, hold=True)
+    assert causes(home.wait(number, "held")) == ["requeued"]
+    home.go()
+    home.client.release(number)
+    assert causes(home.wait(number)) == ["requeued", "finished"]
+    assert home.log() == [f"start {number} 1", f"start {number} 2", f"end {number} 2"]
 
 
 def test_a_cancelled_job_that_is_being_stopped_is_not_requeued(common):
