@@ -159,6 +159,17 @@ def lets_a_shell_write(request):
     return {"code": os.system("echo more >> results.csv; rm old.pt; mkdir new; mv a.txt b.txt")}
 
 
+def writes_beside_a_mount(request):
+    large = Path("large").stat().st_size
+    Path("new").write_text("new")
+    os.replace("new", "large")
+    Path("data/file").write_text("changed")
+    with open("results.csv", "a") as file:
+        file.write("mine\n")
+    rows, data = Path("results.csv").read_text(), Path("data/file").read_text()
+    return {"large": large, "replaced": Path("large").stat().st_size, "rows": rows, "data": data}
+
+
 def kills_itself_softly(request):
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +84,38 @@ def test_what_other_programs_write_is_not_seen_either(private, folder, env):
     before = content(folder)
     outcome = run("children:lets_a_shell_write", {}, env=env, cwd=str(folder), private=private)
     assert outcome.answer is not None and content(folder) == before
+
+
+MOUNTED = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from ullage.isolation import kernel
+from ullage.isolation.environment import environment
+from ullage.isolation.guard import Private
+from ullage.isolation.parent import run
+kernel.call("unshare", 0x00020000)
+kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+kernel.mount("none", "data", "tmpfs")
+Path("data/file").write_text("of another disk")
+outcome = run("children:writes_beside_a_mount", {{}}, env=environment(import_from=sys.path), private=Private())
+print(outcome.private, outcome.answer or outcome, Path("data/file").read_text())
+"""
+
+
+def test_a_folder_with_another_disk_in_it_is_covered_as_well(folder):
+    if os.geteuid() != 0:
+        pytest.skip("mounts can only be made by root")
+    (folder / "data").mkdir()
+    (folder / "large").write_bytes(b"x" * (9 << 20))
+    before = content(folder)
+    code = MOUNTED.format(here=str(Path(__file__).parent))
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    if done.stdout.startswith("redirection"):
+        pytest.skip("this system refuses namespaces or overlays")
+    seen = {"large": 9 << 20, "replaced": 3, "rows": "results.csv\nmine\n", "data": "changed"}
+    assert done.stdout == f"overlays {seen} of another disk\n", done.stderr
+    assert content(folder) == before
 
 
 def test_a_child_of_a_child_has_the_same_world(private, folder, env):

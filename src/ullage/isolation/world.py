@@ -232,9 +232,9 @@ class _Cover:
                 covered.append(other)
 
     def _overlay(self, path: str) -> None:
-        upper, work = self._fresh("upper", path), self._fresh("work")
-        self._covered.append(path)
         try:
+            upper, work = self._fresh("upper", path), self._fresh("work")
+            self._covered.append(path)
             os.chdir(f"/old{path}")  # any other way of naming it would have to be quoted
             options = f"lowerdir=.,upperdir={upper},workdir={work},userxattr"
             kernel.mount(_NAME, f"/new{path}", "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
@@ -271,7 +271,10 @@ class _Cover:
         for entry in entries:
             inside = f"{path.rstrip('/')}/{entry.name}"
             target = f"/new{inside}"
-            found = entry.stat(follow_symlinks=False)
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # a mount that only its user can see, or whose server is gone
             if stat.S_ISLNK(found.st_mode):
                 os.symlink(os.readlink(entry.path), target)
             elif stat.S_ISDIR(found.st_mode):
