@@ -30,7 +30,7 @@ from ullage.manager.identity import Caller, caller_of, group_number
 from ullage.manager.settings import AccessSettings, LimitSettings
 
 _MOST_CONNECTIONS, _FOR_OPERATORS = 512, 32
-_LONGEST_WAIT, _DISCARD, _LONGEST_SENDING = 60.0, 5.0, 60.0  # seconds
+_LONGEST_WAIT, _QUESTION, _DISCARD, _LONGEST_SENDING = 60.0, 1.0, 5.0, 60.0  # seconds
 LONGEST_IDLE = 600.0  # seconds after which a line over which nothing comes is closed
 
 _TOO_MANY = "you have too many connections that wait for an answer; try again when one of them has ended"
@@ -101,6 +101,7 @@ class SocketServer:
                 while await self._one(caller, guest, reader, writer):
                     pass
             else:
+                await _read_first(reader)
                 await _send(writer, failure(NotAllowed(_TOO_MANY)))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             pass
@@ -194,6 +195,13 @@ def check_protocol(spoken: Any) -> None:
 def failure(error: UllageError) -> dict[str, Any]:
     """An error as it goes over the line."""
     return {"protocol": PROTOCOL, "ok": False, "error": type(error).__name__, "message": str(error)}
+
+
+async def _read_first(reader: asyncio.StreamReader) -> None:
+    """Take the question off the line: where it is closed with that unread, the kernel throws the answer away."""
+    with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        async with asyncio.timeout(_QUESTION):
+            await reader.readuntil(b"\n")
 
 
 async def _discard(reader: asyncio.StreamReader) -> None:
