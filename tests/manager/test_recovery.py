@@ -173,7 +173,7 @@ def test_only_what_the_daemon_saw_puts_a_job_before_others(ended, used, fullest,
     assert was_seen(ended, attempt(8 * GIB), used, fullest, gpu_lost, False) is seen
 
 
-@pytest.mark.parametrize("cause", [*INFRASTRUCTURE, *MEMORY, Cause.OWN_FAILURE, Cause.TIME_LIMIT])
+@pytest.mark.parametrize("cause", sorted(INFRASTRUCTURE | MEMORY | {Cause.OWN_FAILURE, Cause.TIME_LIMIT}))
 def test_a_job_that_must_not_start_twice_is_tried_again_only_if_it_never_began(cause):
     once = job(spec={"asked": {"requeue": False}})
     following = after_failure(once, attempt(GIB), AttemptEnd(cause, "x"), None, 40 * GIB, RecoverySettings())
