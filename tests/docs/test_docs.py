@@ -265,3 +265,10 @@ def test_recorded_blocks_are_marked_so_that_they_can_be_recorded_again():
             if re.search(r"^\$ ullage (estimate|check|max-batch|compare)", text, re.MULTILINE):
                 assert mark == "record", f"{named(page)}, line {line}"
                 assert len(text.splitlines()) > 1, f"{named(page)}, line {line}: not recorded yet"
+
+
+def test_every_promise_of_the_security_page_has_its_test():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", read(DOCS / "security.md"))
+    assert len(named) > 30
+    missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
+    assert not missing
