@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ullage.cli.report import table
 from ullage.errors import InvalidValue
 from ullage.manager.client import Client
 from ullage.manager.core.energy import EnergyMeter
@@ -145,6 +146,8 @@ def test_energy_that_was_not_watched_all_the_time_is_unknown():
         moment[0], power = float(now), next(powers)
         meter.look([attempt("adopted", 1), attempt("gap", 1)], lambda slot, power=power: power)
     assert meter.end("adopted") is None and meter.end("gap") is None
+    meter.look([attempt("short", 1)], lambda slot: None)
+    assert meter.end("short") is None, "it was over before the power of its GPU was known"
 
 
 @pytest.fixture
@@ -186,13 +189,22 @@ def test_the_report_as_a_table_csv_json_and_a_picture(common):
     assert "GPU hours" in shown and "failed by itself: 1" in shown and "total" in shown
     made = json.loads(common.cli("report", "--by", "name", "--json"))
     assert {each["name"] for each in made["rows"]} >= {"<b>&good", "bad"}
-    table = list(csv.DictReader(io.StringIO(common.cli("report", "--by", "name", "--csv"))))
-    assert {each["name"]: each["failures"] for each in table}["bad"] == "failed by itself: 1"
+    as_csv = list(csv.DictReader(io.StringIO(common.cli("report", "--by", "name", "--csv"))))
+    assert {each["name"]: each["failures"] for each in as_csv}["bad"] == "failed by itself: 1"
     common.cli("report", "--by", "day,name", "--plot", "hours.svg", "--csv")
     picture = ElementTree.parse(common.work / "hours.svg")
     assert any("<b>&good" in text for text in picture.getroot().itertext())
     nothing = common.cli("report", "--since", "2020-01-01", "--until", "2020-02-01")
     assert nothing == "no jobs ran from 2020-01-01 00:00 to 2020-02-01 00:00\n"
+
+
+def test_a_narrow_terminal_gets_whole_words_and_fewer_columns():
+    found = rows(row(cores=0), row(job=2, user="bob", cores=0, cause="killed")) | {"by": ["user", "day"]}
+    wide, narrow = table(found, None).splitlines(), table(found, 60).splitlines()
+    assert "by part" in wide[0] and "energy" in wide[0] and "core hours" not in wide[0], "nobody asked for cores"
+    assert all(len(line) <= 70 and "…" not in line for line in narrow)
+    assert "GPU hours" in narrow[0] and "energy" not in narrow[0] and "no room for energy" in narrow[-1]
+    assert "    killed: 1" in narrow
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import shutil
 import sys
 import time
 from html import escape
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 
 from ullage.cli.job_tables import memory
 from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue
+from ullage.text import plain
 from ullage.units import format_duration, parse_duration
 
 _FIGURES = (
@@ -23,8 +26,10 @@ _FIGURES = (
     "waited_median", "waited_90", "failures",
 )  # fmt: skip
 _COLUMNS = (
-    "jobs", "GPU hours", "by part", "core hours", "promised", "used", "energy", "waited", "90 %", "failures",
+    "jobs", "GPU hours", "by part", "core hours", "promised", "used", "energy", "waited", "90 %",
 )  # fmt: skip
+_MAY_BE_EMPTY = ("core hours", "energy")
+_GIVE_WAY = ("core hours", "energy", "90 %", "by part", "promised", "used")  # in a narrow terminal, the first one first
 
 
 def report(
@@ -116,25 +121,50 @@ def _failures(causes: dict[str, int]) -> str:
 
 
 def _print_table(found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     span = " to ".join(datetime.datetime.fromtimestamp(found[end]).strftime("%Y-%m-%d %H:%M") for end in _SPAN)
     if not found["rows"]:
         print(f"no jobs ran from {span}")
         return
-    table = Table(box=None, pad_edge=False, show_footer=len(found["rows"]) > 1)
-    for place, key in enumerate(found["by"]):
-        table.add_column(key, footer="" if place else "total", no_wrap=key != "name")
-    total = _cells(found["total"])
-    for name, foot in zip(_COLUMNS, total, strict=True):
-        right = name != "failures"
-        table.add_column(name, footer=Text(foot), justify="right" if right else "left", no_wrap=right)
-    for row in found["rows"]:
-        table.add_row(*(Text(str(row[key])) for key in found["by"]), *(Text(cell) for cell in _cells(row)))
     print(span)
-    Console().print(table)
+    print(table(found, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
+
+
+def table(found: dict[str, Any], width: int | None) -> str:
+    """The report as a table, without what nobody used or knows, and what a narrow terminal has no room for."""
+    rows, keys = found["rows"], found["by"]
+    lines = [[plain(str(row[key])) for key in keys] + _cells(row) for row in rows]
+    if len(rows) > 1:
+        lines.append(["total"] + [""] * (len(keys) - 1) + _cells(found["total"]))
+    heads = [*keys, *_COLUMNS]
+    empty = [heads.index(name) for name in _MAY_BE_EMPTY]
+    shown = [
+        place
+        for place in range(len(heads))
+        if place not in empty or {line[place] for line in lines} - {"0.00", "unknown"}
+    ]
+    missing = []
+    for name in _GIVE_WAY:
+        if width is not None and _wide(heads, lines, shown) > width and heads.index(name) in shown:
+            shown.remove(heads.index(name))
+            missing.append(name)
+    sizes = [max(cell_len(row[place]) for row in (heads, *lines)) for place in shown]
+    text = []
+    for number, cells in enumerate((heads, *lines)):
+        parts = []
+        for place, size in zip(shown, sizes, strict=True):
+            blank = " " * (size - cell_len(cells[place]))
+            parts.append(cells[place] + blank if place < len(keys) else blank + cells[place])
+        text.append("  ".join(parts).rstrip())
+        row = rows[number - 1] if 0 < number <= len(rows) else None
+        if row is not None and row["failures"]:
+            text.append(f"    {_failures(row['failures'])}")
+    if missing:
+        text.append(f"(no room for {', '.join(missing)}; --csv has all)")
+    return "\n".join(text)
+
+
+def _wide(heads: list[str], lines: list[list[str]], shown: list[int]) -> int:
+    return sum(max(cell_len(row[place]) for row in (heads, *lines)) for place in shown) + 2 * (len(shown) - 1)
 
 
 _SPAN = ("since", "until")
@@ -147,7 +177,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [
         str(row["jobs"]), f"{row['gpu_hours']:.2f}", f"{row['gpu_hours_by_part']:.2f}", f"{row['core_hours']:.2f}",
         memory(row["promised"]), memory(row["used"]), energy, format_duration(row["waited_median"]),
-        format_duration(row["waited_90"]), _failures(row["failures"]),
+        format_duration(row["waited_90"]),
     ]  # fmt: skip
 
 

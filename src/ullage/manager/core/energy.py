@@ -31,10 +31,12 @@ class EnergyMeter:
         for attempt in attempts:
             for slot in attempt.slots:
                 on_slot.setdefault(slot, []).append(attempt)
-        begun = {attempt.token for here in on_slot.values() for attempt in here} - self._joules.keys()
+        begun: dict[str, float | None] = {
+            attempt.token: 0.0 for here in on_slot.values() for attempt in here if attempt.token not in self._joules
+        }
         for slot, here in on_slot.items():
             power = watts(slot)
-            counted = [attempt for attempt in here if attempt.token not in begun]
+            counted = [attempt for attempt in here if attempt.token in self._joules]
             promised = sum(attempt.promise or 0 for attempt in counted)
             for attempt in counted:
                 share = (attempt.promise or 0) / promised if promised else 1 / len(counted)
@@ -43,7 +45,9 @@ class EnergyMeter:
                     self._joules[attempt.token] = None
                 else:
                     self._joules[attempt.token] = before + power * share * seconds
-        self._joules |= dict.fromkeys(begun, 0.0)
+            if power is None:
+                begun |= {attempt.token: None for attempt in here if attempt.token in begun}
+        self._joules |= begun
 
     def end(self, token: str) -> float | None:
         """What an attempt took in all, now that it is over; None where that is not known."""
