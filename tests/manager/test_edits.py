@@ -173,6 +173,7 @@ def test_a_requeue_of_a_running_job_survives_kill_9(home, point):
     home.start(crash_at=point)
     number = home.submit(proceed="proceed")
     home.wait(number, "running")
+    home.until(home.log, "the job to begin")
     with contextlib.suppress(NoDaemon):
         home.client.requeue(number, hold=True)
     home.until(lambda: home.process.poll() is not None, f"the daemon to end at {point}")

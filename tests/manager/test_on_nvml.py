@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from tests.paths import ROOT
+from tests.paths import ROOT, let_everybody_in
 
 from ullage.errors import AlreadyServing, NotAllowed
 from ullage.manager.core import daemon as daemon_module
@@ -101,8 +101,7 @@ def locks(tmp_path, monkeypatch):
     place = tmp_path / "locks"
     place.mkdir()
     place.chmod(0o1777)
-    for parent in place.parents[:3]:
-        parent.chmod(parent.stat().st_mode | 0o055)
+    let_everybody_in(tmp_path)
     monkeypatch.setattr(locks_module, "GPU_LOCKS", (place,))
     return place
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tests.paths import ROOT
+from tests.paths import ROOT, let_everybody_in
 
 from ullage.manager.client import PROTOCOL, Client, socket_file
 
@@ -200,10 +200,7 @@ def test_a_user_has_limits_and_an_operator_has_none(make_home):
 def test_a_user_without_the_group_cannot_speak_to_the_daemon(common):
     if os.geteuid() != 0:
         pytest.skip("needs root, to speak as another user")
-    for place in (common.folder, *common.folder.parents):
-        if place == Path("/tmp"):
-            break
-        place.chmod(place.stat().st_mode | 0o055)
+    let_everybody_in(common.folder)
     assert "is not yours to use" in as_user(common, "ping")["refused"]
 
 

@@ -3,6 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+import torch
+
+import ullage
+from ullage.virtual import host
+
 PROGRAM = """
 import resource, torch, ullage
 
@@ -27,3 +33,19 @@ def test_four_billion_parameters_take_less_than_two_gibibytes():
     parameters, resident_kib = map(int, answer.stdout.split())
     assert parameters == 10 * (20480 * 20480 + 20480) * 2
     assert resident_kib < 2 * 2**20
+
+
+def test_a_batch_that_this_machine_has_no_memory_for_moves_to_the_gpu_and_cannot_be_read(monkeypatch):
+    def no_memory(make, *more):
+        def refuse():
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000 bytes.")
+
+        return address_space(refuse, *more)
+
+    address_space = host._address_space
+    monkeypatch.setattr(host, "_address_space", no_memory)
+    with ullage.virtual_gpu("H200"):
+        batch = torch.randn(1000, 1000)
+        assert batch.to("cuda").shape == (1000, 1000) and batch.to(torch.bfloat16).cuda().dtype == torch.bfloat16
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            batch[:3].tolist()

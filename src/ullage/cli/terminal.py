@@ -182,7 +182,10 @@ class _Sitting:
         from ullage.isolation.terminal import WINDOW, frame, window
 
         def tell(number: int, at: FrameType | None) -> None:
-            size = shutil.get_terminal_size()
+            try:
+                size = os.get_terminal_size(sys.stdin.fileno())  # whatever COLUMNS says, which was right once
+            except OSError:
+                size = shutil.get_terminal_size()
             self._line.sendall(frame(WINDOW, window(size.lines, size.columns)))
 
         before = signal.signal(signal.SIGWINCH, tell)

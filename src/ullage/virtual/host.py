@@ -10,8 +10,11 @@ One difference from PyTorch remains: random numbers are drawn when they are need
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,19 +43,21 @@ _LIKE_FACTORIES: dict[Any, Callable[[torch.Tensor, tuple[Any, ...], dict[str, An
     _aten.rand_like.default: lambda out, args, kwargs: out.uniform_(),
 }
 _COPIES = {_aten._to_copy.default, _aten.clone.default}
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0x40  # Python has a name for it from 3.13 on
 _FACTORY_OPTIONS = ("dtype", "layout", "memory_format")
 
 
 class _Unfilled:
     """The steps that would fill one storage, and the unfilled copies that were made of it."""
 
-    __slots__ = ("__weakref__", "copies", "key", "steps", "watch")
+    __slots__ = ("__weakref__", "copies", "key", "refused", "steps", "watch")
 
     def __init__(self, key: int) -> None:
         self.key = key
         self.steps: list[Callable[[torch.Tensor], Any]] = []
         self.copies: list[tuple[Any, _Unfilled]] = []
         self.watch: Any = None
+        self.refused: RuntimeError | None = None  # it is address space alone, and must not be filled
 
 
 class Host:
@@ -117,13 +122,14 @@ class Host:
         """Fill everything that is still alive, because nothing would do so outside the virtual GPU."""
         for unfilled in list(self._unfilled.values()):
             storage = unfilled.watch() if unfilled.watch is not None else None
-            if storage is not None and unfilled.steps:
+            if storage is not None and unfilled.steps and not unfilled.refused:
                 self._run(unfilled, torch.empty(0, dtype=torch.uint8).set_(storage))
         self._unfilled.clear()
 
-    def _remember(self, tensor: torch.Tensor) -> _Unfilled:
+    def _remember(self, tensor: torch.Tensor, refused: RuntimeError | None) -> _Unfilled:
         storage = _storage_of(tensor)
         unfilled = _Unfilled(storage._cdata)
+        unfilled.refused = refused
         unfilled.watch = weakref.ref(storage, lambda _, key=unfilled.key: self._unfilled.pop(key, None))  # type: ignore[misc]
         self._unfilled[unfilled.key] = unfilled
         return unfilled
@@ -134,7 +140,9 @@ class Host:
             if source.device.type != "cpu" or source.numel() * source.element_size() < SMALLEST_DEFERRED:
                 return None
             options = {name: kwargs[name] for name in _FACTORY_OPTIONS if kwargs.get(name) is not None}
-            out = torch.empty_like(source, **options)
+            out, refused = _address_space(
+                lambda: torch.empty_like(source, **options), source.shape, options, source.dtype
+            )
         else:
             count = 1
             for length in args[0]:
@@ -144,10 +152,10 @@ class Host:
             options = {name: kwargs[name] for name in _FACTORY_OPTIONS if kwargs.get(name) is not None}
             if func is _aten.full.default and "dtype" not in options:
                 options["dtype"] = torch.full((), args[1]).dtype
-            out = torch.empty(args[0], **options)
+            out, refused = _address_space(lambda: torch.empty(args[0], **options), args[0], options)
         if out.layout is not torch.strided:
             return None
-        self._remember(out).steps.append(_Step(out, lambda target: fill(target, args, kwargs)))
+        self._remember(out, refused).steps.append(_Step(out, lambda target: fill(target, args, kwargs)))
         return out
 
     def _defer_copy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,8 +164,8 @@ class Host:
         if unfilled is None or not _is_host(kwargs.get("device")):
             return None
         options = {name: kwargs[name] for name in ("dtype", "memory_format") if kwargs.get(name) is not None}
-        out = torch.empty_like(source, **options)
-        copy = self._remember(out)
+        out, refused = _address_space(lambda: torch.empty_like(source, **options), source.shape, options, source.dtype)
+        copy = self._remember(out, refused)
         copy.steps.append(_Step(out, lambda target: self._filled(source) is None or target.copy_(source)))
         unfilled.copies.append((weakref.ref(_storage_of(out)), copy))
         return out
@@ -185,6 +193,8 @@ class Host:
         return source
 
     def _run(self, unfilled: _Unfilled, tensor: torch.Tensor) -> None:
+        if unfilled.refused is not None:
+            raise unfilled.refused.with_traceback(None)
         self._unfilled.pop(unfilled.key, None)
         for step in unfilled.steps:
             step(tensor)
@@ -206,6 +216,28 @@ class _Step:
     def __call__(self, tensor: torch.Tensor) -> None:
         target = torch.empty(0, dtype=self.dtype).set_(_storage_of(tensor), self.offset, self.size, self.stride)
         self.act(target)
+
+
+def _address_space(
+    make: Callable[[], torch.Tensor], size: Sequence[int], options: dict[str, Any], dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, RuntimeError | None]:
+    """An unfilled tensor. Where this machine has not so much memory, a refusal for whoever wants to fill it, too.
+
+    >>> _address_space(lambda: torch.empty((4, 5)), (4, 5), {})[0].shape
+    torch.Size([4, 5])
+    """
+    try:
+        return make(), None
+    except RuntimeError as refused:
+        if "can't allocate memory" not in str(refused) or options.keys() - {"dtype"}:
+            raise
+        dtype = options.get("dtype") or dtype or torch.get_default_dtype()
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        try:
+            memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=flags)
+        except (OSError, OverflowError):
+            raise refused from None
+        return torch.frombuffer(memory, dtype=dtype).view(size), refused
 
 
 def _is_host(device: torch.device | None) -> bool:
