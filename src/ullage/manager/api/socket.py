@@ -30,6 +30,7 @@ from ullage.manager.identity import Caller, caller_of, group_number
 from ullage.manager.settings import AccessSettings, LimitSettings
 
 _MOST_CONNECTIONS, _FOR_OPERATORS = 512, 32
+_LOOK = 1.0  # seconds after which it is seen that who waits is gone
 _LONGEST_WAIT, _QUESTION, _DISCARD, _LONGEST_SENDING = 60.0, 1.0, 5.0, 60.0  # seconds
 LONGEST_IDLE = 600.0  # seconds after which a line over which nothing comes is closed
 
@@ -128,7 +129,14 @@ class SocketServer:
             await _discard(reader)
             return False
         guest.busy()
-        answer = await self.answer(caller, line)
+        answering = asyncio.ensure_future(self.answer(caller, line))
+        try:
+            while not (await asyncio.wait({answering}, timeout=_LOOK))[0]:
+                if reader.at_eof() and b'"wait"' in line:  # nobody waits for it any more
+                    return False
+        finally:
+            answering.cancel()
+        answer = answering.result()
         guest.idle()
         await _send(writer, answer)
         return True
