@@ -5,8 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-# A process for each core; at most four, since each takes about a gigabyte.
-PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses logical --maxprocesses 4 --dist worksteal
+# A process for each core and one more, since many tests wait; at most four, since each takes about a gigabyte.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES) + 1)) --maxprocesses 4 --dist worksteal
 
 .PHONY: demo test test-all test-quick bench lint ruff types docs clean
 

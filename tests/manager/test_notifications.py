@@ -115,6 +115,7 @@ def test_a_webhook_is_told_what_became_of_a_job_and_nothing_else(home, receiver)
     assert events(home, "notified") == ["webhook: 127.0.0.1 answered 200"]
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_is_asked_again_and_one_that_refuses_is_not(home):
     with contextlib.closing(Receiver(503, 500, 204)) as failing, contextlib.closing(Receiver(404)) as refusing:
         served(home, f'webhooks = ["{failing.url}", "{refusing.url}"]')
@@ -125,6 +126,7 @@ def test_a_server_that_fails_is_asked_again_and_one_that_refuses_is_not(home):
         assert len(refusing.got) == 1 and events(home, "not notified") == ["webhook: 127.0.0.1 answered 404"]
 
 
+@pytest.mark.slow
 def test_nobody_there_is_given_up_after_a_time_and_said(home, receiver):
     served(home, f'webhooks = ["{receiver.url}"]', "give_up_after = 0.2")
     receiver.close()

@@ -223,6 +223,7 @@ while not os.path.exists(sys.argv[2]):
 """
 
 
+@pytest.mark.slow
 def test_an_overbooked_virtual_gpu_ends_in_a_real_error_and_a_real_recovery(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.start()
