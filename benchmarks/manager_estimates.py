@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import NoDaemon
+from manager_submit import start
 from ullage.manager.client import Client
 from ullage.workloads.job_files import JobSpec
 
@@ -54,7 +54,7 @@ def main() -> None:
     elements = parser.parse_args().elements
     with tempfile.TemporaryDirectory(prefix="ullage-bench-") as folder:
         os.chmod(folder, 0o755)
-        daemon = start(Path(folder))
+        daemon = prepared(Path(folder))
         try:
             measure(Path(folder), elements)
         finally:
@@ -62,21 +62,13 @@ def main() -> None:
             daemon.wait()
 
 
-def start(home: Path) -> subprocess.Popen[bytes]:
-    """A daemon that answers."""
+def prepared(home: Path) -> subprocess.Popen[bytes]:
+    """A daemon that answers, with the script that is estimated."""
     (home / "settings.toml").write_text(
         f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam(OTHER).pw_gid).gr_name}"\n' if os.geteuid() == 0 else ""
     )
     (home / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "ullage", "serve", "--virtual", "8xA100-40GB", "--config", f"{home}/settings.toml"]
-    daemon = subprocess.Popen(command, env={**os.environ, "ULLAGE_HOME": str(home)}, stderr=subprocess.DEVNULL)
-    while daemon.poll() is None:
-        try:
-            Client(home).call("ping")
-            break
-        except NoDaemon:
-            time.sleep(0.05)
-    return daemon
+    return start(home, "--config", f"{home}/settings.toml")
 
 
 def job(home: Path, command: list[str], **more: Any) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--kilobytes", type=int, default=4, help="the size of the environment")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ullage-bench-") as folder:
-        daemon = start(Path(folder))
+        daemon = start(Path(folder), "--estimator", "none")
         try:
             measure(Path(folder), options.jobs, options.kilobytes)
         finally:

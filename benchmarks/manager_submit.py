@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--queued", type=int, default=2000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ullage-bench-") as folder:
-        daemon = start(Path(folder))
+        daemon = start(Path(folder), "--estimator", "none")
         try:
             measure(Path(folder), options.jobs, options.queued)
         finally:
@@ -39,9 +39,9 @@ def main() -> None:
             daemon.wait()
 
 
-def start(home: Path) -> subprocess.Popen[bytes]:
-    """A daemon that answers."""
-    command = [sys.executable, "-m", "ullage", "serve", "--virtual", "8xA100-40GB", "--estimator", "none"]
+def start(home: Path, *options: str) -> subprocess.Popen[bytes]:
+    """A daemon on eight virtual GPUs that answers."""
+    command = [sys.executable, "-m", "ullage", "serve", "--virtual", "8xA100-40GB", *options]
     daemon = subprocess.Popen(command, env={**os.environ, "ULLAGE_HOME": str(home)}, stderr=subprocess.DEVNULL)
     while daemon.poll() is None:
         try:

@@ -21,6 +21,8 @@ from ullage.manager.client import Client
 from ullage.manager.core.daemon import Daemon, make_daemon
 from ullage.manager.identity import this_user
 from ullage.manager.settings import read_settings
+from ullage.manager.storage.database import Database
+from ullage.manager.storage.job_store import JobStore
 from ullage.monitor import Monitor
 from ullage.workloads.job_files import JobSpec
 
@@ -279,3 +281,26 @@ def common(_of_module: Home, tmp_path: Path) -> Home:
 def make_home(nursery: Nursery) -> Callable[[Path], Home]:
     """Makes a home for tests that share one."""
     return lambda folder: Home(folder, nursery)
+
+
+class CountingDatabase(Database):
+    """Counts what reaches the disk."""
+
+    commits = 0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._connection.set_trace_callback(self._committed)
+
+    def _committed(self, statement: str) -> None:
+        self.commits += statement == "COMMIT"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[JobStore]:
+    """An empty store, whose `database` counts its commits."""
+    database = CountingDatabase(tmp_path)
+    made = JobStore(database, clock=lambda: 0.0)
+    made.database = database
+    yield made
+    database.close()

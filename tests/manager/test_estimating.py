@@ -417,7 +417,8 @@ def test_a_sweep_that_changes_memory_is_estimated_element_by_element(make_here, 
     assert len(answers.asked) == 5 and [job["promise"] >> 30 for job in jobs] == [1, 2, 4, 8, 16]
 
 
-def test_when_the_elements_that_were_chosen_are_cancelled_others_are(make_here, monkeypatch):
+def array_being_estimated(make_here, monkeypatch):
+    """A daemon, an array of nine whose first estimate is under way, and an event that lets estimates end."""
     waits, going = threading.Event(), []
 
     def slowly(seed):
@@ -428,8 +429,13 @@ def test_when_the_elements_that_were_chosen_are_cancelled_others_are(make_here, 
     Answers(monkeypatch, slowly)
     here = make_here()
     job = {"command": ["python", "train.py", "{index}"], "cwd": "/", "array": list(range(9)), "estimator": "ullage"}
-    numbers = here.call("submit", job=job | {"hold": True}, key="an array whose ends are cancelled")["jobs"]
+    numbers = here.call("submit", job=job | {"hold": True}, key="an array of nine seeds")["jobs"]
     here.until(lambda: going, "the first estimate")
+    return here, numbers, waits
+
+
+def test_when_the_elements_that_were_chosen_are_cancelled_others_are(make_here, monkeypatch):
+    here, numbers, waits = array_being_estimated(make_here, monkeypatch)
     chosen = [numbers[0], numbers[4], numbers[8]]
     here.call("cancel", jobs=chosen)
     here.until(lambda: not set(chosen).intersection(here.daemon.intake.estimates.wanted), "their estimates to end")
@@ -482,18 +488,7 @@ def test_a_bug_is_told_by_the_command_that_submits_it(home):
 
 
 def test_an_element_that_is_edited_leaves_the_others_of_its_array(make_here, monkeypatch):
-    waits, going = threading.Event(), []
-
-    def slowly(seed):
-        going.append(seed)
-        assert waits.wait(60)
-        return 1 << 30
-
-    Answers(monkeypatch, slowly)
-    here = make_here()
-    job = {"command": ["python", "train.py", "{index}"], "cwd": "/", "array": list(range(9)), "estimator": "ullage"}
-    numbers = here.call("submit", job=job | {"hold": True}, key="an array whose ends are edited")["jobs"]
-    here.until(lambda: going, "the first estimate")
+    here, numbers, waits = array_being_estimated(make_here, monkeypatch)
     assert "elements 0, 4 and 8" in here.daemon.intake.standing(here.daemon.context.store.job(numbers[1]))
     here.call("edit", jobs=[numbers[0], numbers[1]], changes={"memory": 3 << 30})
     here.call("edit", jobs=[numbers[4]], changes={"name": "another"})

@@ -3,35 +3,9 @@
 import asyncio
 from functools import partial
 
-import pytest
-
 from ullage.errors import InvalidValue, StoreFull
-from ullage.manager.storage.database import Database
 from ullage.manager.storage.group_commit import GroupCommit
-from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import State
-
-
-class Counting(Database):
-    """Counts what reaches the disk."""
-
-    commits = 0
-
-    def _committed(self, statement):
-        self.commits += statement == "COMMIT"
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self._connection.set_trace_callback(self._committed)
-
-
-@pytest.fixture
-def store(tmp_path):
-    database = Counting(tmp_path)
-    made = JobStore(database, clock=lambda: 0.0)
-    made.database = database
-    yield made
-    database.close()
 
 
 def row(name):

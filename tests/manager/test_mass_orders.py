@@ -15,32 +15,9 @@ from ullage.manager.storage import group_commit
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.group_commit import GroupCommit
 from ullage.manager.storage.history import JobHistory
-from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import State
 
 MANY = 300
-
-
-class Counting(Database):
-    """Counts what reaches the disk."""
-
-    commits = 0
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self._connection.set_trace_callback(self._committed)
-
-    def _committed(self, statement):
-        self.commits += statement == "COMMIT"
-
-
-@pytest.fixture
-def store(tmp_path):
-    database = Counting(tmp_path)
-    made = JobStore(database, clock=lambda: 0.0)
-    made.database = database
-    yield made
-    database.close()
 
 
 def submit(store, key="an array of many", many=MANY):

@@ -154,7 +154,7 @@ def table(jobs: Sequence[Job], names: Sequence[str], width: int) -> str:
     columns = [COLUMNS[name] for name in names]
     rows = [[column.head for column in columns]] + [[plain(column.text(job)) for column in columns] for job in jobs]
     fixed = len(columns) - last
-    widths = [max(map(_width, cells)) for cells in zip(*rows, strict=True)]
+    widths = [max(map(text_width, cells)) for cells in zip(*rows, strict=True)]
     if "name" in names:  # it gives way where there is little room
         place = names.index("name")
         others = sum(widths[:fixed]) - widths[place] + 2 * fixed
@@ -166,11 +166,7 @@ def table(jobs: Sequence[Job], names: Sequence[str], width: int) -> str:
     room = width - sum(widths[:fixed]) - 2 * fixed
     lines: list[str] = []
     for row in rows:
-        cells = [
-            " " * (size - _width(cell)) + cell if column.right else cell + " " * (size - _width(cell))
-            for cell, size, column in zip(row[:fixed], widths, columns, strict=False)
-        ]
-        line = "  ".join(cells)
+        line = aligned(row[:fixed], widths[:fixed], [column.right for column in columns[:fixed]])
         if not last:
             lines.append(line.rstrip())
         elif room >= min(_NARROWEST, widths[-1]):
@@ -184,13 +180,27 @@ def table(jobs: Sequence[Job], names: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
+def aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    """A line of a table.
+
+    >>> aligned(["a", "1"], [3, 4], [False, True])
+    'a       1'
+    """
+    parts = []
+    for cell, size, at_the_right in zip(cells, widths, right, strict=True):
+        blank = " " * (size - text_width(cell))
+        parts.append(blank + cell if at_the_right else cell + blank)
+    return "  ".join(parts)
+
+
 def _wrapped(text: str, width: int) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, width) or [""]
 
 
-def _width(text: str) -> int:
+def text_width(text: str) -> int:
+    """How many columns of a terminal a text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -199,9 +209,9 @@ def _width(text: str) -> int:
 
 
 def _shortened(name: str, most: int) -> str:
-    if _width(name) <= most:
+    if text_width(name) <= most:
         return name
-    while _width(name) >= most:
+    while text_width(name) >= most:
         name = name[:-1]
     return name + "…"
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.cells import cell_len
 
-from ullage.cli.job_tables import memory
+from ullage.cli.job_tables import aligned, memory, text_width
 from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue
@@ -142,29 +141,23 @@ def table(found: dict[str, Any], width: int | None) -> str:
         for place in range(len(heads))
         if place not in empty or {line[place] for line in lines} - {"0.00", "unknown"}
     ]
+    sizes = [max(map(text_width, column)) for column in zip(heads, *lines, strict=True)]
     missing = []
     for name in _GIVE_WAY:
-        if width is not None and _wide(heads, lines, shown) > width and heads.index(name) in shown:
+        wide = sum(sizes[place] + 2 for place in shown) - 2
+        if width is not None and wide > width and heads.index(name) in shown:
             shown.remove(heads.index(name))
             missing.append(name)
-    sizes = [max(cell_len(row[place]) for row in (heads, *lines)) for place in shown]
+    widths, right = [sizes[place] for place in shown], [place >= len(keys) for place in shown]
     text = []
     for number, cells in enumerate((heads, *lines)):
-        parts = []
-        for place, size in zip(shown, sizes, strict=True):
-            blank = " " * (size - cell_len(cells[place]))
-            parts.append(cells[place] + blank if place < len(keys) else blank + cells[place])
-        text.append("  ".join(parts).rstrip())
+        text.append(aligned([cells[place] for place in shown], widths, right).rstrip())
         row = rows[number - 1] if 0 < number <= len(rows) else None
         if row is not None and row["failures"]:
             text.append(f"    {_failures(row['failures'])}")
     if missing:
         text.append(f"(no room for {', '.join(missing)}; --csv has all)")
     return "\n".join(text)
-
-
-def _wide(heads: list[str], lines: list[list[str]], shown: list[int]) -> int:
-    return sum(max(cell_len(row[place]) for row in (heads, *lines)) for place in shown) + 2 * (len(shown) - 1)
 
 
 _SPAN = ("since", "until")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import MissingPackage
+from ullage.isolation.process_tree import stat_fields
 from ullage.isolation.protocol import Exceeded
 from ullage.units import GIB, format_bytes, format_duration
 
@@ -91,10 +92,8 @@ def family(pid: int) -> dict[int, int]:
         return _family_without_proc(pid)
     parents, sizes = {}, {}
     for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-                parents[int(name)], sizes[int(name)] = int(fields[1]), int(fields[21])
+        if name.isdigit() and (fields := stat_fields(int(name))):
+            parents[int(name)], sizes[int(name)] = int(fields[1]), int(fields[21])
     members = {pid} & parents.keys()
     found = members
     while found:

@@ -6,6 +6,8 @@ import functools
 import os
 from typing import NamedTuple
 
+from ullage.isolation.process_tree import stat_fields
+
 
 class Process(NamedTuple):
     """One process; its pid may be another's later, but not with the same start time.
@@ -39,12 +41,10 @@ def is_alive(process: Process) -> bool:
 
 def start_of(pid: int) -> int | None:
     """When the process of that pid started: `None` if there is none, 0 if it lives and nothing more can be known."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, *fields = file.read().rpartition(b")")[2].split()
-        return None if state in (b"Z", b"X", b"x") else int(fields[18])
-    except (OSError, ValueError, IndexError):
-        return None if os.path.exists("/proc/self/stat") and not _hidden(pid) else _start_without_proc(pid)
+    fields = stat_fields(pid)
+    if fields:
+        return None if fields[0] in ("Z", "X", "x") else int(fields[19])
+    return None if os.path.exists("/proc/self/stat") and not _hidden(pid) else _start_without_proc(pid)
 
 
 def _hidden(pid: int) -> bool:

@@ -11,21 +11,31 @@ import signal
 from collections.abc import Iterable
 
 
-def stat_field(pid: int, field: int) -> str | None:
-    """A field of /proc/PID/stat after the name: 0 is the state, 1 the parent, 19 the start in ticks since boot."""
+def stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name: 0 is the state, 1 the parent, 19 the start in ticks since boot.
+
+    Empty where there is no such process, or none that can be seen.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[field].decode()
-    except (OSError, IndexError):
-        return None
+            return file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
+
+
+def stat_field(pid: int, field: int) -> str | None:
+    """One of them."""
+    fields = stat_fields(pid)
+    return fields[field] if fields else None
 
 
 def descendants(root: int) -> dict[int, int]:
     """All living processes below a process, each with its parent; parents come before their children."""
     below: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and stat_field(int(name), 0) not in (None, "Z", "X"):
-            below.setdefault(int(stat_field(int(name), 1) or 0), []).append(int(name))
+        fields = stat_fields(int(name)) if name.isdigit() else []
+        if fields and fields[0] not in ("Z", "X"):
+            below.setdefault(int(fields[1]), []).append(int(name))
     found: dict[int, int] = {}
     layer = [root]
     while layer:

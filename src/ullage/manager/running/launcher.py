@@ -31,6 +31,7 @@ from ullage.isolation.process_identity import Process, is_alive, start_of
 from ullage.isolation.process_tree import kill_cgroup, remove_cgroup
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.running import supervisor
+from ullage.manager.storage.database import sync
 
 
 def processes_of(token: str) -> list[Process]:
@@ -176,7 +177,7 @@ class Launcher:
             if not mine or (folder / supervisor.STARTED).exists() or (folder / supervisor.EXIT).exists():
                 return False
             (folder / supervisor.REVOKED).touch()
-            sync_folder(folder)
+            sync(folder)
             return True
 
     def stop(self, folder: Path, reason: str, grace: float, checkpoint: float | None = None) -> None:
@@ -252,16 +253,7 @@ def write_whole(file: Path, record: dict[str, Any], mode: int = 0o644) -> None:
         target.flush()
         os.fsync(target.fileno())
     new.rename(file)
-    sync_folder(file.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """What was created or renamed in it is on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(file.parent)
 
 
 def read_record(file: Path) -> dict[str, Any] | None:

@@ -14,7 +14,6 @@ it before it lets the lock go. Where there is cgroup v2 the job has a group besi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -33,6 +32,7 @@ if __name__ == "__main__":  # run as a file: Ullage itself is found from here, i
 
 from ullage.isolation.conda import in_conda
 from ullage.isolation.job_watch import LOOK, WATCHED, JobWatch
+from ullage.isolation.kernel import adopt_orphans, die_with_parent
 from ullage.isolation.output import OutputFile, OutputPump, OutputTaker
 from ullage.isolation.process_tree import kill_cgroup, kill_tree, remove_cgroup, stat_field
 
@@ -43,7 +43,6 @@ TOKEN = "ULLAGE_ATTEMPT"  # in the environment of every process of an attempt
 CHECKPOINT_EXIT = 85  # the job saved itself and wants to go on later
 _RESERVED = 8192  # bytes kept on disk for the exit record, so that a full disk cannot swallow it
 _LOCK_NUMBER = 200  # the job inherits the lock on a number that no program uses for itself
-_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 _VMSTAT = "/proc/vmstat"
 _NAMED_END = 1 << 16  # bytes of a named output that are kept for who looks for the cause of an end
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -76,11 +75,10 @@ def main(folder: str) -> int:
 
 def _guard() -> bool:
     """Fork. In the outer process: wait for the inner one and end what it leaves behind; true when nothing is left."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     inner = os.fork()
     if inner == 0:
-        libc.prctl(_SET_CHILD_SUBREAPER, 1)  # is not inherited
+        adopt_orphans()  # is not inherited
         return False
     os.waitpid(inner, 0)
     _end_all(None)
@@ -169,7 +167,7 @@ def _become_job(order: dict[str, Any], streams: list[int], lock: int, go: int, f
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
         _drop_rights(order)
-        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
+        die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(127)
         os.umask(int(order.get("umask", 0o022)))

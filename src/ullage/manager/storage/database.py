@@ -399,9 +399,9 @@ class Database:
             new = self.file.with_suffix(".new")
             shutil.copyfile(copy, new)
             new.chmod(0o600)
-            _sync(new)
+            sync(new)
             new.replace(self.file)
-            _sync(self.file.parent)
+            sync(self.file.parent)
             self._connection = self._connect()
             self._identity = self._on_disk()
         except (OSError, sqlite3.Error) as error:
@@ -429,7 +429,7 @@ class Database:
             finally:
                 copy.close()
         unfinished.chmod(0o600)
-        _sync(unfinished)
+        sync(unfinished)
         unfinished.rename(target)
         dated = sorted(self.backups.glob("state-2*.db"))
         for old in set(dated) - kept_copies(dated):
@@ -515,7 +515,8 @@ def _stamp() -> str:
     return datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """A file, or what was created or renamed in a folder, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
