@@ -30,7 +30,7 @@ from tests.paths import public_python
 from ullage.errors import UllageError
 from ullage.manager.client import Client
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 USERS = ("daemon", "bin", "games", "man", "nobody")
 DISK = 128  # MiB for the daemon's home

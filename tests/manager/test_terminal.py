@@ -35,7 +35,16 @@ class Person:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def types(self, text):
-        os.write(self.master, text.encode())
+        """Like a terminal's window, which shows what is printed while a long text is pasted."""
+        os.set_blocking(self.master, False)
+        left, deadline = text.encode(), time.monotonic() + 60
+        while left:
+            assert time.monotonic() < deadline, (len(left), self.seen)
+            readable, writable, _ = select.select([self.master], [self.master], [], 1.0)
+            if readable:
+                self.seen += os.read(self.master, 65536).decode(errors="replace")
+            if writable:
+                left = left[os.write(self.master, left) :]
 
     def sees(self, pattern):
         deadline = time.monotonic() + 60
