@@ -66,6 +66,12 @@ def give_answer(found: dict[str, Any]) -> None:
     _channel.answer(found)
 
 
+def give_so_far(found: dict[str, Any]) -> None:
+    """Say what the answer would be now: it counts if this process ends without one."""
+    assert _channel is not None, "not in a child process"
+    _channel.so_far(found)
+
+
 def function_named(entry: str) -> Callable[..., Any]:
     """The function that `MODULE:FUNCTION` names.
 

@@ -53,7 +53,7 @@ class Outcome:
     `failure` goes on after "the process" ("was ended by SIGKILL") except for an `"error"` that the function raised,
     which is told as it is ("ValueError: no such layer"). `private` says how the files of a private
     world are kept: by "overlays", or by "redirection" of what is written. `reads` is what the run depended on, where
-    that was recorded.
+    that was recorded. `so_far` is what a child without an answer said last that its answer would be.
     """
 
     answer: dict[str, Any] | None = None
@@ -62,6 +62,7 @@ class Outcome:
     output: str = ""
     private: str | None = None
     reads: Reads | None = None
+    so_far: dict[str, Any] | None = None
 
     def last_lines(self, count: int) -> str:
         """The end of what the child printed, without empty lines."""
@@ -298,6 +299,7 @@ def outcome_of(messages: Messages, code: int | None, exceeded: Exceeded | None =
     common: dict[str, Any] = {"output": output, "private": messages.private}
     if messages.answer is not None:
         return Outcome(answer=messages.answer, **common)
+    common["so_far"] = messages.so_far
     if messages.error is not None:
         return Outcome(failure=messages.error, reason="error", **common)
     if messages.limit is not None:

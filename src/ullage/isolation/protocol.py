@@ -1,7 +1,8 @@
 """What parent and child say to each other: one JSON object a line, on a pipe that nothing else is written to.
 
-The child says `{"at": NAME}` where it waits to be told to go on, and ends with `{"answer": {...}}` or
-`{"error": TEXT}`. Its guard says `{"private": HOW}` when it is shut in, and `{"limit": [KIND, TEXT]}` when it ended it.
+The child says `{"at": NAME}` where it waits to be told to go on, `{"so_far": {...}}` what its answer would be now, and
+ends with `{"answer": {...}}` or `{"error": TEXT}`. Its guard says `{"private": HOW}` when it is shut in, and
+`{"limit": [KIND, TEXT]}` when it ended it.
 A line counts when its newline is there, so an answer that was cut off by a kill is no answer.
 """
 
@@ -66,6 +67,13 @@ class Channel:
         """Give the answer. Worker processes that were forked from this one, and later answers, are ignored."""
         self._give(encode({"answer": answer}))
 
+    def so_far(self, answer: dict[str, Any]) -> None:
+        """Say what the answer would be now, for the case that this process does not live to give it."""
+        line = encode({"so_far": answer})
+        with self._lock:
+            if not self._answered and os.getpid() == self._owner:
+                self._write(line)
+
     def error(self, error: BaseException) -> None:
         """Say why there is no answer."""
         self._give(encode({"error": error_text(error)}))
@@ -104,6 +112,7 @@ class Messages:
     def __init__(self) -> None:
         self.at: str | None = None
         self.answer: dict[str, Any] | None = None
+        self.so_far: dict[str, Any] | None = None
         self.error: str | None = None
         self.limit: Exceeded | None = None
         self.private: str | None = None
@@ -138,6 +147,8 @@ class Messages:
             return
         if isinstance(message.get("answer"), dict):
             self.answer = message["answer"]
+        elif isinstance(message.get("so_far"), dict):
+            self.so_far = message["so_far"]
         elif isinstance(message.get("error"), str):
             self.error = message["error"]
         elif isinstance(message.get("limit"), list) and len(message["limit"]) == 2:

@@ -6,10 +6,11 @@ storage itself, so a weak reference to that object tells when the memory is free
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ullage.virtual.shared_card.process import SharedCard
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE = range(5)
 WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
+LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
 KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace")
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage
@@ -142,18 +144,30 @@ class DeviceMemory:
     @property
     def timeline(self) -> list[tuple[int, int, int]]:
         """Allocator calls, each with the bytes allocated and reserved after it."""
-        changes = [0] * (self.clock + 1)
+        end = self.clock  # whatever a garbage collector frees from here on is later
+        changes = [0] * (end + 1)
         for span in self.spans:
-            changes[span.begin] += span.size
-            if span.end != -1:
+            if span.begin <= end:
+                changes[span.begin] += span.size
+            if -1 < span.end <= end:
                 changes[span.end] -= span.size
         points, allocated, reserved = [], 0, 0
         steps = dict(self.reserved_at)
-        for clock in range(1, self.clock + 1):
+        for clock in range(1, end + 1):
             allocated += changes[clock]
             reserved = steps.get(clock, reserved)
             points.append((clock, allocated, reserved))
         return points
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """A `with` inside which no other thread asks for memory or frees it."""
+        held = self._lock.acquire(timeout=LONGEST_REQUEST)
+        try:
+            yield
+        finally:
+            if held:
+                self._lock.release()
 
     def give_back(self, taken: Span) -> None:
         """Free a block that `take` returned."""

@@ -81,7 +81,7 @@ class GPUState:
     @property
     def notes(self) -> list[str]:
         """Every assumption made during the run, in the order of its first use."""
-        return [text + (f" ({count} times)" if count > 1 else "") for (_, text), count in self._notes.items()]
+        return [text + (f" ({count} times)" if count > 1 else "") for (_, text), count in list(self._notes.items())]
 
     @property
     def noted(self) -> list[tuple[str, str]]:
@@ -91,12 +91,12 @@ class GPUState:
     @property
     def assumed(self) -> list[dict[str, Any]]:
         """What was assumed about the code or its data; see `Estimate.assumed`."""
-        return meanings_of(self._notes, ASSUMED)
+        return meanings_of(dict(self._notes), ASSUMED)
 
     @property
     def left_out(self) -> list[dict[str, Any]]:
         """What the code does and the run did not follow; see `Estimate.left_out`."""
-        return meanings_of(self._notes, LEFT_OUT)
+        return meanings_of(dict(self._notes), LEFT_OUT)
 
     def note(self, kind: str, text: str) -> None:
         """Add a line to the notes; a line that is there already is counted.

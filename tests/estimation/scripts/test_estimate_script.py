@@ -119,6 +119,45 @@ def test_time_that_is_over_is_told(script):
         estimate_script(name, timeout=2.0)
 
 
+BUSY = f"""
+import os, time, torch
+from torch import nn
+{TRAINING}
+train(5)
+sizes = iter(range(1, 10**9))
+while True:
+    torch.empty(next(sizes) * 512, device="cuda")
+"""
+
+
+def test_when_the_time_is_over_what_was_seen_is_the_answer(script):
+    """The thread that answers reads what the script's own thread is changing at that moment."""
+    estimate = estimate_script(script(BUSY), timeout=5.0)
+    assert estimate.steps == 5 and estimate.peak_allocated > 3 << 20
+    assert any("the time of 5 s was over after 5 optimizer steps: what comes later" in note for note in estimate.notes)
+    assert {"what": "what comes after the time limit", "count": 1, "covered": False} in estimate.left_out
+
+
+def test_what_was_seen_before_the_process_was_killed_is_the_answer(script):
+    estimate = estimate_script(script(BUSY.replace("sizes =", "os.kill(os.getpid(), 9)\nsizes =")))
+    assert estimate.steps >= 3 and estimate.peak_allocated > 3 << 20
+    assert any("was ended by SIGKILL (was memory short?): what comes later" in note for note in estimate.notes)
+    assert not all(part["covered"] for part in estimate.left_out)
+
+
+@pytest.mark.slow
+def test_what_was_seen_before_the_script_hung_in_compiled_code_is_the_answer(script, monkeypatch):
+    monkeypatch.setattr(parent, "_PATIENCE", 0.0)
+    hangs = "import ctypes; ctypes.PyDLL(None).sleep(600)"  # with Python's lock held: no other thread has a turn
+    estimate = estimate_script(script(BUSY.replace("sizes =", f"{hangs}\nsizes =")), timeout=5.0)
+    assert any("took longer than 10 s: what comes later" in note for note in estimate.notes)
+
+
+def test_a_script_that_dies_before_it_trains_fails(script):
+    with pytest.raises(ScriptFailed, match="was ended by SIGKILL"):
+        estimate_script(script("import os, torch\ntorch.empty(8, device='cuda')\nos.kill(os.getpid(), 9)"))
+
+
 MISTAKES = [
     (("nowhere.py",), {}, "there is no file nowhere.py \\(in .: beside.py\\)"),
     (("folder",), {}, "folder is a folder \\(in it: train.py\\)"),

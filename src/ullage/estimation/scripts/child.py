@@ -1,7 +1,9 @@
 """The inside of the process in which a script runs on a virtual GPU.
 
 The answer is given once, at the first of: the script has been followed far enough, has ended, has failed, or its time
-is over. The script's output stays on this process's own standard output and error. `estimate_script` starts it.
+is over. What the answer would be is said every few seconds, and when training has settled: that counts if the process
+is killed, or hangs where no other thread comes to its turn. The script's output stays on this process's own standard
+output and error. `estimate_script` starts it.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from ullage.estimation.scripts.processes import Processes
 from ullage.estimation.scripts.when_to_stop import RunWatcher
 from ullage.estimation.timeline.trace import Trace
 from ullage.hardware import GPU
-from ullage.isolation.child import give_answer
+from ullage.isolation.child import give_answer, give_so_far
+from ullage.units import format_duration
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.torch_api.saving import install_safetensors
 from ullage.virtual.tracking.convergence import MemoryConverged
 
 GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
+FIRST_LOOK, LATER_LOOKS, LEAST_WORK = 2.0, 1.5, 20  # seconds, by what it grows, how much longer than a look it takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +71,8 @@ def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
 def run_script(values: dict[str, Any]) -> None:
     """Run the script of a request; leaves by `os._exit` where the script does not let itself be stopped."""
     request = ScriptRequest.from_values(values)
-    run = ScriptRun(request, give_answer)
-    _stop_after(request.timeout, run)
+    run = ScriptRun(request, give_answer, give_so_far)
+    _watch(request.timeout, run)
     code = run.run()
     leave_after(GRACE)
     sys.stdout.flush()
@@ -76,11 +80,22 @@ def run_script(values: dict[str, Any]) -> None:
     raise SystemExit(code)
 
 
-def _stop_after(seconds: float, run: ScriptRun) -> None:
+def _watch(seconds: float, run: ScriptRun) -> None:
+    """Say now and then what was seen so far, and answer when the time is over."""
+    end, pause = time.monotonic() + seconds, FIRST_LOOK
+
     def wait() -> None:
-        time.sleep(seconds)
-        run.time_is_over()
-        os._exit(0)
+        nonlocal pause
+        while (left := end - time.monotonic()) > pause:
+            time.sleep(pause)
+            begin = time.monotonic()
+            run.say_so_far()
+            pause = max(pause * LATER_LOOKS, LEAST_WORK * (time.monotonic() - begin))
+        time.sleep(max(0.0, left))
+        try:
+            run.time_is_over()
+        finally:
+            os._exit(0)
 
     threading.Thread(target=wait, daemon=True, name="ullage-timeout").start()
 
@@ -101,10 +116,16 @@ Give = Callable[[dict[str, Any]], None]
 class ScriptRun:
     """Runs a script as `python` would, follows it and gives one answer."""
 
-    def __init__(self, request: ScriptRequest, give: Give, leave: Callable[[float], None] = leave_after) -> None:
-        self._request, self._give, self._leave = request, give, leave
+    def __init__(
+        self,
+        request: ScriptRequest,
+        give: Give,
+        give_so_far: Give = lambda answer: None,
+        leave: Callable[[float], None] = leave_after,
+    ) -> None:
+        self._request, self._give, self._give_so_far, self._leave = request, give, give_so_far, leave
         self.card = VirtualGPU(request.gpu, request.config, limited=request.limited)
-        self.watcher = RunWatcher(self.card, request.steps, self._stop)
+        self.watcher = RunWatcher(self.card, request.steps, self._stop, self.say_so_far)
         self.processes = Processes(self.card.note, self._failed)
         self._trace: Trace | None = None
         if request.traced:
@@ -202,15 +223,23 @@ class ScriptRun:
 
     def time_is_over(self) -> None:
         """Called by another thread."""
-        if self.watcher.steps and self.card.memory.requests:
-            self.card.note(
-                "timeout",
-                f"stopped after {self._request.timeout:g} s and {self.watcher.steps} optimizer steps, before the "
-                "requests repeated: what comes later is not in these figures",
-            )
-            self._give_estimate()
-        else:
+        if not self.card.memory.requests:
             self._give_failure({"kind": "timeout", "passes": self.watcher.backward.count})
+            return
+        steps = self.watcher.steps
+        reached = f"after {steps} optimizer step{'s' if steps != 1 else ''}" if steps else "before the first step"
+        settled = "" if self.watcher.settled else ", before the requests repeated" if steps else " of training"
+        self.card.note(
+            "timeout",
+            f"the time of {format_duration(self._request.timeout)} was over {reached}{settled}: what comes later is "
+            "not in these figures",
+        )
+        self._give_estimate()
+
+    def say_so_far(self) -> None:
+        """What the answer would be now, once the script has trained."""
+        if self.watcher.steps and self.card.memory.requests and not self._stopped:
+            self._give_so_far(self._answer())
 
     # What the answer says.
 
@@ -242,16 +271,20 @@ class ScriptRun:
             return
         if card.memory.out_of_memory is not None:
             card.note("memory", "the script ran out of memory once or more, caught it and went on")
-        card.progress.phases = self.watcher.phases.peaks(has_trained=self.watcher.backward.count > 0)
-        estimate = estimate_from(card, time.perf_counter() - self._begin)
-        values = estimate.to_dict()
-        values["phases"] = card.progress.phases
-        values["steps"] = self.watcher.steps
-        answer: dict[str, Any] = {"status": "estimated", "estimate": values}
-        if self._trace is not None:
-            self._trace.fill(card)
-            answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()
-        self._give(answer)
+        self._give(self._answer())
+
+    def _answer(self) -> dict[str, Any]:
+        """The estimate from what was seen so far."""
+        card = self.card
+        with card.memory.at_rest():
+            phases = self.watcher.phases.peaks(has_trained=self.watcher.backward.count > 0)
+            values = estimate_from(card, time.perf_counter() - self._begin).to_dict()
+            values |= {"phases": phases, "steps": self.watcher.steps}
+            answer: dict[str, Any] = {"status": "estimated", "estimate": values}
+            if self._trace is not None:
+                self._trace.fill(card)
+                answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()
+        return answer
 
 
 def _without_our_frames(error: BaseException) -> Any:

@@ -21,7 +21,7 @@ from ullage.hardware import gpu as find_gpu
 from ullage.isolation.environment import environment
 from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits
-from ullage.isolation.parent import run
+from ullage.isolation.parent import Outcome, run
 from ullage.units import GIB
 
 DEFAULT_TIMEOUT = 300.0  # seconds
@@ -142,8 +142,18 @@ def _run(request: ScriptRequest, variables: dict[str, str], private: Private, sh
         private=private,
         show=_show if show_output else None,
     )
-    found = outcome.answer or {"status": "failed", "kind": "died", "how": outcome.failure}
+    found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": "died", "how": outcome.failure}
     return {**found, "output": outcome.last_lines(TAIL)}
+
+
+def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
+    """What a process that ended without an answer had seen of the script's training."""
+    if outcome.so_far is None:
+        return None
+    values = outcome.so_far["estimate"]
+    values["notes"].append(f"the process {outcome.failure}: what comes later is not in these figures")
+    values["left_out"].append({"what": "what comes after the process ended", "count": 1, "covered": False})
+    return outcome.so_far
 
 
 def _write(content: bytes, file: str | os.PathLike[str]) -> None:

@@ -148,8 +148,10 @@ def _shorten_epochs_of(module: ModuleType, loaders: LoaderWatcher, replacements:
 class RunWatcher:
     """Watches one run of a script; calls `stop` when nothing new is to be expected."""
 
-    def __init__(self, card: VirtualGPU, steps: int | None, stop: Callable[[], None]) -> None:
-        self._card, self._steps, self._stop = card, steps, stop
+    def __init__(
+        self, card: VirtualGPU, steps: int | None, stop: Callable[[], None], on_settled: Callable[[], None]
+    ) -> None:
+        self._card, self._steps, self._stop, self._on_settled = card, steps, stop, on_settled
         self._begin = time.monotonic()
         self._validations_before = self._validations = 0  # seen before training settled, and after
         self._peaks = 0, 0
@@ -205,6 +207,7 @@ class RunWatcher:
         self.loaders.hurry, self.loaders.look_until = True, self._look_until
         self.phases.settled = True
         self._validations_before = len(self.phases.stretches())
+        self._on_settled()
 
     def _has_looked_enough(self) -> bool:
         assert self._look_until is not None

@@ -29,7 +29,6 @@ class Progress:
         self.optimizer_steps = 0
         self.peaks: list[tuple[int, int]] = []  # allocated and reserved peak after each step
         self.ends: list[int] = []  # the clock of the memory at the end of each step
-        self.phases: dict[str, int] = {}  # peak reserved bytes by phase, where somebody watched (phases.py)
         self.on_step: Callable[[], None] | None = None
 
     def install(self) -> Callable[[], None]:

@@ -68,7 +68,7 @@ class Uncertainty:
 
     def guesses(self) -> list[Workspace]:
         """The workspaces that were guessed."""
-        return [workspace for workspace in self.convolutions.values() if workspace.guessed]
+        return [workspace for workspace in list(self.convolutions.values()) if workspace.guessed]
 
     def guessed(self) -> dict[str, int]:
         """How many convolution workspaces were guessed of how many, and how many bytes; see `Estimate.guessed`."""
@@ -77,7 +77,7 @@ class Uncertainty:
             "workspaces": len(guesses),
             "of": len(self.convolutions),
             "bytes": sum(guess.size for guess in guesses),
-            "of_bytes": sum(workspace.size for workspace in self.convolutions.values()),
+            "of_bytes": sum(workspace.size for workspace in list(self.convolutions.values())),
         }
 
     @property
