@@ -89,6 +89,7 @@ def test_a_job_that_does_not_fit_says_what_would_help():
             {"guessed": GUESSED, "assumed": [MADE_UP]},
             "2 values that the code read; the bound does not cover val",
         ),
+        ({"left_out": [COMPILED | {"adds": 2 * GIB}]}, "the bound adds 2.00 GiB for this, which may be too little"),
         ({"left_out": [COMPILED]}, "at most 15.0 GiB: left out: torch.compile; the bound does not cover this"),
         ({"measured": False}, "not measured on A100-40GB: rules for other GPUs; the bound adds 5%"),
         ({"measured": None}, "at most 15.0 GiB"),
@@ -98,6 +99,14 @@ def test_how_sure_it_is(changes, words):
     assert words in example(**changes).certainty
     assert ("every kernel is known" in example(**changes).certainty) is (not changes)
     assert words in " ".join(printed(print_report, example(**changes)).split())
+
+
+def test_notes_that_differ_only_in_their_numbers_are_one_line():
+    many = [f"nonzero of ({size},) taken as all {size} elements ({size % 3 + 2} times)" for size in range(100, 150)]
+    text = " ".join(printed(print_report, example(notes=[*many, "non-maximum suppression was taken"])).split())
+    assert "- nonzero of (100,) taken as all 100 elements, and 49 more like it (151 times in all" in text
+    assert text.count("nonzero") == 1 and "- non-maximum suppression" in text
+    assert len(json.loads(example(notes=many).to_json())["notes"]) == 50
 
 
 def test_phases_are_shown_when_there_are_several():

@@ -87,8 +87,59 @@ def test_torch_compile_is_left_out(before):
     e = ullage.estimate(training(make, images(8, 32)), gpu="H200")
     assert KNOWN not in e.certainty
     assert "left out: torch.compile (the eager code ran)" in e.certainty
-    assert "the bound does not cover this" in e.certainty and e.upper_covers is False
+    assert "for this, which may be too little" in e.certainty and e.upper_covers is False
     assert [entry["what"] for entry in e.left_out] == ["torch.compile (the eager code ran)"]
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_cuda_graphs_of_torch_compile_count_the_activations_once_more(mode):
+    plain = ullage.estimate(training(lambda: nn.Linear(512, 512), images(4096, 512)), gpu="H200")
+    e = ullage.estimate(training(lambda: torch.compile(nn.Linear(512, 512), mode=mode), images(4096, 512)), gpu="H200")
+    assert (e.peak_reserved, e.breakdown) == (plain.peak_reserved, plain.breakdown)
+    twentieth = e.peak_reserved // 20
+    graphs = 0 if mode.endswith("no-cudagraphs") else e.breakdown["activations"]
+    assert e.upper - plain.upper == twentieth + graphs
+    assert ("CUDA graphs of torch.compile" in e.certainty) is (graphs > 0)
+
+
+def test_torch_compile_that_is_switched_off_is_no_doubt():
+    e = ullage.estimate(training(lambda: torch.compile(nn.Linear(32, 32), disable=True), images(8, 32)), gpu="H200")
+    assert KNOWN in e.certainty
+
+
+@torch.library.custom_op("ullage_tests::halve", mutates_args=())
+def halve(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+halve.register_fake(torch.empty_like)
+
+
+def test_an_operator_that_is_not_pytorchs_is_counted_by_its_outputs_and_said():
+    def run():
+        x = torch.ones(2**20, device="cuda")
+        return halve(x)
+
+    e = ullage.estimate(run, gpu="H200")
+    assert e.peak_allocated == 2**23 and KNOWN not in e.certainty and e.upper_covers is False
+    assert e.assumed[0]["what"] == "operators that take no more than their outputs" and e.assumed[0]["adds"] > 0
+    assert any("halve" in note for note in e.notes)
+
+
+def test_a_workspace_of_cusolver_or_cufft_is_not_known():
+    e = ullage.estimate(lambda: torch.linalg.eigh(torch.ones(64, 64, device="cuda")), gpu="H200")
+    assert KNOWN not in e.certainty and "linalg_eigh" in e.notes[0]
+    assert KNOWN not in ullage.estimate(lambda: torch.fft.rfft(torch.ones(64, device="cuda")), gpu="H200").certainty
+
+
+def test_each_kind_of_doubt_adds_a_twentieth_and_numbers_that_are_printed_nothing():
+    def estimate(read):
+        return ullage.estimate(training(lambda: nn.Linear(512, 512), images(64, 512), read), gpu="H200")
+
+    plain, printed = estimate(None), estimate(lambda loss: loss.item())
+    counted = estimate(lambda loss: (int((loss > 0).sum()), loss.item(), bool(loss > 0)))
+    assert printed.upper == plain.upper and counted.upper == plain.upper + plain.peak_reserved // 20
+    assert plain.peak_reserved == counted.peak_reserved
 
 
 def test_sparse_gradients_that_are_counted_as_dense_are_said():
@@ -109,12 +160,13 @@ def test_shapes_at_their_maximum_are_counted_and_covered():
         "assumed: 3 data-dependent shapes at their maximum" in e.certainty
         and "the bound allows for this" in e.certainty
     )
-    assert e.assumed == [{"what": "data-dependent shapes at their maximum", "count": 3, "covered": True}]
+    assert e.assumed == [{"what": "data-dependent shapes at their maximum", "count": 3, "covered": True, "adds": 0}]
+    assert "make the figure a bound" in e.certainty
 
 
 def test_values_that_were_made_up_are_said():
     e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32), read=lambda loss: loss.item()), gpu="H200")
-    assert KNOWN not in e.certainty and "values that the code read" in e.certainty
+    assert KNOWN not in e.certainty and "numbers that the code printed or compared" in e.certainty
     assert e.assumed[0]["covered"] is False and "the bound does not cover this" in e.certainty
 
 
@@ -130,7 +182,7 @@ def test_fitted_formulas_of_recurrent_networks_are_said():
 
 def test_what_the_bound_covers_and_what_not_are_told_apart():
     e = ullage.estimate(training(Masked, images(8, 32), read=lambda loss: loss.item()), gpu="H200")
-    assert "the bound does not cover values that the code read" in e.certainty
+    assert "the bound does not cover numbers that the code printed or compared" in e.certainty
 
 
 def test_a_gpu_that_was_not_measured_is_said():

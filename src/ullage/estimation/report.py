@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from ullage.estimation.result import BREAKDOWN_COLOURS, BREAKDOWN_WORDS, Estimate
+from ullage.estimation.result import BREAKDOWN_COLOURS, BREAKDOWN_WORDS, Estimate, folded
 from ullage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def print_report(estimate: Estimate, console: Console | None = None, options: Se
         print_options(options, console)
     if estimate.notes:
         console.print("\n[bold]Assumed on the way[/]")
-        for note in estimate.notes:
+        for note in folded(estimate.notes):
             console.print(Padding(Text(f"- {note}"), (0, 0, 0, 2), expand=False))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from html import escape
 from typing import Any
@@ -41,8 +43,8 @@ class Estimate:
     for convolutions: `workspaces` were guessed `of` so many, `bytes` of `of_bytes`; the others were looked up among
     measured ones. `doubtful` is by how many bytes one guess could be larger. `assumed` lists what was assumed about
     the code or its data, and `left_out` what the code does and the run did not follow. Each entry says `what`, how
-    often (`count`), and whether `upper` holds all the same (`covered`). `upper_covers` says so for everything; it is
-    `None` on a GPU that was not measured, for which `upper` only adds 5 %.
+    often (`count`), whether `upper` holds all the same (`covered`), and how many bytes `upper` adds for it (`adds`).
+    `upper_covers` says so for everything; it is `None` on a GPU that was not measured, for which `upper` only adds 5 %.
 
     `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
     `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
@@ -182,6 +184,8 @@ class Estimate:
         parts = [] if self.measured else [f"not measured on {self.gpu}: rules for other GPUs"]
         parts += [self._guessed_words] if self._guessed_words else []
         parts += [f"{name}: {_listed(entries)}" for name, entries in self._assumptions if entries]
+        if any(entry["what"] == AT_THEIR_MAXIMUM for entry in self.assumed):
+            parts.append("sizes that depend on data make the figure a bound, not what a run will take")
         if not parts:
             return f"{most}: the memory of every kernel is known, measured on {self.gpu}"
         return f"{most}: {'; '.join([*parts, *self._coverage])}"
@@ -210,7 +214,11 @@ class Estimate:
         covered = [entry for entry in self.assumed + self.left_out if entry["covered"]]
         if missing:
             all_of_it = self.measured and not covered and not self._guessed_words
-            return ["the bound does not cover " + ("this" if all_of_it else _listed(missing, counted=False))]
+            these = "this" if all_of_it else _listed(missing, counted=False)
+            added = sum(entry.get("adds", 0) for entry in missing)
+            if not added:
+                return [f"the bound does not cover {these}"]
+            return [f"the bound adds {format_bytes(added)} for {these}, which may be too little"]
         if not self.measured:
             return ["the bound adds 5% for this"]
         return ["the bound allows for this"]
@@ -243,7 +251,7 @@ class Estimate:
         if self.out_of_memory and not self.fits:
             lines += ["", "PyTorch would stop with:", f"  {self.out_of_memory.split(' If reserved')[0]}"]
         if self.notes:
-            lines += ["", "Assumed on the way:"] + [f"  - {note}" for note in self.notes]
+            lines += ["", "Assumed on the way:"] + [f"  - {note}" for note in folded(self.notes)]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -252,7 +260,29 @@ class Estimate:
         return notebook_html(self)
 
 
-_COUNTABLE = ("data-dependent shapes", "values", "sparse gradients")
+AT_THEIR_MAXIMUM = "data-dependent shapes at their maximum"
+_COUNTABLE = ("data-dependent shapes", "values", "numbers", "operators", "sparse gradients")
+_TIMES = re.compile(r" \(([0-9]+) times\)$")
+_NUMBERS = re.compile(r"\(?[0-9]+(?:, ?[0-9]*)*\)?")
+
+
+def folded(notes: Sequence[str]) -> list[str]:
+    """Notes that differ only in their numbers as one.
+
+    >>> folded(["nonzero of (8,) taken as all 8 elements (2 times)", "nonzero of (2, 3) taken as all 6 elements"])
+    ['nonzero of (8,) taken as all 8 elements, and 1 more like it (3 times in all; --json lists them)']
+    """
+    groups: dict[str, list[str]] = {}
+    for note in notes:
+        groups.setdefault(_NUMBERS.sub("#", _TIMES.sub("", note)), []).append(note)
+    return [alike[0] if len(alike) == 1 else _as_one(alike) for alike in groups.values()]
+
+
+def _as_one(notes: list[str]) -> str:
+    counts = [_TIMES.search(note) for note in notes]
+    times = sum(int(count[1]) if count else 1 for count in counts)
+    first = _TIMES.sub("", notes[0])
+    return f"{first}, and {len(notes) - 1} more like it ({times} times in all; --json lists them)"
 
 
 def _listed(entries: list[dict[str, Any]], counted: bool = True) -> str:
@@ -357,5 +387,6 @@ def _table(estimate: Estimate) -> str:
 def _notes(estimate: Estimate) -> str:
     if not estimate.notes:
         return ""
-    items = "".join(f"<li>{escape(note)}</li>" for note in estimate.notes)
-    return f"<details><summary>{len(estimate.notes)} assumptions</summary><ul>{items}</ul></details>"
+    notes = folded(estimate.notes)
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f"<details><summary>{len(notes)} assumptions</summary><ul>{items}</ul></details>"

@@ -6,6 +6,7 @@ This plan is worked out once and remembered, so a repeated call costs microsecon
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -222,12 +223,27 @@ class _Operator:
         _check_devices(self.name, args)
         if self.rule is not None:
             return self.rule(Call(self.func, args, kwargs, self.gpu.spec, inferred))
-        return inferred()
+        plan = inferred()
+        plan.note = _takes_more(self.func)
+        return plan
+
+
+# Operators of PyTorch that run in cuSOLVER, MAGMA or cuFFT.
+_IN_LIBRARIES = re.compile(r"aten\._?(fft_|linalg_(?!cross|vector_norm)|cholesky|geqrf|ormqr|triangular_solve)")
+
+
+def _takes_more(func: Any) -> tuple[str, str] | None:
+    """A note about an operator without a rule whose kernel may take memory beyond its outputs."""
+    if func.namespace not in ("aten", "prim", "prims"):
+        return "operators", f"{func} is no operator of PyTorch: its outputs were counted, and nothing else"
+    if _IN_LIBRARIES.match(str(func)):
+        return "operators", f"{func} was counted by its outputs: the workspace of its library is not known"
+    return None
 
 
 def _quick(plan: Plan) -> New | None:
     """The output, if it is all that there is to a plan, which is the common case."""
-    if plan.single and not plan.steps and not plan.library and type(plan.outputs[0]) is New:
+    if plan.single and not plan.steps and not plan.library and not plan.note and type(plan.outputs[0]) is New:
         return plan.outputs[0]
     return None
 

@@ -27,10 +27,9 @@ from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.install import install_torch_api
 from ullage.virtual.tracking.origins import RequestOrigin, RequestOrigins
 from ullage.virtual.tracking.progress import Progress
-from ullage.virtual.tracking.uncertainty import largest_reserved, watch_autocast
+from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE, largest_reserved, watch_autocast
 
 LARGE_SEGMENT = 20 * MIB
-UNMEASURED_SHARE = 20  # a twentieth: libraries choose other kernels on other generations
 OLDEST_MEASURED = "2.11"  # the PyTorch with which kernels were measured; newer ones ask for the same
 
 _in_use = threading.RLock()
@@ -73,13 +72,15 @@ class VirtualGPU(GPUState):
         It is the largest context seen on such a GPU, plus what the run reserves if every uncertain workspace has the
         largest size that is not unlikely, plus one segment, because two runs of the same job differ by that much.
         Where a workspace was guessed, or autocast was used, a fortieth is added, or what the least sure guess may fail
-        by if that is more. On GPUs whose kernels were not measured a twentieth is added.
+        by if that is more. On GPUs whose kernels were not measured a twentieth is added. So is what the run's
+        assumptions add by their kinds (`tracking/uncertainty.py`).
         """
         context = max(self.context, (self.spec.context_upper or 0) - self.libraries.not_loaded)
         largest = max(self.peak_reserved, largest_reserved(self.memory, self.config))
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
         spread = self.uncertainty.spread(self.peak_reserved)
-        return context + largest + unmeasured + spread + LARGE_SEGMENT
+        assumptions = sum(entry["adds"] for entry in self.assumed + self.left_out)
+        return context + largest + unmeasured + spread + assumptions + LARGE_SEGMENT
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from ullage.errors import UnsupportedOperation
 from ullage.hardware import GPU
 from ullage.virtual.host import Host
 from ullage.virtual.libraries import CODE, Libraries
-from ullage.virtual.memory import PARAMETERS, WITHOUT_LIMIT, DeviceMemory
+from ullage.virtual.memory import ACTIVATIONS, KINDS, PARAMETERS, WITHOUT_LIMIT, DeviceMemory
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.tracking.uncertainty import ASSUMED, LEFT_OUT, Uncertainty, meanings_of
 from ullage.virtual.values import KnownValues
@@ -91,12 +91,16 @@ class GPUState:
     @property
     def assumed(self) -> list[dict[str, Any]]:
         """What was assumed about the code or its data; see `Estimate.assumed`."""
-        return meanings_of(dict(self._notes), ASSUMED)
+        return self._meanings(ASSUMED)
 
     @property
     def left_out(self) -> list[dict[str, Any]]:
         """What the code does and the run did not follow; see `Estimate.left_out`."""
-        return meanings_of(dict(self._notes), LEFT_OUT)
+        return self._meanings(LEFT_OUT)
+
+    def _meanings(self, group: str) -> list[dict[str, Any]]:
+        activations = self.memory.live_at_peak()[KINDS[ACTIVATIONS]]
+        return meanings_of(dict(self._notes), group, self.peak_reserved, activations)
 
     def note(self, kind: str, text: str) -> None:
         """Add a line to the notes; a line that is there already is counted.

@@ -110,7 +110,7 @@ class KnownValues:
         known = self.known(tensor)
         if known is not None:
             return known.item()
-        self._note("values", _asked(tensor, "one value"))
+        self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "one value"))
         if tensor.dtype is torch.bool:
             return False
         if tensor.is_complex():
@@ -123,7 +123,7 @@ class KnownValues:
         if known is not None:
             return known.to(dtype)
         if tensor.numel() <= LARGEST_KNOWN:
-            self._note("values", _asked(tensor, "values"))
+            self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "values"))
         call = self._host.call
         fill = torch.ops.aten.zeros.default if dtype is torch.bool else torch.ops.aten.ones.default
         out: torch.Tensor = call(fill, (list(tensor.shape),), {"dtype": dtype})

@@ -256,7 +256,7 @@ class ScriptRun:
                 **failure,
                 "out_of_memory": self.card.memory.out_of_memory,
                 "refused": self.card.refused,
-                "made_up": any(kind == "values" for kind, _ in self.card.noted),
+                "made_up": any(kind in ("values", "readings") for kind, _ in self.card.noted),
                 "steps": self.watcher.steps,
             }
         )

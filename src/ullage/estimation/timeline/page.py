@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.estimation.result import Estimate
+from ullage.estimation.result import Estimate, folded
 from ullage.estimation.timeline.trace import Array, Trace
 
 MOST_BLOCKS = 120_000  # more of them would make the page slow to open: then only the step of the peak is shown
@@ -73,7 +73,7 @@ def _data(trace: Trace, estimate: Estimate) -> dict[str, Any]:
         "peak": int(trace.peaks[0] - first),
         "peakWords": estimate.peak_words,
         "certainty": estimate.certainty,
-        "notes": estimate.notes,
+        "notes": folded(estimate.notes),
         "kinds": list(trace.kinds),
         "groups": names,
         "operators": [name.removeprefix("aten.").removesuffix(".default") for name in trace.operators],

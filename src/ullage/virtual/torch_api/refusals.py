@@ -11,6 +11,11 @@ from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
 _COMPILED = "torch.compile was left out: the eager code was followed, whose memory is about the same or more"
+_GRAPHS = (
+    "torch.compile with mode={mode!r} records CUDA graphs, whose memory no other code can use: they were left out, and "
+    "the bound counts the activations once more for them"
+)
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
@@ -28,8 +33,12 @@ def _compile(gpu: GPUState) -> Any:
     def compile(model: Any = None, **options: Any) -> Any:
         """`torch.compile`: returns what it is given."""
         if model is None:
-            return lambda decorated: compile(decorated)
+            return lambda decorated: compile(decorated, **options)
+        if options.get("disable"):
+            return model
         gpu.note("compile", _COMPILED)
+        if options.get("mode") in _WITH_GRAPHS:
+            gpu.note("graphs", _GRAPHS.format(mode=options["mode"]))
         return model
 
     return compile

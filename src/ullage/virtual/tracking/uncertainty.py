@@ -2,6 +2,14 @@
 
 Which kernel a library takes is not always known, and a larger workspace can move everything after it. So the requests
 of a run can be repeated on an allocator of their own, with each uncertain one as large as it may be.
+
+What was assumed or left out widens the bound by its kind, `NOTE_MEANINGS`:
+
+- The most was taken, such as a mask that keeps everything. The figure is a bound itself: nothing is added.
+- Other kernels run than those that were measured, or nothing that was seen tells how much more there can be: a
+  twentieth of the reserved memory for each kind, as for a GPU that was not measured.
+- CUDA graphs keep a memory pool of their own, which no other code can use: the activations count once more.
+- Numbers with a fraction that the code reads, such as a loss. They are no sizes, only printed or compared: nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +26,10 @@ from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory
 SPREAD_SHARE = 40  # a fortieth of the reserved memory: so much do runs differ with guessed kernels or autocast
 SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least sure one
 
+UNMEASURED_SHARE = 20  # a twentieth: so much do other kernels take than those that were measured
+
 ASSUMED, LEFT_OUT = "assumed", "left_out"
+NOTHING, A_TWENTIETH, THE_ACTIVATIONS = range(3)  # what the bound adds
 
 
 class NoteMeaning(NamedTuple):
@@ -27,19 +38,23 @@ class NoteMeaning(NamedTuple):
     group: str  # ASSUMED or LEFT_OUT
     what: str
     covered: bool  # whether `upper` holds all the same
+    adds: int = A_TWENTIETH  # to `upper`: NOTHING, A_TWENTIETH or THE_ACTIVATIONS
 
 
 # By the kind that `GPUState.note` is called with. Notes of other kinds say nothing about memory.
 NOTE_MEANINGS = {
-    "shapes": NoteMeaning(ASSUMED, "data-dependent shapes at their maximum", True),
+    "shapes": NoteMeaning(ASSUMED, "data-dependent shapes at their maximum", True, NOTHING),
     "unbounded shapes": NoteMeaning(ASSUMED, "data-dependent shapes without a known maximum", False),
-    "nested": NoteMeaning(ASSUMED, "padding in full", True),
+    "nested": NoteMeaning(ASSUMED, "padding in full", True, NOTHING),
     "values": NoteMeaning(ASSUMED, "values that the code read", False),
+    "readings": NoteMeaning(ASSUMED, "numbers that the code printed or compared", False, NOTHING),
+    "operators": NoteMeaning(ASSUMED, "operators that take no more than their outputs", False),
     "recurrent": NoteMeaning(ASSUMED, "memory of cuDNN's recurrent networks by fitted formulas", False),
     "streams": NoteMeaning(ASSUMED, "the timing of side streams", False),
     "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False),
     "version": NoteMeaning(ASSUMED, "the kernels of PyTorch 2.11", False),
     "compile": NoteMeaning(LEFT_OUT, "torch.compile (the eager code ran)", False),
+    "graphs": NoteMeaning(LEFT_OUT, "CUDA graphs of torch.compile", False, THE_ACTIVATIONS),
     "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script (the Python code ran)", False),
     "sparse": NoteMeaning(LEFT_OUT, "sparse gradients (counted as dense)", False),
     "distributed": NoteMeaning(LEFT_OUT, "memory of NCCL", False),
@@ -97,18 +112,24 @@ class Uncertainty:
         return max(reserved // SPREAD_SHARE, SURPRISES * self.surprise)
 
 
-def meanings_of(notes: Mapping[tuple[str, str], int], group: str) -> list[dict[str, Any]]:
-    """What was assumed or left out, by the notes of a run (kind and text, with a count): `what`, `count`, `covered`.
+def meanings_of(
+    notes: Mapping[tuple[str, str], int], group: str, reserved: int, activations: int
+) -> list[dict[str, Any]]:
+    """What was assumed or left out, by the notes of a run (kind and text, with a count).
 
-    >>> meanings_of({("shapes", "nonzero of (8,)"): 2, ("shapes", "unique of (9,)"): 1}, ASSUMED)
-    [{'what': 'data-dependent shapes at their maximum', 'count': 3, 'covered': True}]
+    Each entry says `what`, how often (`count`), whether `upper` holds all the same (`covered`), and how many bytes
+    `upper` adds for it (`adds`), by the bytes that are `reserved` and those of `activations`.
+
+    >>> meanings_of({("shapes", "nonzero of (8,)"): 2, ("shapes", "unique of (9,)"): 1}, ASSUMED, 100, 50)
+    [{'what': 'data-dependent shapes at their maximum', 'count': 3, 'covered': True, 'adds': 0}]
     """
+    added = {NOTHING: 0, A_TWENTIETH: reserved // UNMEASURED_SHARE, THE_ACTIVATIONS: activations}
     found: dict[str, dict[str, Any]] = {}
     for (kind, _), count in notes.items():
         meaning = NOTE_MEANINGS.get(kind)
         if meaning is not None and meaning.group == group:
-            entry = found.setdefault(meaning.what, {"what": meaning.what, "count": 0, "covered": meaning.covered})
-            entry["count"] += count
+            entry = {"what": meaning.what, "count": 0, "covered": meaning.covered, "adds": added[meaning.adds]}
+            found.setdefault(meaning.what, entry)["count"] += count
     return list(found.values())
 
 
