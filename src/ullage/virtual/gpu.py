@@ -79,7 +79,7 @@ class VirtualGPU(GPUState):
         largest = max(self.peak_reserved, largest_reserved(self.memory, self.config))
         unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
         spread = self.uncertainty.spread(self.peak_reserved)
-        assumptions = sum(entry["adds"] for entry in self.assumed + self.left_out)
+        assumptions: int = sum(entry["adds"] for entry in self.assumed + self.left_out)
         return context + largest + unmeasured + spread + assumptions + LARGE_SEGMENT
 
     @property
