@@ -135,7 +135,8 @@ def test_when_the_time_is_over_what_was_seen_is_the_answer(script):
     estimate = estimate_script(script(BUSY), timeout=5.0)
     assert estimate.steps == 5 and estimate.peak_allocated > 3 << 20
     assert any("the time of 5 s was over after 5 optimizer steps: what comes later" in note for note in estimate.notes)
-    assert {"what": "what comes after the time limit", "count": 1, "covered": False} in estimate.left_out
+    cut = next(entry for entry in estimate.left_out if entry["what"] == "what comes after the time limit")
+    assert cut["covered"] is False and cut["adds"] > 0
 
 
 def test_what_was_seen_before_the_process_was_killed_is_the_answer(script):
