@@ -80,7 +80,7 @@ def test_freezing_what_is_not_there_or_everything():
 def test_lora_without_peft_gets_the_line_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingPackage, match="pip install peft"):
-        run(lora_rank=8)
+        run(lora=8)
 
 
 def test_checkpointing_a_model_without_blocks(plain):
@@ -93,6 +93,6 @@ def test_lora_trains_little():
     tiny = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
     options = {"gpu": "A100-40GB", "batch_size": 2, "sequence_length": 16, "set": tiny}
     whole = ullage.estimate("hf:GPT2LMHeadModel", **options)
-    adapted = ullage.estimate("hf:GPT2LMHeadModel", lora_rank=2, **options)
+    adapted = ullage.estimate("hf:GPT2LMHeadModel", lora=2, **options)
     assert adapted.steps == 3 and adapted.breakdown["optimizer"] < 0.5 * whole.breakdown["optimizer"]
     assert any("LoRA of rank 2" in note for note in adapted.notes)

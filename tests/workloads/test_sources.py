@@ -70,10 +70,10 @@ def test_a_model_folder_and_a_config_file(tmp_path):
     config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2}
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_positions": 64, "dtype": "bfloat16"}))
     folder = estimate(f"hf:{tmp_path}")
-    file = estimate("hf:AutoModelForCausalLM", config=tmp_path / "config.json")
+    file = estimate("hf:AutoModelForCausalLM", config=tmp_path / "config.json", precision="bf16")
     assert folder.peak_reserved == file.peak_reserved
     assert any("sequence length 64" in note for note in folder.notes)
-    assert any("not torch.bfloat16" in note for note in folder.notes)
+    assert any("weights in bfloat16" in note for note in folder.notes)
     larger = estimate(f"hf:{tmp_path}", set={"n_embd": 64})
     assert larger.peak_allocated > folder.peak_allocated
 

@@ -17,6 +17,10 @@ def sources(incomplete: str) -> list[str]:
     if colon:
         known = {"tv": "torchvision"}.get(source, source)
         names = model_names(known) if known in ("torchvision", "timm", "hf") else ()
+        if known == "hf":
+            from ullage.workloads.sources.hub import cached_ids
+
+            names = (*cached_ids(), *names)
         return [f"{source}:{model}" for model in names if model.startswith(name)]
     prefixes = [f"{known}:" for known in ("torchvision", "timm", "hf")]
     found = [prefix for prefix in prefixes if prefix.startswith(incomplete)]
@@ -124,6 +128,24 @@ def precisions(incomplete: str) -> list[tuple[str, str]]:
     from ullage.workloads.configuration import PRECISIONS
 
     return [(name, precision.meaning) for name, precision in PRECISIONS.items() if name.startswith(incomplete)]
+
+
+def dtypes(incomplete: str) -> list[str]:
+    """Types that weights are loaded in.
+
+    >>> dtypes("b")
+    ['bfloat16']
+    """
+    from ullage.workloads.configuration import DTYPES
+
+    return [name for name in DTYPES if name.startswith(incomplete)]
+
+
+def quantizations(incomplete: str) -> list[tuple[str, str]]:
+    """Kinds of quantized weights and their meanings."""
+    from ullage.workloads.configuration import QUANTIZATIONS
+
+    return [(name, meaning) for name, meaning in QUANTIZATIONS.items() if name.startswith(incomplete)]
 
 
 def attentions(incomplete: str) -> list[tuple[str, str]]:

@@ -251,7 +251,8 @@ def estimate(
 
       torchvision:NAME         a model of torchvision
       timm:NAME                a model of timm
-      hf:CLASS, hf:FOLDER      a class of transformers, or a folder with a config.json
+      hf:ORG/NAME, hf:FOLDER   a model of the Hugging Face hub, or a folder with a config.json
+      hf:CLASS                 a class of transformers
       package.module:factory   your own function that returns a model
       path/file.py:factory     the same, in a file
       path/script.py           a training script as it is; its arguments come after --
@@ -261,6 +262,7 @@ def estimate(
 
       ullage estimate torchvision:resnet50 --batch-size 64 --gpu A100-40GB
       ullage estimate timm:vit_small_patch16_224 -b 128 -p amp_bf16 --gpus all
+      ullage estimate hf:Qwen/Qwen3-8B --lora 16 --quantize nf4 --gpu RTX-4090
       ullage estimate hf:GPT2LMHeadModel --set n_layer=24 --sequence-length 1024 --checkpointing
       ullage estimate train.py --gpu RTX-4090 -- --epochs 90 --batch-size 256
       ullage estimate train.py --max-batch --batch-arg=--batch-size

@@ -11,7 +11,6 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -73,8 +72,8 @@ class ModelOptions:
                                  rich_help_panel=MODEL)
     ] = None  # fmt: skip
     config: Annotated[
-        Path | None, typer.Option(help="For hf: models, a config as a JSON file, or a folder with a config.json.",
-                                  metavar="PATH", rich_help_panel=MODEL)
+        str | None, typer.Option(help="For hf:CLASS, a config: a JSON file, a folder with a config.json, or the name "
+                                 "of a model on the hub.", metavar="PATH", rich_help_panel=MODEL)
     ] = None  # fmt: skip
     set: Annotated[
         list[str] | None, typer.Option(help="For hf: models, a value of the config, such as n_layer=12 or "
@@ -91,9 +90,23 @@ class ModelOptions:
         list[str] | None, typer.Option(help="Layers that are not trained, such as 'layer1' or 'blocks.[0-5].*'. "
                                        "Can be given more than once.", metavar="PATTERN", rich_help_panel=MODEL)
     ] = None  # fmt: skip
-    lora_rank: Annotated[
-        int | None, typer.Option(help="Train only LoRA adapters of this rank (needs peft).", metavar="N",
-                                 rich_help_panel=MODEL)
+    lora: Annotated[
+        int | None, typer.Option("--lora", "--lora-rank", help="Train only LoRA adapters of this rank (needs peft).",
+                                 metavar="N", rich_help_panel=MODEL)
+    ] = None  # fmt: skip
+    lora_targets: Annotated[
+        str | None, typer.Option(help="The layers that get adapters, such as q_proj,v_proj.", metavar="NAMES",
+                                 show_default="every linear one but the last", rich_help_panel=MODEL)
+    ] = None  # fmt: skip
+    quantize: Annotated[
+        str | None, typer.Option(help="For hf: models, hold the frozen weights in nf4, fp4 or int8 (needs "
+                                 "bitsandbytes).", metavar="NAME", rich_help_panel=MODEL,
+                                 autocompletion=completion.quantizations)
+    ] = None  # fmt: skip
+    dtype: Annotated[
+        str | None, typer.Option(help="The type that the weights are loaded in: float32, bfloat16 or float16.",
+                                 metavar="NAME", show_default="as --precision says; for hf:ORG/NAME as saved",
+                                 rich_help_panel=MODEL, autocompletion=completion.dtypes)
     ] = None  # fmt: skip
     optimizer: Annotated[
         str | None, typer.Option("--optimizer", "-o", help="sgd, sgdm, adam, adamw, adamw_fused, rmsprop, adagrad, "
@@ -145,6 +158,8 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     if "input_shape" in given:
         given["input_shape"] = parse_shape(given["input_shape"])
+    if "lora_targets" in given:
+        given["lora_targets"] = [name.strip() for name in given["lora_targets"].split(",") if name.strip()]
     if "set" in given:
         given["set"] = dict(parse_setting(text) for text in given["set"])
     return given

@@ -55,7 +55,10 @@ def estimate(
     attention: str | None = None,
     channels_last: bool = False,
     freeze: str | Sequence[str] | None = None,
-    lora_rank: int | None = None,
+    lora: int | None = None,
+    lora_targets: str | Sequence[str] | None = None,
+    quantize: str | None = None,
+    dtype: str | None = None,
     inference: bool = False,
     config: str | Path | Mapping[str, Any] | None = None,
     set: Mapping[str, Any] | None = None,
@@ -71,9 +74,9 @@ def estimate(
     """Estimate how much memory a training job will take on `gpu`. No GPU is needed.
 
     Args:
-        source: A model's name (`"torchvision:resnet50"`, `"timm:NAME"`, `"hf:CLASS"`, `"package.module:factory"`), a
-            function without arguments that trains on "cuda", the path of a script, or a text file with a model
-            summary for the estimators that read one.
+        source: A model's name (`"torchvision:resnet50"`, `"timm:NAME"`, `"hf:ORG/NAME"` of the Hugging Face hub,
+            `"hf:CLASS"`, `"package.module:factory"`), a function without arguments that trains on "cuda", the path of a
+            script, or a text file with a model summary for the estimators that read one.
         gpu: A name from `ullage.gpus()`, the path of a TOML file, `"local"`, or a `GPU`.
         estimator: Which estimator to use; one of `ullage.estimators()`.
         steps: Follow the job for at least this many optimizer steps; `None` lets it run to its end.
@@ -87,15 +90,20 @@ def estimate(
         sequence_length: Tokens in a sample. Default: the model's limit, at most 1024.
         num_classes: Default: the model's own number.
         optimizer: `"adamw"` (the default), `"sgd"`, `"adam_fused"`, ... or any class of `torch.optim`.
-        precision: `"fp32"` (the default), `"tf32"`, `"amp_fp16"`, `"amp_bf16"`, `"bf16"` or `"fp16"`.
+        precision: `"fp32"`, `"tf32"`, `"amp_fp16"`, `"amp_bf16"`, `"bf16"` or `"fp16"`. Default: `"fp32"`; for
+            `hf:ORG/NAME` and folders the type in which the weights were saved.
+        dtype: The type that the weights are loaded in: `"float32"`, `"bfloat16"` or `"float16"`.
         gradient_accumulation: Batches for each optimizer step. Default: 1.
         checkpointing: Recompute activations in the backward pass.
         attention: `"sdpa"`, `"eager"`, `"flash"`, `"efficient"`, `"cudnn"` or `"math"`.
         channels_last: Images and weights in channels-last order.
         freeze: Layers that are not trained, by name or pattern.
-        lora_rank: Train only LoRA adapters of this rank.
+        lora: Train only LoRA adapters of this rank.
+        lora_targets: The layers that get adapters, such as `["q_proj", "v_proj"]`. Default: every linear one but the
+            last.
+        quantize: Hold the frozen weights in `"nf4"`, `"fp4"` or `"int8"`, for `hf:` models.
         inference: The forward pass only, without gradients.
-        config: The config of an `hf:` model: a JSON file, a folder with a `config.json`, or a dict.
+        config: The config for `hf:CLASS`: a JSON file, a folder with a `config.json`, a name of the hub, or a dict.
         set: Single values: of that config, arguments of the model, or options of the estimator with its name before
             them, as in `{"deepspeed.stage": 3}`.
 

@@ -11,12 +11,13 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.workloads.optimizers import check_optimizer
+from ullage.workloads.sources.hub import is_checkpoint, quantization_of, read_config, weights_type
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,15 @@ PRECISIONS = {
     "fp16": Precision("weights, gradients and arithmetic in float16", weights="float16"),
 }
 
+# The types that weights are loaded in, and the precision that has nothing else.
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+QUANTIZATIONS = {
+    "nf4": "frozen weights in 4 bits (NormalFloat), as QLoRA has them",
+    "fp4": "frozen weights in 4 bits (floating point)",
+    "int8": "frozen weights in 8 bits, by LLM.int8()",
+}
+
 ATTENTIONS = {
     "sdpa": "scaled_dot_product_attention, with the kernel that PyTorch chooses",
     "eager": "matrix products and softmax, one after the other",
@@ -51,7 +61,8 @@ ATTENTIONS = {
 SOURCES = {
     "torchvision": "torchvision:NAME, for example torchvision:resnet50",
     "timm": "timm:NAME, for example timm:vit_small_patch16_224",
-    "hf": "hf:CLASS (transformers), for example hf:GPT2LMHeadModel, or hf:FOLDER with a config.json",
+    "hf": "hf:ORG/NAME (the Hugging Face hub), for example hf:Qwen/Qwen3-8B, hf:FOLDER with a config.json, or hf:CLASS "
+    "(transformers), for example hf:GPT2LMHeadModel",
     "own": "package.module:factory or path/to/file.py:factory, a callable that returns an nn.Module",
 }
 PREFIXES = {"torchvision": "torchvision", "tv": "torchvision", "timm": "timm", "hf": "hf", "mlp": "mlp"}
@@ -62,10 +73,11 @@ DEFAULT_BATCH_SIZE = 32
 # `Configuration` with the same name, except for two.
 MODEL_OPTIONS = (
     "batch_size", "input_shape", "sequence_length", "num_classes", "optimizer", "precision", "gradient_accumulation",
-    "checkpointing", "attention", "channels_last", "freeze", "lora_rank", "inference", "config", "set",
+    "checkpointing", "attention", "channels_last", "freeze", "lora", "lora_targets", "quantize", "dtype", "inference",
+    "config", "set",
 )  # fmt: skip
 _FIELDS_OF_OPTIONS = {"config": "config_file", "set": "settings"}
-_POSITIVE = ("batch_size", "sequence_length", "num_classes", "gradient_accumulation", "lora_rank")
+_POSITIVE = ("batch_size", "sequence_length", "num_classes", "gradient_accumulation", "lora")
 
 # Files of measurements have shorter keys for these fields. A line may use either; lines are written with these.
 FILE_KEYS = {
@@ -77,6 +89,7 @@ FILE_KEYS = {
     "attention": "attn",
     "checkpointing": "ckpt",
     "gradient_accumulation": "accumulation",
+    "lora": "lora_rank",
 }
 # Files that were measured before a module moved name its factories by the old path.
 _MOVED_FACTORIES = {"ullage.learn.families:": "ullage.research.datasets.families:"}
@@ -84,8 +97,8 @@ _MOVED_FACTORIES = {"ullage.learn.families:": "ullage.research.datasets.families
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """A training run. `model` is `torchvision:NAME` (or `tv:NAME`), `timm:NAME`, `hf:CLASS` (transformers), `mlp:NAME`
-    or `package.module:factory`.
+    """A training run. `model` is `torchvision:NAME` (or `tv:NAME`), `timm:NAME`, `hf:ORG/NAME` (the hub), `hf:CLASS`
+    (transformers), `mlp:NAME` or `package.module:factory`.
 
     >>> Configuration.from_row({"model": "mlp:x", "widths": [8, 4], "batch": 2, "peak_alloc": 1}).batch_size
     2
@@ -111,7 +124,10 @@ class Configuration:
     gradient_accumulation: int = 1
     inference: bool = False
     freeze: tuple[str, ...] = ()
-    lora_rank: int | None = None
+    lora: int | None = None
+    lora_targets: tuple[str, ...] = ()
+    quantize: str | None = None
+    dtype: str | None = None
     config_file: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -122,6 +138,11 @@ class Configuration:
             raise UnknownName("precision", self.precision, PRECISIONS, hint="one of " + ", ".join(PRECISIONS))
         if self.attention is not None and self.attention not in ATTENTIONS:
             raise UnknownName("attention", self.attention, ATTENTIONS, hint="one of " + ", ".join(ATTENTIONS))
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise UnknownName("dtype", self.dtype, DTYPES, hint="one of " + ", ".join(DTYPES))
+        if self.dtype is not None and self._precision.weights not in ("float32", self.dtype):
+            raise InvalidValue(f"precision {self.precision} has its own type of weights: leave out dtype {self.dtype}")
+        self._check_adapters()
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
@@ -133,6 +154,21 @@ class Configuration:
             raise InvalidValue(f"needed {'; '.join(SOURCES.values())}. Found {self.model!r}" + _suggestion(self.model))
         if self.source == "mlp" and self.widths is None:
             raise InvalidValue(f"{self.model} needs 'widths'")
+
+    def _check_adapters(self) -> None:
+        if self.lora_targets and self.lora is None:
+            raise InvalidValue("LoRA targets need a rank: add --lora 16 (in Python: lora=16)")
+        if self.quantize is None:
+            return
+        if self.quantize not in QUANTIZATIONS:
+            raise UnknownName("quantization", self.quantize, QUANTIZATIONS, hint="one of " + ", ".join(QUANTIZATIONS))
+        if self.source != "hf":
+            raise InvalidValue(f"{self.model} cannot be quantized: that is for models of transformers, hf:ORG/NAME")
+        if self.lora is None and not self.inference:
+            raise InvalidValue(
+                f"weights in {self.quantize} are not trained themselves: add --lora 16 (in Python: lora=16), or "
+                "--inference"
+            )
 
     @property
     def source(self) -> str:
@@ -146,7 +182,11 @@ class Configuration:
 
     @property
     def types(self) -> Precision:
-        """What `precision` means: the types of weights and arithmetic."""
+        """What `precision` and `dtype` mean: the types of weights and arithmetic."""
+        return self._precision if self.dtype is None else replace(self._precision, weights=self.dtype)
+
+    @property
+    def _precision(self) -> Precision:
         return PRECISIONS[self.precision]
 
     @classmethod
@@ -157,8 +197,9 @@ class Configuration:
             name: next((row[key] for key in either if row.get(key) is not None), None) for name, either in keys.items()
         }
         values = {name: value for name, value in found.items() if value is not None}
-        if "freeze" in values:
-            values["freeze"] = tuple(values["freeze"])
+        for name in ("freeze", "lora_targets"):
+            if name in values:
+                values[name] = tuple(values[name])
         for old, new in _MOVED_FACTORIES.items():
             if str(values.get("model", "")).startswith(old):
                 values["model"] = new + values["model"].removeprefix(old)
@@ -180,6 +221,9 @@ class Configuration:
     def from_options(cls, model: str, **options: Any) -> Configuration:
         """The configuration that the options of `ullage.estimate` describe; `None` means that one was not given.
 
+        Weights that were saved, on the hub or in a folder, have the type and the quantization in which they were saved,
+        as `from_pretrained` loads them, unless the options say otherwise.
+
         >>> Configuration.from_options("torchvision:resnet18", batch_size=64, optimizer="sgd").optimizer
         'sgd'
         """
@@ -189,15 +233,24 @@ class Configuration:
                 raise UnknownName("option", option, MODEL_OPTIONS)
             if value is not None:
                 values[_FIELDS_OF_OPTIONS.get(option, option)] = value
-        if "freeze" in values:
-            values["freeze"] = (values["freeze"],) if isinstance(values["freeze"], str) else tuple(values["freeze"])
+        for name in ("freeze", "lora_targets"):
+            if name in values:
+                values[name] = (values[name],) if isinstance(values[name], str) else tuple(values[name])
         if "input_shape" in values:
             values["input_shape"] = list(values["input_shape"])
         if isinstance(values.get("config_file"), dict):
             values["settings"] = values.pop("config_file") | values.get("settings", {})
         elif "config_file" in values:
             values["config_file"] = str(values["config_file"])
-        return cls(model=model, **values)
+        made = cls(model=model, **values)
+        if made.source == "hf" and is_checkpoint(made.name):
+            saved = read_config(made.name)
+            made = replace(made, quantize=made.quantize or quantization_of(saved, made.model))
+            if "precision" not in values and made.dtype is None:
+                made = replace(made, dtype=weights_type(saved))
+        if "precision" not in values and made.dtype is not None:
+            made = replace(made, precision=DTYPES[made.dtype], dtype=None)
+        return made
 
     def in_words(self) -> str:
         """The options that differ from their defaults, for messages; always with the batch size.

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.optimizers import make_optimizer
 from ullage.workloads.sources.build import prepare
+from ullage.workloads.sources.hub import is_checkpoint
 from ullage.workloads.tasks import Task
 
 _ATTENTION_KERNELS = {
@@ -38,14 +39,20 @@ def train(
     """
     model, task = prepared or prepare(configuration)
     low = low_precision(configuration)
-    if low is not None:
+    if low is not None and not _has_its_types(configuration):
         model = model.to(low)
-    model = model.to(device)
+    if configuration.quantize is None:
+        model = model.to(device)
     if configuration.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     run = _infer if configuration.inference else _train
     with _switches(configuration):
         run(configuration, model, task, iterations, device, after_iteration or _nothing)
+
+
+def _has_its_types(configuration: Configuration) -> bool:
+    """Whether a model was made in its types: saved weights, which keep what is in 32 bits, and adapters beside them."""
+    return configuration.lora is not None or configuration.source == "hf" and is_checkpoint(configuration.name)
 
 
 def low_precision(configuration: Configuration) -> torch.dtype | None:

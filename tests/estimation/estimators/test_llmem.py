@@ -71,7 +71,7 @@ def test_a_model_by_its_name() -> None:
         ({"optimizer": "sgd"}, "made for Adam"),
         ({"precision": "fp32"}, "16-bit"),
         ({"checkpointing": False}, "checkpointing"),
-        ({"lora_rank": 8}, "all weights"),
+        ({"lora": 8}, "all weights"),
     ],
 )
 def test_what_it_does_not_support_is_said(options: dict[str, object], reason: str) -> None:

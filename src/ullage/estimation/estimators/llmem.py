@@ -113,7 +113,7 @@ def _supports(workload: Workload) -> str | None:
         return f"it knows decoders with a language model's head, not {c.name}"
     if c.optimizer not in _ADAM:
         return f"it is made for Adam; this is {c.optimizer}"
-    if c.inference or c.lora_rank is not None or c.freeze:
+    if c.inference or c.lora is not None or c.freeze:
         return "it is made for the fine-tuning of all weights"
     if c.precision in ("fp32", "tf32"):
         return f"it is made for 16-bit training; this is {c.precision}"

@@ -72,6 +72,12 @@ class Estimator:
 _REGISTERED: dict[str, Estimator] = {}
 
 
+def _quantized(workload: Workload) -> str | None:
+    """The published estimators are older than quantized weights."""
+    kind = workload.configuration and workload.configuration.quantize
+    return f"it does not know weights in {kind}" if kind else None
+
+
 def estimator(name: str, *, title: str, source: str, needs: str, supports: Supports) -> Callable[[Run], Run]:
     """Register the decorated function as the estimator `name`; each name can be used once.
 
@@ -86,7 +92,8 @@ def estimator(name: str, *, title: str, source: str, needs: str, supports: Suppo
     def register(run: Run) -> Run:
         if name in _REGISTERED:
             raise InvalidValue(f"there is an estimator {name!r} already")
-        _REGISTERED[name] = Estimator(name, title, source, needs, supports, run)
+        known = supports if name == "ullage" else lambda workload: _quantized(workload) or supports(workload)
+        _REGISTERED[name] = Estimator(name, title, source, needs, known, run)
         return run
 
     return register

@@ -6,6 +6,7 @@ import functools
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -38,24 +39,39 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
         raise InvalidValue(f"freezing {', '.join(patterns)} leaves nothing to train; use --inference instead")
 
 
-def add_lora(model: nn.Module, rank: int) -> nn.Module:
-    """Add LoRA adapters to every linear layer but the last, with peft; everything else is frozen."""
+def add_lora(model: nn.Module, configuration: Configuration) -> nn.Module:
+    """Add LoRA adapters to linear layers, with peft: those that were named, or all but the last. The rest is frozen."""
     try:
         import peft
     except ImportError:
-        raise MissingPackage("peft", "LoRA adapters (--lora-rank)") from None
+        raise MissingPackage("peft", "LoRA adapters (--lora)") from None
+    rank: Any = configuration.lora
     linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    if hasattr(model, "get_output_embeddings"):
-        targets: Any = "all-linear"
+    if configuration.lora_targets:
+        targets: Any = list(configuration.lora_targets)
+        where = ", ".join(targets)
+    elif hasattr(model, "get_output_embeddings"):
+        targets, where = "all-linear", "every linear layer but the last"
     elif len(linear) > 1:
-        targets = linear[:-1]
+        targets, where = linear[:-1], "every linear layer but the last"
     else:
         raise InvalidValue("LoRA adapters need a model with linear layers before its last one; found none")
-    assume(f"LoRA of rank {rank}, alpha {2 * rank}, on every linear layer but the last")
-    adapted: nn.Module = peft.get_peft_model(
-        model,
-        peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets),
-    )
+    if configuration.quantize is not None:
+        assume("prepared by peft's prepare_model_for_kbit_training: weights that are not quantized are in 32 bits")
+        model = peft.prepare_model_for_kbit_training(
+            model, configuration.checkpointing, gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
+    assume(f"LoRA of rank {rank}, alpha {2 * rank}, on {where}")
+    try:
+        adapted: nn.Module = peft.get_peft_model(
+            model, peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
+        )
+    except ValueError as error:
+        if not configuration.lora_targets:
+            raise
+        ends = {name.rpartition(".")[2] for name in linear}
+        unknown = next((name for name in targets if name not in ends), where)
+        raise UnknownName(f"layer for LoRA in {configuration.model}", unknown, ends) from error
     return adapted
 
 
@@ -118,8 +134,10 @@ def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
     task = make_task(configuration, model)
     if configuration.checkpointing:
         checkpoint_activations(model, configuration)
-    if configuration.lora_rank is not None:
-        model = add_lora(model, configuration.lora_rank)
+    if configuration.lora is not None:
+        if configuration.quantize is None:
+            model = model.to(getattr(torch, configuration.types.weights))  # before: peft keeps adapters in 32 bits
+        model = add_lora(model, configuration)
     if configuration.freeze:
         freeze(model, configuration.freeze)
     return model, task

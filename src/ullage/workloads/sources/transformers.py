@@ -1,4 +1,4 @@
-"""`hf:CLASS`: a class of transformers, with its default config, that of a file, or that of a model folder.
+"""Models of transformers: `hf:ORG/NAME` by its config on the hub, `hf:FOLDER` by that of a folder, or `hf:CLASS`.
 
 What it is trained on comes from its config: text, images or speech, and the labels. `main_input_name` says what the
 model takes, and its class name what it is for.
@@ -6,17 +6,18 @@ model takes, and its class name what it is for.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ullage.errors import InvalidValue, MissingPackage, UnknownName
+from ullage.errors import InvalidValue, MissingPackage, UllageError, UnknownName
 from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 from ullage.workloads.configuration import Configuration, Precision
+from ullage.workloads.sources.hub import is_checkpoint, read_config
 from ullage.workloads.sources.names import model_names
 from ullage.workloads.tasks import Task, assume
 
@@ -27,7 +28,7 @@ def build_transformers(configuration: Configuration) -> nn.Module:
     try:
         import transformers
     except ImportError:
-        raise MissingPackage("transformers", "models named hf:CLASS") from None
+        raise MissingPackage("transformers", "models named hf:NAME") from None
     values, name = _values_and_class_name(configuration)
     made_by = getattr(transformers, name, None)
     if made_by is None or not hasattr(made_by, "from_pretrained"):
@@ -38,7 +39,12 @@ def build_transformers(configuration: Configuration) -> nn.Module:
         {} if configuration.attention is None else {"attn_implementation": _implementation(configuration.attention)}
     )
     try:
-        model: Any = make(config, **options)
+        if configuration.quantize is not None:
+            model: Any = _quantized(configuration, make, config, options)
+        else:
+            model = make(config, **options)
+    except UllageError:
+        raise
     except (TypeError, ValueError, KeyError, AttributeError, ImportError, ZeroDivisionError) as error:
         raise InvalidValue(f"hf:{name} cannot be built: {_first_line(error)}") from error
     if hasattr(model.config, "use_cache"):
@@ -54,32 +60,51 @@ def build_transformers(configuration: Configuration) -> nn.Module:
     return built
 
 
+def _quantized(configuration: Configuration, make: Any, config: Any, options: dict[str, Any]) -> Any:
+    """The model with quantized weights on the GPU, by the code of transformers that loads a checkpoint."""
+    import transformers
+
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingPackage("bitsandbytes", "quantized weights (--quantize)")
+    config.quantization_config = None
+    with torch.device("meta"):
+        empty = make(config, **options)
+    weights = {name: torch.empty(part.shape, dtype=part.dtype) for name, part in empty.state_dict().items()}
+    kind, low = configuration.quantize, getattr(torch, configuration.types.weights)
+    how: Any = transformers.BitsAndBytesConfig(load_in_8bit=True)
+    if kind != "int8":
+        how = transformers.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=low
+        )  # fmt: skip
+    assume(f"weights of linear layers in {kind}, by bitsandbytes, arithmetic in {configuration.types.weights}")
+    return type(empty).from_pretrained(
+        None, config=config, state_dict=weights, quantization_config=how, device_map={"": "cuda"}, dtype=low, **options
+    )
+
+
 def _values_and_class_name(configuration: Configuration) -> tuple[dict[str, Any], str]:
-    """The values of the config file, and the class to build."""
-    file = Path(configuration.config_file) if configuration.config_file else None
-    name = configuration.name
-    if "/" in name or "\\" in name or name in (".", ".."):
-        file, name = Path(name), ""
-    values = _read_config(file) if file is not None else {}
+    """The values of the config, and the class to build."""
+    place, name = configuration.config_file, configuration.name
+    if is_checkpoint(name):
+        place, name = name, ""
+    values = read_config(place) if place is not None else {}
     if not name:
+        if "auto_map" in values and values.get("model_type") not in _model_types():
+            raise InvalidValue(
+                f"{place} has its model's code beside it, which is not run for a name; estimate a script that loads it "
+                "with trust_remote_code=True"
+            )
         names = values.get("architectures") or []
         if not names:
-            raise InvalidValue(f"{file} names no architecture; give the class: hf:CLASS --config {file}")
+            raise InvalidValue(f"{place} names no architecture; give the class: hf:CLASS --config {place}")
         name = names[0]
     return values, name
 
 
-def _read_config(file: Path) -> dict[str, Any]:
-    path = file / "config.json" if file.is_dir() else file
-    try:
-        values = json.loads(path.read_text())
-    except OSError as error:
-        raise InvalidValue(f"cannot read {path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"{path} is not JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise InvalidValue(f"{path}: needed a JSON object; found {type(values).__name__}")
-    return values
+def _model_types() -> Any:
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING
 
 
 def _config(configuration: Configuration, made_by: Any, values: dict[str, Any]) -> Any:
@@ -102,20 +127,27 @@ def _config(configuration: Configuration, made_by: Any, values: dict[str, Any]) 
         config = config_class.from_dict(_merged(values, settings))
     except Exception as error:  # its checks raise exceptions of several packages
         raise InvalidValue(f"{configuration.model}: its config is not valid: {_first_line(error)}") from error
-    if config.dtype is not None:
-        if configuration.types != Precision(configuration.types.meaning, str(config.dtype).removeprefix("torch.")):
-            assume(f"weights as --precision {configuration.precision} says, not {config.dtype} as the config says")
-        config.dtype = None
+    _choose_type(configuration, config)
     return config
 
 
-def _config_class(made_by: Any, model_type: str | None) -> Any:
-    from transformers import CONFIG_MAPPING
+def _choose_type(configuration: Configuration, config: Any) -> None:
+    """Saved weights are loaded in the type of the run. A class is made in 32 bits and cast, like any other model."""
+    saved, types = config.dtype and str(config.dtype).removeprefix("torch."), configuration.types
+    of_checkpoint = is_checkpoint(configuration.name)
+    if of_checkpoint and types.weights == (saved or "float32"):
+        unsaid = "" if saved else "; its config does not say so"
+        assume(f"weights in {types.weights}, the type in which {configuration.name} was saved{unsaid}")
+    elif saved and types != Precision(types.meaning, saved):
+        assume(f"weights in {types.weights} as the options say, not {saved} as the config says")
+    config.dtype = types.weights if of_checkpoint else None
 
+
+def _config_class(made_by: Any, model_type: str | None) -> Any:
     if model_type is not None:
-        if model_type not in CONFIG_MAPPING:
-            raise UnknownName("model_type", str(model_type), CONFIG_MAPPING.keys())
-        return CONFIG_MAPPING[model_type]
+        if model_type not in _model_types():
+            raise UnknownName("model_type", str(model_type), _model_types().keys())
+        return _model_types()[model_type]
     if getattr(made_by, "config_class", None) is None:
         raise InvalidValue(
             f"{made_by.__name__} needs a model type: --config FILE.json, --config FOLDER, or --set model_type=gpt2"

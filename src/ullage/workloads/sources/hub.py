@@ -1,0 +1,158 @@
+"""Models of the Hugging Face hub by their id: of `hf:ORG/NAME` the configuration is needed, never the weights.
+
+It comes from the local cache, where `from_pretrained` and `hf download` put it, or else from the hub. Nothing here
+imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue, MissingPackage
+
+CONFIG = "config.json"
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[a-z0-9][a-z0-9_.-]*")  # the oldest models have no organisation
+_SECONDS = 10.0  # for the hub to answer
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name is that of a model on the hub, with `@REVISION` or without; a folder of that name comes first.
+
+    >>> is_hub_id("Qwen/Qwen3-8B"), is_hub_id("gpt2"), is_hub_id("GPT2LMHeadModel"), is_hub_id("./folder")
+    (True, True, False, False)
+    """
+    return _ID.fullmatch(name.partition("@")[0]) is not None and not Path(name).is_dir() and not name.endswith(".json")
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether what follows `hf:` names trained weights, on the hub or in a folder, rather than a class.
+
+    >>> is_checkpoint("Qwen/Qwen3-8B"), is_checkpoint("./folder"), is_checkpoint("GPT2LMHeadModel")
+    (True, True, False)
+    """
+    return is_hub_id(name) or "/" in name or "\\" in name or name in (".", "..")
+
+
+def read_config(place: str) -> dict[str, Any]:
+    """The values of a config: of a JSON file, of a folder that has a config.json, or of a model on the hub."""
+    path = Path(place)
+    if path.is_dir():
+        path = path / CONFIG
+    elif not path.is_file() and is_hub_id(place):
+        path = _config_of(place)
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise InvalidValue(f"cannot read {path}: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"{path} is not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise InvalidValue(f"{path}: needed a JSON object; found {type(values).__name__}")
+    return values
+
+
+def weights_type(values: dict[str, Any]) -> str:
+    """The type that `from_pretrained` loads weights in by default, which is that of the checkpoint.
+
+    >>> weights_type({"torch_dtype": "bfloat16"}), weights_type({"text_config": {"dtype": "float16"}}), weights_type({})
+    ('bfloat16', 'float16', 'float32')
+    """
+    inner = [part for part in values.values() if isinstance(part, dict)]
+    for part in (values, *inner):
+        found = part.get("dtype") or part.get("torch_dtype")
+        if isinstance(found, str):
+            return found.removeprefix("torch.")
+    return "float32"
+
+
+def quantization_of(values: dict[str, Any], model: str) -> str | None:
+    """How the weights were quantized when they were saved: "nf4", "fp4" or "int8"; `None` if they were not.
+
+    >>> quantization_of({"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}, "hf:x/y")
+    'nf4'
+    """
+    saved = values.get("quantization_config")
+    if not isinstance(saved, dict):
+        return None
+    if saved.get("load_in_4bit"):
+        return str(saved.get("bnb_4bit_quant_type", "fp4"))
+    if saved.get("load_in_8bit"):
+        return "int8"
+    method = saved.get("quant_method", "a method that it does not name")
+    raise InvalidValue(
+        f"the weights of {model} are quantized by {method}; by name only those of bitsandbytes are followed. Estimate "
+        "a script that loads it, or the model that it was made from, with --quantize nf4"
+    )
+
+
+def cached_ids() -> list[str]:
+    """The models in the local cache whose config is there, for shell completion.
+
+    >>> isinstance(cached_ids(), list)
+    True
+    """
+    files = cache_folder().glob(f"models--*/snapshots/*/{CONFIG}")
+    return sorted({file.parents[2].name.removeprefix("models--").replace("--", "/") for file in files})
+
+
+def cache_folder() -> Path:
+    """Where the hub's library keeps what it downloads, by the variables that it reads, without importing it."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser()
+    above = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or Path(above) / "huggingface").expanduser() / "hub"
+
+
+def _config_of(name: str) -> Path:
+    """The config.json of a model, from the local cache or else downloaded."""
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub import errors
+    except ImportError:
+        raise MissingPackage("transformers", "models named hf:ORG/NAME") from None
+    model, _, revision = name.partition("@")
+    which: dict[str, Any] = {"repo_id": model, "filename": CONFIG, "revision": revision or None}
+    try:
+        return Path(hub.hf_hub_download(**which, local_files_only=True))
+    except errors.HFValidationError as error:
+        raise InvalidValue(f"hf:{name} is no name of the hub: {error}") from None
+    except errors.LocalEntryNotFoundError:
+        pass
+    try:
+        hub.get_hf_file_metadata(hub.hf_hub_url(**which), timeout=_SECONDS)  # once: a download would try for a minute
+        return Path(hub.hf_hub_download(**which))
+    except errors.GatedRepoError:
+        page = f"{hub.constants.ENDPOINT}/{model}"
+        raise InvalidValue(
+            f"{model} is gated: accept its terms at {page}, then type: hf auth login. A config that you have is taken "
+            "by hf:CLASS --config FILE"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise InvalidValue(
+            f"the hub ({hub.constants.ENDPOINT}) has no model {model} that you may see; check its name, or, if it is "
+            "private, type: hf auth login"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise InvalidValue(f"{model} has no revision {revision} on the hub") from None
+    except errors.EntryNotFoundError:
+        raise InvalidValue(f"{model} has no {CONFIG} on the hub: it is not a model of transformers") from None
+    except Exception as error:  # of the hub's library, of the one below it, or of the system
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InvalidValue(
+            f"the config of {model} is not in the local cache ({cache_folder()}), and the hub cannot be asked for it "
+            f"({reason.strip()}). Where there is a network, type: {download_command(model, revision)}"
+        ) from None
+
+
+def download_command(model: str, revision: str = "") -> str:
+    """What to type to have a config in the local cache.
+
+    >>> download_command("Qwen/Qwen3-8B")
+    'hf download Qwen/Qwen3-8B config.json'
+    """
+    return f"hf download {model} {CONFIG}" + (f" --revision {revision}" if revision else "")
