@@ -68,7 +68,7 @@ def prepared(home: Path) -> subprocess.Popen[bytes]:
         f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam(OTHER).pw_gid).gr_name}"\n' if os.geteuid() == 0 else ""
     )
     (home / "train.py").write_text(SCRIPT)
-    return start(home, "--config", f"{home}/settings.toml")
+    return start(home, "--settings", f"{home}/settings.toml")
 
 
 def job(home: Path, command: list[str], **more: Any) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def serve(home: Path, run: str, virtual: str | None, overbook: bool) -> subproce
             floor='free_floor = "1GiB"' if overbook else "",
         )
     )
-    command = [sys.executable, "-m", "ullage", "serve", "--policy", policy, "--config", str(settings)]
+    command = [sys.executable, "-m", "ullage", "serve", "--policy", policy, "--settings", str(settings)]
     command += ["--sharing", "mps"] if sharing == "mps" else []
     command += ["--virtual", virtual] if virtual else []
     command += ["--estimator", "none"] if overbook or policy == "exclusive" else []

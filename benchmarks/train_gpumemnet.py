@@ -145,14 +145,14 @@ def main() -> None:
                 widths = WIDTHS[family, kind]
                 for bin in (f"{gib}GiB" for gib in widths):
                     out = WEIGHTS / f"gpumemnet_{family}_{kind}_{bin.lower()}.safetensors"
-                    folds = "--folds" if kind == "mlp" and bin == f"{widths[0]}GiB" else "--no-folds"
-                    ullage("train", "gpumemnet", "--data", DATA, "--family", family, "--estimator", kind, "--bin", bin,
-                           folds, "--out", out)  # fmt: skip
+                    folds = "--validate" if kind == "mlp" and bin == f"{widths[0]}GiB" else "--no-validate"
+                    ullage("train", "gpumemnet", "--data", DATA, "--family", family, "--architecture", kind,
+                           "--bin", bin, folds, "--out", out)  # fmt: skip
     if asked.only in (None, "walknet"):
         for family in FAMILIES:
             for kind in KINDS:
                 out = WEIGHTS / f"walknet_{family}_{kind}.safetensors"
-                ullage("train", "walknet", "--data", DATA, "--family", family, "--estimator", kind, "--out", out)
+                ullage("train", "walknet", "--data", DATA, "--family", family, "--architecture", kind, "--out", out)
     if asked.only in (None, "fast"):
         ullage("train", "fast", "--data", DATA, "--real", REAL, "--out", WEIGHTS / "fast.safetensors",
                "--records", asked.records.resolve())  # fmt: skip

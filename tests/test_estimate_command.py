@@ -39,7 +39,7 @@ def type_in(monkeypatch, capsys, tmp_path):
 
 
 def test_a_model_as_json(type_in):
-    code, out, _ = type_in("estimate", "torchvision:resnet18", *SMALL, "--json", "-o", "sgd", "-p", "amp_fp16")
+    code, out, _ = type_in("estimate", "torchvision:resnet18", *SMALL, "--json", "-O", "sgd", "-p", "amp_fp16")
     values = json.loads(out)
     assert code == 0 and values["gpu"] == "T4" and values["fits"] and values["steps"] == 3
     assert "timeline" not in values

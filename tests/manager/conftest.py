@@ -70,7 +70,7 @@ class Home:
         """Start the daemon; `wait` until it answers or has ended."""
         config, log = self.folder / "settings.toml", self.folder / "serve.log"
         config.write_text(self.settings)
-        words, environment = ["serve", *self.options, "--config", str(config)], self.environment(crash_at)
+        words, environment = ["serve", *self.options, "--settings", str(config)], self.environment(crash_at)
         if not self.by_command:
             self.process = self.nursery.start(words, environment, [os.devnull, str(log), str(log)])
         else:

@@ -30,7 +30,7 @@ def test_a_wrong_name_lists_the_right_ones(home):
     assert "did you mean 'magm'?" in home.cli("serve", "--virtual", "T4", "--policy", "magn", code=1)
     assert "no estimator named 'horuss'" in home.cli("serve", "--virtual", "T4", "--estimator", "horuss", code=1)
     (home.folder / "bad.toml").write_text("[placing]\nmargn = 1\n")
-    said = home.cli("serve", "--virtual", "T4", "--config", str(home.folder / "bad.toml"), code=1)
+    said = home.cli("serve", "--virtual", "T4", "--settings", str(home.folder / "bad.toml"), code=1)
     assert "there is no 'placing.margn'; did you mean 'margin'?" in said
 
 
@@ -56,7 +56,7 @@ def test_the_queue_says_why_a_job_waits(common):
     common.until((common.work / "large").exists, "the large job")
     small = common.submit(memory=5 << 30)
     common.until(lambda: "GiB" in (common.job(small)["reason"] or ""), "a reason")
-    shown = common.cli("queue", "--gpus")
+    shown = common.cli("queue", "--show-gpus")
     assert re.search(rf"^{large}\t.*\trunning\t.*\ton GPU 0, GPU 1", shown, re.MULTILINE)
     assert re.search(rf"^{small}\t.*\tqueued\t.*\tneeds 5.00 GiB on a GPU; GPU", shown, re.MULTILINE)
     assert json.loads(common.cli("queue", "--json"))[-1]["id"] == small
@@ -148,7 +148,7 @@ def test_a_drained_gpu_gets_no_job_until_it_is_resumed(common):
     jobs = [common.script("true") for _ in range(4)]
     uuid = common.client.call("gpus")[0]["id"]
     assert uuid not in {slot for job in jobs for a in common.wait(job)["attempts"] for slot in a["slots"]}
-    assert "dust" in common.cli("queue", "--gpus")
+    assert "dust" in common.cli("queue", "--show-gpus")
     common.cli("resume", "0")
     common.until(lambda: not common.client.call("gpus")[0]["drained"], "the GPU to be there again")
     assert "needed a GPU by index or UUID; found '9'" in common.cli("drain", "9", code=1)

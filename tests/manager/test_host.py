@@ -33,7 +33,7 @@ def test_a_job_waits_for_cores_and_starts_when_they_come_free(host):
     assert host.wait(third)["state"] == "done", "there was a core for it"
     host.until(lambda: host.job(second)["reason"] == "needs 2 cores; 1 of 4 are free", "the reason")
     assert "3 cores" in host.cli("queue") and "host       3 cores" in host.cli("status", str(first))
-    assert "host: 1 of 4 cores and 8.00 GiB of 8.00 GiB host memory are free" in host.cli("queue", "--gpus")
+    assert "host: 1 of 4 cores and 8.00 GiB of 8.00 GiB host memory are free" in host.cli("queue", "--show-gpus")
     host.go()
     assert host.wait(second)["state"] == "done"
     assert host.client.ping()["host"] == {

@@ -32,11 +32,11 @@ def reason_of(home, job, word):
 
 
 def test_a_job_of_others_waits_until_the_reservation_is_gone_and_says_why(one):
-    said = one.cli("reserve", "--gpus", "0", "--user", OTHER, "--for", "4h", "--name", "demo")
+    said = one.cli("reserve", "0", "--user", OTHER, "--for", "4h", "--name", "demo")
     assert said.startswith(f"reservation 1 (demo): GPU 0 for {OTHER}, ")
     job = one.submit()
     assert f"is reserved for {OTHER} from" in reason_of(one, job, "reserved")
-    assert f"is reserved for {OTHER}" in one.cli("queue", "--gpus")
+    assert f"is reserved for {OTHER}" in one.cli("queue", "--show-gpus")
     one.kill()
     one.start()
     assert one.cli("reservations").startswith("reservation 1 (demo)"), "it survives a crash"

@@ -173,7 +173,7 @@ class Soak:
     def _keep(self):
         with (self.folder / "serve.log").open("ab") as log:
             while not self._ending.is_set():
-                words = ["-m", "ullage", "serve", "--virtual", "4xA100-40GB", "--config", self.home / "settings.toml"]
+                words = ["-m", "ullage", "serve", "--virtual", "4xA100-40GB", "--settings", self.home / "settings.toml"]
                 self.daemon = subprocess.Popen(
                     [self.python, *words], env=self.environment, stdout=log, stderr=log, cwd="/"
                 )

@@ -107,7 +107,7 @@ def test_a_process_cannot_write_to_the_terminal_by_its_name() -> None:
 
 
 def test_once_prints_one_picture(cards: Path) -> None:
-    done = top("--once", "--virtual", str(cards), "--interval", "100ms")
+    done = top("--once", "--cards", str(cards), "--interval", "100ms")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("SMACT") == 1
     assert "5.00/39.4" in done.stdout
@@ -115,7 +115,7 @@ def test_once_prints_one_picture(cards: Path) -> None:
 
 
 def test_json_is_one_reading_with_null_for_unknown(cards: Path) -> None:
-    done = top("--json", "--virtual", str(cards), "--interval", "100ms")
+    done = top("--json", "--cards", str(cards), "--interval", "100ms")
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
     assert (found["source"], len(found["gpus"])) == ("virtual", 2)
@@ -128,7 +128,7 @@ def test_json_is_one_reading_with_null_for_unknown(cards: Path) -> None:
 
 def test_watch_gives_a_line_a_reading_and_record_keeps_them(cards: Path, tmp_path: Path) -> None:
     file = tmp_path / "readings.jsonl"
-    words = ("--virtual", str(cards), "--interval", "100ms", "--record", str(file))
+    words = ("--cards", str(cards), "--interval", "100ms", "--record", str(file))
     done = top("--json", "--watch", "--count", "3", *words)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [json.loads(line) for line in file.read_text().splitlines()] == lines
@@ -149,7 +149,7 @@ def test_a_polite_kill_does_too(cards: Path) -> None:
 def _ends_cleanly(cards: Path, how: signal.Signals) -> None:
     master, slave = pty.openpty()
     job = subprocess.Popen(
-        [sys.executable, "-m", "ullage", "top", "--virtual", str(cards), "--interval", "100ms"],
+        [sys.executable, "-m", "ullage", "top", "--cards", str(cards), "--interval", "100ms"],
         stdin=slave, stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
     )  # fmt: skip
     os.close(slave)
@@ -176,8 +176,8 @@ def _read_until(master: int, wanted: bytes) -> bytes:
         (("--interval", "1ms"), "needed an interval from 0.1s to 1h; found '1ms'"),
         (("--interval", "often"), "a duration such as"),
         (("--once", "--watch"), "--once prints one reading"),
-        (("--virtual", "/no/such/folder"), "needed a folder of virtual cards"),
-        (("--virtual", "/no/such/folder", "--record", "/no/such/file"), "/no/such/file cannot be written"),
+        (("--cards", "/no/such/folder"), "needed a folder of virtual cards"),
+        (("--cards", "/no/such/folder", "--record", "/no/such/file"), "/no/such/file cannot be written"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(words: tuple[str, ...], said: str) -> None:
@@ -192,7 +192,7 @@ def test_without_a_driver_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) 
     except pynvml.NVMLError:
         done = top("--once")
         assert done.returncode == 1
-        assert "--virtual FOLDER" in done.stderr and len(done.stderr.splitlines()) == 1
+        assert "--cards FOLDER" in done.stderr and len(done.stderr.splitlines()) == 1
     else:
         pytest.skip("this machine has an NVIDIA driver")
 

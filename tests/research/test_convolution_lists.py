@@ -21,7 +21,7 @@ def invoke(*arguments):
 
 def test_arbitrary_layers_alone_can_be_listed_without_any_model(tmp_path):
     out = tmp_path / "odd.json.gz"
-    result = invoke("list", "--out", out, "--seconds", 0, "--configurations", 0, "--random", 0, "--arbitrary", 300)
+    result = invoke("list", "--out", out, "--stop-after", 0, "--configurations", 0, "--random", 0, "--arbitrary", 300)
     assert result.exit_code == 0, result.output
     layers, tasks = read_tasks(out)
     assert len(tasks) == 2 * 300  # each forward and backward
@@ -37,7 +37,9 @@ def test_layers_of_models_are_listed(tmp_path, monkeypatch):
     for name, value in (("_VIDEO", ()), ("_DENSE", ()), ("_by_family", lambda names: []), ("_PLAIN", re.compile("$x"))):
         monkeypatch.setattr(collect, name, value)
     out = tmp_path / "tasks.json.gz"
-    result = invoke("list", "--out", out, "--seconds", 60, "--resolutions", 1, "--configurations", 500, "--random", 0)
+    result = invoke(
+        "list", "--out", out, "--stop-after", 60, "--resolutions", 1, "--configurations", 500, "--random", 0
+    )
     assert result.exit_code == 0, result.output
     layers, _ = read_tasks(out)
     assert (64, 3, 3, 3) in {layer.weight for layer in layers}  # SqueezeNet's first layer

@@ -118,5 +118,5 @@ def test_mistakes_get_one_line(words, text):
 
 
 def test_the_list_of_runs_needs_no_gpu():
-    answer = command("--random", 4, "--seed", 2, "--list")
+    answer = command("--random", 4, "--seed", 2, "--dry-run")
     assert [json.loads(line)["id"] for line in answer.stdout.splitlines()] == [f"s2n000{n}" for n in range(4)]

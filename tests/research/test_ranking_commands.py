@@ -58,7 +58,7 @@ def test_compare_shows_every_estimator_and_the_truth(tmp_path, names):
 
 
 def plan(truth, **values):
-    given = {"gpu": None, "every": 1, "estimators": "ullage", "sample": [], "limit": "1m", "resume": None,
+    given = {"gpu": None, "every": 1, "estimators": "ullage", "sample": [], "timeout": "1m", "resume": None,
              "report": None, "as_json": True}  # fmt: skip
     return RankingPlan(truth=truth, **given | values)
 

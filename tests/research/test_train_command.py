@@ -49,7 +49,7 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, t
     for estimator in ("mlp", "transformer"):
         end = "_1gib" if method == "gpumemnet" else ""
         out, page = tmp_path / f"{method}_mlp_{estimator}{end}.safetensors", tmp_path / f"{estimator}.html"
-        words = ("train", method, "--data", data, "--family", "mlp", "--estimator", estimator, "--out", out)
+        words = ("train", method, "--data", data, "--family", "mlp", "--architecture", estimator, "--out", out)
         done = ullage(*words, "--epochs", "2", "--json", *(("--report", page) if estimator == "mlp" else ()))
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
@@ -58,7 +58,7 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, t
         if method == "gpumemnet":  # a network for each width of a class; without folds it is the same network
             wide = tmp_path / f"gpumemnet_mlp_{estimator}_2gib.safetensors"
             assert ullage(*words[:-1], wide, "--bin", "2GiB", "--epochs", "2").returncode == 0
-            done = ullage(*words[:-1], tmp_path / "alone", "--epochs", "2", "--no-folds", "--json")
+            done = ullage(*words[:-1], tmp_path / "alone", "--epochs", "2", "--no-validate", "--json")
             assert json.loads(done.stdout)["figures"]["validation"] == []
             assert json.loads(done.stdout)["figures"]["test"] == found["figures"]["test"]
     text = (tmp_path / "mlp.html").read_text()
@@ -88,13 +88,13 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, t
         (("train", "walknet", "--data", "DATA", "--family", "rnn", "--out", "x.safetensors"), "no family named"),
         (("train", "gpumemnet", "--data", "DATA", "--family", "rnn", "--out", "x.safetensors"), "no family named"),
         (
-            ("train", "gpumemnet", "--data", "DATA", "--family", "mlp", "--out", "x", "--estimator", "gnn"),
+            ("train", "gpumemnet", "--data", "DATA", "--family", "mlp", "--out", "x", "--architecture", "gnn"),
             "mlp or trans",
         ),
         (("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "/no/such/folder/x"), "cannot write"),
         (("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--bin", "1"), "at least 1 MiB"),
         (
-            ("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--estimator", "gnn"),
+            ("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--architecture", "gnn"),
             "mlp or trans",
         ),
         (("evaluate", "horus"), "needed nothing, gpumemnet or walknet"),

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from ullage.cli.options import Json
+from ullage.cli import completion
+from ullage.cli.options import Json, MeasuredGpu
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, format_duration, parse_duration
 
@@ -33,27 +34,31 @@ LEARNED = "Table 2 of the GPUMemNet paper (with gpumemnet or walknet)"
 def evaluate(
     what: Annotated[
         str | None,
-        typer.Argument(help="gpumemnet or walknet: score its networks on data sets, next to the paper's Table 2."),
+        typer.Argument(
+            help="gpumemnet or walknet: score its networks on data sets, next to the paper's Table 2.",
+            metavar="METHOD",
+            autocompletion=lambda: ["gpumemnet", "walknet"],
+        ),
     ] = None,
     truth: Annotated[
         Path | None,
-        typer.Option(help="Measured runs: JSONL, or a data set (Parquet); with --estimators also an A100 table."),
+        typer.Option(help="Measured runs: JSONL, or a data set (Parquet); with --estimators also an A100 table.",
+                     metavar="FILE"),
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="The GPU they were measured on.", show_default="H200, A100-40GB for .csv")
-    ] = None,
-    every: Annotated[int, typer.Option(help="Only every Nth run.", min=1)] = 1,
-    worst: Annotated[int, typer.Option(help="How many of the worst runs to list.", min=0)] = 5,
+    gpu: MeasuredGpu = None,
+    every: Annotated[int, typer.Option(help="Take only every Nth run.", metavar="N", min=1)] = 1,
+    worst: Annotated[int, typer.Option(help="How many of the worst runs to list.", metavar="N", min=0)] = 5,
     estimators: Annotated[
         str | None, typer.Option(help="Rank estimators: 'all', or names separated by commas.", metavar="all|A,B,C",
-                                 rich_help_panel=RANKING)
+                                 rich_help_panel=RANKING, autocompletion=completion.several_estimators)
     ] = None,
     sample: Annotated[
         list[str] | None, typer.Option(help="Only N runs, always the same; NAME=N for one estimator. Repeat it for "
                                        "more.", metavar="N|NAME=N", rich_help_panel=RANKING)
     ] = None,
-    limit: Annotated[
-        str, typer.Option(help="Give up on an estimate after this long.", metavar="TIME", rich_help_panel=RANKING)
+    timeout: Annotated[
+        str, typer.Option(help="Give up on an estimate after this long, such as 90s or 10m.", metavar="TIME",
+                          rich_help_panel=RANKING)
     ] = "2m",
     resume: Annotated[
         Path | None, typer.Option(help="Keep answers in this file; answers already in it are not computed again.",
@@ -68,17 +73,17 @@ def evaluate(
                            rich_help_panel=RANKING)
     ] = False,
     workers: Annotated[
-        int, typer.Option(help="How many estimates run at once; above 1, their times are less reliable.", min=1,
-                          rich_help_panel=RANKING)
+        int, typer.Option(help="How many estimates run at once; above 1, their times are less reliable.",
+                          metavar="N", min=1, rich_help_panel=RANKING)
     ] = 1,
     data: Annotated[
         list[Path] | None, typer.Option(help="Rows of 'ullage dataset clean' (Parquet) or the authors' table (.csv). "
                                         "Repeat it for more.", show_default="benchmarks/data/generated_h200.parquet",
-                                        rich_help_panel=LEARNED)
+                                        metavar="FILE", rich_help_panel=LEARNED)
     ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="A folder of weights.", show_default="those that are shipped",
-                                  rich_help_panel=LEARNED)
+                                  metavar="FOLDER", rich_help_panel=LEARNED)
     ] = None,
     retrain: Annotated[
         bool, typer.Option("--retrain", help="Train new networks on this data, with cross-validation. Takes minutes.",
@@ -114,7 +119,7 @@ def evaluate(
         raise typer.BadParameter("needed a file of measured runs", param_hint="--truth")
     if estimators is not None:
         rank_estimators(
-            RankingPlan(truth, gpu, every, estimators, sample or [], limit, resume, report, as_json, workers, kept)
+            RankingPlan(truth, gpu, every, estimators, sample or [], timeout, resume, report, as_json, workers, kept)
         )
         return
     given = {"--sample": sample, "--resume": resume, "--report": report}
@@ -277,7 +282,7 @@ class RankingPlan:
     every: int
     estimators: str
     sample: list[str]
-    limit: str
+    timeout: str
     resume: Path | None
     report: Path | None
     as_json: bool
@@ -339,7 +344,7 @@ def _ask(plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None])
         known = read_answers(plan.resume)
         asked = [question for question in asked if question.key in known]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    given = answers(asked, ask, limit=parse_duration(plan.limit), file=plan.resume, workers=plan.workers)
+    given = answers(asked, ask, limit=parse_duration(plan.timeout), file=plan.resume, workers=plan.workers)
     found = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("asking", total=len(asked))

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ullage.cli import completion
 from ullage.cli.options import (
     DEFAULT_GPU,
     EstimateTarget,
@@ -38,7 +39,8 @@ def compare(
     args: ScriptArguments = None,
     gpu: Gpu = None,
     estimators: Annotated[
-        str, typer.Option(help="Which estimators to ask: 'all', or names separated by commas.", metavar="all|A,B,C")
+        str, typer.Option(help="Which estimators to ask: 'all', or names separated by commas.", metavar="all|A,B,C",
+                          autocompletion=completion.several_estimators)
     ] = "all",
     truth: Annotated[
         Path | None, typer.Option(help="A file of measured runs (JSONL, or a table for the A100): show those of the "
@@ -50,7 +52,9 @@ def compare(
     ] = True,
     module: Module = False,
     network: Network = False,
-    limit: Annotated[str, typer.Option(help="Give up on an estimator after this long.", metavar="TIME")] = "5m",
+    timeout: Annotated[
+        str, typer.Option(help="Give up on an estimator after this long, such as 90s or 10m.", metavar="TIME")
+    ] = "5m",
     as_json: Json = False,
     **model: Any,
 ) -> None:  # fmt: skip
@@ -63,7 +67,7 @@ def compare(
 
       ullage compare torchvision:resnet50 --batch-size 64 --gpu A100-40GB
       ullage compare hf:GPT2LMHeadModel --sequence-length 512 -b 4 --estimators ullage,xmem,llmem
-      ullage compare timm:resnet50 -b 32 -o adam --truth faketensor_timm_a100.csv --gpu A100-40GB
+      ullage compare timm:resnet50 -b 32 -O adam --truth faketensor_timm_a100.csv --gpu A100-40GB
     """
     from ullage.estimation.asking import estimator_list
     from ullage.hardware import gpu as find_gpu
@@ -74,7 +78,7 @@ def compare(
     _check(target)
     row = _row(target)
     runs = _truth(target, row, card, truth, measure)
-    records = _ask(names, row, gpu or DEFAULT_GPU, parse_duration(limit))
+    records = _ask(names, row, gpu or DEFAULT_GPU, parse_duration(timeout))
     if as_json:
         print(json.dumps(_plain(source, card, records, runs)))
     else:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+REPORT_KEYS = ("user", "day", "name", "gpu")
+FAMILIES, ARCHITECTURES = ("mlp", "cnn", "transformer"), ("mlp", "transformer")
 
 
 def sources(incomplete: str) -> list[str]:
@@ -38,6 +42,22 @@ def gpus(incomplete: str) -> list[str]:
     return [card.name for card in all_gpus() if card.name.casefold().startswith(incomplete.casefold())]
 
 
+def several_gpus(incomplete: str) -> list[str]:
+    """GPUs in the catalogue, after those that were named already, and the word for all.
+
+    >>> several_gpus("T4,h200")[0], several_gpus("al")
+    ('T4,H200', ['all'])
+    """
+    found = _one_more(incomplete, gpus)
+    return ["all", *found] if "all".startswith(incomplete) else found
+
+
+def _one_more(incomplete: str, complete: Callable[[str], list[str]]) -> list[str]:
+    """The names that complete the last one of a list with commas, each with those before it."""
+    before, comma, begun = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in complete(begun)]
+
+
 def estimators(incomplete: str) -> list[str]:
     """Estimators by their names.
 
@@ -47,6 +67,34 @@ def estimators(incomplete: str) -> list[str]:
     from ullage.estimation.estimators.registry import estimators as all_estimators
 
     return [name for name in all_estimators() if name.startswith(incomplete)]
+
+
+def several_estimators(incomplete: str) -> list[str]:
+    """Estimators, after those that were named already, and the word for all.
+
+    >>> several_estimators("horus,veri"), several_estimators("al")
+    (['horus,veritasest'], ['all'])
+    """
+    found = _one_more(incomplete, estimators)
+    return ["all", *found] if "all".startswith(incomplete) else found
+
+
+def families(incomplete: str) -> list[str]:
+    """Families of generated models.
+
+    >>> families("c")
+    ['cnn']
+    """
+    return [name for name in FAMILIES if name.startswith(incomplete)]
+
+
+def architectures(incomplete: str) -> list[str]:
+    """Networks of learned estimators.
+
+    >>> architectures("t")
+    ['transformer']
+    """
+    return [name for name in ARCHITECTURES if name.startswith(incomplete)]
 
 
 def policies(incomplete: str) -> list[str]:
@@ -95,8 +143,42 @@ def columns(incomplete: str) -> list[str]:
     """
     from ullage.cli.job_tables import COLUMNS
 
-    before, comma, begun = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in COLUMNS if name.startswith(begun)]
+    return _one_more(incomplete, lambda begun: [name for name in COLUMNS if name.startswith(begun)])
+
+
+def report_keys(incomplete: str) -> list[str]:
+    """What the rows of a report are for.
+
+    >>> report_keys("user,d")
+    ['user,day']
+    """
+    return _one_more(incomplete, lambda begun: [key for key in REPORT_KEYS if key.startswith(begun)])
+
+
+def cards(incomplete: str) -> list[tuple[str, str]]:
+    """GPUs of the running daemon by index, each with its name."""
+    from ullage.errors import UllageError
+
+    try:
+        from ullage.manager.client import Client
+
+        found = Client(timeout=1.0).gpus()
+    except UllageError:
+        return []
+    return [(str(card["index"]), card["name"]) for card in found if str(card["index"]).startswith(incomplete)]
+
+
+def tokens(incomplete: str) -> list[tuple[str, str]]:
+    """Tokens of the running daemon by number, each with its name."""
+    from ullage.errors import UllageError
+
+    try:
+        from ullage.manager.client import Client
+
+        found = Client(timeout=1.0).tokens()
+    except UllageError:
+        return []
+    return [(str(each["id"]), each["name"]) for each in found if str(each["id"]).startswith(incomplete)]
 
 
 def reservations(incomplete: str) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ import typer
 
 from ullage.cli.training import check_file
 from ullage.errors import InvalidValue
+from ullage.units import parse_bytes, parse_duration
 
 convolutions = typer.Typer(
     help="Measure the workspaces of cuDNN's convolutions, and fit the tables that estimates use.",
@@ -20,22 +21,30 @@ convolutions = typer.Typer(
 
 @convolutions.command("list")
 def list_(
-    out: Annotated[Path, typer.Option(help="Write the list here.", metavar="FILE.json.gz")],
-    seconds: Annotated[
-        float, typer.Option(help="How long to collect layers from torchvision's and timm's models; 0: none.", min=0)
-    ] = 900.0,
-    resolutions: Annotated[int, typer.Option(help="How many image sizes to try per model.", min=1)] = 3,
+    out: Annotated[Path, typer.Option(help="Write the list here.", metavar="FILE.json.gz", show_default=False)],
+    stop_after: Annotated[
+        str, typer.Option(help="Stop collecting layers of torchvision's and timm's models after this long; 0: collect "
+                          "none.", metavar="TIME")
+    ] = "15m",
+    resolutions: Annotated[
+        int, typer.Option(help="How many image sizes to try per model.", metavar="N", min=1)
+    ] = 3,
     configurations: Annotated[
-        int, typer.Option(help="How many combinations of layer, batch size, type and layout to list.", min=0)
+        int, typer.Option(help="How many combinations of layer, batch size, type and layout to list.", metavar="N",
+                          min=0)
     ] = 200_000,
-    random: Annotated[int, typer.Option(help="How many random layers to add to those of models.", min=0)] = 6_000,
+    random: Annotated[
+        int, typer.Option(help="How many random layers to add to those of models.", metavar="N", min=0)
+    ] = 6_000,
     arbitrary: Annotated[
-        int, typer.Option(help="How many calls to add whose channels, sides and batch sizes are any numbers.", min=0)
+        int, typer.Option(help="How many calls to add whose channels, sides and batch sizes are any numbers.",
+                          metavar="N", min=0)
     ] = 0,
     truth: Annotated[
-        Path | None, typer.Option(help="A file of measured calls; 1500 of them come first, to be measured again.")
+        Path | None, typer.Option(help="A file of measured calls; 1500 of them come first, to be measured again.",
+                                  metavar="FILE")
     ] = None,
-) -> None:
+) -> None:  # fmt: skip
     """List convolution calls to measure. Needs no GPU.
 
     Layers come from torchvision's and timm's models, which run on PyTorch's "meta" device, and from a random generator.
@@ -45,14 +54,14 @@ def list_(
 
       ullage convolutions list --out tasks.json.gz
 
-      ullage convolutions list --out odd.json.gz --seconds 0 --configurations 0 --arbitrary 80000
+      ullage convolutions list --out odd.json.gz --stop-after 0 --configurations 0 --arbitrary 80000
     """
     from ullage.research.cudnn_tables.collect import write_list
 
     check_file(out)
     layers, calls = write_list(
         out,
-        seconds=seconds,
+        seconds=parse_duration(stop_after),
         resolutions=resolutions,
         configurations=configurations,
         random_count=random,
@@ -64,18 +73,23 @@ def list_(
 
 @convolutions.command()
 def measure(
-    tasks: Annotated[Path, typer.Argument(help="A list written by 'ullage convolutions list'.", metavar="FILE")],
-    out: Annotated[Path, typer.Option(help="Write the measured calls here.", metavar="FILE.jsonl.gz")],
-    seconds: Annotated[float, typer.Option(help="Start no new calls after this time.", min=0)] = 480.0,
-    workers: Annotated[int, typer.Option(help="How many processes share the GPU.", min=1)] = 12,
+    tasks: Annotated[
+        Path, typer.Argument(help="A list written by 'ullage convolutions list'.", metavar="FILE", show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Write the measured calls here.", metavar="FILE.jsonl.gz", show_default=False)
+    ],
+    stop_after: Annotated[str, typer.Option(help="Stop after this long.", metavar="TIME")] = "8m",
+    workers: Annotated[int, typer.Option(help="How many processes share the GPU.", metavar="N", min=1)] = 12,
     limit: Annotated[
-        int | None, typer.Option(help="Measure only so many calls of the list.", min=1, show_default="all")
+        int | None, typer.Option("--limit", "-n", help="Measure at most this many calls of the list.", metavar="N",
+                                 min=1, show_default="all")
     ] = None,
     tensor_limit: Annotated[
-        int, typer.Option(help="Skip calls whose input, output and filter take more bytes together.", min=1)
-    ] = 1_300_000_000,
-    device: Annotated[str, typer.Option(help="The GPU, as PyTorch names it.")] = "cuda",
-) -> None:
+        str, typer.Option(help="Skip calls whose input, output and filter take more together.", metavar="SIZE")
+    ] = "1300MB",
+    device: Annotated[str, typer.Option(help="The GPU, as PyTorch names it.", metavar="NAME")] = "cuda",
+) -> None:  # fmt: skip
     """Measure on a GPU what convolution calls ask of PyTorch's allocator.
 
     Examples:
@@ -89,12 +103,15 @@ def measure(
     check_file(out)
     if not torch.cuda.is_available():
         raise InvalidValue("needed a GPU to measure convolutions on; PyTorch finds none")
-    measure_list(MeasuringOptions(tasks, out, seconds, workers, limit, tensor_limit, device))
+    size = parse_bytes(tensor_limit)
+    measure_list(MeasuringOptions(tasks, out, parse_duration(stop_after), workers, limit, size, device))
 
 
 @convolutions.command()
 def fit(
-    measured: Annotated[list[Path], typer.Argument(help="Files of 'ullage convolutions measure'.", metavar="FILES")],
+    measured: Annotated[
+        list[Path], typer.Argument(help="Files of 'ullage convolutions measure'.", metavar="FILE", show_default=False)
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Write the table and the trees into this folder.", metavar="FOLDER")
     ] = None,
@@ -104,8 +121,8 @@ def fit(
             help="What was measured, as JSON: gpu, compute_capability, multiprocessors, versions.", metavar="JSON"
         ),
     ] = None,
-    trees: Annotated[int, typer.Option(help="How many decision trees vote.", min=1)] = 3,
-    leaves: Annotated[int, typer.Option(help="How many leaves a tree has, at most.", min=2)] = 12_000,
+    trees: Annotated[int, typer.Option(help="How many decision trees vote.", metavar="N", min=1)] = 3,
+    leaves: Annotated[int, typer.Option(help="How many leaves a tree has, at most.", metavar="N", min=2)] = 12_000,
     held_out: Annotated[
         bool,
         typer.Option(

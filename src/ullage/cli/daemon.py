@@ -26,7 +26,8 @@ def serve(
     ] = None,
     sharing: Annotated[
         str | None, typer.Option(help="How jobs share a GPU: by time slicing, or through NVIDIA's MPS.",
-                                 show_default="time-slicing", metavar="time-slicing|mps")
+                                 show_default="time-slicing", metavar="time-slicing|mps",
+                                 autocompletion=lambda: ["time-slicing", "mps"])
     ] = None,
     estimator: Annotated[
         str | None, typer.Option("--estimator", "-e", help="Which estimator to use for submitted jobs: ullage, "
@@ -37,7 +38,7 @@ def serve(
         str | None, typer.Option(help="Serve the REST API on this port of 127.0.0.1, or on HOST:PORT.",
                                  metavar="[HOST:]PORT")
     ] = None,
-    config: Annotated[
+    settings: Annotated[
         Path | None, typer.Option(help="Read the settings from this file.", metavar="FILE.toml")
     ] = None,
     new_database: Annotated[
@@ -55,7 +56,7 @@ def serve(
       ullage serve --virtual 4xA100-40GB
       ullage serve --policy magm --sharing mps --estimator horus
       ullage serve --api 8600
-      ullage serve --config /etc/ullage.toml
+      ullage serve --settings /etc/ullage.toml
     """
     import asyncio
     import gc
@@ -64,10 +65,9 @@ def serve(
     from ullage.manager.core.daemon import make_daemon, usable_home
     from ullage.manager.settings import read_settings
 
-    settings = read_settings(config, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator,
-                             listen=api)  # fmt: skip
+    read = read_settings(settings, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator, listen=api)
     with usable_home(home()):
-        daemon = make_daemon(home(), settings, _say, new=new_database)
+        daemon = make_daemon(home(), read, _say, new=new_database)
 
     def ready() -> None:
         # The collector of garbage would walk through every waiting job again and again: 40 ms for 10,000 of them.
@@ -88,8 +88,13 @@ def _say(text: str) -> None:
 
 
 def drain(
-    gpu: Annotated[str, typer.Argument(help="The GPU: its index or its UUID.", show_default=False, metavar="GPU")],
-    reason: Annotated[str, typer.Option(help="A reason to show in 'ullage queue --gpus'.", metavar="TEXT")] = "",
+    gpu: Annotated[
+        str,
+        typer.Argument(
+            help="The GPU: its index or its UUID.", show_default=False, metavar="GPU", autocompletion=completion.cards
+        ),
+    ],
+    reason: Annotated[str, typer.Option(help="A reason to show in 'ullage queue --show-gpus'.", metavar="TEXT")] = "",
     as_json: Json = False,
 ) -> None:
     """Stop giving new jobs to a GPU. Jobs that run there go on.
@@ -108,7 +113,12 @@ def drain(
 
 
 def resume(
-    gpu: Annotated[str, typer.Argument(help="The GPU: its index or its UUID.", show_default=False, metavar="GPU")],
+    gpu: Annotated[
+        str,
+        typer.Argument(
+            help="The GPU: its index or its UUID.", show_default=False, metavar="GPU", autocompletion=completion.cards
+        ),
+    ],
     as_json: Json = False,
 ) -> None:
     """Give new jobs to a drained GPU again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ullage.cli.options import Json
+from ullage.cli import completion
+from ullage.cli.options import Json, Seed
 from ullage.errors import InvalidValue
-from ullage.units import format_bytes, parse_bytes
+from ullage.units import format_bytes, parse_bytes, parse_duration
 
 # `ullage dataset clean`: measured files to one Parquet file.
 
@@ -35,16 +37,22 @@ Examples:
 
 
 def clean(
-    files: Annotated[list[Path], typer.Argument(help="Measured files: .jsonl, .jsonl.gz, or the authors' .csv.")],
-    out: Annotated[Path, typer.Option(help="Write the cleaned runs to this Parquet file.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Measured files: .jsonl, .jsonl.gz, or the authors' .csv.", metavar="FILE",
+                                   show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Write the cleaned runs to this file.", metavar="FILE.parquet", show_default=False)
+    ],
     report: Annotated[
-        Path | None, typer.Option(help="Write the report with every dropped line to this JSON file.")
+        Path | None, typer.Option(help="Write a report with every dropped line to this file.", metavar="FILE.json")
     ] = None,
-    processes: Annotated[
-        int | None, typer.Option(help="How many processes build the models (default: one per core).", min=1)
+    workers: Annotated[
+        int | None, typer.Option(help="How many processes build the models.", metavar="N", min=1,
+                                 show_default="one per core")
     ] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Clean measured runs and write them as one Parquet file."""
     from rich.progress import track
 
@@ -54,7 +62,7 @@ def clean(
     load_polars()
     console = Console(stderr=True)
     rows, found = clean_files(
-        files, processes, lambda runs, total: track(runs, "looking at models", total, console=console, transient=True)
+        files, workers, lambda runs, total: track(runs, "looking at models", total, console=console, transient=True)
     )
     table = frame(rows)
     if not len(table):
@@ -109,34 +117,51 @@ The same seed gives the same runs, and a larger count begins with the same ones.
 
 Examples:
 
-  ullage dataset generate cnn --count 3000 --seed 1 --out cnn.jsonl
+  ullage dataset generate --family cnn --count 3000 --seed 1 --out cnn.jsonl
 
-  ullage dataset generate mlp --count 100 --seed 2 --config ranges.toml --max-memory 8GiB --out small.jsonl
+  ullage dataset generate --family mlp --count 100 --seed 2 --ranges ranges.toml --max-memory 8GiB --out small.jsonl
 """
 
 
 def generate(
-    family: Annotated[str, typer.Argument(help="mlp, cnn or transformer.")],
-    count: Annotated[int, typer.Option(help="How many runs to draw.", min=1)] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of the random generator.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the runs to this file (default: FAMILY.jsonl).")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with your own ranges, by family.")] = None,
-    max_memory: Annotated[str, typer.Option(help="Draw no run that takes more memory, by a rough count.")] = "40GiB",
+    old_family: Annotated[str | None, typer.Argument(hidden=True)] = None,
+    family: Annotated[
+        str | None, typer.Option(help="The family of models: mlp, cnn or transformer.", metavar="NAME",
+                                 show_default=False, autocompletion=completion.families)
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many runs to draw.", metavar="N", min=1)] = 1000,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the runs to this file.", metavar="FILE.jsonl",
+                                  show_default="FAMILY.jsonl")
+    ] = None,
+    ranges: Annotated[
+        Path | None, typer.Option(help="A file with your own ranges, by family.", metavar="FILE.toml")
+    ] = None,
+    max_memory: Annotated[
+        str, typer.Option(help="Draw no run that takes more memory, by a rough count.", metavar="SIZE")
+    ] = "40GiB",
     max_step: Annotated[
-        float, typer.Option(help="Draw no run whose step takes more seconds, by a rough count.", min=0.001)
-    ] = 0.12,
+        str, typer.Option(help="Draw no run whose step takes longer, by a rough count.", metavar="TIME")
+    ] = "120ms",
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Draw training runs of generated models."""
     from rich.progress import track
 
-    from ullage.research.datasets.generate import DrawingLimits, draw, ranges, summary
+    from ullage.research.datasets.generate import DrawingLimits, draw, summary
+    from ullage.research.datasets.generate import ranges as known_ranges
 
-    known = ranges(family, config)
+    if old_family is not None and family is None:
+        print(f"ullage: {old_family} is now typed as --family {old_family}", file=sys.stderr)
+        family = old_family
+    if family is None:
+        raise typer.BadParameter("needed mlp, cnn or transformer", param_hint="--family")
+    known = known_ranges(family, ranges)
     file = out or Path(f"{family}.jsonl")
     if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
         raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
-    limits = DrawingLimits(parse_bytes(max_memory), max_step)
+    limits = DrawingLimits(parse_bytes(max_memory), parse_duration(max_step))
     numbers = track(range(count), "drawing", console=Console(stderr=True), transient=True)
     rows = [draw(family, number, seed, known, limits) for number in numbers]
     try:
@@ -185,22 +210,34 @@ Examples:
 
 
 def measure(
-    file: Annotated[Path, typer.Argument(help="Configurations written by 'ullage dataset generate'.")],
-    out: Annotated[Path, typer.Option(help="Append one line per run to this file; runs already in it are skipped.")],
-    at_once: Annotated[int, typer.Option(help="How many processes run at once, at most.", min=1)] = 14,
-    iterations: Annotated[int, typer.Option(help="Training steps per run.", min=2)] = 3,
+    file: Annotated[
+        Path, typer.Argument(help="Configurations written by 'ullage dataset generate'.", metavar="FILE",
+                             show_default=False)
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Append one line per run to this file; runs already in it are skipped.",
+                           metavar="FILE.jsonl", show_default=False)
+    ],
+    workers: Annotated[int, typer.Option(help="How many processes run at once, at most.", metavar="N", min=1)] = 14,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.", metavar="N", min=2)] = 3,
     utilization: Annotated[bool, typer.Option("--utilization", help="Measure utilisation, one run at a time.")] = False,
-    seconds: Annotated[float, typer.Option(help="Seconds to read utilisation for, after a warm-up.", min=0.2)] = 1.0,
-    every: Annotated[int, typer.Option(help="Take only every Nth configuration.", min=1)] = 1,
-    timeout: Annotated[float, typer.Option(help="Give up on a run after this many seconds.", min=1)] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds to read utilisation for, after a warm-up.", metavar="SECONDS", min=0.2)
+    ] = 1.0,
+    every: Annotated[int, typer.Option(help="Take only every Nth configuration.", metavar="N", min=1)] = 1,
+    timeout: Annotated[
+        str, typer.Option(help="Give up on a run after this long, such as 90s or 10m.", metavar="TIME")
+    ] = "1m",
     stop_after: Annotated[
-        float | None, typer.Option(help="Stop after this many seconds; run it again to continue.", min=1)
+        str | None, typer.Option(help="Stop after this long; run it again to continue.", metavar="TIME")
     ] = None,
     together: Annotated[
         int, typer.Option(help="Memory runs that share a process, one after the other: many times quicker, the same "
-                          "figures of PyTorch, none of NVML.", min=1)
+                          "figures of PyTorch, none of NVML.", metavar="N", min=1)
     ] = 1,
-    raw: Annotated[Path | None, typer.Option(help="Keep logs in this folder, in one folder per configuration.")] = None,
+    raw: Annotated[
+        Path | None, typer.Option(help="Keep logs in this folder, in one folder per configuration.", metavar="FOLDER")
+    ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure configurations on this machine's GPU, each in a fresh process."""
@@ -213,14 +250,14 @@ def measure(
     if not rows:
         raise InvalidValue(f"{file} has no configurations")
     plan = MeasurementSettings(
-        out=out, at_once=at_once, iterations=iterations, utilization=utilization, seconds=seconds, timeout=timeout,
-        raw=raw, together=together,
+        out=out, at_once=workers, iterations=steps, utilization=utilization, seconds=seconds,
+        timeout=parse_duration(timeout), raw=raw, together=together,
     )  # fmt: skip
     left, measured = measure_rows(rows, plan)
     console = Console(stderr=True)
     if left < len(rows):
         console.print(f"{len(rows) - left} runs are in {out} already; {left} are left")
-    tally = _follow(measured, left, console, stop_after)
+    tally = _follow(measured, left, console, None if stop_after is None else parse_duration(stop_after))
     if as_json:
         print(json.dumps({"file": str(out), **tally}))
         return
@@ -279,10 +316,16 @@ _MOST_CLASSES = 48
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="A Parquet file written by 'ullage dataset clean'.")],
-    family: Annotated[str | None, typer.Option(help="Show only this family.")] = None,
+    file: Annotated[
+        Path, typer.Argument(help="A Parquet file written by 'ullage dataset clean'.", metavar="FILE",
+                             show_default=False)
+    ],
+    family: Annotated[
+        str | None, typer.Option(help="Show only this family of models.", metavar="NAME",
+                                 autocompletion=completion.families)
+    ] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show what a data set holds."""
     from ullage.errors import UnknownName
     from ullage.research.datasets.schema import read_dataset, summarize

@@ -17,7 +17,7 @@ _NONE = "none"  # the word that takes a value back
 
 def edit(
     jobs: JobNumbers,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Name the job.", metavar="NAME")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-N", help="Name the job.", metavar="NAME")] = None,
     priority: Annotated[
         int | None, typer.Option(help="Jobs with a higher priority start first.", metavar="N")
     ] = None,

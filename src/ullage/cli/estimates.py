@@ -19,6 +19,7 @@ from ullage.cli.options import (
     DEFAULT_GPU,
     EstimateTarget,
     Gpu,
+    Gpus,
     Json,
     Module,
     Network,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ullage.workloads import Configuration
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2  # exit codes of `ullage check`
+ALL = "all"  # the word for all GPUs
 USUAL_TRIALS = 12  # of `ullage max-batch`, for its progress bar
 OUTPUT = "Output"
 
@@ -207,11 +209,7 @@ def _print_default_gpu(gpu: str | None) -> None:
 def estimate(
     source: Source,
     args: ScriptArguments = None,
-    gpu: Gpu = None,
-    gpus: Annotated[
-        str | None, typer.Option(help="Print a table for several GPUs: 'all', or names separated by commas.",
-                                 metavar="all|A,B,C")
-    ] = None,
+    gpu: Gpus = None,
     estimator: Annotated[
         str, typer.Option("--estimator", "-e", help="Which estimator to use: ullage, or a published one such as "
                           "horus, faketensor, deepspeed, llmem, dnnmem or accelerate. Set its own options with "
@@ -223,7 +221,7 @@ def estimate(
     network: Network = False,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")] = False,
     batch_arg: Annotated[
-        str | None, typer.Option(help="With --max-batch: the script's argument that sets its batch size.",
+        str | None, typer.Option(help="With --max-batch: the script's argument that sets the size.",
                                  metavar="--batch-size")
     ] = None,
     as_json: Json = False,
@@ -261,7 +259,7 @@ def estimate(
     Examples:
 
       ullage estimate torchvision:resnet50 --batch-size 64 --gpu A100-40GB
-      ullage estimate timm:vit_small_patch16_224 -b 128 -p amp_bf16 --gpus all
+      ullage estimate timm:vit_small_patch16_224 -b 128 -p amp_bf16 --gpu all
       ullage estimate hf:Qwen/Qwen3-8B --lora 16 --quantize nf4 --gpu RTX-4090
       ullage estimate hf:GPT2LMHeadModel --set n_layer=24 --sequence-length 1024 --checkpointing
       ullage estimate train.py --gpu RTX-4090 -- --epochs 90 --batch-size 256
@@ -274,8 +272,8 @@ def estimate(
         _refuse({"--max-batch": max_batch, "--timeline": timeline, "--snapshot": snapshot}, estimator)
     if max_batch:
         _search(target, gpu, "batch-size", batch_arg, as_json)
-    elif gpus is not None:
-        _over_gpus(target, gpus, as_json)
+    elif gpu is not None and ("," in gpu or gpu.strip().casefold() == ALL):
+        _over_gpus(target, gpu, as_json)
     else:
         _one(target, gpu, as_json, timeline, snapshot, advice)
 
@@ -366,7 +364,7 @@ def _over_gpus(target: EstimateTarget, names: str, as_json: bool) -> None:
     from ullage.hardware import gpus as all_gpus
 
     whole = [card for card in all_gpus() if not card.is_mig]
-    cards = whole if names.strip().casefold() == "all" else gpu_list(names)
+    cards = whole if names.strip().casefold() == ALL else gpu_list(names)
     with Console(stderr=True).status("estimating ...") as status:
         if target.is_ullage:
             answers = estimate_over_gpus(

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from ullage.cli import completion
 from ullage.cli.options import Json
 from ullage.errors import UllageError, UnknownName
 from ullage.units import format_bytes
@@ -54,6 +55,7 @@ def gpus(
         typer.Argument(
             help="List only GPUs with this in their name, or of this generation. A full name shows that GPU in detail.",
             metavar="NAME",
+            autocompletion=completion.gpus,
         ),
     ] = "",
     as_json: Json = False,

@@ -76,7 +76,9 @@ def queue(
     user: Annotated[
         str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Give each job of an array a row of its own.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", "-a", help="Show all jobs: each one of an array in a row of its own.")
+    ] = False,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", help="Show at most this many rows.", metavar="N", min=1)
     ] = None,
@@ -84,7 +86,7 @@ def queue(
         str, typer.Option("--format", help=FORMAT_HELP, metavar="COLUMNS", autocompletion=completion.columns)
     ] = QUEUE,
     gpus: Annotated[
-        bool, typer.Option("--gpus", help="Show the GPUs too: the memory that is used, promised and free.")
+        bool, typer.Option("--show-gpus", help="Show the GPUs too: the memory that is used, promised and free.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -99,7 +101,7 @@ def queue(
     Examples:
 
       ullage queue
-      ullage queue --user ada --gpus
+      ullage queue --user ada --show-gpus
       ullage queue --all --format id,state,why
       ullage queue --format id,promise | sort -k 2 -n
     """
@@ -256,13 +258,14 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Keep printing until the job is over, including later attempts.")
     ] = False,
     errors: Annotated[
-        bool, typer.Option("--stderr", "-e", help="Print standard error instead of standard output.")
+        bool, typer.Option("--stderr", help="Print standard error instead of standard output.")
     ] = False,
     attempt: Annotated[
-        int | None, typer.Option(help="Print the output of this attempt.", show_default="the newest", min=1)
+        int | None, typer.Option(help="Print the output of this attempt.", metavar="N", show_default="the newest",
+                                 min=1)
     ] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Print what a job has written so far.
 
     Prints the newest attempt, from its beginning. In a terminal, the output of another user's job has ? for control
@@ -374,7 +377,7 @@ def wait(
 
 def history(
     limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many jobs.", metavar="N", min=1)] = 20,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Show all jobs.")] = False,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Show all jobs, not only the latest.")] = False,
     user: Annotated[
         str | None, typer.Option("--user", "-u", help="Show only the jobs of this user.", metavar="NAME")
     ] = None,

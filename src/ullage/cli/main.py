@@ -21,6 +21,7 @@ from ullage.cli.measurements import diff, measure
 from ullage.cli.monitor import top
 from ullage.cli.report import report
 from ullage.cli.reservations import reservations, reserve, unreserve
+from ullage.cli.spelling import modern
 from ullage.cli.submission import submit
 from ullage.cli.terminal import attach, shell
 from ullage.cli.tokens import token
@@ -71,13 +72,19 @@ line itself is wrong. 'check' and 'wait' have exit codes of their own.
 
 
 def _tidy(command: Any, params: list[Any]) -> list[Any]:
-    """Show flags without a type, and the paragraphs of the help as paragraphs."""
+    """Show flags and arguments without a type, and the paragraphs of the help as paragraphs."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
+        if param.param_type_name == "argument":
+            param.display_type_rich = _no_type
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(text if "\n  " in f"\n{text}" else " ".join(text.split("\n")) for text in paragraphs)
     return params
+
+
+def _no_type(ctx: Any) -> None:
+    """What the help says of an argument's type: its name and its meaning say enough."""
 
 
 class PlainCommand(TyperCommand):
@@ -86,6 +93,19 @@ class PlainCommand(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, as the help shows them."""
         return _tidy(self, super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words after the command; older spellings of options are understood."""
+        return super().parse_args(ctx, modern(_path(ctx), args))
+
+
+def _path(ctx: Any) -> str:
+    """The words that name a command, without the program's: "train walknet"."""
+    words: list[str] = []
+    while ctx.parent is not None:
+        words.insert(0, ctx.info_name)
+        ctx = ctx.parent
+    return " ".join(words)
 
 
 class PlainGroup(TyperGroup):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ullage.cli.options import MeasuredGpu, ScriptArguments, Seed
 from ullage.errors import InvalidValue, UllageError, UnknownName
+from ullage.units import parse_duration
 
 if TYPE_CHECKING:
     from ullage.research.measure.runs import RunRequest
@@ -30,30 +32,34 @@ Examples:
 
 
 def measure(
-    what: Annotated[Path | None, typer.Argument(help="Configurations (.jsonl) or a training script (.py).")] = None,
-    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script, after --.")] = None,
+    what: Annotated[
+        Path | None, typer.Argument(help="Configurations (.jsonl) or a training script (.py).", metavar="WHAT")
+    ] = None,
+    args: ScriptArguments = None,
     out: Annotated[
-        Path, typer.Option(help="Append one line per run to this file; runs already in it are skipped.")
+        Path, typer.Option(help="Append one line per run to this file; runs already in it are skipped.", metavar="FILE")
     ] = Path("measured.jsonl"),
-    random: Annotated[int, typer.Option("--random", help="Measure this many random runs.", min=0)] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the random runs.")] = 0,
-    avoid: Annotated[Path | None, typer.Option(help="Draw no model that is in this file.")] = None,
+    random: Annotated[int, typer.Option("--random", help="Measure this many random runs.", metavar="N", min=0)] = 0,
+    seed: Seed = 0,
+    avoid: Annotated[Path | None, typer.Option(help="Draw no model that is in this file.", metavar="FILE")] = None,
     histories: Annotated[
-        Path | None, typer.Option(help="Keep the allocator's history of every run in this folder.")
+        Path | None, typer.Option(help="Keep the allocator's history of every run in this folder.", metavar="FOLDER")
     ] = None,
     cap: Annotated[
         bool, typer.Option("--cap", help="Limit each run to the bound of its estimate, and say whether it survives.")
     ] = False,
-    at_once: Annotated[int, typer.Option(help="How many runs at once, at most.", min=1)] = 8,
-    iterations: Annotated[int, typer.Option(help="Training steps per run.", min=1)] = 5,
-    timeout: Annotated[float, typer.Option(help="Give up on a run after this many seconds.", min=1)] = 300.0,
-    list_only: Annotated[bool, typer.Option("--list", help="Print the runs and measure nothing.")] = False,
+    workers: Annotated[int, typer.Option(help="How many runs at once, at most.", metavar="N", min=1)] = 8,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of each run.", metavar="N", min=1)] = 5,
+    timeout: Annotated[
+        str, typer.Option(help="Give up on a run after this long, such as 90s or 10m.", metavar="TIME")
+    ] = "5m",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs, and measure nothing.")] = False,
 ) -> None:
     """Run training on this machine's GPU and write down what it took."""
     from ullage.research.measure import runs
 
-    orders = _orders(what, list(args or []), random, seed, avoid, histories, iterations)
-    if list_only:
+    orders = _orders(what, list(args or []), random, seed, avoid, histories, steps)
+    if dry_run:
         for order in orders:
             print(json.dumps(order.row))
         return
@@ -63,7 +69,7 @@ def measure(
     console = Console(stderr=True)
     if done:
         console.print(f"{len(done)} runs are in {out} already; {len(orders)} are left")
-    found = runs.measure(orders, name, total=usable, at_once=at_once, cap=cap, timeout=timeout)
+    found = runs.measure(orders, name, total=usable, at_once=workers, cap=cap, timeout=parse_duration(timeout))
     _follow(found, len(orders), out, console)
 
 
@@ -72,7 +78,7 @@ measure.__doc__ = _EXAMPLES
 
 def _orders(
     what: Path | None, args: list[str], random: int, seed: int, avoid: Path | None, histories: Path | None,
-    iterations: int,
+    steps: int,
 ) -> list[RunRequest]:  # fmt: skip
     from ullage.research.measure.drawing import draw
     from ullage.research.measure.runs import RunRequest, read_runs
@@ -82,14 +88,14 @@ def _orders(
         raise InvalidValue("needed either a file (configurations or a script) or --random COUNT")
     if what is None:
         known = {str(row.get("model")) for row in read_rows(avoid)} if avoid else set()
-        return read_runs(draw(random, seed, known), iterations, histories)
+        return read_runs(draw(random, seed, known), steps, histories)
     if not what.is_file():
         raise InvalidValue(f"cannot read {what}: no such file")
     if what.suffix == ".py":
         row: dict[str, Any] = {"id": what.stem, "script": str(what), "args": args}
         history = str(histories / f"{what.stem}.npz") if histories else None
         return [RunRequest(row=row, script=str(what), args=args, history=history)]
-    return read_runs(list(read_rows(what)), iterations, histories)
+    return read_runs(list(read_rows(what)), steps, histories)
 
 
 def _measured_before(out: Path) -> set[str]:
@@ -130,14 +136,21 @@ def _follow(found: Any, count: int, out: Path, console: Console) -> None:
 
 
 def diff(
-    row: Annotated[str, typer.Argument(help="The id of a measured run.")],
-    truth: Annotated[Path, typer.Option(help="Measured runs (JSONL), with their histories beside the file.")],
-    gpu: Annotated[str, typer.Option(help="The GPU it was measured on.")] = "H200",
-    around: Annotated[int, typer.Option(help="How many requests to show before and after.", min=1)] = 6,
-) -> None:
+    row: Annotated[str, typer.Argument(help="The id of a measured run.", metavar="RUN", show_default=False)],
+    truth: Annotated[
+        Path, typer.Option(help="Measured runs (JSONL), with their histories beside the file.", metavar="FILE",
+                           show_default=False)
+    ],
+    gpu: MeasuredGpu = None,
+    around: Annotated[
+        int, typer.Option(help="How many requests to show before and after.", metavar="N", min=1)
+    ] = 6,
+) -> None:  # fmt: skip
     """Show the first request in which the virtual run differs from the recorded one, and who asked.
 
-    Example: ullage diff d0149 --truth h200_train_steps.jsonl
+    Example:
+
+      ullage diff d0149 --truth h200_train_steps.jsonl
     """
     from ullage.research.measure.differences import first_difference, recorded_requests, virtual_requests
     from ullage.workloads import Configuration, read_rows, train
@@ -153,7 +166,7 @@ def diff(
         )
     configuration = Configuration.from_row(rows[row])
     recorded = recorded_requests(truth.parent / history)
-    virtual = virtual_requests(lambda: train(configuration), gpu)
+    virtual = virtual_requests(lambda: train(configuration), gpu or "H200")
     found = first_difference(recorded, virtual, around)
     print(f"{rows[row]['model']}: {len(recorded):,} requests and frees recorded, {len(virtual):,} on the virtual GPU")
     print(found if found is not None else "no difference")

@@ -42,7 +42,7 @@ def top(
         str, typer.Option(help="Time between two readings, such as 1s or 500ms.", metavar="TIME")
     ] = "1s",
     count: Annotated[int | None, typer.Option(help="Exit after this many readings.", metavar="N", min=1)] = None,
-    virtual: Annotated[
+    cards: Annotated[
         Path | None,
         typer.Option(
             help="Show the virtual GPUs in this folder. On a machine without a GPU, those of 'ullage serve' are "
@@ -64,7 +64,7 @@ def top(
       ullage top
       ullage top --once --json
       ullage top --interval 5s --record readings.jsonl
-      ullage top --virtual ~/.local/state/ullage/cards/serve
+      ullage top --cards ~/.local/state/ullage/cards/serve
     """
     from ullage.monitor import Monitor
 
@@ -78,7 +78,7 @@ def top(
     endless = live or watch or (record is not None and not once)
     limit = count if count is not None else None if endless else 1
     with _recording(record) as file, contextlib.suppress(KeyboardInterrupt), _terminated_like_ctrl_c():
-        monitor = Monitor(_source(virtual, seconds), seconds, max(90.0, seconds), host_interval=0.0)
+        monitor = Monitor(_source(cards, seconds), seconds, max(90.0, seconds), host_interval=0.0)
         try:
             with _shown(as_json, live, silent=record is not None and not once and not watch) as show:
                 _go_on(monitor, seconds, limit, show, file)
@@ -108,7 +108,7 @@ def _go_on(
         done += 1
 
 
-def _source(virtual: Path | None, interval: float) -> Source:
+def _source(cards: Path | None, interval: float) -> Source:
     """As named; without a GPU the virtual cards of this home, if it has some: a daemon serves them."""
     from ullage.errors import NoGPUSource
     from ullage.home import home
@@ -116,10 +116,10 @@ def _source(virtual: Path | None, interval: float) -> Source:
     from ullage.monitor.readings import AT_EVERY_LOOK
 
     try:
-        return best_source(virtual, interval, rates=AT_EVERY_LOOK)
+        return best_source(cards, interval, rates=AT_EVERY_LOOK)
     except NoGPUSource:
         folders = [folder for folder in sorted((home() / "cards").glob("*")) if folder.is_dir()]
-        if virtual is not None or len(folders) != 1:
+        if cards is not None or len(folders) != 1:
             raise
         return best_source(folders[0], interval)
 

@@ -32,6 +32,16 @@ Gpu = Annotated[
                              "TOML file, or 'local' for the GPU of this machine.", metavar="NAME",
                              show_default=DEFAULT_GPU, autocompletion=completion.gpus)
 ]  # fmt: skip
+Gpus = Annotated[
+    str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for: a name from 'ullage gpus', the path of a "
+                             "TOML file, or 'local' for the GPU of this machine. Several with commas, or 'all', give "
+                             "a table.", metavar="NAME", show_default=DEFAULT_GPU,
+                             autocompletion=completion.several_gpus)
+]  # fmt: skip
+MeasuredGpu = Annotated[
+    str | None, typer.Option("--gpu", "-g", help="The GPU on which the runs were measured.", metavar="NAME",
+                             show_default="H200, A100-40GB for .csv", autocompletion=completion.gpus)
+]  # fmt: skip
 Source = Annotated[
     str, typer.Argument(help="A model's name or the path of a script.", metavar="SOURCE", show_default=False,
                         autocompletion=completion.sources)
@@ -42,6 +52,9 @@ ScriptArguments = Annotated[
 ]  # fmt: skip
 Module = Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")]
 Steps = Annotated[int, typer.Option(help="Follow the job for at least this many optimizer steps.", metavar="N")]
+Seed = Annotated[
+    int, typer.Option(help="Seed of the random generator; the same seed gives the same result.", metavar="N", min=0)
+]
 Network = Annotated[bool, typer.Option("--network", help="Let a script reach other machines, to download something.")]
 Timeout = Annotated[
     str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
@@ -109,7 +122,7 @@ class ModelOptions:
                                  rich_help_panel=MODEL, autocompletion=completion.dtypes)
     ] = None  # fmt: skip
     optimizer: Annotated[
-        str | None, typer.Option("--optimizer", "-o", help="sgd, sgdm, adam, adamw, adamw_fused, rmsprop, adagrad, "
+        str | None, typer.Option("--optimizer", "-O", help="sgd, sgdm, adam, adamw, adamw_fused, rmsprop, adagrad, "
                                  "adafactor, or any class of torch.optim.", metavar="NAME", show_default="adamw",
                                  rich_help_panel=TRAINING, autocompletion=completion.optimizers)
     ] = None  # fmt: skip

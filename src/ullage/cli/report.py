@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ullage.cli import completion
 from ullage.cli.job_tables import aligned, memory, text_width
 from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
@@ -33,7 +34,8 @@ _GIVE_WAY = ("core hours", "energy", "90 %", "by part", "promised", "used")  # i
 
 def report(
     by: Annotated[
-        str, typer.Option(help="What rows are for: user, day, name, gpu, or several of them.", metavar="KEYS")
+        str, typer.Option(help="What rows are for: user, day, name, gpu, or several of them.", metavar="KEYS",
+                          autocompletion=completion.report_keys)
     ] = "user,day",
     since: Annotated[
         str, typer.Option(help="From when: a date (2026-11-01), a time (2026-11-01T08:00), or how long ago (7d, 12h).",

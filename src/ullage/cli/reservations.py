@@ -10,14 +10,14 @@ import typer
 from ullage.cli import completion
 from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
-from ullage.errors import InvalidValue
 from ullage.text import plain
 from ullage.units import format_moment, parse_duration
 
 
 def reserve(
     gpus: Annotated[
-        str, typer.Option(help="The GPUs: indices or UUIDs, such as 0,1.", metavar="GPUS", show_default=False)
+        list[str], typer.Argument(help="The GPUs: their indices or UUIDs.", metavar="GPU", show_default=False,
+                                  autocompletion=completion.cards)
     ],
     length: Annotated[
         str, typer.Option("--for", help="How long, such as 4h or 2d.", metavar="TIME", show_default=False)
@@ -31,10 +31,10 @@ def reserve(
                                        metavar="NAME")
     ] = None,
     begin: Annotated[
-        str | None, typer.Option("--from", help="From when: 2026-11-20T08:00, 22:00 or now+2h.", metavar="TIME",
+        str | None, typer.Option(help="From when: 2026-11-20T08:00, 22:00 or now+2h.", metavar="TIME",
                                  show_default="now")
     ] = None,
-    name: Annotated[str, typer.Option("--name", "-n", help="Name the reservation.", metavar="NAME")] = "",
+    name: Annotated[str, typer.Option("--name", "-N", help="Name the reservation.", metavar="NAME")] = "",
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Reserve GPUs for users and groups. For operators.
@@ -44,14 +44,12 @@ def reserve(
 
     Examples:
 
-      ullage reserve --gpus 0,1 --user ann --from 2026-11-20T08:00 --for 4h --name demo
-      ullage reserve --gpus 3 --group vision --for 2d
+      ullage reserve 0 1 --user ann --begin 2026-11-20T08:00 --for 4h --name demo
+      ullage reserve 3 --group vision --for 2d
     """
     from ullage.workloads.schedules import parse_start
 
-    words = [word.strip() for word in gpus.split(",") if word.strip()]
-    if not words:
-        raise InvalidValue("--gpus: needed indices or UUIDs such as 0,1; found none")
+    words = [word.strip() for given in gpus for word in given.split(",") if word.strip()]
     start = None if begin is None else parse_start(begin, time.time())
     made = client().reserve(words, parse_duration(length), start, users or (), groups or (), name)
     print_json(made) if as_json else print(_sentence(made))

@@ -33,7 +33,7 @@ Words = Annotated[
 
 def submit(
     command: Words,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Name the job.", metavar="NAME")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-N", help="Name the job.", metavar="NAME")] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the job is over and exit with its exit code.")
     ] = False,
@@ -159,7 +159,7 @@ def submit(
     ] = None,
     mail: Annotated[
         str | None, typer.Option(help="Send you a mail at the job's end (end), or only if it failed (fail).",
-                                 metavar="end|fail", rich_help_panel=TELL)
+                                 metavar="end|fail", rich_help_panel=TELL, autocompletion=lambda: ["end", "fail"])
     ] = None,
     mps_threads: Annotated[
         int | None, typer.Option(help="With 'ullage serve --sharing mps': the job's percentage of the GPU's threads.",

@@ -58,7 +58,7 @@ def shell(
         str | None, typer.Option("--time-limit", "-t", help="End the shell after this long, such as 2h.",
                                  metavar="TIME")
     ] = None,
-    name: Annotated[str, typer.Option("--name", "-n", help="Name the job.", metavar="NAME")] = "shell",
+    name: Annotated[str, typer.Option("--name", "-N", help="Name the job.", metavar="NAME")] = "shell",
 ) -> None:  # fmt: skip
     """Open a shell on a promised part of a GPU.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ullage.cli import completion
 from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
 from ullage.text import plain_values
@@ -20,10 +21,11 @@ token = typer.Typer(
 
 @token.command()
 def create(
-    name: Annotated[str, typer.Option("--name", "-n", help="A name to know it by.", metavar="NAME")] = "",
+    name: Annotated[str, typer.Option("--name", "-N", help="A name to know it by.", metavar="NAME")] = "",
     scope: Annotated[
         str, typer.Option(help="What it allows: read (see jobs and GPUs), submit (also submit and change jobs), or "
-                          "operate (all that its user may do).", metavar="read|submit|operate")
+                          "operate (all that its user may do).", metavar="read|submit|operate",
+                          autocompletion=lambda: ["read", "submit", "operate"])
     ] = "submit",
     expires: Annotated[
         str | None, typer.Option(help="How long it is valid, such as 12h or 30d.", metavar="TIME",
@@ -56,7 +58,9 @@ def create(
 
 @token.command("list")
 def list_tokens(
-    everybody: Annotated[bool, typer.Option("--all", help="Show the tokens of all users. For operators.")] = False,
+    everybody: Annotated[
+        bool, typer.Option("--all", "-a", help="Show the tokens of all users. For operators.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show your tokens, without the tokens themselves.
@@ -86,7 +90,7 @@ def list_tokens(
 @token.command()
 def revoke(
     tokens: Annotated[list[int], typer.Argument(help="Numbers from 'ullage token list'.", metavar="TOKEN",
-                                                show_default=False)],
+                                                show_default=False, autocompletion=completion.tokens)],
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Revoke tokens: they are worth nothing from now on.

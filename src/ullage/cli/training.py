@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ullage.cli.options import Json
+from ullage.cli import completion
+from ullage.cli.completion import FAMILIES
+from ullage.cli.options import Json, Seed
 from ullage.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
@@ -23,12 +25,14 @@ train = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-FAMILIES = ("mlp", "cnn", "transformer")
 Data = Annotated[
-    Path, typer.Option(help="Rows written by 'ullage dataset clean' (Parquet), or the authors' table (.csv).")
-]
-Family = Annotated[str, typer.Option(help="The family of models: mlp, cnn or transformer.", metavar="NAME")]
-Seed = Annotated[int, typer.Option(help="Seed of the random generator; the same seed gives the same weights.", min=0)]
+    Path, typer.Option(help="Rows written by 'ullage dataset clean' (Parquet), or the authors' table (.csv).",
+                       metavar="FILE", show_default=False)
+]  # fmt: skip
+Family = Annotated[
+    str, typer.Option(help="The family of models: mlp, cnn or transformer.", metavar="NAME", show_default=False,
+                      autocompletion=completion.families)
+]  # fmt: skip
 
 
 def check_file(path: Path | None) -> None:
@@ -55,11 +59,18 @@ def bars() -> Iterator[tuple[Callable[[str, int], None], Callable[[str], None]]]
         yield begin, notify
 
 
-Out = Annotated[Path, typer.Option(help="Write the weights here.", metavar="FILE.safetensors")]
-Kind = Annotated[str, typer.Option("--estimator", help="mlp (an ensemble) or transformer.", metavar="NAME")]
-Epochs = Annotated[int | None, typer.Option(help="Most epochs.", min=1, show_default="by estimator")]
-Folds = Annotated[bool, typer.Option("--folds/--no-folds", help="Cross-validate first: four trainings instead of one.")]
-Page = Annotated[Path | None, typer.Option(help="Write scores and plots to this HTML page.")]
+Out = Annotated[Path, typer.Option(help="Write the weights here.", metavar="FILE.safetensors", show_default=False)]
+Kind = Annotated[
+    str, typer.Option("--architecture", help="mlp (an ensemble) or transformer.", metavar="NAME",
+                      autocompletion=completion.architectures)
+]  # fmt: skip
+Epochs = Annotated[
+    int | None, typer.Option(help="Epochs, at most.", metavar="N", min=1, show_default="by architecture")
+]
+Validate = Annotated[
+    bool, typer.Option("--validate/--no-validate", help="Cross-validate first: four trainings instead of one.")
+]
+Page = Annotated[Path | None, typer.Option(help="Write scores and plots to this HTML page.", metavar="FILE.html")]
 
 
 @train.command()
@@ -67,14 +78,14 @@ def gpumemnet(
     data: Data,
     family: Family,
     out: Out,
-    estimator: Kind = "mlp",
+    architecture: Kind = "mlp",
     bin: Annotated[
         str | None,
         typer.Option("--bin", help="The width of a class of memory.", metavar="SIZE", show_default="1GiB, 8GiB"),
     ] = None,
     seed: Seed = 1,
     epochs: Epochs = None,
-    folds: Folds = True,
+    validate: Validate = True,
     report: Page = None,
     as_json: Json = False,
 ) -> None:
@@ -89,10 +100,10 @@ def gpumemnet(
 
       ullage train gpumemnet --data h200.parquet --family cnn --out cnn.safetensors
 
-      ullage train gpumemnet --data x.parquet --family mlp --estimator transformer --bin 2GiB --out w.safetensors
+      ullage train gpumemnet --data x.parquet --family mlp --architecture transformer --bin 2GiB --out w.safetensors
     """
     check_family(family)
-    _train_network("gpumemnet", data, family, out, estimator, bin, seed, epochs, folds, report, as_json)
+    _train_network("gpumemnet", data, family, out, architecture, bin, seed, epochs, validate, report, as_json)
 
 
 @train.command()
@@ -100,11 +111,11 @@ def walknet(
     data: Data,
     family: Family,
     out: Out,
-    estimator: Kind = "mlp",
+    architecture: Kind = "mlp",
     bin: Annotated[str, typer.Option("--bin", help="The width of a class of memory.", metavar="SIZE")] = "1GiB",
     seed: Seed = 1,
     epochs: Epochs = None,
-    folds: Folds = True,
+    validate: Validate = True,
     report: Page = None,
     as_json: Json = False,
 ) -> None:
@@ -119,15 +130,15 @@ def walknet(
 
       ullage train walknet --data h200.parquet --family cnn --out cnn.safetensors
 
-      ullage train walknet --data x.parquet --family mlp --estimator transformer --out w.safetensors --report x.html
+      ullage train walknet --data x.parquet --family mlp --architecture transformer --out w.safetensors --report x.html
     """
     check_family(family)
-    _train_network("walknet", data, family, out, estimator, bin, seed, epochs, folds, report, as_json)
+    _train_network("walknet", data, family, out, architecture, bin, seed, epochs, validate, report, as_json)
 
 
 def _train_network(
-    name: str, data: Path, family: str, out: Path, estimator: str, bin: str | None, seed: int, epochs: int | None,
-    folds: bool, report: Path | None, as_json: bool,
+    name: str, data: Path, family: str, out: Path, architecture: str, bin: str | None, seed: int, epochs: int | None,
+    validate: bool, report: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     from dataclasses import replace
 
@@ -137,27 +148,27 @@ def _train_network(
     from ullage.units import GIB, parse_bytes
 
     method = method_of(name)
-    if estimator not in method.schedules:
-        raise UnknownName(f"{name} estimator", estimator, method.schedules, hint="mlp or transformer")
+    if architecture not in method.schedules:
+        raise UnknownName(f"{name} architecture", architecture, method.schedules, hint="mlp or transformer")
     for file in (out, report):
         check_file(file)
-    width = parse_bytes(bin) if bin is not None else method.widths(family, estimator)[0] * GIB
+    width = parse_bytes(bin) if bin is not None else method.widths(family, architecture)[0] * GIB
     if width < 1 << 20:
         raise InvalidValue(f"--bin: needed a class of at least 1 MiB; found {bin}")
-    planned = method.schedules[estimator]
+    planned = method.schedules[architecture]
     examples = examples_of(read_rows(data, family), method)
     with bars() as (begin, notify):
         result = learn(
             examples,
             family=family,
-            estimator=estimator,
+            estimator=architecture,
             bin=width,
             seed=seed,
             schedule=replace(planned, epochs=epochs or planned.epochs),
             begin=begin,
             notify=notify,
             method=method,
-            validate=folds,
+            validate=validate,
         )
     method.save(result.network, result.card, out)
     if report is not None:
@@ -190,18 +201,23 @@ def _print_trained(result: Trained, out: Path) -> None:
 
 @train.command()
 def fast(
-    data: Annotated[list[Path], typer.Option(help="Rows written by 'ullage dataset clean' (Parquet). Repeatable.")],
+    data: Annotated[
+        list[Path], typer.Option(help="Rows written by 'ullage dataset clean' (Parquet). Can be given more than once.",
+                                 metavar="FILE", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(help="Write the trees here.", metavar="FILE.safetensors")],
     real: Annotated[
-        Path | None, typer.Option(help="Real models measured by 'ullage measure' (JSONL), to learn from as well.")
+        Path | None, typer.Option(help="Real models measured by 'ullage measure' (JSONL), to learn from as well.",
+                                  metavar="FILE")
     ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(help="Write predictions for held-out model families here, for 'ullage evaluate --resume'."),
+        typer.Option(help="Write predictions for held-out model families here, for 'ullage evaluate --resume'.",
+                     metavar="FILE"),
     ] = None,
     seed: Seed = 1,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train fast: a closed formula over totals, corrected by trees, with a 99 % bound calibrated on unseen jobs.
 
     Examples:
@@ -249,11 +265,16 @@ def _print_fast(card: dict[str, Any], out: Path) -> None:
 
 @train.command()
 def dnnperf(
-    data: Annotated[Path, typer.Option(help="Real models measured by 'ullage measure' (JSONL, also .gz).")],
+    data: Annotated[
+        Path, typer.Option(help="Real models measured by 'ullage measure' (JSONL, also .gz).", metavar="FILE",
+                           show_default=False)
+    ],
     out: Out,
-    epochs: Annotated[int, typer.Option(help="Epochs.", min=1)] = 24,
-    folds: Annotated[int, typer.Option(help="How many folds of model families to cross-validate.", min=2)] = 5,
-) -> None:
+    epochs: Annotated[int, typer.Option(help="Epochs.", metavar="N", min=1)] = 24,
+    folds: Annotated[
+        int, typer.Option(help="How many folds of model families to cross-validate.", metavar="N", min=2)
+    ] = 5,
+) -> None:  # fmt: skip
     """Train DNNPerf: a graph network over the operators of a training step, for memory and step time.
 
     Cross-validates on folds of whole model families, trains on all runs and prints the figures as JSON.
@@ -275,7 +296,7 @@ def regression(
     data: Data,
     family: Family,
     seed: Seed = 1,
-    epochs: Annotated[int, typer.Option(help="Epochs.", min=1)] = 150,
+    epochs: Annotated[int, typer.Option(help="Epochs.", metavar="N", min=1)] = 150,
     as_json: Json = False,
 ) -> None:
     """Show why a plain regression of memory fails, and what makes it work, one change at a time.

@@ -84,7 +84,7 @@ def best_source(
         source = NvmlSource(nvml, rates)
     except NoGPUSource as error:
         raise NoGPUSource(
-            f"no GPU can be watched here: {error}. Virtual cards can be, without a GPU: add --virtual FOLDER"
+            f"no GPU can be watched here: {error}. Virtual cards can be, without a GPU: add --cards FOLDER"
         ) from None
     if not source.devices():
         source.close()

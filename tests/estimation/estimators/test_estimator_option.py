@@ -48,9 +48,9 @@ def test_a_summary_file(tmp_path: Path) -> None:
 
 
 def test_a_table_over_gpus() -> None:
-    rows = json.loads(ask("torchvision:resnet18", "--estimator", "accelerate", "--gpus", "T4,H200", "--json"))
+    rows = json.loads(ask("torchvision:resnet18", "--estimator", "accelerate", "--gpu", "T4,H200", "--json"))
     assert [row["gpu"] for row in rows] == ["T4", "H200"]
-    assert "T4" in ask("torchvision:resnet18", "--estimator", "accelerate", "--gpus", "T4,H200")
+    assert "T4" in ask("torchvision:resnet18", "--estimator", "accelerate", "--gpu", "T4,H200")
 
 
 @pytest.mark.parametrize("name", ["oracle", "gpumemne"])

@@ -1,6 +1,6 @@
 """Collects the convolutions of torchvision's and timm's models and lists calls to measure, without a GPU.
 
-    ullage convolutions list --out tasks.json.gz --seconds 900 --configurations 200000
+    ullage convolutions list --out tasks.json.gz --stop-after 15m --configurations 200000
 
 A model is built and run once per resolution on PyTorch's "meta" device, where tensors have shapes but no
 data; every convolution it dispatches is a layer, and the batch size is put in afterwards. Random layers
@@ -8,7 +8,7 @@ are added, so that a rule learnt from the answers has seen more than the channel
 The list is a random order weighted by how common a layer, a batch size, a type and a layout are: any
 beginning of it is a fair sample. Models that cannot run on "meta" at a resolution are passed over.
 
-    ullage convolutions list --out odd.json.gz --seconds 0 --configurations 0 --arbitrary 80000
+    ullage convolutions list --out odd.json.gz --stop-after 0 --configurations 0 --arbitrary 80000
 
 lists no model's layers but ones with any whole numbers as channels, sides and batch sizes.
 """

@@ -1,6 +1,6 @@
 """Measures on a real GPU what convolution calls ask of PyTorch's caching allocator.
 
-    ullage convolutions measure tasks.json.gz --out measured.jsonl.gz --seconds 480 --workers 12
+    ullage convolutions measure tasks.json.gz --out measured.jsonl.gz --stop-after 8m --workers 12
 
 Several processes share the GPU, since most of a first call is cuDNN's choice and building of a plan on
 the CPU. Each process records the allocator's history (`torch.cuda.memory._record_memory_history`) for a

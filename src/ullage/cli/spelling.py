@@ -1,0 +1,66 @@
+"""Older spellings of options: each is still understood, with a line that says what to type instead."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+# By command: the old word and the new one; "" for an option that is an argument now. They go with version 0.2.
+_MODEL = {"-o": "-O"}
+_NAME = {"-n": "-N"}
+_MEASURING = {"--at-once": "--workers", "--iterations": "--steps"}
+_NETWORK = {"--estimator": "--architecture", "--folds": "--validate", "--no-folds": "--no-validate"}
+OLD = {
+    "estimate": _MODEL | {"--gpus": "--gpu"},
+    "check": _MODEL,
+    "max-batch": _MODEL,
+    "compare": _MODEL | {"--limit": "--timeout"},
+    "serve": {"--config": "--settings"},
+    "submit": _NAME,
+    "shell": _NAME,
+    "edit": _NAME,
+    "queue": {"--gpus": "--show-gpus"},
+    "logs": {"-e": "--stderr"},
+    "reserve": _NAME | {"--gpus": "", "--from": "--begin"},
+    "token create": _NAME,
+    "top": {"--virtual": "--cards"},
+    "evaluate": {"--limit": "--timeout"},
+    "measure": _MEASURING | {"--list": "--dry-run"},
+    "train gpumemnet": _NETWORK,
+    "train walknet": _NETWORK,
+    "dataset generate": {"--config": "--ranges"},
+    "dataset measure": _MEASURING,
+    "dataset clean": {"--processes": "--workers"},
+    "convolutions list": {"--seconds": "--stop-after"},
+    "convolutions measure": {"--seconds": "--stop-after"},
+}
+
+
+def modern(command: str, words: Sequence[str]) -> list[str]:
+    """The words of a command line with every old spelling before `--` in its new form, which is also said.
+
+    >>> modern("top", ["--once", "--virtual=cards"])
+    ['--once', '--cards=cards']
+    """
+    end = words.index("--") if "--" in words else len(words)
+    found: list[str] = []
+    for word in words[:end]:
+        before, now = _old(word, OLD.get(command, {}))
+        if before and now:
+            print(f"ullage: {before} is now called {now}", file=sys.stderr)
+            found.append(now + word.removeprefix(before))
+        elif before:
+            print(f"ullage: {before} is not typed any more, only what follows it", file=sys.stderr)
+            found += [word.removeprefix(f"{before}=")] if word != before else []
+        else:
+            found.append(word)
+    return [*found, *words[end:]]
+
+
+def _old(word: str, old: dict[str, str]) -> tuple[str, str]:
+    """The old spelling that a word is, and the new one."""
+    for before, now in old.items():
+        joined = f"{before}=" if before.startswith("--") else before  # the value of a letter may follow at once: -oadam
+        if word == before or word.startswith(joined):
+            return before, now
+    return "", ""

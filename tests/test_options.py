@@ -1,0 +1,110 @@
+"""The options of all commands together: one name has one meaning, a letter has one name, and the help is complete."""
+
+import re
+import shlex
+from collections import defaultdict
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ullage.cli import app
+from ullage.cli.spelling import OLD
+
+ROOT = typer.main.get_command(app)
+
+
+def walk(command, path=()):
+    """Every command that does something, by the words that name it."""
+    inner = getattr(command, "commands", {})
+    for name, found in inner.items():
+        yield from walk(found, (*path, name))
+    if not inner:
+        yield " ".join(path), command
+
+
+COMMANDS = dict(walk(ROOT))
+OPTIONS = [
+    (path, option) for path, command in COMMANDS.items() for option in command.params
+    if option.param_type_name == "option" and not option.hidden
+]  # fmt: skip
+LONG = defaultdict(list)
+for _path, _option in OPTIONS:
+    for _name in _option.opts:
+        if _name.startswith("--"):
+            LONG[_name].append((_path, _option))
+
+
+def kind(option):
+    """What an option takes: nothing, or what its metavar says, without a file's suffix."""
+    return "nothing" if option.is_flag else re.sub(r"^FILE\..*", "FILE", option.metavar or "?")
+
+
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_an_option_takes_the_same_in_all_commands(name):
+    kinds = {path: kind(option) for path, option in LONG[name]}
+    assert "?" not in kinds.values(), f"{name} has no metavar: {kinds}"
+    if name == "--out":  # a fit is several files
+        assert set(kinds.values()) == {"FILE", "FOLDER"}
+    else:
+        assert len(set(kinds.values())) == 1, kinds
+
+
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_an_option_has_the_same_letter_in_all_commands(name):
+    letters = {path: [each for each in option.opts if not each.startswith("--")] for path, option in LONG[name]}
+    assert len({tuple(each) for each in letters.values()}) == 1, letters
+
+
+def test_a_letter_stands_for_one_option():
+    meanings = defaultdict(set)
+    for _, option in OPTIONS:
+        letters = [each for each in option.opts if not each.startswith("--")]
+        for letter in letters:
+            meanings[letter] |= set(option.opts) - set(letters)
+    assert {letter: names for letter, names in meanings.items() if len(names) > 1} == {}
+
+
+def test_every_option_and_argument_says_what_it_means():
+    for path, command in COMMANDS.items():
+        for item in command.params:
+            assert item.hidden or (item.help or "").endswith("."), f"ullage {path}: {item.opts} has no help"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_help_of_a_command_has_an_example_and_no_types_of_python(path):
+    shown = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "100", "TERM": "dumb"}).output
+    assert re.search(r"Examples?:\s*\n\s*\n?\s+ullage " + re.escape(path) + r"\b", shown), shown
+    assert not re.search(r"<(bool|str|int|float|path|list)|\b(INTEGER|FLOAT)\b", shown), shown
+
+
+# Older spellings
+
+
+@pytest.mark.parametrize("path", OLD)
+def test_an_old_spelling_has_a_new_one_that_is_there(path):
+    known = {name for item in COMMANDS[path].params for name in (*item.opts, *item.secondary_opts)}
+    for old, new in OLD[path].items():
+        assert old not in known, f"{path} has {old}, which cannot be an older spelling then"
+        assert new in known or not new
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant", "said"),
+    [
+        ("estimate x.py --gpus all -- --gpus 3", "estimate x.py --gpu all -- --gpus 3", "--gpus is now called --gpu"),
+        ("estimate torchvision:resnet18 -oadam", "estimate torchvision:resnet18 -O adam", "-o is now called -O"),
+        ("top --virtual=cards", "top --cards cards", "--virtual is now called --cards"),
+        ("queue --gpus", "queue --show-gpus", "--gpus is now called --show-gpus"),
+        ("reserve --gpus 0,1 --for 1h --name ''", "reserve 0,1 --for 1h --name ''", "--gpus is not typed any more"),
+        ("reserve --gpus=0 --for 1h", "reserve 0 --for 1h", "--gpus is not typed any more"),
+    ],
+)
+def test_an_old_spelling_is_understood_with_a_line_that_says_the_new_one(typed, meant, said, capsys):
+    def understood(line):
+        words = shlex.split(line)
+        root = ROOT.make_context("ullage", words, resilient_parsing=False)
+        return COMMANDS[words[0]].make_context(words[0], words[1:], parent=root).params
+
+    assert understood(typed) == understood(meant)
+    assert capsys.readouterr().err.startswith(f"ullage: {said}")
