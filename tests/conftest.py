@@ -4,8 +4,13 @@ Some tests compare with data that is not part of this project. `ULLAGE_REFERENCE
 tests/README.md.
 """
 
+import contextlib
+import importlib.metadata
 import os
+import re
 import shutil
+import sysconfig
+import venv
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,6 +24,35 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+
+# Scripts run in the environment that is active in the user's shell; the tests say themselves which one that is.
+for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+    os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session")
+def other_python(tmp_path_factory):
+    """The folder of an environment that has PyTorch and what PyTorch needs, and nothing else: no Ullage, no NumPy."""
+    folder = tmp_path_factory.mktemp("other")
+    venv.create(folder, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    for package in _needed_by("torch"):
+        for top in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
+            with contextlib.suppress(FileExistsError):
+                (packages / top).symlink_to(package.locate_file(top))
+    return folder
+
+
+def _needed_by(name, seen=None):
+    """An installed package and all that it needs."""
+    seen = {} if seen is None else seen
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        seen[name] = importlib.metadata.distribution(name)
+        for line in seen[name].requires or ():
+            needed = re.match(r"[\w.-]+", line)[0]
+            if "extra ==" not in line and needed not in seen:
+                _needed_by(needed, seen)
+    return seen.values()
 
 
 @pytest.fixture(scope="session")

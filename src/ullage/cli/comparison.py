@@ -18,6 +18,7 @@ from ullage.cli.options import (
     Json,
     Module,
     Network,
+    Python,
     ScriptArguments,
     Source,
     default_gpu_hint,
@@ -52,6 +53,7 @@ def compare(
     ] = True,
     module: Module = False,
     network: Network = False,
+    python: Python = None,
     timeout: Annotated[
         str, typer.Option(help="Give up on an estimator after this long, such as 90s or 10m.", metavar="TIME")
     ] = "5m",
@@ -74,7 +76,7 @@ def compare(
 
     names = estimator_list(estimators)
     card = find_gpu(gpu or DEFAULT_GPU)
-    target = target_of(source, args, module, 3, None, False, model, network=network)
+    target = target_of(source, args, module, 3, None, False, model, network=network, python=python)
     _check(target)
     row = _row(target)
     runs = _truth(target, row, card, truth, measure)

@@ -97,6 +97,22 @@ def architectures(incomplete: str) -> list[str]:
     return [name for name in ARCHITECTURES if name.startswith(incomplete)]
 
 
+def pythons(incomplete: str) -> list[str]:
+    """Environments in the folder that was typed so far, and those that conda knows by name.
+
+    >>> pythons("/no/such/folder/")
+    []
+    """
+    import os
+
+    from ullage.isolation.conda import conda_names
+
+    typed = Path(incomplete)
+    folder, begun = (typed, "") if incomplete.endswith("/") else (typed.parent, typed.name)
+    found = sorted(str(python.parents[1]) for python in folder.glob(f"{begun}*/bin/python"))
+    return found + [name for name in conda_names(os.environ) if name.startswith(incomplete)]
+
+
 def policies(incomplete: str) -> list[str]:
     """Placement policies.
 

@@ -23,6 +23,7 @@ from ullage.cli.options import (
     Json,
     Module,
     Network,
+    Python,
     ScriptArguments,
     Source,
     Steps,
@@ -56,6 +57,7 @@ def check(
     steps: Steps = 3,
     timeout: Timeout = None,
     network: Network = False,
+    python: Python = None,
     margin: Annotated[
         str, typer.Option(help="Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", metavar="SIZE")
     ] = "0",
@@ -78,7 +80,7 @@ def check(
     try:
         card = find_gpu(gpu or DEFAULT_GPU)
         needed = parse_margin(margin, card.usable)
-        answer = target_of(source, args, module, steps, timeout, False, model, network=network).run(card)
+        answer = target_of(source, args, module, steps, timeout, False, model, network=network, python=python).run(card)
     except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline
         known = isinstance(error, UllageError)
         print(f"ullage: {error}" if known else f"ullage: {type(error).__name__}: {error}", file=sys.stderr)
@@ -138,6 +140,7 @@ def max_batch(
     steps: Steps = 3,
     timeout: Timeout = None,
     network: Network = False,
+    python: Python = None,
     as_json: Json = False,
     **model: Any,
 ) -> None:  # fmt: skip
@@ -152,7 +155,7 @@ def max_batch(
       ullage max-batch train.py --batch-arg=--batch-size --gpu L4 -- --epochs 1
       ullage max-batch torchvision:resnet18 --jobs -b 32 --gpu H200
     """
-    target = target_of(source, args, module, steps, timeout, False, model, network=network)
+    target = target_of(source, args, module, steps, timeout, False, model, network=network, python=python)
     if jobs:
         _count_jobs(target, gpu, as_json)
     else:
@@ -219,6 +222,7 @@ def estimate(
     steps: Steps = 3,
     timeout: Timeout = None,
     network: Network = False,
+    python: Python = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")] = False,
     batch_arg: Annotated[
         str | None, typer.Option(help="With --max-batch: the script's argument that sets the size.",
@@ -263,11 +267,14 @@ def estimate(
       ullage estimate hf:Qwen/Qwen3-8B --lora 16 --quantize nf4 --gpu RTX-4090
       ullage estimate hf:GPT2LMHeadModel --set n_layer=24 --sequence-length 1024 --checkpointing
       ullage estimate train.py --gpu RTX-4090 -- --epochs 90 --batch-size 256
+      ullage estimate train.py --python ~/project/.venv -- --epochs 90
       ullage estimate train.py --max-batch --batch-arg=--batch-size
       ullage estimate torchvision:resnet50 --estimator deepspeed --set deepspeed.stage=3
       ullage estimate summary.txt --estimator horus --batch-size 32
     """
-    target = target_of(source, args, module, steps, timeout, show_output, model, estimator, network=network)
+    target = target_of(
+        source, args, module, steps, timeout, show_output, model, estimator, network=network, python=python
+    )
     if not target.is_ullage:
         _refuse({"--max-batch": max_batch, "--timeline": timeline, "--snapshot": snapshot}, estimator)
     if max_batch:

@@ -56,6 +56,12 @@ Seed = Annotated[
     int, typer.Option(help="Seed of the random generator; the same seed gives the same result.", metavar="N", min=0)
 ]
 Network = Annotated[bool, typer.Option("--network", help="Let a script reach other machines, to download something.")]
+Python = Annotated[
+    str | None, typer.Option("--python", help="Run a script in another Python, which needs PyTorch but not Ullage: "
+                             "its path, an environment's folder, or the name of a conda environment.", metavar="PATH",
+                             show_default="the active environment if it has PyTorch, or else Ullage's own",
+                             autocompletion=completion.pythons)
+]  # fmt: skip
 Timeout = Annotated[
     str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
                              show_default="5m")
@@ -243,9 +249,11 @@ def target_of(
     estimator: str = "ullage",
     *,
     network: bool = False,
+    python: str | None = None,
 ) -> EstimateTarget:
     """What the command line describes; options that do not belong to this kind of source are refused."""
     from ullage.estimation.estimators.registry import check_name
+    from ullage.isolation.interpreter import active_environment
     from ullage.workloads.workload import SCRIPT, kind_of, workload_of
 
     check_name(estimator)
@@ -260,6 +268,7 @@ def target_of(
         "timeout": None if timeout is None else parse_duration(timeout),
         "show_output": show_output,
         "network": network,
+        "python": python or (active_environment() if kind == SCRIPT else None),
     }
     options = {"steps": steps, **given_options(model), **{name: value for name, value in of_script.items() if value}}
     if kind != SCRIPT:

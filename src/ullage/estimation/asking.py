@@ -67,6 +67,7 @@ def estimate(
     timeout: float | None = None,
     show_output: bool = False,
     network: bool = False,
+    python: str | Path | None = None,
     trace: Trace | None = None,
     trace_file: str | Path | None = None,
     allocator_config: AllocatorConfig | None = None,
@@ -115,6 +116,8 @@ def estimate(
         timeout: Give up after this many seconds. Default: 300.
         show_output: Show what the script prints, on standard error.
         network: Let the script reach other machines.
+        python: Run the script in another Python: the path of one, the folder of an environment, or the name of a
+            conda environment. It needs PyTorch 2.6 or newer, and does not need Ullage. Default: this Python.
         trace_file: Save every request to this file.
 
     For a model's name or a function:

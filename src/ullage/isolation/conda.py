@@ -37,6 +37,15 @@ def in_conda(name: str, env: Mapping[str, str]) -> dict[str, str]:
     raise LookupError(f"needed a conda environment; found none named {name!r} (looked in {looked})")
 
 
+def conda_names(env: Mapping[str, str]) -> list[str]:
+    """The names of the environments that conda wrote down.
+
+    >>> conda_names({"HOME": "/nowhere"})
+    []
+    """
+    return sorted({os.path.basename(line) for line in _conda_list(env.get("HOME", "/nonexistent"))} - {""})
+
+
 def _conda_list(home: str) -> list[str]:
     """conda itself writes down where it made environments. A pipe or a device in that place is not read."""
     try:

@@ -10,17 +10,20 @@ from pathlib import Path
 HOME = str(Path(__file__).resolve().parents[2])  # the folder that `ullage` is imported from
 
 
-def environment(base: Mapping[str, str] | None = None, *, import_from: Iterable[str] = ()) -> dict[str, str]:
+def environment(
+    base: Mapping[str, str] | None = None, *, import_from: Iterable[str] = (), ours: bool = True
+) -> dict[str, str]:
     """The variables of `base` (by default this process's own) for a child process.
 
     `import_from` names more places to import from, `sys.path` for a child that has to find what is importable here.
+    `ours` is whether it runs in this Python; another one gets Ullage by other means (`boot`).
     Output is not buffered, unless `base` says so, so that the last words of a process that is killed are known.
 
     >>> environment({"PYTHONPATH": "/mine"}, import_from=["/models"])["PYTHONPATH"].endswith("/models:/mine")
     True
     """
     base = os.environ if base is None else base
-    own = [] if HOME in _installed() else [HOME]  # site-packages in front would hide what the user put before them
+    own = [HOME] if ours and HOME not in _installed() else []  # site-packages in front would hide what the user has
     places = [*own, *(place or os.getcwd() for place in import_from)]
     places += filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
     found = {"PYTHONUNBUFFERED": "1", **base}

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ullage.isolation import recording, redirection
+from ullage.isolation import boot, recording, redirection
 from ullage.isolation.environment import HOME, environment
 from ullage.isolation.guard import BOOT, Order, Private
 from ullage.isolation.limits import MOST_WRITTEN, NO_LIMITS, Limits, Watch
@@ -91,12 +91,14 @@ def run(
     rights: Mapping[str, int | str] | None = None,
     private: Private | None = None,
     record: bool = False,
+    python: str | None = None,
     show: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
     child = start(
-        entry, request, env=env, cwd=cwd, rights=rights, private=private, written=limits.written, record=record
+        entry, request, env=env, cwd=cwd, rights=rights, private=private, written=limits.written, record=record,
+        python=python,
     )  # fmt: skip
     return child.wait(limits, show=show, stop=stop)
 
@@ -111,13 +113,14 @@ def start(
     private: Private | None = None,
     written: int | None = None,
     record: bool = False,
+    python: str | None = None,
 ) -> Child:
     """Start a fresh process for a function. `env` defaults to `environment()`.
 
     `rights` (`uid`, `gid` and `user`) makes it another user's process, which only root may do; it has these rights
     before it enters `cwd`. With `private` it has a private world, in which it may write so many bytes (`written`). A
     process that is in a private world itself has the same one for its children. With `record` the outcome says what
-    the run depended on.
+    the run depended on. `python` is another Python than this one for it, which has PyTorch and need not have Ullage.
     """
     inside = redirection.current()
     if inside is not None or private is not None and is_private():
@@ -132,7 +135,8 @@ def start(
         "parent": None if private else parent, "record": here,
         "redirect": inside and inside.folder, "network": inside and inside.network,
     }  # fmt: skip
-    command = [sys.executable, "-P", "-m", "ullage.isolation", entry, str(child_answers)]
+    program = [sys.executable, "-P", "-m", "ullage.isolation"] if python is None else [python, boot.__file__]
+    command = [*program, entry, str(child_answers)]
     folder = os.path.join(tempfile.gettempdir(), f"ullage-{uuid.uuid4().hex}")
     if private is not None or rights:
         cwd = os.getcwd() if cwd is None and not rights else cwd
@@ -162,7 +166,7 @@ def start(
         os.close(child_output)
     guarded = None if private is None else _Guarded(folder, is_ours=not rights)
     reads = None if noted is None else _Noted(noted, given)
-    return Child(process, answers, output, guarded=guarded, noted=reads)
+    return Child(process, answers, output, guarded=guarded, noted=reads, python=python)
 
 
 class _Guarded(NamedTuple):
@@ -197,9 +201,10 @@ class Child:
         *,
         guarded: _Guarded | None = None,
         noted: _Noted | None = None,
+        python: str | None = None,
     ) -> None:
         self.pid = process.pid
-        self._guarded, self._noted = guarded, noted
+        self._guarded, self._noted, self._python = guarded, noted, python
         self._process, self._answers, self._output = process, answers, output
         self._messages, self._printed = Messages(), bytearray()
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -235,6 +240,9 @@ class Child:
             os.close(self._output)
             reads = self._reads()
         outcome = outcome_of(self._messages, self._process.poll(), exceeded, self._printed.decode(errors="replace"))
+        if self._python is not None and outcome.reason == "died" and self._messages.at != boot.HELLO:
+            failure = f"needed Python {boot.dotted(boot.OLDEST_PYTHON)} or newer; {self._python} is none"
+            outcome = replace(outcome, reason="error", failure=failure, output="")
         return replace(outcome, reads=reads)
 
     def _noted_too_much(self) -> Exceeded | None:

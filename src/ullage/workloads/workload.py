@@ -17,7 +17,7 @@ SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 _RUN_OPTIONS = {
     MODEL: ("steps", "allocator_config", "trace"),
     FUNCTION: ("steps", "allocator_config", "trace"),
-    SCRIPT: ("steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network"),
+    SCRIPT: ("steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network", "python"),
 }
 _OPTIONS = {
     MODEL: (*MODEL_OPTIONS, *_RUN_OPTIONS[MODEL]),
@@ -49,6 +49,7 @@ class RunOptions:
     timeout: float | None = None
     show_output: bool = False
     network: bool = False
+    python: str | Path | None = None
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ FAILURES = {
     "open('data/train.csv')": "needs data that is not there: FileNotFoundError",
     "raise RuntimeError('Dataset not found or corrupted. You can use download=True')": "needs data that is not there",
     "import urllib.error; raise urllib.error.URLError('no name')": "asked the network for something",
-    "import not_a_package": "type: pip install not_a_package",
+    "import not_a_package": " -m pip install not_a_package, or name a Python that has it",
     "sys.exit('give me a config')": "exit code 1, before anything",
     "import argparse; argparse.ArgumentParser().parse_args(['--lr'])": "exit code 2 (argparse uses it for",
     "torch.zeros(1, device='cuda:1')": "asked for a second GPU",

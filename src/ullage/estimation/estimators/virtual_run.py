@@ -61,7 +61,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     return estimate_script(
         str(workload.script), workload.args, module=how.module, gpu=gpu, steps=how.steps,
         timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, config=how.allocator_config,
-        trace_file=how.trace_file, show_output=how.show_output, network=how.network,
+        trace_file=how.trace_file, show_output=how.show_output, network=how.network, python=how.python,
     )  # fmt: skip
 
 

@@ -19,16 +19,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ullage.allocator import AllocatorConfig
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.scripts.failures import describe
+from ullage.estimation.scripts.frameworks import FRAMEWORKS
 from ullage.estimation.scripts.processes import Processes
 from ullage.estimation.scripts.when_to_stop import RunWatcher
-from ullage.estimation.timeline.trace import Trace
 from ullage.hardware import GPU
 from ullage.isolation.child import give_answer, give_so_far
 from ullage.units import format_duration
@@ -36,6 +36,9 @@ from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.torch_api.saving import install_safetensors
 from ullage.virtual.tracking.convergence import MemoryConverged
+
+if TYPE_CHECKING:
+    from ullage.estimation.timeline.trace import Trace
 
 GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
 FIRST_LOOK, LATER_LOOKS, LEAST_WORK = 2.0, 1.5, 20  # seconds, by what it grows, how much longer than a look it takes
@@ -129,6 +132,8 @@ class ScriptRun:
         self.processes = Processes(self.card.note, self._failed)
         self._trace: Trace | None = None
         if request.traced:
+            from ullage.estimation.timeline.trace import Trace  # needs NumPy, which this Python may not have
+
             self._trace = Trace()
             self._trace.watch(self.card)
         self._begin = time.perf_counter()
@@ -258,6 +263,8 @@ class ScriptRun:
                 "refused": self.card.refused,
                 "made_up": any(kind in ("values", "readings") for kind, _ in self.card.noted),
                 "steps": self.watcher.steps,
+                "python": sys.executable,
+                "imported": sorted(FRAMEWORKS.keys() & {name.partition(".")[0] for name in list(sys.modules)}),
             }
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from ullage.units import format_duration
@@ -24,11 +25,14 @@ _DATA_WORDS = (
 )
 
 
+_PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
+
+
 def describe(error: BaseException) -> dict[str, Any]:
     """An exception as plain values, for the answer of the child process."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "ullage" not in frame.filename and not _is_library(frame.filename)]
-    place = ours[-1] if ours else None
+    of_user = [frame for frame in frames if not frame.filename.startswith(_PACKAGE) and not _is_library(frame.filename)]
+    place = of_user[-1] if of_user else None
     name = type(error).__name__
     cause = error
     chain = [name]
@@ -66,7 +70,7 @@ def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
     last = frames[-1]
     if isinstance(error, AttributeError | TypeError) and re.search("torch|cuda", f"{last.line} {error}"):
         return False  # something of PyTorch that the virtual GPU may lack
-    return not {"torch", "ullage"}.intersection(last.filename.replace("\\", "/").split("/"))
+    return not last.filename.startswith(_PACKAGE) and "torch" not in last.filename.split("/")
 
 
 def _kind(error: BaseException) -> str:
@@ -84,6 +88,11 @@ def _is_library(filename: str) -> bool:
     return "site-packages" in filename or filename.startswith((sys.base_prefix, "<frozen"))
 
 
+def missing_package(failure: dict[str, Any]) -> str:
+    """The package that an import did not find, if that was the failure."""
+    return (failure.get("missing") or "").split(".")[0]
+
+
 def is_launcher_missing(failure: dict[str, Any]) -> bool:
     """Whether a script failed because it expects to be started by torchrun."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE")
@@ -99,7 +108,7 @@ def is_own(failure: dict[str, Any]) -> bool:
     >>> is_own({"kind": "syntax"}), is_own({"kind": "timeout"})
     (True, False)
     """
-    if failure.get("refused") or failure.get("made_up") or is_launcher_missing(failure):
+    if failure.get("refused") or failure.get("made_up") or failure.get("framework") or is_launcher_missing(failure):
         return False
     kind = failure["kind"]
     if kind == "exception":
@@ -115,9 +124,16 @@ def message(failure: dict[str, Any], shown: str, seconds: float, network: bool =
     """
     kind = failure["kind"]
     failure = {**failure, "network": network}
+    if failure.get("framework"):
+        return only_pytorch(shown, failure["framework"])
     if failure.get("refused") and kind in ("exception", "exit", "no gpu"):
         return f"{shown}: {failure['refused']}"
     return _MESSAGES[kind](failure, shown, seconds)
+
+
+def only_pytorch(shown: str, framework: str) -> str:
+    """For a script that trains with something else."""
+    return f"{shown} uses {framework}, and nothing in it imports PyTorch: only PyTorch is followed"
 
 
 def _at(failure: dict[str, Any]) -> str:
@@ -185,11 +201,12 @@ def _syntax(failure: dict[str, Any], shown: str, seconds: float) -> str:
 
 
 def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
-    package = (failure.get("missing") or "?").split(".")[0]
-    return (
-        f"{shown} needs the package {package}, which is not installed for {sys.executable}{_at(failure)}; "
-        f"type: pip install {package}"
-    )
+    package = missing_package(failure)
+    needs = f"{shown} needs the package {package}, which is not installed for {failure['python']}{_at(failure)}"
+    command = f"ullage estimate {shown.replace('-m ', '--module ')} --python"
+    if failure.get("elsewhere"):
+        return f"{needs}. {failure['elsewhere']} has it; type: {command} {failure['elsewhere']}"
+    return f"{needs}; type: {failure['python']} -m pip install {package}, or name a Python that has it: {command} PATH"
 
 
 def _no_gpu(failure: dict[str, Any], shown: str, seconds: float) -> str:
@@ -221,6 +238,7 @@ _MESSAGES = {
     "package": _package,
     "no gpu": _no_gpu,
     "timeout": _timeout,
+    "refused": lambda failure, shown, seconds: f"{shown}: {failure['how']}",
     "died": lambda failure, shown, seconds: f"the process of {shown} {failure['how']}",
     "unsupported": lambda failure, shown, seconds: f"{shown}: {failure['message'].split(': ', 1)[-1]}{_at(failure)}",
     "out of memory": lambda failure, shown, seconds: f"{shown} ran out of memory: {failure.get('out_of_memory')}",

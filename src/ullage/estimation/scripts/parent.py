@@ -15,11 +15,13 @@ from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.child import GRACE, ScriptRequest
-from ullage.estimation.scripts.failures import is_launcher_missing, is_own, message
+from ullage.estimation.scripts.failures import is_launcher_missing, is_own, message, missing_package, only_pytorch
+from ullage.estimation.scripts.frameworks import framework_of, other_framework
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.isolation.environment import environment
 from ullage.isolation.guard import Private
+from ullage.isolation.interpreter import Interpreter, environment_with, find_interpreter
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, run
 from ullage.units import GIB
@@ -46,6 +48,7 @@ def estimate_script(
     trace_file: str | os.PathLike[str] | None = None,
     show_output: bool = False,
     network: bool = False,
+    python: str | os.PathLike[str] | None = None,
 ) -> Estimate:
     """How much memory a script will take on `gpu`, found without a GPU.
 
@@ -54,7 +57,8 @@ def estimate_script(
     steps, and a little further for validation and checkpoints; then it is stopped. `steps=None` lets it run to its end.
     Its output is kept apart: shown on standard error with `show_output`, and its last lines when it fails. If it runs
     out of memory, it is run once more on a card without limit to say how much it would need. What it writes is gone
-    with it, and it reaches no other machine, unless `network` allows that.
+    with it, and it reaches no other machine, unless `network` allows that. `python` names another Python to run it in:
+    the path of one, the folder of an environment, or the name of a conda environment. It needs PyTorch, not Ullage.
 
     >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
     True
@@ -62,7 +66,10 @@ def estimate_script(
     Not covered: several GPUs, CUDA graphs, Triton and other custom kernels (`ScriptFailed` says so).
     """
     shown = f"-m {path}" if module else str(path)
-    _check(path, module, steps, timeout)
+    interpreter = find_interpreter(sys.executable if python is None else os.fspath(python))
+    _check(path, module and interpreter.is_ours, steps, timeout)
+    if framework := other_framework(str(path), module):
+        raise ScriptFailed(only_pytorch(shown, framework))
     request = ScriptRequest(
         path=str(path),
         args=[str(value) for value in args],
@@ -75,18 +82,18 @@ def estimate_script(
         traced=trace_file is not None,
     )
     private = Private(network=network)
-    notes: list[str] = []
-    variables = dict(os.environ)
-    answer = _run(request, variables, private, show_output)
+    notes = [] if interpreter.is_ours else [f"the script ran in {interpreter.path}"]
+    answer = _run(request, interpreter, private, show_output)
     if is_launcher_missing(answer):
-        variables |= _LAUNCHER
+        interpreter = interpreter._replace(env=interpreter.env | _LAUNCHER)
         notes.append("the script wants to be started by torchrun: it was given what torchrun gives to a single process")
-        answer = _run(request, variables, private, show_output)
+        answer = _run(request, interpreter, private, show_output)
     out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None
     if out_of_memory is not None:
         notes.append("ran out of memory; the figures are those of a card without limit")
-        answer = _run(dataclasses.replace(request, limited=False), variables, private, show_output)
+        answer = _run(dataclasses.replace(request, limited=False), interpreter, private, show_output)
     if answer["status"] == "failed":
+        answer |= _circumstances(answer, str(path), module)
         raise ScriptFailed(message(answer, shown, timeout, network), answer["output"], is_own(answer))
     if trace_file is not None:
         _write(base64.b64decode(answer["trace"]), trace_file)
@@ -98,6 +105,15 @@ def _estimate(values: dict[str, Any], notes: list[str], out_of_memory: str | Non
     if out_of_memory is not None:
         values |= {"out_of_memory": out_of_memory, "fits": False}
     return Estimate.from_dict(values)
+
+
+def _circumstances(failure: dict[str, Any], path: str, module: bool) -> dict[str, Any]:
+    """What this side knows about a failure: another framework, or an environment that has the missing package."""
+    missing = missing_package(failure)
+    return {
+        "framework": framework_of(path, module, [*failure.get("imported", []), missing]),
+        "elsewhere": environment_with(missing, path) if missing else None,
+    }
 
 
 def _check(path: str | os.PathLike[str], module: bool, steps: int | None, timeout: float) -> None:
@@ -131,18 +147,20 @@ def _check_module(name: str) -> None:
         raise InvalidValue(f"needed a module that `python -m {name}` would run; found none of that name from here")
 
 
-def _run(request: ScriptRequest, variables: dict[str, str], private: Private, show_output: bool) -> dict[str, Any]:
+def _run(request: ScriptRequest, python: Interpreter, private: Private, show_output: bool) -> dict[str, Any]:
     """Run the script in a child process and read its answer, with the end of the script's output."""
     outcome = run(
         "ullage.estimation.scripts.child:run_script",
         dataclasses.asdict(request),
         limits=Limits(seconds=request.timeout + GRACE + _PATIENCE, **_LIMITS),
-        env=_environment(variables),
+        env=_environment(python),
         cwd=os.getcwd(),
         private=private,
+        python=None if python.is_ours else python.path,
         show=_show if show_output else None,
     )
-    found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": "died", "how": outcome.failure}
+    kind = "refused" if outcome.reason == "error" else "died"
+    found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
     return {**found, "output": outcome.last_lines(TAIL)}
 
 
@@ -163,9 +181,9 @@ def _write(content: bytes, file: str | os.PathLike[str]) -> None:
         raise InvalidValue(f"cannot write the trace to {file}: {error.strerror}") from None
 
 
-def _environment(variables: dict[str, str]) -> dict[str, str]:
+def _environment(python: Interpreter) -> dict[str, str]:
     """Trackers on the network stay out of it, unless the user wants them."""
-    return {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", **environment(variables)}
+    return {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", **environment(python.env, ours=python.is_ours)}
 
 
 def _show(text: str) -> None:

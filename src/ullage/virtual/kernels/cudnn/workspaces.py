@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+from ullage.errors import MissingPackage
 
 FORWARD, DATA, FILTER = "f", "d", "w"
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
@@ -218,10 +218,19 @@ def hash_of(problem: ConvolutionProblem) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> (64 - HASH_BITS)
 
 
+def _numpy() -> Any:
+    """NumPy, which the Python that runs a script may not have; without convolutions it needs none."""
+    try:
+        import numpy
+    except ModuleNotFoundError:
+        raise MissingPackage("numpy", "estimates of convolutions") from None
+    return numpy
+
+
 @cache
 def tables(folder: Path) -> dict[tuple[tuple[int, ...], int], Path]:
     """The tables in a folder by compute capability and number of multiprocessors; only their headers are read."""
-    found = {}
+    found, np = {}, _numpy()
     for path in sorted(folder.glob("convolution_table*.npz")):
         with np.load(path) as file:
             header = json.loads(bytes(file["header"]).decode())
@@ -232,6 +241,7 @@ def tables(folder: Path) -> dict[tuple[tuple[int, ...], int], Path]:
 @cache
 def table(path: Path) -> WorkspaceTable:
     """Read a table of measured calls."""
+    np = _numpy()
     with np.load(path) as file:
         header = json.loads(bytes(file["header"]).decode())
         hashes = np.cumsum(file["steps"], dtype=np.uint64)
@@ -249,8 +259,8 @@ def measured(
     path = tables(DATA_FOLDER).get((tuple(capability), multiprocessors))
     if path is None:
         return None
-    found, wanted = table(path), np.uint64(hash_of(problem))
-    place = int(np.searchsorted(found.hashes, wanted))
+    found, wanted = table(path), _numpy().uint64(hash_of(problem))
+    place = int(found.hashes.searchsorted(wanted))
     if place == len(found.hashes) or found.hashes[place] != wanted:
         return None
     return int(found.sizes[place])
@@ -406,7 +416,7 @@ def trees(path: Path) -> dict[str, WorkspaceTrees]:
     """Read the trees of all directions."""
     if not path.exists():
         return {}
-    found = {}
+    found, np = {}, _numpy()
     with np.load(path) as file:
         for direction in "fdw":
             part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "step", "labels", "shares")}
