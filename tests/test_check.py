@@ -74,7 +74,7 @@ def test_json_and_what_is_handed_on(check):
 
 
 def test_the_default_gpu_is_named_as_such(check):
-    assert "H200 is the default GPU; choose another with --gpu NAME" in check("a:job").stdout
+    assert "no GPU was named: H200 was taken; name another with --gpu NAME" in check("a:job").stdout
     assert "default" not in check("a:job", "--gpu", "H200").stdout
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ullage.cli.main import main
+from ullage.hardware import gpu
 
 SMALL = ("--batch-size", "2", "--input-shape", "3,32,32", "--gpu", "T4")
 
@@ -43,6 +44,21 @@ def test_a_model_as_json(type_in):
     values = json.loads(out)
     assert code == 0 and values["gpu"] == "T4" and values["fits"] and values["steps"] == 3
     assert "timeline" not in values
+
+
+def test_a_gpu_that_nobody_named_is_an_assumption(type_in, monkeypatch):
+    words = ["estimate", "mine.py:model", "-b", "1", "--input-shape", "3,32,32"]
+    _, out, _ = type_in(*words)
+    assert "no GPU was named: H200 was taken; name another with --gpu NAME" in " ".join(out.split())
+    assert json.loads(type_in(*words, "--json")[1])["gpu_assumed"] is True
+    assert "no GPU was named" not in type_in(*words, "--gpu", "H200")[1]
+    monkeypatch.setattr("ullage.hardware.lookup.local_gpus", lambda: [gpu("T4")])
+    assert "no GPU was named: T4 was taken" in " ".join(type_in(*words)[1].split())
+
+
+def test_an_unknown_gpu_names_the_command_that_lists_them(type_in):
+    code, _, err = type_in("estimate", "torchvision:resnet18", "--gpu", "Radeon")
+    assert code == 1 and len(err) < 200 and "'ullage gpus' lists all" in err
 
 
 def test_what_does_not_fit_is_an_answer_too(type_in):

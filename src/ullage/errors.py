@@ -38,16 +38,28 @@ class UnknownName(UllageError, LookupError):
 
     >>> str(UnknownName("GPU", "H20O", ["H200", "H100-80GB"]))
     "no GPU named 'H20O'; did you mean 'H200'?"
+    >>> str(UnknownName("GPU", "Radeon", ["H200", "H100-80GB"], listed_by="ullage gpus"))
+    "no GPU named 'Radeon' ('ullage gpus' lists all)"
     """
 
-    def __init__(self, kind: str, name: str, valid: Iterable[str], hint: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        valid: Iterable[str],
+        hint: str = "",
+        listed_by: str = "",
+        near: Iterable[str] = (),
+    ) -> None:
         self.kind, self.name, self.valid = kind, name, sorted(valid)
-        self.near = nearest(name, self.valid)
+        self.near = nearest(name, self.valid) or list(near)
+        advice = ""
         if self.near:
-            advice = "did you mean " + " or ".join(repr(near) for near in self.near) + "?"
-        else:
-            advice = "valid names: " + ", ".join(self.valid[:60])
-        super().__init__(f"no {kind} named {name!r}; {advice}" + (f" ({hint})" if hint else ""))
+            advice = "; did you mean " + " or ".join(repr(near) for near in self.near) + "?"
+        elif not listed_by:
+            advice = "; valid names: " + ", ".join(self.valid[:60])
+        hint = hint or (f"{listed_by!r} lists all" if listed_by else "")
+        super().__init__(f"no {kind} named {name!r}{advice}" + (f" ({hint})" if hint else ""))
 
 
 class InvalidValue(UllageError, ValueError):

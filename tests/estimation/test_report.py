@@ -115,10 +115,34 @@ def test_phases_are_shown_when_there_are_several():
     assert "validation" in text and "1.00 GiB reserved at most" in text
 
 
-def test_the_table_over_gpus_says_which_share_a_run():
-    text = printed(print_gpu_table, [example(), replace(too_large(), computed_on="A100-40GB")])
-    assert "fits on 1 of 2 GPUs; 1 runs" in text and "itself" in text
-    assert [line.split()[1] for line in text.splitlines() if "✓" in line or "✗" in line] == ["✓", "✗"]
+def narrow(show, *args) -> list[str]:
+    out = io.StringIO()
+    show(*args, Console(file=out, width=80, color_system=None))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_the_table_over_gpus_has_those_that_fit_first_and_fits_80_columns():
+    longest = max((card.name for card in ullage.gpus()), key=len)
+    cards = [
+        replace(too_large(), computed_on="A100-40GB", attention=["math"], gpu="RTX-PRO-6000-Server"),
+        replace(example(attention=["efficient"]), gpu="H200", gpu_memory=999 * GIB, headroom=985 * GIB),
+        replace(example(attention=["flash"]), measured=False),
+        replace(too_large(), gpu=longest if len(longest) < 20 else "P100", gpu_memory=7 * GIB, attention=["math"]),
+    ]
+    lines = narrow(print_gpu_table, cards)
+    rows = [line.split() for line in lines if "✓" in line or "✗" in line]
+    assert [row[0] for row in rows] == ["✓", "✓", "✗", "✗"]
+    assert [row[1] for row in rows][:3] == ["A100-40GB", "H200", "RTX-PRO-6000-Server"]
+    assert all(row[-1] in ("math", "flash", "efficient") and row.count("GiB") == 4 for row in rows)
+    text = " ".join(lines)
+    assert "fits on 2 of 4 GPUs; 3 runs, the others share one" in text
+    assert "where attention runs as math, the scores of all pairs of tokens are kept" in text
+    assert "1 were not measured" in text and "<i>a note</i>" in text
+
+
+def test_a_table_whose_gpus_do_the_same_gives_no_reasons():
+    text = " ".join(narrow(print_gpu_table, [example(attention=[]), too_large()]))
+    assert "math" not in text and "cuDNN" not in text and "█" in text
 
 
 def test_json_and_back():

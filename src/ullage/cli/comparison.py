@@ -12,7 +12,6 @@ from rich.table import Table
 
 from ullage.cli import completion
 from ullage.cli.options import (
-    DEFAULT_GPU,
     EstimateTarget,
     Gpu,
     Json,
@@ -72,20 +71,21 @@ def compare(
       ullage compare timm:resnet50 -b 32 -O adam --truth faketensor_timm_a100.csv --gpu A100-40GB
     """
     from ullage.estimation.asking import estimator_list
+    from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
 
     names = estimator_list(estimators)
-    card = find_gpu(gpu or DEFAULT_GPU)
+    card = find_gpu(gpu or default_gpu())
     target = target_of(source, args, module, 3, None, False, model, network=network, python=python)
     _check(target)
     row = _row(target)
     runs = _truth(target, row, card, truth, measure)
-    records = _ask(names, row, gpu or DEFAULT_GPU, parse_duration(timeout))
+    records = _ask(names, row, gpu or default_gpu(), parse_duration(timeout))
     if as_json:
         print(json.dumps(_plain(source, card, records, runs)))
     else:
         _print(source, card, records, runs)
-        if hint := default_gpu_hint(gpu):
+        if hint := default_gpu_hint(gpu, card.name):
             print(hint)
     if not any(record.given for record in records):
         raise typer.Exit(1)

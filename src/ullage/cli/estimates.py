@@ -16,7 +16,6 @@ from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.options import (
-    DEFAULT_GPU,
     EstimateTarget,
     Gpu,
     Gpus,
@@ -75,21 +74,23 @@ def check(
       ullage check torchvision:resnet50 --batch-size 64 --gpu RTX-4090 --margin 10%
       ullage check train.py --gpu A100-40GB --upper -- --batch-size 256
     """
+    from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
 
     try:
-        card = find_gpu(gpu or DEFAULT_GPU)
+        card = find_gpu(gpu or default_gpu())
         needed = parse_margin(margin, card.usable)
         answer = target_of(source, args, module, steps, timeout, False, model, network=network, python=python).run(card)
     except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline
         known = isinstance(error, UllageError)
         print(f"ullage: {error}" if known else f"ullage: {type(error).__name__}: {error}", file=sys.stderr)
         raise typer.Exit(CANNOT_TELL) from None
+    answer = answer if gpu is not None else answer.on_assumed_gpu()
     passed, line = judge(answer, needed, upper)
     if as_json:
         print(json.dumps({"passed": passed, "margin": needed, **answer.to_dict(timeline=False)}))
     else:
-        hint = default_gpu_hint(gpu)
+        hint = default_gpu_hint(gpu, card.name)
         print(f"{source}: {line}" + (f" ({hint})" if hint else ""))
     raise typer.Exit(FITS if passed else DOES_NOT_FIT)
 
@@ -166,6 +167,7 @@ def _search(target: EstimateTarget, gpu: str | None, what: str, batch_arg: str |
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
     from ullage.estimation.largest_batch import max_batch as largest
+    from ullage.hardware import default_gpu
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     console = Console(stderr=True)
@@ -177,7 +179,7 @@ def _search(target: EstimateTarget, gpu: str | None, what: str, batch_arg: str |
             bar.update(task, completed=trial, total=max(USUAL_TRIALS, trial + 1), description=words)
 
         found = largest(
-            target.source, gpu=gpu or DEFAULT_GPU, what=what, batch_arg=batch_arg, progress=after_trial,
+            target.source, gpu=gpu or default_gpu(), what=what, batch_arg=batch_arg, progress=after_trial,
             **target.options,
         )  # fmt: skip
     if as_json:
@@ -185,26 +187,27 @@ def _search(target: EstimateTarget, gpu: str | None, what: str, batch_arg: str |
     else:
         print(found.report())
         print(f"{found.trials} estimates in {found.seconds:.1f} s, without a GPU")
-        _print_default_gpu(gpu)
+        _print_default_gpu(gpu, found.gpu)
 
 
 def _count_jobs(target: EstimateTarget, gpu: str | None, as_json: bool) -> None:
     from ullage.estimation.largest_batch import jobs_together
+    from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
 
     with Console(stderr=True).status(f"estimating {target.source} ..."):
-        answer = target.run(find_gpu(gpu or DEFAULT_GPU))
+        answer = target.run(find_gpu(gpu or default_gpu()))
     count = jobs_together(answer)
     if as_json:
         print(json.dumps({"jobs": count, "estimate": answer.to_dict(timeline=False)}))
         return
     each = f"each takes at most {format_bytes(answer.bound)} of {format_bytes(answer.gpu_memory)}"
     print(f"{count} such jobs fit on {answer.gpu} together: {each}")
-    _print_default_gpu(gpu)
+    _print_default_gpu(gpu, answer.gpu)
 
 
-def _print_default_gpu(gpu: str | None) -> None:
-    if hint := default_gpu_hint(gpu):
+def _print_default_gpu(gpu: str | None, taken: str) -> None:
+    if hint := default_gpu_hint(gpu, taken):
         print(hint)
 
 
@@ -300,14 +303,16 @@ def _one(
     snapshot: Path | None,
     wants_advice: bool,
 ) -> None:
+    from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
 
-    card = find_gpu(gpu or DEFAULT_GPU)
+    card = find_gpu(gpu or default_gpu())
     errors = Console(stderr=True)
     _check_writable(timeline, snapshot)
     doing = f"running {target.source} on a virtual {card.name}" if target.is_ullage else f"asking {target.estimator}"
     with errors.status(f"{doing} ..."):
         answer, trace = _traced(target, card) if timeline or snapshot else (target.run(card), None)
+    answer = answer if gpu is not None else answer.on_assumed_gpu()
     if trace is not None:
         _write(trace, answer, timeline, snapshot)
     if as_json:
@@ -320,7 +325,6 @@ def _one(
     from ullage.estimation.report import print_report
 
     print_report(answer, Console(), options)
-    _print_default_gpu(gpu)
 
 
 def _traced(target: EstimateTarget, card: GPU) -> tuple[Estimate, Trace]:

@@ -24,18 +24,17 @@ if TYPE_CHECKING:
     from ullage.hardware import GPU
     from ullage.workloads import Workload
 
-DEFAULT_GPU = "H200"
-
+_DEFAULT = "local, where there is one, else H200"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Gpu = Annotated[
     str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for: a name from 'ullage gpus', the path of a "
                              "TOML file, or 'local' for the GPU of this machine.", metavar="NAME",
-                             show_default=DEFAULT_GPU, autocompletion=completion.gpus)
+                             show_default=_DEFAULT, autocompletion=completion.gpus)
 ]  # fmt: skip
 Gpus = Annotated[
     str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for: a name from 'ullage gpus', the path of a "
                              "TOML file, or 'local' for the GPU of this machine. Several with commas, or 'all', give "
-                             "a table.", metavar="NAME", show_default=DEFAULT_GPU,
+                             "a table.", metavar="NAME", show_default=_DEFAULT,
                              autocompletion=completion.several_gpus)
 ]  # fmt: skip
 MeasuredGpu = Annotated[
@@ -282,10 +281,12 @@ def _silence_model_packages() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def default_gpu_hint(gpu: str | None) -> str:
-    """For the end of an answer: that the GPU was not chosen by the user; empty if it was.
+def default_gpu_hint(gpu: str | None, taken: str) -> str:
+    """For the end of an answer: that nobody named the GPU that was taken; empty if the user did.
 
-    >>> default_gpu_hint(None)
-    'H200 is the default GPU; choose another with --gpu NAME'
+    >>> default_gpu_hint(None, "H200")
+    'no GPU was named: H200 was taken; name another with --gpu NAME'
     """
-    return "" if gpu is not None else f"{DEFAULT_GPU} is the default GPU; choose another with --gpu NAME"
+    from ullage.hardware import nobody_named
+
+    return "" if gpu is not None else nobody_named(taken)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.estimators.registry import check_name, estimators, find
-from ullage.hardware import GPU
+from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
 from ullage.workloads.workload import Workload, workload_of
 
@@ -41,7 +41,7 @@ def _names_unknown_options(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def estimate(
     source: str | Path | Callable[[], Any],
     *,
-    gpu: str | GPU = "H200",
+    gpu: str | GPU | None = None,
     estimator: str = "ullage",
     steps: int | None = 3,
     batch_size: int | None = None,
@@ -78,7 +78,8 @@ def estimate(
         source: A model's name (`"torchvision:resnet50"`, `"timm:NAME"`, `"hf:ORG/NAME"` of the Hugging Face hub,
             `"hf:CLASS"`, `"package.module:factory"`), a function without arguments that trains on "cuda", the path of a
             script, or a text file with a model summary for the estimators that read one.
-        gpu: A name from `ullage.gpus()`, the path of a TOML file, `"local"`, or a `GPU`.
+        gpu: A name from `ullage.gpus()`, the path of a TOML file, `"local"`, or a `GPU`. Default: the first GPU of this
+            machine, else an H200.
         estimator: Which estimator to use; one of `ullage.estimators()`.
         steps: Follow the job for at least this many optimizer steps; `None` lets it run to its end.
         allocator_config: Settings of PyTorch's allocator. By default those of `PYTORCH_ALLOC_CONF`.
@@ -145,15 +146,16 @@ def estimate(
     return estimate_workload(workload_of(source, given, estimator), gpu, estimator)
 
 
-def estimate_workload(workload: Workload, gpu: str | GPU, estimator: str = "ullage") -> Estimate:
-    """The estimate of one workload on one GPU.
+def estimate_workload(workload: Workload, gpu: str | GPU | None, estimator: str = "ullage") -> Estimate:
+    """The estimate of one workload on one GPU, by default this machine's own, else an H200.
 
     >>> from ullage.workloads.configuration import Configuration
     >>> mlp = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
     >>> estimate_workload(mlp, "T4").fits
     True
     """
-    return find(estimator).estimate(workload, find_gpu(gpu))
+    answer = find(estimator).estimate(workload, find_gpu(gpu or default_gpu()))
+    return answer if gpu is not None else answer.on_assumed_gpu()
 
 
 def ask(name: str, row: dict[str, Any], gpu: str) -> Estimate | str:

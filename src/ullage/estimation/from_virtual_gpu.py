@@ -40,6 +40,7 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
         assumed=gpu.assumed,
         left_out=gpu.left_out,
         measured=gpu.spec.context_measured,
+        attention=sorted(gpu.attention_kernels),
         notes=gpu.notes,
         timeline=_thinned(gpu.timeline),
     )

@@ -17,7 +17,7 @@ from typing import Any
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.asking import estimate_workload
 from ullage.estimation.result import Estimate
-from ullage.hardware import GPU
+from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
 from ullage.units import format_bytes
 from ullage.workloads.configuration import Configuration
@@ -175,7 +175,7 @@ class MaxBatch(int):
 def max_batch(
     source: str | Path | Callable[..., Any],
     *,
-    gpu: str | GPU = "H200",
+    gpu: str | GPU | None = None,
     what: str = "batch-size",
     parameter: str | None = None,
     batch_arg: str | None = None,
@@ -203,7 +203,7 @@ def max_batch(
         raise UnknownName("thing to search for", what, WHAT)
     begin = time.perf_counter()
     option, start, step = WHAT[what]
-    card = find_gpu(gpu)
+    card = find_gpu(gpu or default_gpu())
     variant = _variants(source, what, parameter, batch_arg, options)
     estimates: dict[int, Estimate] = {}
 

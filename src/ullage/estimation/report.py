@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.padding import Padding
@@ -31,9 +32,13 @@ def print_report(estimate: Estimate, console: Console | None = None, options: Se
         console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
     if options:
         print_options(options, console)
-    if estimate.notes:
+    _print_notes(estimate.notes, console)
+
+
+def _print_notes(notes: Sequence[str], console: Console) -> None:
+    if notes:
         console.print("\n[bold]Assumed on the way[/]")
-        for note in folded(estimate.notes):
+        for note in folded(notes):
             console.print(Padding(Text(f"- {note}"), (0, 0, 0, 2), expand=False))
 
 
@@ -55,11 +60,35 @@ def print_options(options: Sequence[Option], console: Console | None = None) -> 
 
 
 def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = None) -> None:
-    """Print one line a GPU. `computed_on` names the GPU whose run a line shares; lines without it ran themselves."""
+    """Print one line a GPU: those on which the job fits, the smallest first, then the others, the largest first.
+
+    Below it stands why GPUs need more than others, and what was assumed. It fits 80 columns.
+    """
     console = console or Console()
+    console.print(_gpu_table(sorted(estimates, key=_usefulness)))
+    runs = sum(e.computed_on is None for e in estimates)
+    shared = f"{runs} runs, the others share one of the same kernels" if runs < len(estimates) else f"{runs} runs"
+    console.print(f"fits on {sum(e.fits for e in estimates)} of {len(estimates)} GPUs; {shared}")
+    for line in [*why_they_differ(estimates), *_measured_words(estimates)]:
+        console.print(Text(line))
+    notes = list(dict.fromkeys(note for e in estimates for note in e.notes if e.fits or note != _WITHOUT_LIMIT))
+    _print_notes(notes, console)
+
+
+_WITHOUT_LIMIT = "ran out of memory; the figures are those of a card without limit"  # the table says it by its mark
+
+
+def _usefulness(e: Estimate) -> tuple[bool, int, str]:
+    return not e.fits, e.gpu_memory if e.fits else -e.gpu_memory, e.gpu
+
+
+def _gpu_table(estimates: Sequence[Estimate]) -> Table:
+    by_attention = len({tuple(e.attention) for e in estimates}) > 1
     table = Table(
-        "", Column("GPU", no_wrap=True), Column("takes", justify="right"), Column("of", justify="right"),
-        Column("room", justify="right"), Column("at most", justify="right"), Column("", no_wrap=True), "run on",
+        "", Column("GPU", no_wrap=True), Column("takes", justify="right", no_wrap=True),
+        Column("of", justify="right", no_wrap=True), Column("room", justify="right", no_wrap=True),
+        Column("at most", justify="right", no_wrap=True), Column("attention" if by_attention else ""),
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for e in estimates:
         mark, style = ("✓", "yellow" if e.tight else "green") if e.fits else ("✗", "red")
@@ -67,13 +96,41 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
         bar = Text("█" * round(12 * share), style=style) + Text("░" * (12 - round(12 * share)), style="dim")
         table.add_row(
             Text(mark, style=style), e.gpu, format_bytes(e.figure), format_bytes(e.gpu_memory),
-            format_bytes(e.headroom), "" if e.upper is None else format_bytes(e.upper), bar,
-            Text("itself") if e.computed_on is None else Text(e.computed_on, style="dim"),
+            format_bytes(e.headroom), "" if e.upper is None else format_bytes(e.upper),
+            Text(", ".join(e.attention)) if by_attention else bar,
         )  # fmt: skip
-    console.print(table)
-    runs = sum(e.computed_on is None for e in estimates)
-    fitting = sum(e.fits for e in estimates)
-    console.print(f"fits on {fitting} of {len(estimates)} GPUs; {runs} runs, the others share one of the same kernels")
+    return table
+
+
+def why_they_differ(estimates: Sequence[Estimate]) -> list[str]:
+    """Why the same job takes more on some GPUs than on others, from what its runs chose; empty if nothing differs.
+
+    >>> why_they_differ([])
+    []
+    """
+    known = [e for e in estimates if e.peak_reserved]
+    lines = []
+    with_math = [e for e in known if "math" in e.attention]
+    if with_math and len(with_math) < len(known):
+        most, least = max(e.peaks[1] for e in with_math), min(e.peaks[1] for e in known if e not in with_math)
+        lines.append(
+            f"where attention runs as math, the scores of all pairs of tokens are kept: {format_bytes(most)} reserved "
+            f"instead of {format_bytes(least)}. Flash and cuDNN attention need compute capability 8.0, and so does "
+            "efficient attention with bfloat16."
+        )
+    elif len({e.guessed["of_bytes"] for e in known if e.guessed}) > 1:
+        least, most = min(e.peaks[1] for e in known), max(e.peaks[1] for e in known)
+        span = f"{format_bytes(least)} to {format_bytes(most)} reserved"
+        lines.append(f"cuDNN takes other workspaces for convolutions by GPU: {span}")
+    return lines
+
+
+def _measured_words(estimates: Sequence[Estimate]) -> list[str]:
+    others = [e for e in estimates if e.measured is False]
+    if not others:
+        return []
+    which = "none of these GPUs was measured" if len(others) == len(estimates) else f"{len(others)} were not measured"
+    return [f"{which}: rules for other GPUs, and 'at most' adds 5% for this"]
 
 
 def _head(estimate: Estimate) -> Group:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from html import escape
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.hardware import nobody_named
 from ullage.units import format_bytes, format_duration
 
 PROCESS = "process_memory"
@@ -45,6 +46,9 @@ class Estimate:
     the code or its data, and `left_out` what the code does and the run did not follow. Each entry says `what`, how
     often (`count`), whether `upper` holds all the same (`covered`), and how many bytes `upper` adds for it (`adds`).
     `upper_covers` says so for everything; it is `None` on a GPU that was not measured, for which `upper` only adds 5 %.
+
+    `gpu_assumed` says that no GPU was named, and this one was taken. `attention` names the kernels that
+    `scaled_dot_product_attention` took: they differ by GPU, and "math" keeps much more memory than the others.
 
     `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
     `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
@@ -83,6 +87,8 @@ class Estimate:
     left_out: list[dict[str, Any]] = field(default_factory=list)
     measured: bool | None = None
     computed_on: str | None = None
+    gpu_assumed: bool = False
+    attention: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     timeline: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
     estimator: str = "ullage"
@@ -140,6 +146,10 @@ class Estimate:
             )
         known["timeline"] = [tuple(point) for point in known.get("timeline", [])]
         return cls(**known | {"schema_version": SCHEMA_VERSION})
+
+    def on_assumed_gpu(self) -> Estimate:
+        """The same estimate, which says that nobody named its GPU."""
+        return replace(self, gpu_assumed=True, notes=[nobody_named(self.gpu), *self.notes])
 
     @property
     def verdict(self) -> str:

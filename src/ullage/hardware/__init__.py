@@ -5,7 +5,10 @@
 
 from ullage.hardware.catalogue import gpus
 from ullage.hardware.local import local_gpus
-from ullage.hardware.lookup import gpu, gpu_list, own_gpus, select_gpus
+from ullage.hardware.lookup import default_gpu, gpu, gpu_list, nobody_named, own_gpus, select_gpus
 from ullage.hardware.specification import GPU, generation_of
 
-__all__ = ["GPU", "generation_of", "gpu", "gpu_list", "gpus", "local_gpus", "own_gpus", "select_gpus"]
+__all__ = [
+    "GPU", "default_gpu", "generation_of", "gpu", "gpu_list", "gpus", "local_gpus", "nobody_named", "own_gpus",
+    "select_gpus",
+]  # fmt: skip

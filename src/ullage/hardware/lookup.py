@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from ullage.errors import InvalidValue, UnknownName
+from ullage.errors import InvalidValue, UnknownName, nearest
 from ullage.hardware.catalogue import gpus, read_catalogue, read_own_gpu
 from ullage.hardware.local import local_gpus
 from ullage.hardware.specification import GPU
@@ -43,6 +43,24 @@ def gpu(name: str | Path | GPU) -> GPU:
         return _local(int(local[1] or 0))
     own = own_files().get(name.strip().casefold())
     return read_own_gpu(own, _named) if own is not None else _named(name)
+
+
+def default_gpu() -> str:
+    """The GPU that is taken where none is named: "local" where NVML finds one, else "H200".
+
+    >>> default_gpu() in ("local", "H200")
+    True
+    """
+    return "local" if local_gpus() else "H200"
+
+
+def nobody_named(taken: str) -> str:
+    """What an answer says about a GPU that was taken by default.
+
+    >>> nobody_named("H200")
+    'no GPU was named: H200 was taken; name another with --gpu NAME'
+    """
+    return f"no GPU was named: {taken} was taken; name another with --gpu NAME"
 
 
 def own_files() -> dict[str, Path]:
@@ -117,7 +135,9 @@ def _named(name: str) -> GPU:
         raise UnknownName("GPU", name, found, hint=f"{name} can be any of {', '.join(found)}")
     # Beside a card's name its MIG instances would crowd the other cards out of the advice.
     wants_mig = "mig" in name.casefold()
-    raise UnknownName("GPU", name, [card.name for card in gpus() if wants_mig or not card.is_mig])
+    known = [card.name for card in gpus() if wants_mig or not card.is_mig]
+    short = [card for way in nearest(_folded(name), _short_names()) for card in _short_names()[way] if card in known]
+    raise UnknownName("GPU", name, known, listed_by="ullage gpus", near=list(dict.fromkeys(short))[:3])
 
 
 @cache

@@ -51,6 +51,7 @@ class GPUState:
         self.operator = ""  # the one that runs now
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertainty = Uncertainty()
+        self.attention_kernels: set[str] = set()  # that `scaled_dot_product_attention` took
         self._notes: dict[tuple[str, str], int] = {}
         self._kept_peaks = 0, 0
 

@@ -283,6 +283,7 @@ def scaled_dot_product_attention(
     """attention.cpp, scaled_dot_product_attention"""
     attention = AttentionArguments(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     kernel = choose_attention_kernel(attention, _gpus[-1].spec.compute_capability or (0, 0))
+    _gpus[-1].attention_kernels.add(kernel)
     if kernel == CUDNN:  # it takes masks of flags as they are
         return _first(
             _aten._scaled_dot_product_cudnn_attention(
