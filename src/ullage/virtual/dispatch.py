@@ -39,6 +39,7 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their handl
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
+from ullage.virtual.values import LARGEST_KNOWN, has_no_fixed_result
 
 # Shapes, strides, types and aliases of outputs come from PyTorch's own shape inference. The call is repeated on "meta"
 # tensors, which have no data. An output that shares an input's storage is a view of it.
@@ -158,7 +159,19 @@ def forget_plans() -> None:
 class _Operator:
     """One operator overload on one virtual GPU, with the plans it has remembered."""
 
-    __slots__ = ("composite", "floats_matter", "func", "gpu", "handler", "mode", "name", "plans", "rule", "written")
+    __slots__ = (
+        "composite",
+        "floats_matter",
+        "func",
+        "gpu",
+        "handler",
+        "mode",
+        "name",
+        "outputs",
+        "plans",
+        "rule",
+        "written",
+    )
 
     def __init__(self, func: Any, mode: VirtualMode) -> None:
         self.func, self.mode, self.gpu = func, mode, mode.gpu
@@ -167,7 +180,7 @@ class _Operator:
         self.handler = list_operator if is_list_operator(self.name) else HANDLERS.get(self.name)
         self.composite = self.handler is None and self.rule is None and _is_composite(func)
         self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
-        self.written = _written_places(func)
+        self.written, self.outputs = _written_places(func)
         self.plans = _plans.setdefault((func, mode.gpu.spec.name if self.rule else ""), {})
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -187,13 +200,17 @@ class _Operator:
         if plan is None:
             plan = self.plans[key] = self._make_plan(args, kwargs)
             plan.quick = _quick(plan)
+            plan.small = not has_no_fixed_result(self.func) and any(map(_is_small, plan.outputs))
         quick = plan.quick
         result = carry_out(gpu, plan, args, kwargs) if quick is None else gpu.memory.tensor(*quick)
         if self.written:
-            for place in self.written:
-                if place < len(args) and args[place] is not None:
-                    gpu.memory.written(args[place])
-        elif not args or hasattr(args[0], "ullage_value") or type(args[0]) is not _Tensor:
+            written = [args[place] for place in self.written if place < len(args) and args[place] is not None]
+            gpu.values.follow_in_place(self.func, args, kwargs, written)
+        elif self.outputs:
+            for name in self.outputs:
+                if kwargs.get(name) is not None:
+                    gpu.memory.written(kwargs[name])
+        elif plan.small:
             gpu.values.follow(self.func, args, kwargs, result)
         return result
 
@@ -345,12 +362,22 @@ def _is_composite(func: Any) -> bool:
     return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
 
 
-def _written_places(func: Any) -> tuple[int, ...]:
-    return tuple(
-        place
+def _written_places(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The arguments that an operator writes to: those given by place, and those given by name, as `out` is."""
+    written = [
+        (place, argument)
         for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write and not argument.kwarg_only
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return (
+        tuple(place for place, argument in written if not argument.kwarg_only),
+        tuple(argument.name for _, argument in written if argument.kwarg_only),
     )
+
+
+def _is_small(output: Output) -> bool:
+    """Whether a new output is small enough for its values to be followed."""
+    return type(output) is New and output.nbytes <= LARGEST_KNOWN * output.dtype.itemsize
 
 
 _MAY_MIX_DEVICES = (

@@ -41,7 +41,7 @@ class Span:
 class _Watch(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage that is also the span of its memory: one object less for every tensor."""
 
-    __slots__ = ("begin", "block", "end", "index", "kind", "origin", "size", "writes")
+    __slots__ = ("begin", "block", "end", "index", "kind", "origin", "size", "value")
     begin: int
     block: Block | None
     end: int
@@ -49,7 +49,7 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
     kind: int
     origin: int
     size: int
-    writes: int
+    value: Any  # a tensor of the CPU with the same values, where they are known (values.py)
 
 
 class DeviceMemory:
@@ -101,7 +101,7 @@ class DeviceMemory:
             block = self._block(nbytes)
             watch = _Watch(storage, self._storage_died)
             watch.block, watch.size, watch.kind = block, block.size, self.kind
-            watch.begin, watch.end, watch.writes, watch.origin = self.clock, -1, 0, self.origin()
+            watch.begin, watch.end, watch.value, watch.origin = self.clock, -1, None, self.origin()
             spans = self.spans
             watch.index = len(spans)
             spans.append(watch)
@@ -185,15 +185,10 @@ class DeviceMemory:
         return block.address if block is not None else 0
 
     def written(self, tensor: torch.Tensor) -> None:
-        """Count a write to a tensor's memory."""
+        """Something unknown was written to a tensor's memory."""
         watch = getattr(_storage_of(tensor), "ullage", None)
         if watch is not None:
-            watch.writes += 1
-
-    def writes(self, tensor: torch.Tensor) -> int:
-        """How often a tensor's memory was written."""
-        watch = getattr(_storage_of(tensor), "ullage", None)
-        return watch.writes if watch is not None else 0
+            watch.value = None
 
     def mark(self, tensor: torch.Tensor, kind: int) -> None:
         """Say what a tensor's memory is for."""

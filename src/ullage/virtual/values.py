@@ -1,22 +1,34 @@
-"""Values of tensors on the virtual GPU: known for small tensors that came from the CPU, made up for all others.
+"""Values of tensors on the virtual GPU: known where they follow from small tensors of the CPU, made up for all others.
 
-A training loop reads few values: a loss to print, a flag to check, lengths to loop over. Small tensors that were copied
-from the CPU keep their values until something writes to them. For any other the answer is made up (1 for numbers, 0 for
-flags such as "found an infinity"), and the notes say so.
+A training loop reads few values: a loss to print, a flag to check, times to integrate over, lengths to loop over. So a
+small tensor that was copied from the CPU, or made by a factory, has its values in a twin on the CPU, which belongs to
+its memory: every view of it is known with it. What an operator computes from known values alone is computed on the CPU
+besides, and known too. As soon as anything else is written to the memory, its values are forgotten. For a tensor
+without known values the answer is made up (1 for numbers, 0 for flags such as "found an infinity"), and the notes say
+so.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ullage.virtual.host import Host
+from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.memory import DeviceMemory
 
 LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smaller
+LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
+_OVERWRITING = {
+    torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor,
+}  # fmt: skip
+
+_CPU = torch.device("cpu")  # named, because the script may have set another default
+_Tensor = torch.Tensor
+_storage_of: Any = torch._C.TensorBase.untyped_storage
 
 
 @functools.cache
@@ -35,70 +47,104 @@ class KnownValues:
     def __init__(self, memory: DeviceMemory, host: Host, note: Callable[[str, str], None]) -> None:
         self._memory, self._host, self._note = memory, host, note
 
-    def copied(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Take over the values of a small tensor that was copied to the GPU."""
-        if source.is_cuda:
-            known = self.known(source)
-            if known is not None:
-                self.set(target, known.to(target.dtype))
-        elif source.numel() <= LARGEST_KNOWN and (not source.is_floating_point() or source.numel() <= 1):
-            self._host.fill(source)
-            self.set(target, source.detach().to(target.dtype, copy=True))
-
-    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The values as a CPU tensor, or `None`."""
-        value = getattr(tensor, "ullage_value", None)
-        if value is None or value[1] != self._memory.writes(tensor):
+    def known(self, tensor: _Tensor) -> _Tensor | None:
+        """The values as a CPU tensor over the twin of the memory, or `None`."""
+        watch = getattr(_storage_of(tensor), "ullage", None)
+        if watch is None:
+            return None if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU)
+        if watch.value is None or tensor.is_complex():
             return None
-        known: torch.Tensor = value[0]
-        return known
+        return _over(watch.value, tensor)
 
-    def set(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Give a tensor known values; they hold until something writes to its memory."""
-        tensor.ullage_value = value, self._memory.writes(tensor)  # type: ignore[attr-defined]
+    def set(self, tensor: _Tensor, value: _Tensor) -> None:
+        """Give a tensor known values; they hold until something else is written to its memory."""
+        storage = _storage_of(tensor)
+        watch = getattr(storage, "ullage", None)
+        if watch is None:
+            return
+        if watch.value is None:
+            length = span_of_elements(tensor.shape, tensor.stride())
+            if tensor.is_complex() or length * tensor.element_size() != storage.nbytes():
+                return  # the rest of its memory is not known
+            watch.value = torch.empty(length, dtype=tensor.dtype, device=_CPU)
+        _over(watch.value, tensor).copy_(value)
+
+    def copied(self, source: _Tensor, target: _Tensor) -> None:
+        """Take over the values of a small tensor that was copied to the GPU."""
+        value: _Tensor | None = None
+        if source.is_cuda:
+            value = self.known(source)
+        elif _is_small(source) and not isinstance(source, torch.nn.Parameter):
+            self._host.fill(source)
+            value = source.detach()
+        if value is None:
+            self._memory.written(target)
+        else:
+            self.set(target, value)
+
+    def copied_storage(self, source: _Tensor, target: _Tensor) -> None:
+        """Take over what is known of the whole memory of a tensor that was copied with it."""
+        watch = getattr(_storage_of(source), "ullage", None)
+        if watch is not None and watch.value is not None:
+            _storage_of(target).ullage.value = watch.value.clone()
+
+    def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+        """The results of a call on known values; `None` if one of its tensors is unknown, or the CPU cannot do it."""
+        if has_no_fixed_result(func):
+            return None
+        try:
+            values = func(*self._known_arguments(args), **self._known_arguments(kwargs))
+        except Exception:
+            return None
+        return list(values) if isinstance(values, list | tuple) else [values]
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Repeat a call on known values, if all of its tensors are known and the result is small."""
-        if not isinstance(result, torch.Tensor) or result.numel() > LARGEST_KNOWN or has_no_fixed_result(func):
-            return
-        try:
-            value = func(*self._known_arguments(args), **self._known_arguments(kwargs))
-        except (_Unknown, RuntimeError, IndexError):
-            return
-        if isinstance(value, torch.Tensor) and value.shape == result.shape:
-            self.set(result, value)
+        """Repeat a call that has small results on known values, if all of its tensors are known."""
+        first = args[0] if args else None
+        if isinstance(first, _Tensor) and first.is_cuda:
+            watch = getattr(_storage_of(first), "ullage", None)
+            if watch is not None and watch.value is None:
+                return
+        results = result if isinstance(result, list | tuple) else (result,)
+        for made, value in zip(results, self.computed(func, args, kwargs) or (), strict=False):
+            if isinstance(made, _Tensor) and made.is_cuda and value.shape == made.shape:
+                self.set(made, value)
 
-    def follow_in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operator has written to lists of tensors: known values (an optimizer's count of its steps) are changed
-        with them if all are known, and forgotten otherwise."""
-        lists = [
-            args[place]
-            for place, argument in enumerate(func._schema.arguments[: len(args)])
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        written = [tensor for tensors in lists for tensor in tensors if hasattr(tensor, "ullage_value")]
-        if not written:
+    def tensor(self, value: _Tensor) -> _Tensor:
+        """A new tensor on the GPU with known values."""
+        made = self._memory.tensor(value.shape, value.stride(), value.dtype, value.numel() * value.element_size())
+        self.set(made, value)
+        return made
+
+    def follow_in_place(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[_Tensor]
+    ) -> None:
+        """An operator has written to these tensors: known values are changed with them if all that it reads is known,
+        and forgotten otherwise."""
+        if func in _OVERWRITING and args[0].numel() <= LARGEST_KNOWN:
+            value = args[1] if len(args) > 1 else 0
+            if isinstance(value, _Tensor):
+                self.copied(value, args[0])
+            else:
+                self.set(args[0], torch.tensor(value, dtype=args[0].dtype, device=_CPU))
             return
-        try:
-            known = self._known_arguments(args)
-            known = type(known)([v.clone() for v in value] if isinstance(value, list) else value for value in known)
-            func(*known, **self._known_arguments(kwargs))
-        except (_Unknown, RuntimeError, AttributeError):
-            known = None
-        for tensor in written:
-            self._memory.written(tensor)
-        if known is not None and len(lists) == 1:
-            for tensor, value in zip(lists[0], known[0], strict=True):
-                self.set(tensor, value)
+        known: list[Any] = [tensor for tensor in written if self._has_values(tensor)]
+        if known and self.computed(func, args, kwargs) is None:
+            for tensor in known:
+                self._memory.written(tensor)
+
+    def _has_values(self, tensor: _Tensor) -> bool:
+        watch = getattr(_storage_of(tensor), "ullage", None)
+        return watch is not None and watch.value is not None
 
     def _known_arguments(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, _Tensor):
             known = self.known(value) if value.is_cuda else value
-            if known is None:
+            if known is None or known.numel() > LARGEST_KNOWN:
                 raise _Unknown
             return known
         if isinstance(value, torch.device):
-            return torch.device("cpu")
+            return _CPU
         if isinstance(value, list | tuple):
             return type(value)(self._known_arguments(item) for item in value)
         if isinstance(value, dict):
@@ -120,14 +166,26 @@ class KnownValues:
     def on_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The answer to `.cpu()`: known values, else ones (filled only if somebody looks)."""
         known = self.known(tensor)
-        if known is not None:
-            return known.to(dtype)
+        if known is not None and known.numel() <= LARGEST_KNOWN:
+            return known.to(dtype, copy=True)
         if tensor.numel() <= LARGEST_KNOWN:
             self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "values"))
         call = self._host.call
         fill = torch.ops.aten.zeros.default if dtype is torch.bool else torch.ops.aten.ones.default
         out: torch.Tensor = call(fill, (list(tensor.shape),), {"dtype": dtype})
         return out
+
+
+def _is_small(source: _Tensor) -> bool:
+    """Whether a tensor of the CPU is small enough for its values to be kept."""
+    return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_KNOWN)
+
+
+def _over(twin: _Tensor, tensor: _Tensor) -> _Tensor:
+    """A tensor of the CPU that lies in the twin as the other does in its memory."""
+    if twin.dtype is not tensor.dtype:
+        twin = twin.view(tensor.dtype)
+    return twin.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _asked(tensor: torch.Tensor, what: str) -> str:

@@ -37,9 +37,7 @@ def copy_in_place(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     """`target.copy_(source)`; a cast between devices is done on the CPU."""
     target, source = args[0], args[1]
     if target.is_cuda:
-        gpu.memory.written(target)
-        if source.shape == target.shape:
-            gpu.values.copied(source, target)
+        gpu.values.copied(source, target)
         return target
     if source.is_cuda:
         gpu.host.fill(target)

@@ -41,14 +41,17 @@ def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     source = args[0]
     if not source.is_cuda:
         return gpu.host.call(func, args, kwargs)
-    known = gpu.values.known(source)
+    known = gpu.values.computed(func, args, kwargs)
     if known is not None:
-        count = int(torch.count_nonzero(known))
+        count = len(known[0])
     else:
         count = source.numel()
         gpu.note("shapes", f"nonzero of {tuple(source.shape)} taken as all {count} elements")
     size, stride = (count, source.dim()), (1, max(count, 1))  # CUDA writes it transposed
-    return gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
+    out = gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
+    if known is not None:
+        gpu.values.set(out, known[0])
+    return out
 
 
 @handler("aten.masked_select.default")
@@ -59,14 +62,17 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
         return gpu.host.call(func, args, kwargs)
     size = torch.broadcast_shapes(source.shape, mask.shape)
     count = size.numel()
-    known = gpu.values.known(mask)
-    if known is not None:
-        count = int(torch.count_nonzero(known.expand(size)))
+    chosen = gpu.values.known(mask)
+    known = gpu.values.computed(func, args, kwargs)
+    if chosen is not None:
+        count = int(torch.count_nonzero(chosen.expand(size)))
     else:
         gpu.note("shapes", f"masked_select of {tuple(size)} taken as all {count} elements")
     indices = gpu.memory.take(max(1, count * len(size) * 8))
     out = gpu.memory.tensor((count,), (1,), source.dtype, count * source.element_size())
     gpu.memory.give_back(indices)
+    if known is not None:
+        gpu.values.set(out, known[0])
     return out
 
 
@@ -76,6 +82,9 @@ def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     source = args[0]
     if not source.is_cuda:
         return gpu.host.call(func, args, kwargs)
+    known = gpu.values.computed(func, args, kwargs)
+    if known is not None:
+        return tuple(gpu.values.tensor(value) for value in known)
     gpu.note("shapes", f"unique of {tuple(source.shape)} taken as all different")
     count, memory = source.numel(), gpu.memory
     values = memory.tensor((count,), (1,), source.dtype, count * source.element_size())
@@ -90,6 +99,9 @@ def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     source = args[0]
     if not source.is_cuda:
         return gpu.host.call(func, args, kwargs)
+    known = gpu.values.computed(func, args, kwargs)
+    if known is not None:
+        return gpu.values.tensor(known[0])
     minimum = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     bins = minimum or source.numel()
     gpu.note("unbounded shapes", f"bincount taken as {bins} bins")
@@ -102,10 +114,10 @@ def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: d
     repeats = args[0]
     if not repeats.is_cuda:
         return gpu.host.call(func, args, kwargs)
+    known = gpu.values.computed(func, args, kwargs)
+    if known is not None:
+        return gpu.values.tensor(known[0])
     size = kwargs.get("output_size")
-    known = gpu.values.known(repeats)
-    if size is None and known is not None:
-        size = int(known.sum())
     if size is None:
         size = repeats.numel()
         gpu.note("unbounded shapes", f"repeat_interleave of {repeats.numel()} repeats taken as one each")

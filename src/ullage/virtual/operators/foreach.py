@@ -35,7 +35,7 @@ def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             gpu.values.set(args[1], torch.zeros(()))  # no infinity was found
         else:
-            gpu.values.follow_in_place(func, args, kwargs)
+            gpu.values.follow_in_place(func, args, kwargs, _written(func, args))
         return None
     if "norm" in func._schema.name or func._schema.name.endswith("_max"):
         return _foreach_norm(gpu, func, args, kwargs)
@@ -50,6 +50,20 @@ def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
             _layouts[key] = layout
         outputs.append(memory.tensor(*layout))
     return outputs
+
+
+def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors of the lists that the kernel writes to."""
+    places = [
+        place
+        for place, argument in enumerate(func._schema.arguments[: len(args)])
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [tensor for place in places for tensor in _as_list(args[place])]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 _CHUNK = 65536  # elements a block works on; aten/src/ATen/native/cuda/MultiTensorApply.cuh

@@ -29,6 +29,9 @@ def equal(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """`torch.equal` and `allclose` of tensors whose values nobody knows: true if the sizes are equal."""
     if not (args[0].is_cuda or args[1].is_cuda):
         return gpu.host.call(func, args, kwargs)
+    known = gpu.values.computed(func, args, kwargs)
+    if known is not None:
+        return known[0]
     gpu.note("values", "torch.equal or allclose compared tensors without data: answered by their sizes")
     return args[0].shape == args[1].shape
 

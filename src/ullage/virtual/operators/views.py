@@ -18,10 +18,7 @@ def detach(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     source = args[0]
     if not source.is_cuda:
         return func(source)
-    result = same_memory(source)
-    if hasattr(source, "ullage_value"):
-        result.ullage_value = source.ullage_value  # type: ignore[attr-defined]
-    return result
+    return same_memory(source)
 
 
 @handler("aten.lift_fresh.default", "aten.lift.default")

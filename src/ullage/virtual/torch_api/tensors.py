@@ -156,6 +156,7 @@ def _copy_with_storage(gpu: GPUState, tensor: torch.Tensor, memo: dict[Any, Any]
         size = storage.nbytes()
         length = size // tensor.element_size()
         base = memo[key] = gpu.memory.tensor((length,), (1,), tensor.dtype, size)
+        gpu.values.copied_storage(tensor, base)
     return view_of(base, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 

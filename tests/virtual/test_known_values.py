@@ -1,0 +1,115 @@
+"""Small tensors keep their values on the virtual GPU, as far as these follow from what the CPU knew."""
+
+import copy
+
+import pytest
+import torch
+
+import ullage
+
+
+@pytest.fixture
+def gpu():
+    with ullage.virtual_gpu("H200") as card:
+        yield card
+
+
+def assumed(gpu):
+    return [text for kind, text in gpu.noted if kind in ("values", "shapes", "unbounded shapes")]
+
+
+def as_integrators_check(t):
+    """What a solver of differential equations asks of its times."""
+    assert t.dim() == 1 and t.is_floating_point()
+    assert (t[1:] > t[:-1]).all() or (t[1:] < t[:-1]).all(), "t must be strictly increasing or decreasing"
+    return [float(moment) for moment in t]
+
+
+# Each is computed on the CPU and on the virtual GPU; both must have the same values.
+KNOWN = {
+    "two times": lambda device: as_integrators_check(torch.tensor([0.0, 1.0]).to(device)),
+    "times from the CPU": lambda device: as_integrators_check(torch.linspace(0, 1, 25).to(device)),
+    "times backwards": lambda device: as_integrators_check(-torch.linspace(0.0, 1.0, 9, device=device)),
+    "a schedule": lambda device: (
+        torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0).to(device)[[0, 500, 999]].sqrt().tolist()
+    ),
+    "single numbers": lambda device: int(torch.tensor([7.0, 9.0]).to(device)[1]),
+    "rows": lambda device: [row.tolist() for row in torch.arange(6).view(2, 3).to(device)],
+    "several results": lambda device: [part.tolist() for part in torch.tensor([3, 1, 2]).to(device).sort()],
+    "pieces": lambda device: [part.tolist() for part in torch.arange(5).to(device).split(2)],
+    "an outcome of cat and stack": lambda device: torch.cat(
+        [torch.stack([torch.ones(2, device=device), torch.zeros(2, device=device)]).flatten()] * 2
+    ).tolist(),
+    "a mask written in part": lambda device: written(torch.zeros(4, 4, dtype=torch.bool, device=device)).tolist(),
+    "empty memory filled": lambda device: torch.empty(3, device=device).fill_(2.5).tolist(),
+    "a view of what was written": lambda device: counted(torch.zeros(3, dtype=torch.int64, device=device)),
+    "nonzero": lambda device: torch.nonzero(torch.tensor([0, 1, 0, 1]).to(device)).tolist(),
+    "a masked choice": lambda device: (
+        torch.arange(4.0).to(device)[torch.tensor([True, False, True, True]).to(device)].mul(2).tolist()
+    ),
+    "masked_select": lambda device: (
+        torch.arange(4).to(device).masked_select(torch.tensor([True, False] * 2).to(device)).tolist()
+    ),
+    "unique": lambda device: [
+        part.tolist() for part in torch.tensor([5, 3, 5, 1]).to(device).unique(return_inverse=True, return_counts=True)
+    ],
+    "bincount": lambda device: torch.bincount(torch.tensor([1, 4, 1]).to(device)).tolist(),
+    "repeat_interleave": lambda device: torch.repeat_interleave(
+        torch.arange(3).to(device), torch.tensor([2, 0, 1]).to(device)
+    ).tolist(),
+    "equal": lambda device: torch.equal(torch.tensor([1.0]).to(device), torch.tensor([2.0]).to(device)),
+    "a copy": lambda device: copy.deepcopy(torch.tensor([1.0, 2.0]).to(device)).tolist(),
+    "out=": lambda device: torch.add(torch.ones(2).to(device), 1, out=torch.zeros(2, device=device)).shape,
+    "none at all": lambda device: bool(torch.zeros(0, device=device).any()),
+    "half": lambda device: torch.tensor([0.5, 2.0]).to(device).half().float().tolist(),
+}
+
+
+def written(mask):
+    mask[1:3, :2] = True
+    mask[0].fill_(True)
+    mask[3, 3] = mask[1, 1]
+    return mask
+
+
+def counted(steps):
+    first, once = steps[0], steps.view(1, 3)
+    first += 5
+    torch._foreach_add_([steps], 1)
+    return once.tolist()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_follows_from_known_values_is_known(gpu, name):
+    assert KNOWN[name]("cuda") == KNOWN[name]("cpu")
+    assert not assumed(gpu)
+
+
+UNKNOWN = {
+    "drawn at random": lambda x: torch.rand(3, device="cuda"),
+    "changed by something unknown": lambda x: x.add_(torch.rand(3, device="cuda")),
+    "changed through a view": lambda x: (x[1:].normal_(), x)[1],
+    "changed by out=": lambda x: torch.rand(3, device="cuda", out=x),
+    "drawn into": lambda x: x.uniform_(),
+    "a parameter's": lambda x: torch.nn.Linear(3, 3).cuda().bias,
+    "never written": lambda x: torch.empty(3, device="cuda"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_does_not_follow_is_not_known(gpu, name):
+    changed = UNKNOWN[name](torch.zeros(3, device="cuda"))
+    assert gpu.values.known(changed) is None
+    changed.tolist()
+    assert assumed(gpu)
+
+
+def test_what_is_read_can_be_changed_without_changing_the_gpu(gpu):
+    on_gpu = torch.tensor([1.0, 2.0]).cuda()
+    read = on_gpu.cpu()
+    read.zero_()
+    assert on_gpu.tolist() == [1.0, 2.0]
+
+
+def test_a_large_view_of_one_number_is_not_computed(gpu):
+    assert gpu.values.known(torch.ones(1, device="cuda").expand(1 << 40).sum(dtype=torch.float32)) is None
