@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -17,6 +18,7 @@ import pytest
 from tests.manager.test_users import as_user
 from tests.paths import public_python
 
+from ullage.errors import InvalidValue
 from ullage.isolation import parent
 from ullage.isolation.parent import Outcome
 from ullage.isolation.process_identity import start_of
@@ -27,8 +29,8 @@ from ullage.manager.core.estimates import (
     EstimateRequest,
     Estimates,
     key_of,
-    script_of,
 )
+from ullage.manager.core.job_command import python_of, script_of
 from ullage.manager.settings import EstimateSettings
 from ullage.workloads.job_files import JobSpec
 
@@ -139,7 +141,7 @@ def make_all(requests, **rules):
 
 NOTHING = EstimateRequest(
     key="nothing to ask, which is answered without PyTorch", uid=0, estimator="ullage", questions=[], gpus=["T4"],
-    program="python", env=dict(os.environ), cwd="/", conda=None, rights={},
+    env=dict(os.environ), cwd="/", conda=None, rights={},
 )  # fmt: skip
 
 
@@ -354,18 +356,83 @@ def test_an_estimator_that_is_not_ours_says_what_it_does_not_support(tmp_path):
 @pytest.mark.parametrize(
     ("command", "found"),
     [
-        (["python3.11", "-u", "-X", "dev", "train.py", "-m", "x"], ("train.py", ["-m", "x"], False)),
-        (["/venv/bin/python", "-m", "train"], ("train", [], True)),
-        (["./train.py", "--lr", "1"], ("./train.py", ["--lr", "1"], False)),
-        (["torchrun", "--nproc_per_node", "1", "train.py"], ("train.py", [], False)),
+        (["python3.11", "-u", "-X", "dev", "train.py", "-m", "x"], ("train.py", ["-m", "x"], False, "python3.11", ())),
+        (["/venv/bin/python", "-m", "train"], ("train", [], True, "/venv/bin/python", ())),
+        (["./train.py", "--lr", "1"], ("./train.py", ["--lr", "1"], False, "./train.py", ())),
+        (["torchrun", "--nproc_per_node", "1", "train.py"], ("train.py", [], False, "torchrun", ())),
+        (["conda", "run", "-n", "x", "--live-stream", "python", "a.py"], ("a.py", [], False, "python", ("conda", "x"))),
+        (["mamba", "run", "--prefix=/x", "torchrun", "a.py"], ("a.py", [], False, "torchrun", ("conda", "/x"))),
+        (["uv", "run", "train.py", "-p", "1"], ("train.py", ["-p", "1"], False, "python", ("uv", "run"))),
+        (["uv", "run", "-p", "python3.12", "-m", "a"], ("a", [], True, "python", ("uv", "run", "-p", "python3.12"))),
+        (["uv", "run", "--script", "a.py"], ("a.py", [], False, "python", ("uv", "run"))),
+        (["uv", "run", "--with", "x", "python", "a.py"], ("a.py", [], False, "python", ("uv", "run", "--with", "x"))),
         (["bash", "train.sh"], None),
         (["python", "-c", "1"], None),
         (["python"], None),
         (["torchrun", "--help"], None),
+        (["conda", "run", "python", "a.py"], None),
+        (["conda", "run", "-n", "x", "make"], None),
+        (["uv", "run", "pytest"], None),
     ],
 )
 def test_the_script_of_a_command_is_found(command, found):
     assert script_of(command) == found
+
+
+def program(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_python_of_a_command_is_found(tmp_path, other_python):
+    def python(*command, **env):
+        return python_of(script_of(command), {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **env}).path
+
+    theirs = f"{other_python}/bin/python"
+    assert python("python", "train.py", PATH=f"{other_python}/bin") == theirs
+    assert python(theirs, "-m", "train") == theirs
+    program(tmp_path / "torchrun", f"#!{theirs}\nfrom torch.distributed.run import main")
+    assert python("torchrun", "train.py", PATH=str(tmp_path)) == theirs
+    script = program(tmp_path / "train.py", "#!/usr/bin/env -S python -u\n")
+    assert python(script, PATH=f"{other_python}/bin") == theirs
+    (tmp_path / ".conda").mkdir()
+    (tmp_path / ".conda/environments.txt").write_text(f"{other_python}\n")
+    assert python("conda", "run", "-n", other_python.name, "python", "train.py") == theirs
+    with pytest.raises(LookupError, match="found none named 'nosuch'"):
+        python("conda", "run", "-n", "nosuch", "python", "train.py")
+    with pytest.raises(InvalidValue, match="there is no program python3.2"):
+        python("python3.2", "train.py")
+    with pytest.raises(InvalidValue, match="cannot ask uv"):
+        python("uv", "run", "train.py")
+
+
+UV = shutil.which("uv", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
+
+
+@pytest.mark.skipif(UV is None, reason="needs uv: pip install uv")
+def test_uv_says_which_python_it_would_run(tmp_path, other_python, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.11"\n')
+    (tmp_path / ".venv").symlink_to(other_python)
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "UV_CACHE_DIR": str(tmp_path / "cache")}
+    found = python_of(script_of([UV, "run", "train.py"]), env)
+    assert os.path.samefile(os.path.dirname(found.path), other_python / "bin")
+    (tmp_path / "train.py").write_text("# /// script\n# dependencies = []\n# ///\n")
+    with pytest.raises(InvalidValue, match="no environment for train.py yet; type: uv sync --script train.py"):
+        python_of(script_of([UV, "run", "train.py"]), env)
+    subprocess.run([UV, "sync", "--quiet", "--offline", "--script", "train.py"], env=env, check=True, timeout=60)
+    assert python_of(script_of([UV, "run", "train.py"]), env).path.startswith(str(tmp_path / "cache"))
+    with pytest.raises(InvalidValue, match="needed the Python that uv runs; uv says: "):
+        python_of(script_of([UV, "run", "--no-such-option", "-m", "train"]), env)
+
+
+def test_a_script_is_estimated_in_the_python_of_its_job(tmp_path, other_python):
+    theirs = f"{other_python}/bin/python"
+    request = asked(tmp_path, f"import sys\nassert sys.executable == {theirs!r}\nimport rich")
+    answer = make(dataclasses.replace(request, questions=[EstimateQuestion("train.py", program=theirs)]))
+    assert f"needs the package rich, which is not installed for {theirs}" in answer.note and answer.own_failure
+    assert answer.reads is not None and any(path.startswith(str(other_python)) for path in answer.reads.files)
 
 
 def test_a_key_is_one_users_and_follows_what_is_asked():

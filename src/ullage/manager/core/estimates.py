@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,27 +23,27 @@ from ullage.isolation.limits import Limits, machine_memory
 from ullage.isolation.parent import Outcome, run
 from ullage.isolation.protocol import error_text
 from ullage.isolation.recording import Reads
+from ullage.manager.core.job_command import script_of
 from ullage.manager.settings import EstimateSettings
 from ullage.text import plain
 from ullage.units import GIB, format_duration
 from ullage.workloads.job_files import JobSpec
-
-_PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")
-_FLAGS_WITH_VALUE = ("-X", "-W")
-_FLAGS = re.compile(r"-[uOBIsEPqSdvb]+")
 
 
 @dataclass(frozen=True)
 class EstimateQuestion:
     """One thing to estimate: a script with its arguments, a module, or a model's name or file with options.
 
-    A path is as the job's user wrote it: only the process with that user's rights looks whether it is there.
+    `program` runs a script, and `launcher` starts that (`ScriptCommand`). A path is as the job's user wrote it: only
+    the process with that user's rights looks whether it is there.
     """
 
     source: str
     args: tuple[str, ...] = ()
     module: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    program: str | None = None
+    launcher: tuple[str, ...] = ()
 
 
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
@@ -61,54 +60,12 @@ def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
         found.append(EstimateQuestion(spec.model, options=options))
     script = script_of(spec.command)
     if script is not None:
-        source, args, module = script
-        found.append(EstimateQuestion(source, tuple(args), module))
+        found.append(
+            EstimateQuestion(
+                script.source, tuple(script.args), script.module, program=script.program, launcher=script.launcher
+            )
+        )
     return found
-
-
-def script_of(command: Sequence[str]) -> tuple[str, list[str], bool] | None:
-    """The script or module that a command runs with Python, and its arguments; `None` if it is another program.
-
-    >>> script_of(["torchrun", "--standalone", "--nproc_per_node=1", "train.py", "-b", "8"])
-    ('train.py', ['-b', '8'], False)
-    >>> script_of(["python", "-m", "project.train", "--lr", "1"])
-    ('project.train', ['--lr', '1'], True)
-    >>> script_of(["python", "-c", "print()"]) is None
-    True
-    """
-    name = os.path.basename(command[0])
-    if command[0].endswith(".py"):
-        return command[0], list(command[1:]), False
-    if name == "torchrun":
-        return _torchrun(list(command[1:]))
-    if not _PYTHON.fullmatch(name):
-        return None
-    words = list(command[1:])
-    while words:
-        word = words.pop(0)
-        if word == "-m" and words:
-            return words[0], words[1:], True
-        if word in _FLAGS_WITH_VALUE and words:
-            words.pop(0)
-        elif not word.startswith("-"):
-            return word, words, False
-        elif not _FLAGS.fullmatch(word):
-            return None
-    return None
-
-
-def _torchrun(words: list[str]) -> tuple[str, list[str], bool] | None:
-    while words:
-        word = words.pop(0)
-        if word == "--standalone" or word.startswith("--") and "=" in word:
-            continue
-        if word.startswith("--") and words and not words[0].endswith(".py"):
-            words.pop(0)
-        elif word.endswith(".py"):
-            return word, words, False
-        else:
-            return None
-    return None
 
 
 def key_of(spec: JobSpec, uid: int, estimator: str, gpus: Sequence[str]) -> str:
@@ -118,7 +75,7 @@ def key_of(spec: JobSpec, uid: int, estimator: str, gpus: Sequence[str]) -> str:
     beside the answer.
     """
     known = {
-        "uid": uid, "cwd": spec.cwd, "venv": spec.venv, "conda": spec.conda, "program": spec.command[0],
+        "uid": uid, "cwd": spec.cwd, "venv": spec.venv, "conda": spec.conda,
         "questions": [asdict(question) for question in questions_of(spec)], "gpus": sorted(set(gpus)),
         "versions": [ullage.__version__, _torch_version(), estimator],
     }  # fmt: skip
@@ -176,7 +133,6 @@ class EstimateRequest:
     estimator: str
     questions: Sequence[EstimateQuestion]
     gpus: Sequence[str]
-    program: str
     env: Mapping[str, str]
     cwd: str
     conda: str | None
@@ -408,7 +364,6 @@ class Estimates:
             "gpus": sorted(set(wanted.gpus)),
             "timeout": rules.timeout,
             "questions": [asdict(question) for question in wanted.questions],
-            "program": wanted.program,
             "cwd": wanted.cwd,
             "conda": wanted.conda,
             "network": rules.network,

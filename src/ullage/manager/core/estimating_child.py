@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from typing import Any
 
 from ullage.errors import ScriptFailed, UllageError
 from ullage.isolation.conda import in_conda
+from ullage.manager.core.job_command import ScriptCommand, python_of
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """The bound over all kinds of GPU that the request names, from the first question that can be answered.
 
-    Where none can be: why not, and whether it is the script's own failure (`own`).
+    Where none can be: why not, and whether it is the script's own failure (`own`). A script runs in the Python that the
+    job will run it in.
     """
     try:
         if request["conda"] is not None:
@@ -27,7 +27,9 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
             return _answer(question, request)
         except UllageError as error:
             refused.append(str(error).splitlines()[0])
-            own = own or isinstance(error, ScriptFailed) and error.own and _is_our_python(request["program"])
+            own = own or isinstance(error, ScriptFailed) and error.own and question["program"] is not None
+        except LookupError as error:  # no such conda environment
+            refused.append(str(error))
     return {"failed": "; ".join(refused) or "there is nothing to estimate", "own": own}
 
 
@@ -41,7 +43,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]
         options["module"] = True
     source: str = question["source"]
     if question["module"] or source.endswith(".py"):
-        options |= {"timeout": request["timeout"], "network": request["network"]}
+        options |= {"timeout": request["timeout"], "network": request["network"], **_python(question)}
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
         source = os.path.abspath(source)
     answers = [ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]]
@@ -50,12 +52,13 @@ def _answer(question: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]
     return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": worst.gpu}
 
 
-def _is_our_python(program: str) -> bool:
-    """Whether the job runs in the Python that estimates it; in another one a script may fare better."""
-    found = shutil.which(program)
-    return found is not None and _folder(found) == _folder(sys.executable)
-
-
-def _folder(program: str) -> str:
-    """Programs of one environment lie in one folder, whatever they are links to."""
-    return os.path.realpath(os.path.dirname(program))
+def _python(question: dict[str, Any]) -> dict[str, Any]:
+    """The option that names the job's Python, where it is known and another one than this."""
+    if question["program"] is None:
+        return {}
+    command = ScriptCommand(
+        question["source"], question["args"], question["module"], question["program"], tuple(question["launcher"])
+    )
+    found = python_of(command, os.environ)
+    os.environ.update(found.env)
+    return {} if found.is_ours else {"python": found.path}

@@ -224,7 +224,7 @@ class Intake:
         spec = JobSpec.model_validate(job.request)
         request = EstimateRequest(
             key=job.estimate_key, uid=job.uid, estimator=self._estimator(spec), questions=questions_of(spec),
-            gpus=self._gpus(), program=spec.command[0], env=estimate_environment(job, spec), cwd=spec.folder,
+            gpus=self._gpus(), env=estimate_environment(job, spec), cwd=spec.folder,
             conda=spec.conda, rights=rights(job.uid, job.gid),
         )  # fmt: skip
         self.estimates.want(job.id, dataclasses.replace(request, kept=self._kept(request)))

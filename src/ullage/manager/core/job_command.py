@@ -1,0 +1,179 @@
+"""What a job's command runs: a script or module of Python, and which Python runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ullage.errors import InvalidValue
+from ullage.isolation import recording
+from ullage.isolation.conda import in_conda
+from ullage.isolation.interpreter import Interpreter, find_interpreter
+
+_PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")
+_FLAGS_WITH_VALUE = ("-X", "-W")
+_FLAGS = re.compile(r"-[uOBIsEPqSdvb]+")
+_CONDA = ("conda", "mamba", "micromamba")
+_UV_PATIENCE = 60  # seconds
+_INLINE_METADATA = re.compile(rb"^# /// script\s*$", re.M)
+
+
+class ScriptCommand(NamedTuple):
+    """A script or module and its arguments; the program that runs it, such as `python`, `torchrun` or the script
+    itself; and what that is started by, such as `uv run` or `conda run -n NAME`."""
+
+    source: str
+    args: list[str]
+    module: bool
+    program: str
+    launcher: tuple[str, ...] = ()
+
+
+def script_of(command: Sequence[str]) -> ScriptCommand | None:
+    """The script or module that a command runs with Python; `None` if it is another program.
+
+    >>> script_of(["torchrun", "--standalone", "--nproc_per_node=1", "train.py", "-b", "8"])[:3]
+    ('train.py', ['-b', '8'], False)
+    >>> script_of(["uv", "run", "--extra", "gpu", "train.py"])
+    ScriptCommand(source='train.py', args=[], module=False, program='python', launcher=('uv', 'run', '--extra', 'gpu'))
+    >>> script_of(["python", "-c", "print()"]) is None
+    True
+    """
+    name, words = os.path.basename(command[0]), list(command[1:])
+    if words[:1] == ["run"] and name in _CONDA:
+        return _by_conda(words[1:])
+    if words[:1] == ["run"] and name == "uv":
+        return _by_uv(command[0], words[1:])
+    if name.endswith(".py"):
+        return ScriptCommand(command[0], words, False, command[0])
+    if name == "torchrun":
+        return _by_torchrun(command[0], words)
+    return _by_python(command[0], words) if _PYTHON.fullmatch(name) else None
+
+
+def _by_python(program: str, words: list[str]) -> ScriptCommand | None:
+    while words:
+        word = words.pop(0)
+        if word == "-m" and words:
+            return ScriptCommand(words[0], words[1:], True, program)
+        if word in _FLAGS_WITH_VALUE and words:
+            words.pop(0)
+        elif not word.startswith("-"):
+            return ScriptCommand(word, words, False, program)
+        elif not _FLAGS.fullmatch(word):
+            return None
+    return None
+
+
+def _by_torchrun(program: str, words: list[str]) -> ScriptCommand | None:
+    while words:
+        word = words.pop(0)
+        if word == "--standalone" or word.startswith("--") and "=" in word:
+            continue
+        if word.startswith("--") and words and not words[0].endswith(".py"):
+            words.pop(0)
+        elif word.endswith(".py"):
+            return ScriptCommand(word, words, False, program)
+        else:
+            return None
+    return None
+
+
+def _by_conda(words: list[str]) -> ScriptCommand | None:
+    environment = None
+    while words and words[0].startswith("-"):
+        option, equals, value = words.pop(0).partition("=")
+        if option in ("-n", "--name", "-p", "--prefix", "--cwd"):
+            if not equals:
+                value = words.pop(0) if words else ""
+            if option == "--cwd":
+                return None
+            environment = value
+    found = script_of(words) if words and environment else None
+    return found and found._replace(launcher=("conda", str(environment)))
+
+
+def _by_uv(uv: str, words: list[str]) -> ScriptCommand | None:
+    """Options of uv come first; what is neither a script nor a Python there is the value of an option."""
+    for place, word in enumerate(words):
+        if word in ("-m", "--module"):
+            rest = ["python", "-m", *words[place + 1 :]]
+        elif word.endswith(".py"):
+            rest = ["python", *words[place:]]
+        elif _PYTHON.fullmatch(os.path.basename(word)) and words[place - 1] not in ("-p", "--python"):
+            rest = words[place:]
+        else:
+            continue
+        found = script_of(rest)
+        options = [each for each in words[:place] if each not in ("-s", "--script")]
+        return found and found._replace(launcher=(uv, "run", *options))
+    return None
+
+
+def python_of(command: ScriptCommand, env: Mapping[str, str]) -> Interpreter:
+    """The Python that such a command runs, for a process with the rights of who wrote it.
+
+    >>> import sys
+    >>> python_of(ScriptCommand("train.py", [], False, sys.executable), {}).is_ours
+    True
+    """
+    env = dict(env)
+    if command.launcher[:1] == ("conda",):
+        env = in_conda(command.launcher[1], env)
+    elif command.launcher:
+        return find_interpreter(_ask_uv(command, env), env)
+    found = shutil.which(command.program, path=env.get("PATH"))
+    if found is None:
+        raise InvalidValue(f"needed a Python; there is no program {command.program}")
+    return find_interpreter(_by_first_line(found, env), env)
+
+
+def _by_first_line(program: str, env: Mapping[str, str]) -> str:
+    """A program that is a script of Python says in its first line what runs it; others lie beside their Python."""
+    with open(program, "rb") as file:
+        first = file.readline(1024)
+    if not first.startswith(b"#!"):
+        return program
+    named = [word for word in os.fsdecode(first[2:]).split() if "=" not in word and not word.startswith("-")]
+    if named and os.path.basename(named[0]) == "env":
+        named = [shutil.which(word, path=env.get("PATH")) or word for word in named[1:]]
+    if named and _PYTHON.fullmatch(os.path.basename(named[0])):
+        return named[0]
+    return program if _PYTHON.fullmatch(os.path.basename(program)) else os.path.join(os.path.dirname(program), "python")
+
+
+def _ask_uv(command: ScriptCommand, env: dict[str, str]) -> str:
+    """uv itself says which Python it would run; it makes no environment for that and reaches no network."""
+    uv, run, *options = command.launcher
+    uv = shutil.which(uv, path=env.get("PATH")) or uv
+    if command.module or not _has_inline_metadata(command.source):
+        ask = "import sys; print(sys.executable)"
+        return _output_of([uv, run, *options, "--no-sync", "--offline", command.program, "-c", ask], env)
+    found = _output_of([uv, "python", "find", "--offline", "--script", command.source], env)
+    if not found.startswith(_output_of([uv, "cache", "dir"], env)):  # some other Python, as long as it has none
+        raise InvalidValue(f"uv has no environment for {command.source} yet; type: uv sync --script {command.source}")
+    return found
+
+
+def _output_of(words: list[str], env: dict[str, str]) -> str:
+    try:
+        with recording.paused():
+            done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=_UV_PATIENCE)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InvalidValue(f"needed the Python that uv runs; cannot ask {words[0]}: {error}") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        raise InvalidValue(f"needed the Python that uv runs; uv says: {last}")
+    return done.stdout.strip()
+
+
+def _has_inline_metadata(script: str) -> bool:
+    try:
+        with open(script, "rb") as file:
+            return _INLINE_METADATA.search(file.read(1 << 20)) is not None
+    except OSError:
+        return False
