@@ -103,6 +103,14 @@ class Host:
         if unfilled is not None:
             self._run(unfilled, tensor)
 
+    def read_later(self, tensor: torch.Tensor, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Give a new CPU tensor the values that `read` returns; to a large one when they are needed."""
+        unfilled = self._unfilled.get(_storage_of(tensor)._cdata)
+        if unfilled is None:
+            return tensor.copy_(read())
+        unfilled.steps.append(_Step(tensor, lambda target: target.copy_(read())))
+        return tensor
+
     def is_unfilled(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor has not been filled yet."""
         return bool(self._unfilled) and _storage_of(tensor)._cdata in self._unfilled
@@ -124,6 +132,10 @@ class Host:
             storage = unfilled.watch() if unfilled.watch is not None else None
             if storage is not None and unfilled.steps and not unfilled.refused:
                 self._run(unfilled, torch.empty(0, dtype=torch.uint8).set_(storage))
+        self._unfilled.clear()
+
+    def forget(self) -> None:
+        """Let everything unfilled stay as it is, because nobody will look at it any more."""
         self._unfilled.clear()
 
     def _remember(self, tensor: torch.Tensor, refused: RuntimeError | None) -> _Unfilled:

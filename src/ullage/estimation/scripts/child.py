@@ -28,13 +28,14 @@ from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.scripts.failures import describe
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
 from ullage.estimation.scripts.processes import Processes
+from ullage.estimation.scripts.weights import Weights
 from ullage.estimation.scripts.when_to_stop import RunWatcher
 from ullage.hardware import GPU
 from ullage.isolation.child import give_answer, give_so_far
 from ullage.units import format_duration
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
-from ullage.virtual.torch_api.saving import install_safetensors
+from ullage.virtual.torch_api.safetensors import install_safetensors
 from ullage.virtual.tracking.convergence import MemoryConverged
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class ScriptRun:
         self.card = VirtualGPU(request.gpu, request.config, limited=request.limited)
         self.watcher = RunWatcher(self.card, request.steps, self._stop, self.say_so_far)
         self.processes = Processes(self.card.note, self._failed)
+        self.weights = Weights(self.card.note)
         self._trace: Trace | None = None
         if request.traced:
             from ullage.estimation.timeline.trace import Trace  # needs NumPy, which this Python may not have
@@ -145,6 +147,7 @@ class ScriptRun:
         with self.card:
             self.watcher.install(replacements)
             self.processes.install(replacements)
+            self.weights.install(replacements)
             self._watch_settings(replacements)
             install_safetensors(replacements)
             try:
@@ -157,6 +160,7 @@ class ScriptRun:
                 return self._failed(error)
             finally:
                 replacements.undo()
+                self.card.host.forget()
             self._ended()
         return 0
 
@@ -261,6 +265,7 @@ class ScriptRun:
                 **failure,
                 "out_of_memory": self.card.memory.out_of_memory,
                 "refused": self.card.refused,
+                "not_cached": self.weights.missing,
                 "made_up": any(kind in ("values", "readings") for kind, _ in self.card.noted),
                 "steps": self.watcher.steps,
                 "python": sys.executable,

@@ -112,7 +112,7 @@ def is_own(failure: dict[str, Any]) -> bool:
         return False
     kind = failure["kind"]
     if kind == "exception":
-        lacking = _lacks_data(failure) or _lacks_network(failure) or _lacks_room(failure)
+        lacking = _lacks_checkpoint(failure) or _lacks_data(failure) or _lacks_network(failure) or _lacks_room(failure)
         return bool(failure["of_script"]) and not lacking
     return kind in ("syntax", "package") or (kind == "exit" and failure["code"] == 2)
 
@@ -161,8 +161,27 @@ def _lacks_room(failure: dict[str, Any]) -> bool:
     return "No space left on device" in failure["message"]
 
 
+def _lacks_checkpoint(failure: dict[str, Any]) -> bool:
+    """Whether it is about a file of the hub that the local cache has not."""
+    repository = (failure.get("not_cached") or [""])[0]
+    return bool(repository) and ("LocalEntryNotFoundError" in failure["chain"] or repository in failure["message"])
+
+
+def _not_cached(failure: dict[str, Any], shown: str) -> str:
+    repository, file = failure["not_cached"]
+    text = f"{shown} needs {file} of {repository}, which is not in the local cache of the hub{_at(failure)}"
+    if failure["network"]:
+        return f"{text}, and the hub did not give it: {failure['message'].splitlines()[0]}"
+    return (
+        f"{text}. Type: ullage estimate {shown.replace('-m ', '--module ')} --network, which downloads no weights; or: "
+        f"hf download {repository} --include '*.json' '*.txt' '*.model'"
+    )
+
+
 def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
     what = f"{failure['message']}{_at(failure)}"
+    if _lacks_checkpoint(failure):
+        return _not_cached(failure, shown)
     if _lacks_network(failure) and not failure["network"]:
         return (
             f"{shown} asked the network for something, which an estimate may only do with --network (in Python: "

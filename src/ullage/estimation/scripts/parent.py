@@ -153,7 +153,7 @@ def _run(request: ScriptRequest, python: Interpreter, private: Private, show_out
         "ullage.estimation.scripts.child:run_script",
         dataclasses.asdict(request),
         limits=Limits(seconds=request.timeout + GRACE + _PATIENCE, **_LIMITS),
-        env=_environment(python),
+        env=_environment(python, private.network),
         cwd=os.getcwd(),
         private=private,
         python=None if python.is_ours else python.path,
@@ -181,9 +181,11 @@ def _write(content: bytes, file: str | os.PathLike[str]) -> None:
         raise InvalidValue(f"cannot write the trace to {file}: {error.strerror}") from None
 
 
-def _environment(python: Interpreter) -> dict[str, str]:
-    """Trackers on the network stay out of it, unless the user wants them."""
-    return {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", **environment(python.env, ours=python.is_ours)}
+def _environment(python: Interpreter, network: bool) -> dict[str, str]:
+    """Trackers on the network stay out of it, unless the user wants them. Without a network, the hub is not tried."""
+    alone = {} if network else {"HF_HUB_OFFLINE": "1"}
+    own = environment(python.env, ours=python.is_ours)
+    return {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", **own, **alone}
 
 
 def _show(text: str) -> None:

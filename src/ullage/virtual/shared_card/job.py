@@ -18,7 +18,7 @@ from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.shared_card.cards import VARIABLE, Cards
 from ullage.virtual.shared_card.process import SharedCard
-from ullage.virtual.torch_api.saving import install_safetensors
+from ullage.virtual.torch_api.safetensors import install_safetensors
 
 
 def install() -> VirtualGPU | None:

@@ -1,4 +1,4 @@
-"""torch.save, torch.load and safetensors.
+"""torch.save and torch.load.
 
 Tensors of the virtual GPU have no data, so one element of each is saved, expanded to the right shape. The file says
 "cuda:0" and can be loaded anywhere. When a file is loaded, storages are read to the CPU, and those whose location maps
@@ -7,15 +7,11 @@ to "cuda" become storages of the virtual GPU, shared where they were shared.
 
 from __future__ import annotations
 
-import os
-import zipfile
-from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
 from torch import serialization
 
-from ullage.isolation import recording
 from ullage.virtual.kernels.plan import contiguous_strides
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -37,6 +33,11 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(torch.Tensor, "_reduce_ex_internal", _reduce)
     replacements.put(torch._utils, "_rebuild_tensor", rebuild_tensor)
     replacements.put(torch.UntypedStorage, "cuda", _storage_to_gpu)
+
+
+def gpu_in_use() -> GPUState | None:
+    """The innermost virtual GPU."""
+    return _in_use[-1] if _in_use else None
 
 
 def _tag(storage: Any) -> str | None:
@@ -133,108 +134,3 @@ rebuild_tensor.__name__ = rebuild_tensor.__qualname__ = (
     "_rebuild_tensor"  # PyTorch's list of safe functions goes by name
 )
 rebuild_tensor.__module__ = "torch._utils"
-
-
-# safetensors reads and writes files outside PyTorch. A file that a script saves is written by `torch.save` instead and
-# can be read back; all other files are read by safetensors itself.
-
-
-def install_safetensors(replacements: Replacements) -> None:
-    """Replace the functions of `safetensors` as soon as it is imported."""
-    replacements.when_imported("safetensors.torch", lambda module: _functions(module, replacements))
-    replacements.when_imported("safetensors", lambda module: _opening(module, replacements))
-
-
-def _functions(module: ModuleType, replacements: Replacements) -> None:
-    load_file = module.load_file
-
-    def save_file(tensors: Any, filename: Any, metadata: Any = None, **options: Any) -> None:
-        torch.save(
-            {"tensors": {name: tensor.detach() for name, tensor in tensors.items()}, "metadata": metadata}, filename
-        )
-
-    def load(filename: Any, device: Any = "cpu", **options: Any) -> Any:
-        recording.note(filename)
-        if not _is_stand_in(filename):
-            return load_file(filename, device=device, **options)
-        return _content(filename, device)["tensors"]
-
-    replacements.put_all(module, {"save_file": save_file, "load_file": load})
-
-
-def _opening(module: ModuleType, replacements: Replacements) -> None:
-    original = module.safe_open
-
-    def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> Any:
-        recording.note(filename)
-        if framework != "pt" or not _is_stand_in(filename):
-            return original(filename, framework, device, **options)
-        return _StandIn(filename, device)
-
-    replacements.put(module, "safe_open", safe_open)
-
-
-def _is_stand_in(filename: Any) -> bool:
-    return os.path.isfile(filename) and zipfile.is_zipfile(filename)
-
-
-def _content(filename: Any, device: Any) -> Any:
-    place = f"cuda:{device}" if isinstance(device, int) else str(device)
-    with open(filename, "rb") as file:  # by its name, PyTorch would take it for a file of safetensors
-        return torch.load(file, map_location=place, weights_only=False)
-
-
-class _StandIn:
-    """What `safe_open` returns for a file of ours."""
-
-    def __init__(self, filename: Any, device: Any) -> None:
-        content = _content(filename, device)
-        self._tensors, self._metadata = content["tensors"], content["metadata"]
-
-    def __enter__(self) -> _StandIn:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
-        return
-
-    def keys(self) -> list[str]:
-        """The names of the tensors."""
-        return list(self._tensors)
-
-    offset_keys = keys
-
-    def metadata(self) -> Any:
-        """What was saved beside them."""
-        return self._metadata
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        """One tensor."""
-        tensor: torch.Tensor = self._tensors[name]
-        return tensor
-
-    def get_slice(self, name: str) -> Any:
-        """One tensor, to be indexed."""
-        return _Slice(self._tensors[name])
-
-
-class _Slice:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        return self._tensor[index]
-
-    def get_shape(self) -> list[int]:
-        """The size of the tensor."""
-        return list(self._tensor.shape)
-
-    def get_dtype(self) -> str:
-        """The type, in safetensors' words."""
-        names = {
-            torch.float32: "F32",
-            torch.float16: "F16",
-            torch.bfloat16: "BF16",
-            torch.int64: "I64",
-            torch.bool: "BOOL",
-        }
-        return names.get(self._tensor.dtype, "F32")

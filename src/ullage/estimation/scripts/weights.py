@@ -1,0 +1,237 @@
+"""Trained weights that a script loads by name: their shapes matter, their values do not, so they are not downloaded.
+
+A checkpoint of the Hugging Face hub that is not in the local cache becomes a file with the true header and a hole where
+the values would be. The library that asked for it opens it like any other file, so its own code decides what comes to
+the GPU and when. The header comes from the hub, if the network may be used, or else is made from the model's config.
+The file lies in the private world of the script and is gone with it.
+
+Weights that PyTorch downloads from an address (`torch.hub`, torchvision) have no header to ask for. They fit whatever
+model they are loaded into.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys
+
+from ullage.virtual.replacements import Replacements
+from ullage.virtual.torch_api.safetensors import TYPE_NAMES
+
+_SAFETENSORS = ".safetensors"
+_PICKLED = (".bin", ".pth", ".pt", ".ckpt")
+_FILES = ("model.safetensors", "diffusion_pytorch_model.safetensors")  # a checkpoint in one piece
+_CONFIG = "config.json"
+_FIRST_BYTES = 1 << 17  # of a file: most headers are shorter
+_NO_COMMIT = "0" * 40  # for a repository of which nothing is in the cache
+_FITTING = "ullage: weights that fit"
+Tensors = dict[str, torch.Tensor]
+
+
+class Weights:
+    """Stands between a script and the weights that it loads by name.
+
+    `missing` is the repository and the file that was asked for last, and neither found nor made.
+    """
+
+    def __init__(self, note: Callable[[str, str], Any]) -> None:
+        self._note = note
+        self.missing: tuple[str, str] | None = None
+
+    def install(self, replacements: Replacements) -> None:
+        """Replace how weights are downloaded, also by libraries that are imported later."""
+        replacements.when_imported("huggingface_hub.file_download", lambda hub: self._watch_hub(hub, replacements))
+        download, load = torch.hub.download_url_to_file, nn.Module.load_state_dict
+
+        @functools.wraps(download)
+        def download_url_to_file(url: str, dst: str, *args: Any, **options: Any) -> None:
+            if not url.partition("?")[0].endswith(_PICKLED):
+                return download(url, dst, *args, **options)
+            self._say(url.rpartition("/")[2], "shapes are those of the model")
+            torch.save({_FITTING: torch.zeros(())}, dst)
+
+        @functools.wraps(load)
+        def load_state_dict(self: nn.Module, state_dict: Any, *args: Any, **options: Any) -> Any:
+            if _FITTING in state_dict:
+                return _IncompatibleKeys([], [])
+            return load(self, state_dict, *args, **options)
+
+        replacements.put(torch.hub, "download_url_to_file", download_url_to_file)
+        replacements.put(nn.Module, "load_state_dict", load_state_dict)
+
+    def _say(self, what: str, how: str) -> None:
+        self._note("weights", f"the weights of {what} were not downloaded: their {how}")
+
+    def _watch_hub(self, hub: Any, replacements: Replacements) -> None:
+        ask: Any = hub.hf_hub_download
+        fetch: Any = getattr(hub, "_download_to_tmp_and_move", None)
+
+        @functools.wraps(ask)
+        def hf_hub_download(repo_id: str, filename: str, **options: Any) -> Any:
+            try:
+                return ask(repo_id, filename, **options)
+            except hub.LocalEntryNotFoundError:
+                made = self._made_here(hub, repo_id, filename, options)
+                if made is None:
+                    raise
+                return str(made)
+
+        def download(*, destination_path: Path, url_to_download: str, filename: str, **options: Any) -> None:
+            place = Path(destination_path)
+            if filename.endswith(_SAFETENSORS):
+                _dig(place, *_header_of(url_to_download, options.get("headers") or {}))
+                self._say(filename, "shapes and types are those of its header")
+            elif not (filename.endswith(_PICKLED) and self._made_pickled(place, filename)):
+                fetch(destination_path=destination_path, url_to_download=url_to_download, filename=filename, **options)
+
+        replacements.put(hub, "hf_hub_download", hf_hub_download)
+        if fetch is not None:
+            replacements.put(hub, "_download_to_tmp_and_move", download)
+
+    def _made_here(self, hub: Any, repo_id: str, filename: str, options: dict[str, Any]) -> Path | None:
+        """A checkpoint made of what is known without the network; `None` if it is none, or too little is known."""
+        if options.get("repo_type") not in (None, "model"):
+            return None
+        inner = options.get("subfolder") or os.path.dirname(filename)
+        file = os.path.basename(filename)
+        self.missing = (repo_id, os.path.join(inner, file))
+        if file not in _FILES:
+            return None
+        where = {name: options[name] for name in ("cache_dir", "revision") if options.get(name)}
+        config = hub.try_to_load_from_cache(repo_id, os.path.join(inner, _CONFIG), **where)
+        if isinstance(config, str):
+            folder, made = Path(config).parent, _of_config(Path(config))
+        else:
+            made = _of_timm(repo_id)
+            folder = _new_snapshot(hub, repo_id, **where) if made is not None else Path()
+        if made is None or _has_weights(folder):
+            return None
+        _dig(folder / file, *_header(made))
+        self._say(repo_id, "shapes and types are those of its configuration")
+        return folder / file
+
+    def _made_pickled(self, place: Path, filename: str) -> bool:
+        """A pickled checkpoint has no header; what it would hold is known from the config, if that is beside it."""
+        inner = os.path.join(os.path.dirname(filename), _CONFIG)
+        configs = [*place.parent.parent.glob(f"snapshots/*/{inner}"), place.parent / _CONFIG]  # of a blob, of a folder
+        made = next((found for config in configs if config.is_file() and (found := _of_config(config))), None)
+        if made is None:
+            return False
+        torch.save({name: torch.zeros((), dtype=part.dtype).expand(part.shape) for name, part in made.items()}, place)
+        self._say(filename, "shapes and types are those of its configuration")
+        return True
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(file.name.endswith((_SAFETENSORS, *_PICKLED)) for file in folder.glob("*"))
+
+
+def _new_snapshot(hub: Any, repo_id: str, cache_dir: str | None = None, revision: str = "main") -> Path:
+    """Where the hub's library will look for the files of a repository that it has not seen yet."""
+    repository = Path(cache_dir or hub.constants.HF_HUB_CACHE, hub.repo_folder_name(repo_id=repo_id, repo_type="model"))
+    reference, snapshot = repository / "refs" / revision, repository / "snapshots" / _NO_COMMIT
+    for folder in (reference.parent, snapshot):
+        folder.mkdir(parents=True, exist_ok=True)
+    reference.write_text(_NO_COMMIT)
+    return snapshot
+
+
+# What a checkpoint holds, by the configuration of its model: tensors without data.
+
+
+def _of_config(config: Path) -> Tensors | None:
+    """Those of a model of transformers, diffusers or timm; `None` if the config does not tell."""
+    values = json.loads(config.read_text())
+    if values.get("quantization_config"):
+        return None  # what is saved of quantized weights is known to their library alone
+    try:
+        if values.get("architectures"):
+            return _of_transformers(config.parent, values["architectures"][0])
+        if values.get("_class_name"):
+            diffusers = importlib.import_module("diffusers")
+            with torch.device("meta"):
+                return dict(getattr(diffusers, values["_class_name"]).from_config(values).state_dict())
+    except (ImportError, AttributeError, ValueError, KeyError, OSError):
+        return None
+    return _of_timm(f"timm/{values.get('architecture')}") if values.get("architecture") else None
+
+
+def _of_transformers(folder: Path, name: str) -> Tensors:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = getattr(transformers, name)._from_config(config)
+    first: dict[int, str] = {}  # of tied weights, which are saved once
+    for key, part in model.state_dict(keep_vars=True).items():
+        first.setdefault(id(part), key)
+    state = {key: part for key, part in model.state_dict().items() if key in first.values()}
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:
+        return state
+    return dict(revert_weight_conversion(model, state))
+
+
+def _of_timm(repo_id: str) -> Tensors | None:
+    """timm's own repositories are called like its models, which it knows without a config."""
+    owner, _, name = repo_id.partition("/")
+    if owner != "timm":
+        return None
+    try:
+        import timm
+
+        with torch.device("meta"):
+            return dict(timm.create_model(name, pretrained=False).state_dict())
+    except (ImportError, RuntimeError, ValueError):
+        return None
+
+
+# A file of safetensors: the length of its header, the header (JSON), and the values.
+
+
+def _dig(place: Path, header: bytes, size: int) -> None:
+    """Write a file that is a hole after its header."""
+    place.unlink(missing_ok=True)
+    with place.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(size)
+
+
+def _header(tensors: Tensors) -> tuple[bytes, int]:
+    """The header for these tensors, and how long the file is.
+
+    >>> _header({"weight": torch.empty(2, 3)})[1] - len(_header({"weight": torch.empty(2, 3)})[0])
+    32
+    """
+    entries, end = {}, 0
+    for name, part in tensors.items():
+        begin, end = end, end + part.numel() * part.element_size()
+        entries[name] = {"dtype": TYPE_NAMES[part.dtype], "shape": list(part.shape), "data_offsets": [begin, end]}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    return text, 8 + len(text) + end
+
+
+def _header_of(url: str, headers: dict[str, str]) -> tuple[bytes, int]:
+    """The header of a file on the hub, and how long the file is."""
+    begin, size = _part(url, headers, 0, _FIRST_BYTES)
+    (length,) = struct.unpack("<Q", begin[:8])
+    if 8 + length > len(begin):
+        begin += _part(url, headers, len(begin), 8 + length)[0]
+    return begin[8 : 8 + length], size
+
+
+def _part(url: str, headers: dict[str, str], begin: int, end: int) -> tuple[bytes, int]:
+    session: Any = importlib.import_module("huggingface_hub.utils").get_session()
+    answer = session.get(url, headers={**headers, "Range": f"bytes={begin}-{end - 1}"})
+    answer.raise_for_status()
+    return answer.content, int(answer.headers["Content-Range"].rpartition("/")[2])
