@@ -26,10 +26,9 @@ def printed(command: str) -> str:
     """What a command prints, without the blanks at the ends of lines."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, "PATH": path, "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
-    done = subprocess.run(
-        command, shell=True, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    return "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
+    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True)
+    shown = done.stdout + (done.stderr if done.returncode else "")  # else it is progress, which a terminal erases
+    return "\n".join(line.rstrip() for line in shown.rstrip().splitlines())
 
 
 def record(text: str) -> str:

@@ -161,3 +161,14 @@ def test_another_table_is_refused(tmp_path):
     file.write_text("a,b\n1,2\n")
     with pytest.raises(InvalidValue, match="found a, b"):
         read_truth(file)
+
+
+def test_a_ranking_that_is_stopped_ends_what_is_under_way_and_keeps_what_was_answered(ask, tmp_path):
+    """Nothing waits for the estimator that hangs, and that it was stopped is no answer of its own."""
+    kept = tmp_path / "kept.jsonl"
+    runs = [MeasuredRun(id=name, row={}, family="mlp") for name in ("r1", "r2")]
+    asked = [Question("good", runs[0], "H200"), Question("hangs", runs[1], "H200")]
+    given = answers(asked, ask, limit=600, file=kept)
+    assert next(given)[1].figure == 9
+    given.close()
+    assert [json.loads(line)["estimator"] for line in kept.read_text().splitlines()] == ["good"]

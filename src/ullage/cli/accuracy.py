@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from ullage.cli import completion
 from ullage.cli.options import Json, MeasuredGpu
+from ullage.cli.progress import INTERRUPTED, Following, following
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, format_duration, parse_duration
 
@@ -94,7 +96,7 @@ def evaluate(
     """Compare estimates with measured runs.
 
     Without --estimators, Ullage's own estimates in detail. With it, a ranking of estimators by error,
-    underestimates, xMem's two-round protocol, time and coverage.
+    underestimates, xMem's two-round protocol, time and coverage. After Ctrl-C, what was done is printed.
 
     Examples:
 
@@ -138,19 +140,30 @@ def _learned(what: str, data: list[Path], weights: Path | None, retrain: bool, a
 
 
 def _ours(truth: Path, gpu: str, every: int, worst: int, as_json: bool) -> None:
-    from rich.progress import track
+    results: list[Comparison] = []
+    with following("reading runs", stoppable=True) as going:
+        from ullage.research.measure import accuracy
+        from ullage.research.ranking.truth import measured_rows
 
-    from ullage.research.measure import accuracy
-    from ullage.research.ranking.truth import measured_rows
-
-    rows = measured_rows(truth)[::every]
-    if not rows:
-        raise UllageError(f"{truth} holds no runs")
-    results = [accuracy.compare(row, gpu) for row in track(rows, "estimating", console=Console(stderr=True))]
-    if as_json:
+        rows = measured_rows(truth)[::every]
+        if not rows:
+            raise UllageError(f"{truth} holds no runs")
+        going.begin("estimating", len(rows))
+        for row in rows:
+            going.doing(str(row.get("model", "")))
+            results.append(accuracy.compare(row, gpu))
+            going.step()
+    if results and as_json:
         print(json.dumps(accuracy.as_dict(results)))
-        return
-    _print_accuracy(results, worst)
+    elif results:
+        _print_accuracy(results, worst)
+    _end(going)
+
+
+def _end(going: Following) -> None:
+    """After Ctrl-C the exit code says so, whatever was printed."""
+    if going.stopped:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _print_accuracy(results: list[Comparison], worst: int) -> None:
@@ -182,6 +195,7 @@ def _print_accuracy(results: list[Comparison], worst: int) -> None:
 
 # The project's data lie in its source, not in the package that is installed.
 SHIPPED_DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
+_NETWORKS = ("mlp", "transformer")
 NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
 
 
@@ -209,40 +223,49 @@ def evaluate_gpumemnet(plan: Table2Plan) -> None:
         raise InvalidValue(
             f"--weights: needed a folder of files that 'ullage train {plan.method}' wrote; found {plan.weights}"
         )
-    lines = [line for file in files for line in _lines(file, plan)]
+    lines: list[Table2Line] = []
+    with following(f"reading {files[0].name}", stoppable=True) as going:
+        for file in files:
+            for found in _lines(file, plan, going):
+                lines += found
     if plan.as_json:
         print(json.dumps([line.to_dict() for line in lines]))
-        return
-    print_lines(lines)
+    elif lines:
+        print_lines(lines)
+    _end(going)
 
 
-def _lines(file: Path, plan: Table2Plan) -> list[Table2Line]:
+def _lines(file: Path, plan: Table2Plan, going: Following) -> Iterator[list[Table2Line]]:
+    """The lines of each family and network of a file, as they come."""
     from ullage.research.training.methods import method_of
     from ullage.research.training.protocol import examples_of, read_rows
 
     rows = read_rows(file)
-    found: list[Table2Line] = []
-    for family in dict.fromkeys(str(row["family"]) for row in rows):
+    families = list(dict.fromkeys(str(row["family"]) for row in rows))
+    going.begin(f"judging {plan.method}", None if plan.retrain else len(families) * len(_NETWORKS))
+    for family in families:
+        going.doing(f"reading the jobs of {NAMES.get(family, family)}s")
         examples = examples_of([row for row in rows if row["family"] == family], method_of(plan.method))
-        for estimator in ("mlp", "transformer"):
-            found += _judged(examples, family, estimator, plan)
-    return found
+        for network in _NETWORKS:
+            going.doing(f"{NAMES.get(family, family)}s by the {NAMES[network]}")
+            yield _judged(examples, family, network, plan, going)
+            going.step()
 
 
-def _judged(examples: Examples, family: str, estimator: str, plan: Table2Plan) -> list[Table2Line]:
-    from ullage.cli.training import bars
+def _judged(
+    examples: Examples, family: str, estimator: str, plan: Table2Plan, going: Following
+) -> list[Table2Line]:  # fmt: skip
     from ullage.research.training.methods import method_of
     from ullage.research.training.table2 import retrained_lines, shipped_lines
 
     method = method_of(plan.method)
     if not plan.retrain:
         return shipped_lines(examples, family, estimator, plan.weights, method)
-    with bars() as (begin, notify):
 
-        def named(name: str, steps: int) -> None:
-            begin(f"{family} {estimator}, {name}", steps)
+    def named(name: str, steps: int) -> None:
+        going.begin(f"{family} {estimator}, {name}", steps)
 
-        return retrained_lines(examples, family, estimator, seed=plan.seed, begin=named, notify=notify, method=method)
+    return retrained_lines(examples, family, estimator, seed=plan.seed, begin=named, notify=going.step, method=method)
 
 
 def print_lines(lines: list[Table2Line]) -> None:
@@ -301,7 +324,7 @@ def rank_estimators(plan: RankingPlan) -> None:
     names = estimator_list(plan.estimators)
     counts = sample_counts(names, plan.sample)
     sets = [replace(one, runs=one.runs[:: plan.every]) for one in read_truth(plan.truth, plan.gpu)]
-    records = _ask(plan, sets, counts)
+    records, going = _ask(plan, sets, counts)
     ranked = [(one, [record for record in records if record.gpu == one.gpu]) for one in sets]
     if plan.report is not None:
         from ullage.research.ranking.page import write
@@ -311,9 +334,10 @@ def rank_estimators(plan: RankingPlan) -> None:
         from ullage.research.ranking.standings import as_dict
 
         print(json.dumps([as_dict(one, found) for one, found in ranked]))
-        return
-    for one, found in ranked:
-        print_ranking(one, found)
+    elif records:
+        for one, found in ranked:
+            print_ranking(one, found)
+    _end(going)
 
 
 def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]:
@@ -335,7 +359,10 @@ def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]
     return counts
 
 
-def _ask(plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None]) -> list[Record]:
+def _ask(
+    plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None]
+) -> tuple[list[Record], Following]:  # fmt: skip
+    """The answers, and how far the asking came."""
     from ullage.estimation.asking import ask
     from ullage.research.ranking.questions import answers, questions, read_answers
 
@@ -343,15 +370,13 @@ def _ask(plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None])
     if plan.kept and plan.resume is not None:
         known = read_answers(plan.resume)
         asked = [question for question in asked if question.key in known]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     given = answers(asked, ask, limit=parse_duration(plan.timeout), file=plan.resume, workers=plan.workers)
-    found = []
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("asking", total=len(asked))
+    found: list[Record] = []
+    with following("asking", len(asked), stoppable=True) as going, closing(given):
         for question, record in given:
             found.append(record)
-            progress.update(task, advance=1, description=f"{question.estimator} {question.run.id}"[:40].ljust(40))
-    return found
+            going.step(f"{question.estimator} {question.run.id}")
+    return found, going
 
 
 def print_ranking(truth: TruthSet, records: list[Record]) -> None:

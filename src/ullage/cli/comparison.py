@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ullage.cli import completion
+from ullage.cli.job_tables import aligned
 from ullage.cli.options import (
+    ALL,
     EstimateTarget,
     Gpu,
     Json,
@@ -24,13 +29,17 @@ from ullage.cli.options import (
     target_of,
     with_model_options,
 )
+from ullage.cli.progress import INTERRUPTED, Following, following
 from ullage.errors import InvalidValue, UnknownName
+from ullage.text import plain
 from ullage.units import format_bytes, format_duration, parse_duration
 
 if TYPE_CHECKING:
     from ullage.hardware import GPU
     from ullage.research.ranking.truth import MeasuredRun
     from ullage.research.ranking.worker import Record
+
+_LEAST_ROOM = 30  # columns for the reason why there is no answer
 
 
 @with_model_options
@@ -39,9 +48,10 @@ def compare(
     args: ScriptArguments = None,
     gpu: Gpu = None,
     estimators: Annotated[
-        str, typer.Option(help="Which estimators to ask: 'all', or names separated by commas.", metavar="all|A,B,C",
-                          autocompletion=completion.several_estimators)
-    ] = "all",
+        str | None, typer.Option(help="Which estimators to ask: 'all', or names separated by commas.",
+                                 metavar="all|A,B,C", show_default="all but those that train on the CPU",
+                                 autocompletion=completion.several_estimators)
+    ] = None,
     truth: Annotated[
         Path | None, typer.Option(help="A file of measured runs (JSONL, or a table for the A100): show those of the "
                                   "same job.",
@@ -59,34 +69,51 @@ def compare(
     as_json: Json = False,
     **model: Any,
 ) -> None:  # fmt: skip
-    """Estimate one job with every estimator and print the answers side by side.
+    """Estimate one job with every estimator and print the answers side by side, as they come.
 
     Each estimator runs in a process of its own; its time includes starting that process and building the model.
-    Two of them, xmem and veritasest, run the job on the CPU and can take minutes; --estimators leaves them out.
+    Two of them, xmem and veritasest, train the job on the CPU, which takes minutes: they are asked with
+    --estimators all, or by name. After Ctrl-C, what was answered is printed.
 
     Examples:
 
       ullage compare torchvision:resnet50 --batch-size 64 --gpu A100-40GB
+      ullage compare torchvision:resnet50 --batch-size 64 --estimators all
       ullage compare hf:GPT2LMHeadModel --sequence-length 512 -b 4 --estimators ullage,xmem,llmem
       ullage compare timm:resnet50 -b 32 -O adam --truth faketensor_timm_a100.csv --gpu A100-40GB
     """
     from ullage.estimation.asking import estimator_list
+    from ullage.estimation.estimators.registry import TRAIN_ON_THE_CPU
     from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
 
-    names = estimator_list(estimators)
+    names = estimator_list(estimators or ALL)
+    if estimators is None:
+        names = [name for name in names if name not in TRAIN_ON_THE_CPU]
     card = find_gpu(gpu or default_gpu())
     target = target_of(source, args, module, 3, None, False, model, network=network, python=python)
     _check(target)
     row = _row(target)
     runs = _truth(target, row, card, truth, measure)
-    records = _ask(names, row, gpu or default_gpu(), parse_duration(timeout))
+    table = None if as_json else _Table(card, runs, names)
+    records: list[Record] = []
+    if table is not None:
+        _print_head(source, card, runs)
+        print(table.head(), flush=True)
+    with following("asking estimators", len(names), stoppable=True) as going:
+        for record in _answers(names, row, gpu or default_gpu(), parse_duration(timeout), going):
+            records.append(record)
+            if table is not None:
+                print(table.line(record), flush=True)
     if as_json:
         print(json.dumps(_plain(source, card, records, runs)))
-    else:
-        _print(source, card, records, runs)
-        if hint := default_gpu_hint(gpu, card.name):
-            print(hint)
+    elif hint := default_gpu_hint(gpu, card.name):
+        print(hint)
+    if estimators is None:
+        print(f"not asked: {', '.join(TRAIN_ON_THE_CPU)}, which train on the CPU for minutes (--estimators all)",
+              file=sys.stderr)  # fmt: skip
+    if going.stopped:
+        raise typer.Exit(INTERRUPTED)
     if not any(record.given for record in records):
         raise typer.Exit(1)
 
@@ -150,16 +177,14 @@ def _measured(row: dict[str, Any]) -> MeasuredRun:
     return run_of({**row, **found, "id": "local"}, 0, Path())
 
 
-def _ask(names: list[str], row: dict[str, Any], gpu: str, limit: float) -> list[Record]:
+def _answers(names: list[str], row: dict[str, Any], gpu: str, limit: float, going: Following) -> Iterator[Record]:
     from ullage.estimation.asking import ask
     from ullage.research.ranking.worker import ask_apart
 
-    records = []
-    with Console(stderr=True).status("...") as status:
-        for name in names:
-            status.update(f"asking {name} ...")
-            records.append(ask_apart(ask, name, "this", row, gpu, limit))
-    return records
+    for name in names:
+        going.doing(name)
+        yield ask_apart(ask, name, "this", row, gpu, limit)
+        going.step()
 
 
 def _plain(source: str, card: GPU, records: list[Record], runs: list[tuple[str, MeasuredRun]]) -> dict[str, Any]:
@@ -175,30 +200,42 @@ def _plain(source: str, card: GPU, records: list[Record], runs: list[tuple[str, 
     return {"source": source, "gpu": card.name, "gpu_memory": card.usable, "truth": truths, "estimates": answers}
 
 
-def _print(source: str, card: GPU, records: list[Record], runs: list[tuple[str, MeasuredRun]]) -> None:
-    from ullage.research.ranking.standings import OWN, error
-
-    console = Console()
-    console.print(f"[bold]{source}[/] on {card.name} ({format_bytes(card.usable)})")
+def _print_head(source: str, card: GPU, runs: list[tuple[str, MeasuredRun]]) -> None:
+    print(f"{source} on {card.name} ({format_bytes(card.usable)})")
     for name, run in runs:
         known = [(run.allocated, "allocated"), (run.reserved, "reserved"), (run.process, "of the process")]
         told = ", ".join(f"{format_bytes(size)} {word}" for size, word in known if size is not None)
-        console.print(f"truth ({name}): {'ran out of memory; ' if run.oom else ''}{told}")
+        print(f"truth ({name}): {'ran out of memory; ' if run.oom else ''}{told}")
     if not runs:
-        console.print("truth: not known (--truth FILE, or a machine with this GPU)")
-    table = Table(
-        "estimator", "figure", "what it is", *(["error"] * len(runs)), "time", "fits", box=None, padding=(0, 2)
-    )
-    for record in records:
+        print("truth: not known (--truth FILE, or a machine with this GPU)")
+
+
+class _Table:
+    """The answers, a line each: its columns have their widths before the first answer is there."""
+
+    def __init__(self, card: GPU, runs: list[tuple[str, MeasuredRun]], names: list[str]) -> None:
+        self._card, self._runs = card, runs
+        self._widths = [max(map(len, (*names, "estimator"))), 8, 16, *([7] * len(runs)), 12, 4]
+        self._right = [False, True, False, *([True] * len(runs)), True, False]
+
+    def head(self) -> str:
+        return self._line("estimator", "figure", "what it is", *(["error"] * len(self._runs)), "time", "fits")
+
+    def line(self, record: Record) -> str:
+        from ullage.research.ranking.standings import OWN, error
+
         if record.figure is None:
             why = f"not supported: {record.unsupported}" if record.unsupported else f"failed: {record.failed}"
-            table.add_row(record.estimator, "-", why, *([""] * len(runs)), format_duration(record.seconds), "")
-            continue
-        errors = [error(record, run, OWN) for _, run in runs]
-        whole = record.process if record.process is not None else record.figure + (card.context or 0)
-        table.add_row(
+            begin = aligned([record.estimator, "-"], self._widths[:2], self._right[:2]) + "  "
+            room = max(_LEAST_ROOM, shutil.get_terminal_size().columns - len(begin))
+            return begin + f"\n{' ' * len(begin)}".join(textwrap.wrap(plain(why), room))
+        errors = [error(record, run, OWN) for _, run in self._runs]
+        whole = record.process if record.process is not None else record.figure + (self._card.context or 0)
+        return self._line(
             record.estimator, format_bytes(record.figure), f"{record.kind} memory",
             *("" if value is None else f"{value:+.1%}" for value in errors),
-            format_duration(record.seconds), "yes" if whole <= card.usable else "no",
+            format_duration(record.seconds), "yes" if whole <= self._card.usable else "no",
         )  # fmt: skip
-    console.print(table)
+
+    def _line(self, *cells: str) -> str:
+        return aligned(cells, self._widths, self._right).rstrip()

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ullage.cli import completion
 from ullage.cli.options import Json, Seed
+from ullage.cli.progress import each
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes, parse_bytes, parse_duration
 
@@ -54,16 +55,11 @@ def clean(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Clean measured runs and write them as one Parquet file."""
-    from rich.progress import track
-
     from ullage.research.datasets.cleaning import clean as clean_files
     from ullage.research.datasets.schema import frame, load_polars, write_dataset
 
     load_polars()
-    console = Console(stderr=True)
-    rows, found = clean_files(
-        files, workers, lambda runs, total: track(runs, "looking at models", total, console=console, transient=True)
-    )
+    rows, found = clean_files(files, workers, lambda runs, total: each(runs, "looking at models", total))
     table = frame(rows)
     if not len(table):
         raise InvalidValue(f"nothing is left to write: {found.read} lines read, {_counts(found.counts)}")
@@ -147,8 +143,6 @@ def generate(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Draw training runs of generated models."""
-    from rich.progress import track
-
     from ullage.research.datasets.generate import DrawingLimits, draw, summary
     from ullage.research.datasets.generate import ranges as known_ranges
 
@@ -162,8 +156,7 @@ def generate(
     if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
         raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
     limits = DrawingLimits(parse_bytes(max_memory), parse_duration(max_step))
-    numbers = track(range(count), "drawing", console=Console(stderr=True), transient=True)
-    rows = [draw(family, number, seed, known, limits) for number in numbers]
+    rows = [draw(family, number, seed, known, limits) for number in each(range(count), "drawing", count)]
     try:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     except OSError as error:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.options import (
+    ALL,
     EstimateTarget,
     Gpu,
     Gpus,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from ullage.workloads import Configuration
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2  # exit codes of `ullage check`
-ALL = "all"  # the word for all GPUs
 USUAL_TRIALS = 12  # of `ullage max-batch`, for its progress bar
 OUTPUT = "Output"
 
@@ -80,7 +80,9 @@ def check(
     try:
         card = find_gpu(gpu or default_gpu())
         needed = parse_margin(margin, card.usable)
-        answer = target_of(source, args, module, steps, timeout, False, model, network=network, python=python).run(card)
+        target = target_of(source, args, module, steps, timeout, False, model, network=network, python=python)
+        with Console(stderr=True).status(f"running {source} on a virtual {card.name} ..."):
+            answer = target.run(card)
     except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline
         known = isinstance(error, UllageError)
         print(f"ullage: {error}" if known else f"ullage: {type(error).__name__}: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from ullage.cli.options import MeasuredGpu, ScriptArguments, Seed
+from ullage.cli.progress import each
 from ullage.errors import InvalidValue, UllageError, UnknownName
 from ullage.units import parse_duration
 
@@ -109,15 +110,13 @@ def _measured_before(out: Path) -> set[str]:
 
 def _follow(found: Any, count: int, out: Path, console: Console) -> None:
     """Write each row as it comes, and say in the end how the runs went."""
-    from rich.progress import track
-
     tally = {"measured": 0, "ran out of memory": 0, "failed": 0, "survived": 0, "capped": 0}
     try:
         file = out.open("a")
     except OSError as error:
         raise InvalidValue(f"cannot write {out}: {error.strerror}") from None
     with file:
-        for row in track(found, "measuring", total=count, console=console):
+        for row in each(found, "measuring", count):
             file.write(json.dumps(row) + "\n")
             file.flush()
             outcome = "failed" if "failed" in row else "ran out of memory" if "oom" in row else "measured"
@@ -166,7 +165,8 @@ def diff(
         )
     configuration = Configuration.from_row(rows[row])
     recorded = recorded_requests(truth.parent / history)
-    virtual = virtual_requests(lambda: train(configuration), gpu or "H200")
+    with Console(stderr=True).status(f"running {configuration.name} on a virtual GPU ..."):
+        virtual = virtual_requests(lambda: train(configuration), gpu or "H200")
     found = first_difference(recorded, virtual, around)
     print(f"{rows[row]['model']}: {len(recorded):,} requests and frees recorded, {len(virtual):,} on the virtual GPU")
     print(found if found is not None else "no difference")

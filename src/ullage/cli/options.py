@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ullage.workloads import Workload
 
 _DEFAULT = "local, where there is one, else H200"
+ALL = "all"  # the word for all GPUs, or all estimators
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Gpu = Annotated[
     str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for: a name from 'ullage gpus', the path of a "
@@ -109,7 +111,7 @@ class ModelOptions:
                                        "Can be given more than once.", metavar="PATTERN", rich_help_panel=MODEL)
     ] = None  # fmt: skip
     lora: Annotated[
-        int | None, typer.Option("--lora", "--lora-rank", help="Train only LoRA adapters of this rank (needs peft).",
+        int | None, typer.Option("--lora", help="Train only LoRA adapters of this rank (needs peft).",
                                  metavar="N", rich_help_panel=MODEL)
     ] = None  # fmt: skip
     lora_targets: Annotated[

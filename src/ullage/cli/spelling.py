@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 # By command: the old word and the new one; "" for an option that is an argument now. They go with version 0.2.
-_MODEL = {"-o": "-O"}
+_MODEL = {"-o": "-O", "--lora-rank": "--lora"}
 _NAME = {"-n": "-N"}
 _MEASURING = {"--at-once": "--workers", "--iterations": "--steps"}
 _NETWORK = {"--estimator": "--architecture", "--folds": "--validate", "--no-folds": "--no-validate"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +12,7 @@ from rich.console import Console
 from ullage.cli import completion
 from ullage.cli.completion import FAMILIES
 from ullage.cli.options import Json, Seed
+from ullage.cli.progress import following
 from ullage.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
@@ -39,24 +38,6 @@ def check_file(path: Path | None) -> None:
     """A file that cannot be written is told of before an hour of training."""
     if path is not None and (not path.parent.is_dir() or path.is_dir()):
         raise InvalidValue(f"cannot write {path}: needed a file in a folder that exists")
-
-
-@contextmanager
-def bars() -> Iterator[tuple[Callable[[str, int], None], Callable[[str], None]]]:
-    """A progress bar for every training: `begin(name, steps)` and `notify(text)`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[told]}"), console=Console(stderr=True)) as progress:
-        tasks: list[Any] = []
-
-        def begin(name: str, steps: int) -> None:
-            tasks.append(progress.add_task(name.ljust(28), total=steps, told=""))
-
-        def notify(told: str) -> None:
-            progress.update(tasks[-1], advance=1, told=told)
-
-        yield begin, notify
 
 
 Out = Annotated[Path, typer.Option(help="Write the weights here.", metavar="FILE.safetensors", show_default=False)]
@@ -156,8 +137,8 @@ def _train_network(
     if width < 1 << 20:
         raise InvalidValue(f"--bin: needed a class of at least 1 MiB; found {bin}")
     planned = method.schedules[architecture]
-    examples = examples_of(read_rows(data, family), method)
-    with bars() as (begin, notify):
+    with following(f"reading {data.name}") as going:
+        examples = examples_of(read_rows(data, family), method)
         result = learn(
             examples,
             family=family,
@@ -165,8 +146,8 @@ def _train_network(
             bin=width,
             seed=seed,
             schedule=replace(planned, epochs=epochs or planned.epochs),
-            begin=begin,
-            notify=notify,
+            begin=going.begin,
+            notify=going.step,
             method=method,
             validate=validate,
         )
@@ -230,13 +211,13 @@ def fast(
 
     for file in (out, records):
         check_file(file)
-    rows = [row for file in data for row in read_rows(file)]
-    with bars() as (begin, notify):
+    with following(f"reading {data[0].name}") as going:
+        rows = [row for file in data for row in read_rows(file)]
         known: list[dict[str, Any]] = []
         if real is not None:
-            known = read_real(real, begin, notify)
-        begin("trees", FOLDS + 1)
-        model, unseen = train_fast(jobs_of(rows, known), gpu=str(rows[0].get("gpu")), seed=seed, begin=notify)
+            known = read_real(real, going.begin, going.step)
+        going.begin("trees", FOLDS + 1)
+        model, unseen = train_fast(jobs_of(rows, known), gpu=str(rows[0].get("gpu")), seed=seed, begin=going.step)
     save(model, out)
     if records is not None:
         write_records(records, known, unseen, len(rows), str(rows[0].get("gpu")))
@@ -286,7 +267,10 @@ def dnnperf(
     from ullage.research.training.dnnperf import samples, save, trained
 
     check_file(out)
-    network, card = trained(samples(data), data.name, folds, epochs)
+    with following(f"reading {data.name}") as going:
+        found = samples(data, going.step)
+        going.begin("training", folds + 1)
+        network, card = trained(found, data.name, folds, epochs, going.step)
     save(network, out, card)
     print(json.dumps(card, indent=2))
 
@@ -309,9 +293,9 @@ def regression(
     from ullage.research.training.regression import compare
 
     check_family(family)
-    examples = examples_of(read_rows(data, family))
-    with bars() as (begin, notify):
-        outcomes = compare(examples, seed=seed, epochs=epochs, begin=begin, notify=notify)
+    with following(f"reading {data.name}") as going:
+        examples = examples_of(read_rows(data, family))
+        outcomes = compare(examples, seed=seed, epochs=epochs, begin=going.begin, notify=going.step)
     if as_json:
         from dataclasses import asdict
 

@@ -39,6 +39,8 @@ HOMES = {
     "walknet+transformer": "walknet.estimator",
     "fast": "fast",
 }
+# Those that run the job's training on the CPU, which takes minutes and the machine's memory.
+TRAIN_ON_THE_CPU = ("xmem", "veritasest")
 
 
 Supports = Callable[[Workload], str | None]

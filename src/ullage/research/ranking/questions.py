@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from ullage.errors import InvalidValue
@@ -58,7 +58,7 @@ def questions(sets: Sequence[TruthSet], counts: Mapping[str, int | None]) -> lis
 
 def answers(
     asked: Sequence[Question], ask: Ask, *, limit: float, file: Path | None = None, workers: int = 1
-) -> Iterator[tuple[Question, Record]]:
+) -> Generator[tuple[Question, Record], None, None]:
     """The answer to every question; those in `file` are taken from there, new ones are appended to it at once.
 
     With several workers so many processes estimate at once: quicker, but their times are then those of a busy machine.
@@ -67,12 +67,12 @@ def answers(
     yield from ((question, known[question.key]) for question in asked if question.key in known)
     new = [question for question in asked if question.key not in known]
 
-    writing = Lock()
+    writing, stop = Lock(), Event()
 
     def answer(question: Question) -> Record:
-        found = ask_apart(ask, question.estimator, question.run.id, question.run.row, question.gpu, limit)
+        found = ask_apart(ask, question.estimator, question.run.id, question.run.row, question.gpu, limit, stop)
         record = replace(found, code=code_version())
-        if file is not None:
+        if file is not None and not (stop.is_set() and record.failed):
             with writing:  # here and not where it is yielded: a ranking that is stopped keeps what was under way
                 _append(file, {"key": question.key, **record.to_dict()})
         return record
@@ -83,6 +83,7 @@ def answers(
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
         finally:
+            stop.set()
             for task in waiting:
                 task.cancel()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -68,15 +69,18 @@ class Record:
         return {name: value for name, value in asdict(self).items() if value not in (None, ())}
 
 
-def ask_apart(ask: Ask, estimator: str, run: str, row: dict[str, Any], gpu: str, limit: float) -> Record:
-    """The answer of an estimator, from a process that is ended after `limit` seconds.
+def ask_apart(
+    ask: Ask, estimator: str, run: str, row: dict[str, Any], gpu: str, limit: float,
+    stop: threading.Event | None = None,
+) -> Record:  # fmt: skip
+    """The answer of an estimator, from a process that is ended after `limit` seconds, or when `stop` is set.
 
     `ask` is a function of a module, so that the process can import it.
     """
     request = {"ask": f"{ask.__module__}:{ask.__qualname__}", "estimator": estimator, "row": row, "gpu": gpu}
     begin = time.perf_counter()
     outcome = start_from_server("ullage.research.ranking.worker:ask_here", request, preload=PRELOAD).wait(
-        Limits(seconds=limit)
+        Limits(seconds=limit), stop=stop
     )
     values = outcome.answer
     if values is None:

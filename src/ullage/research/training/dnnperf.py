@@ -10,8 +10,7 @@ import gzip
 import json
 import re
 import statistics
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +57,8 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def samples(path: Path) -> list[Sample]:
-    """Every run of the file with a measured peak and step time, as a graph."""
+def samples(path: Path, seen: Callable[[], None] = lambda: None) -> list[Sample]:
+    """Every run of the file with a measured peak and step time, as a graph; `seen` is called after each."""
     found = []
     for row in read(path):
         if not row.get("peak_reserved") or not row.get("step_s"):
@@ -69,8 +68,7 @@ def samples(path: Path) -> list[Sample]:
             continue
         truth = torch.tensor([float(row["peak_reserved"]), float(row["step_s"])]).log()
         found.append(Sample(family(row["model"]), folded(tensors_of(graph_of(configuration))), truth))
-        _say(f"\r{len(found)} graphs")
-    _say("\n")
+        seen()
     if not found:
         raise InvalidValue(f"{path} has no line with peak_reserved and step_s")
     return found
@@ -106,8 +104,10 @@ def ratios(network: GraphNetwork, held_out: list[Sample]) -> list[tuple[float, f
     return [(memory, time) for memory, time in pairs]
 
 
-def cross_validate(found: list[Sample], folds: int = FOLDS, epochs: int = EPOCHS) -> dict[str, float]:
-    """The errors on families that were not trained on."""
+def cross_validate(
+    found: list[Sample], folds: int = FOLDS, epochs: int = EPOCHS, seen: Callable[[], None] = lambda: None
+) -> dict[str, float]:
+    """The errors on families that were not trained on; `seen` is called after each fold."""
     families = sorted({sample.family for sample in found})
     if len(families) < 2 or folds < 2:
         raise InvalidValue(f"needed runs of two model families or more, and two folds; found {len(families)}, {folds}")
@@ -118,8 +118,7 @@ def cross_validate(found: list[Sample], folds: int = FOLDS, epochs: int = EPOCHS
         training = [sample for sample in found if fold_of[sample.family] != fold]
         if held_out and training:
             met += ratios(fit(training, epochs), held_out)
-            _say(f"\rfold {fold + 1} of {folds}")
-    _say("\n")
+        seen()
     return figures(met) | {"families": len(families)}
 
 
@@ -148,11 +147,14 @@ def save(network: GraphNetwork, path: Path, card: dict[str, Any]) -> None:
     write_weights(path, packed(network.state_dict(), metadata={"card": json.dumps(card)}))
 
 
-def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[GraphNetwork, dict[str, Any]]:
+def trained(
+    found: list[Sample], data: str, folds: int, epochs: int, seen: Callable[[], None] = lambda: None
+) -> tuple[GraphNetwork, dict[str, Any]]:
     """The network trained on all samples, and its card with the errors on held-out families."""
     torch.set_num_threads(1)  # sums in one order: the same file comes out again
-    held_out = cross_validate(found, folds, epochs)
+    held_out = cross_validate(found, folds, epochs, seen)
     network = fit(found, epochs)
+    seen()
     card = {
         "data": data,
         "torch": torch.__version__,
@@ -163,8 +165,3 @@ def trained(found: list[Sample], data: str, folds: int, epochs: int) -> tuple[Gr
         "trained_on": figures(ratios(network, found)),
     }
     return network, card
-
-
-def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, end="", file=sys.stderr, flush=True)

@@ -1,0 +1,113 @@
+"""Progress of what takes long, on standard error: a bar on a terminal, a plain line now and then anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Console
+
+from ullage.units import format_duration
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+INTERRUPTED = 130  # the exit code after Ctrl-C
+_EVERY = 10.0  # seconds between plain lines
+_T = TypeVar("_T")
+
+
+class Following:
+    """How far something is: `begin` a part of so many steps, say what one is `doing`, and `step` after each."""
+
+    def __init__(self, bar: Progress | None) -> None:
+        self.stopped = False
+        self._bar, self._task, self._told = bar, None, ""
+        self._what, self._total, self._done = "", None, 0
+        self._began = self._said = time.monotonic()
+
+    _task: Any
+    _total: int | None
+
+    def begin(self, what: str, total: int | None = None) -> None:
+        """Begin a part; those before it are done."""
+        self._what, self._total, self._done, self._told = what, total, 0, ""
+        self._began = time.monotonic()
+        if self._bar is None:
+            if total is not None:
+                self._say(f"{what}: {total} to do")
+            return
+        if self._task is not None:
+            self._bar.update(self._task, visible=False)
+        self._task = self._bar.add_task(what, total=total, told="")
+
+    def doing(self, text: str) -> None:
+        """Say what the next step is about."""
+        self._told = text
+        self._show()
+
+    def step(self, text: str = "") -> None:
+        """One step is done."""
+        self._done += 1
+        self._told = text or self._told
+        self._show()
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, told=self._told)
+        elif time.monotonic() - self._said > _EVERY:
+            of_all = "" if self._total is None else f" of {self._total}"
+            about = f", {self._told}" if self._told else ""
+            after = format_duration(round(time.monotonic() - self._began))
+            self._say(f"{self._what}: {self._done}{of_all} done after {after}{about}")
+
+    def stop(self) -> None:
+        """Note that Ctrl-C was typed, and say how far it is."""
+        self.stopped = True
+        of_all = "" if self._total is None else f" of {self._total}"
+        self._say(f"ullage: stopped; {self._what}: {self._done}{of_all} done")
+
+    def _say(self, line: str) -> None:
+        self._said = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def following(what: str, total: int | None = None, *, stoppable: bool = False) -> Iterator[Following]:
+    """Show progress from now on. With `stoppable`, Ctrl-C ends what is inside and not the command (`stopped`).
+
+    >>> with following("counting", 2) as going:
+    ...     going.step()
+    """
+    console = Console(stderr=True)
+    bar = _bar(console) if console.is_terminal else None
+    going = Following(bar)
+    with bar or nullcontext():
+        going.begin(what, total)
+        try:
+            yield going
+            return
+        except KeyboardInterrupt:
+            if not stoppable:
+                raise
+    going.stop()
+
+
+def each(items: Iterable[_T], what: str, total: int | None = None) -> Iterator[_T]:
+    """The items, with progress."""
+    with following(what, total) as going:
+        for item in items:
+            yield item
+            going.step()
+
+
+def _bar(console: Console) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    told = TextColumn("{task.fields[told]}", markup=False)
+    # What is printed while the bar is there goes above it; where it goes elsewhere, it is left alone.
+    return Progress(*columns, told, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
