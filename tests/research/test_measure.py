@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,6 +53,31 @@ def test_a_script_is_run_as_python_would(tmp_path):
         finally:
             sys.argv = before
     assert answer["peak_alloc"] == 4 << 20
+
+
+def test_a_row_may_be_a_script_with_a_folder_and_variables_of_its_own(tmp_path):
+    (tmp_path / "size").write_text("1048576")
+    (tmp_path / "job.py").write_text(
+        "import os, sys, torch\nsize = int(open('size').read()) * int(os.environ['TIMES']) * int(sys.argv[1])\n"
+        "x = torch.zeros(size, device='cuda', requires_grad=True)\nx.sum().backward()\n"
+    )
+    row = {"id": "s", "script": "job.py", "args": ["2"], "cwd": str(tmp_path), "env": {"TIMES": "3"}}
+    (request,) = read_runs([row], 5, None)
+    found = runs.estimate_apart(request, "H200")
+    assert found.get("peak_allocated", found) == 2 * (24 << 20) + 1024, "the values, their gradient, and two scalars"
+    failed = runs.estimate_apart(replace(request, args=["two"]), "H200")
+    assert "'two'" in failed["failed"] + failed["output"]
+
+
+def test_peaks_are_those_of_the_whole_run_also_where_the_script_sets_them_back(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import torch\nx = torch.zeros(1 << 22, device='cuda')\ndel x\n"
+        "torch.cuda.empty_cache()\ntorch.cuda.reset_peak_memory_stats()\nx = torch.zeros(1 << 20, device='cuda')\n"
+    )
+    with ullage.virtual_gpu("H200"):
+        answer = measure_here({"script": str(script)})
+    assert answer["peak_alloc"] == 16 << 20
 
 
 def test_no_run_starts_before_its_memory_is_free():

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """Run training on this machine's GPU and write down what it took.
 
-WHAT is a file of configurations (.jsonl, one run a line), a training script (.py), or nothing with --random.
+WHAT is a file of runs (.jsonl, one a line: a configuration, or a script), a training script (.py), or nothing with
+--random.
 
 Examples:
 
@@ -50,6 +51,9 @@ def measure(
         bool, typer.Option("--cap", help="Limit each run to the bound of its estimate, and say whether it survives.")
     ] = False,
     workers: Annotated[int, typer.Option(help="How many runs at once, at most.", metavar="N", min=1)] = 8,
+    estimated: Annotated[
+        bool, typer.Option("--estimate/--no-estimate", help="Estimate each run first, to know which fit side by side.")
+    ] = True,
     steps: Annotated[int, typer.Option(help="Optimizer steps of each run.", metavar="N", min=1)] = 5,
     timeout: Annotated[
         str, typer.Option(help="Give up on a run after this long, such as 90s or 10m.", metavar="TIME")
@@ -70,7 +74,9 @@ def measure(
     console = Console(stderr=True)
     if done:
         console.print(f"{len(done)} runs are in {out} already; {len(orders)} are left")
-    found = runs.measure(orders, name, total=usable, at_once=workers, cap=cap, timeout=parse_duration(timeout))
+    found = runs.measure(
+        orders, name, total=usable, at_once=workers, cap=cap, estimated=estimated, timeout=parse_duration(timeout)
+    )
     _follow(found, len(orders), out, console)
 
 

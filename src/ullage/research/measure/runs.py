@@ -7,6 +7,7 @@ measurement, so that a file of measured runs is also a comparison.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -31,13 +32,16 @@ ESTIMATED = ("peak_allocated", "peak_reserved", "process_memory", "upper", "seco
 class RunRequest:
     """A run to measure: a row of a file of configurations, or a script with its arguments.
 
-    `cap` is the most that PyTorch's allocator may reserve in that run, in bytes; `history` a file for its requests.
+    A script runs in the folder `cwd` with the variables `env` beside those that are set. `cap` is the most that
+    PyTorch's allocator may reserve in that run, in bytes; `history` a file for its requests.
     """
 
     row: dict[str, Any] = field(default_factory=dict)
     script: str | None = None
     args: list[str] = field(default_factory=list)
     module: bool = False
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
     iterations: int = 5
     history: str | None = None
     cap: int | None = None
@@ -48,23 +52,30 @@ def estimate_apart(
 ) -> dict[str, Any]:
     """The estimate of a run, by a process that sees no GPU; `stop` ends it early."""
     variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return _apart("ullage.research.measure.runs:estimate_here", {**vars(request), "gpu": gpu}, variables, timeout, stop)
+    asked = {**vars(request), "gpu": gpu}
+    return _apart("ullage.research.measure.runs:estimate_here", asked, request, variables, timeout, stop)
 
 
 def measure_apart(request: RunRequest, timeout: float = 300.0, stop: threading.Event | None = None) -> dict[str, Any]:
     """One run on the real GPU in a fresh process; `stop` ends it early."""
     variables = {"OMP_NUM_THREADS": "2"}
-    return _apart("ullage.research.measure.single_run:measure_here", vars(request), variables, timeout, stop)
+    return _apart("ullage.research.measure.single_run:measure_here", vars(request), request, variables, timeout, stop)
 
 
 def _apart(
-    entry: str, request: dict[str, Any], variables: dict[str, str], timeout: float, stop: threading.Event | None
+    entry: str,
+    asked: dict[str, Any],
+    request: RunRequest,
+    variables: dict[str, str],
+    timeout: float,
+    stop: threading.Event | None,
 ) -> dict[str, Any]:
-    env = environment(import_from=sys.path) | variables
-    outcome = run(entry, request, limits=Limits(seconds=timeout), env=env, stop=stop)
+    env = environment(dict(os.environ) | request.env, import_from=sys.path) | variables
+    outcome = run(entry, asked, limits=Limits(seconds=timeout), env=env, cwd=request.cwd, stop=stop)
     if outcome.answer is not None:
         return outcome.answer
-    return {"failed": outcome.failure if outcome.reason == "error" else f"the process {outcome.failure}"}
+    failed = {"failed": outcome.failure if outcome.reason == "error" else f"the process {outcome.failure}"}
+    return failed | ({"output": outcome.last_lines(12)} if request.script else {})
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
@@ -111,24 +122,26 @@ def measure(
     total: int,
     at_once: int = 8,
     cap: bool = False,
+    estimated: bool = True,
     timeout: float = 300.0,
 ) -> Iterator[dict[str, Any]]:
     """Measure every run; yields a row for each as it is done: the configuration, the figures and the estimate.
 
-    A row that brings its estimate is not estimated again. With `cap` runs are limited to the bound of their estimate
+    A row that brings its estimate is not estimated again, and none is where `estimated` is false: each run is then
+    promised `UNKNOWN_NEED`. With `cap` runs are limited to the bound of their estimate
     (`upper` less the context): `"capped"` says whether they survived, and one that met its limit is run without it too.
     """
     memory = GpuMemory(max(GIB, total - SPARE))
     begin, stop = time.monotonic(), threading.Event()
 
     def one(request: RunRequest) -> dict[str, Any]:
-        guess = request.row.get("estimate") or estimate_apart(request, gpu, timeout, stop)
+        guess = request.row.get("estimate") or (estimate_apart(request, gpu, timeout, stop) if estimated else {})
         need = guess.get("upper", UNKNOWN_NEED)
         taken = memory.take(need)
         try:
             limit = guess["upper"] - guess["context"] if cap and "upper" in guess else None
             found, survived = _under(limit, request, timeout, stop)
-            row = {**request.row, **found, "estimate": guess}
+            row = {**request.row, **found, **({"estimate": guess} if guess else {})}
             if request.history and "event_count" in found:
                 row["events"] = f"{Path(request.history).parent.name}/{Path(request.history).name}"
             if limit is not None and "failed" not in found:
@@ -177,7 +190,10 @@ def local_gpu() -> tuple[str, int]:
 
 
 def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path | None) -> list[RunRequest]:
-    """The runs in a file's rows; every row needs an id of its own, which also names its history."""
+    """The runs in a file's rows; every row needs an id of its own, which also names its history.
+
+    A row with `script` is a script, with `args`, `module`, `cwd` and `env` where it has them; paths count from `cwd`.
+    """
     requests, seen = [], set()
     for number, row in enumerate(rows):
         name = str(row.get("id") or f"r{number:04d}")
@@ -185,5 +201,6 @@ def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path |
             raise InvalidValue(f"needed an id of its own for every run, without '/'; found {name!r} twice or bad")
         seen.add(name)
         history = str(histories / f"{name}.npz") if histories else None
-        requests.append(RunRequest(row={**row, "id": name}, iterations=iterations, history=history))
+        how = {key: row[key] for key in ("script", "args", "module", "cwd", "env") if row.get(key)}
+        requests.append(RunRequest(row={**row, "id": name}, iterations=iterations, history=history, **how))
     return requests

@@ -145,12 +145,39 @@ def _run_script(path: str, args: list[str], module: bool) -> None:
             raise RuntimeError(f"the script ended with exit code {error.code}") from None
 
 
+class _Peaks:
+    """The peaks of a whole run, also where the script sets PyTorch's own back in between."""
+
+    def __init__(self) -> None:
+        self._most = {"allocated": 0, "reserved": 0}
+        self._reset = torch.cuda.memory.reset_peak_memory_stats
+        self._reset()
+        for module in (torch.cuda, torch.cuda.memory):
+            module.reset_peak_memory_stats = self._note_and_reset  # type: ignore[assignment]
+
+    def _note_and_reset(self, device: Any = None) -> None:
+        self._note()
+        self._reset(device)
+
+    def _note(self) -> None:
+        statistics = torch.cuda.memory_stats()
+        for kind, most in self._most.items():
+            self._most[kind] = max(most, statistics[f"{kind}_bytes.all.peak"])
+
+    def close(self) -> dict[str, int]:
+        """The peaks; PyTorch's function is as it was."""
+        for module in (torch.cuda, torch.cuda.memory):
+            module.reset_peak_memory_stats = self._reset  # type: ignore[assignment]
+        self._note()
+        return {"peak_alloc": self._most["allocated"], "peak_reserved": self._most["reserved"]}
+
+
 def measure_here(request: dict[str, Any]) -> dict[str, Any]:
     """Measure the run of a request; see `ullage.research.measure.runs.RunRequest`."""
     begin = time.perf_counter()
     torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
     answer: dict[str, Any] = {"nvml_ctx": process_memory()}
-    torch.cuda.reset_peak_memory_stats()
+    peaks = _Peaks()
     history = request.get("history")
     if history:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=_MOST_EVENTS)
@@ -173,8 +200,7 @@ def measure_here(request: dict[str, Any]) -> dict[str, Any]:
     answer = {
         **current,
         **answer,
-        "peak_alloc": statistics["allocated_bytes.all.peak"],
-        "peak_reserved": statistics["reserved_bytes.all.peak"],
+        **peaks.close(),
         "nvml_end": process_memory(),
         "retries": statistics["num_alloc_retries"],
         "segments": statistics["segment.all.peak"],
