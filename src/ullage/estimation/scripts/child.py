@@ -27,6 +27,7 @@ from ullage.allocator import AllocatorConfig
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.scripts.failures import describe
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
+from ullage.estimation.scripts.loops import compiled
 from ullage.estimation.scripts.processes import Processes
 from ullage.estimation.scripts.weights import Weights
 from ullage.estimation.scripts.when_to_stop import RunWatcher
@@ -37,6 +38,7 @@ from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.torch_api.safetensors import install_safetensors
 from ullage.virtual.tracking.convergence import MemoryConverged
+from ullage.virtual.tracking.uncertainty import LEFT_OUT, meanings_of
 
 if TYPE_CHECKING:
     from ullage.estimation.timeline.trace import Trace
@@ -90,12 +92,14 @@ def _watch(seconds: float, run: ScriptRun) -> None:
 
     def wait() -> None:
         nonlocal pause
-        while (left := end - time.monotonic()) > pause:
-            time.sleep(pause)
+        next_look = time.monotonic() + pause
+        while (left := min(end, run.watcher.look_until) - time.monotonic()) > 0:
+            time.sleep(min(left, FIRST_LOOK))
             begin = time.monotonic()
-            run.say_so_far()
-            pause = max(pause * LATER_LOOKS, LEAST_WORK * (time.monotonic() - begin))
-        time.sleep(max(0.0, left))
+            if begin >= next_look:
+                run.say_so_far()
+                pause = max(pause * LATER_LOOKS, LEAST_WORK * (time.monotonic() - begin))
+                next_look = time.monotonic() + pause
         try:
             run.time_is_over()
         finally:
@@ -183,8 +187,7 @@ class ScriptRun:
             main = ModuleType("__main__")
             main.__dict__.update(__file__=request.path, __builtins__=__builtins__, __cached__=None)
             sys.modules["__main__"] = main
-            code = compile(Path(request.path).read_bytes(), request.path, "exec", dont_inherit=True)
-            exec(code, main.__dict__)
+            exec(compiled(Path(request.path).read_bytes(), request.path), main.__dict__)
 
     # The ways in which a run ends.
 
@@ -238,17 +241,18 @@ class ScriptRun:
         steps = self.watcher.steps
         reached = f"after {steps} optimizer step{'s' if steps != 1 else ''}" if steps else "before the first step"
         settled = "" if self.watcher.settled else ", before the requests repeated" if steps else " of training"
+        now = time.monotonic()
+        whose = "to follow it" if now > self.watcher.look_until else f"of {format_duration(self._request.timeout)}"
         self.card.note(
-            "timeout",
-            f"the time of {format_duration(self._request.timeout)} was over {reached}{settled}: what comes later is "
-            "not in these figures",
+            "timeout", f"the time {whose} was over {reached}{settled}: what comes later is not in these figures"
         )
         self._give_estimate()
 
     def say_so_far(self) -> None:
         """What the answer would be now, once the script has trained."""
         if self.watcher.steps and self.card.memory.requests and not self._stopped:
-            self._give_so_far(self._answer())
+            interrupted = meanings_of({("interrupted", ""): 1}, LEFT_OUT, self.card.peak_reserved, 0)
+            self._give_so_far({**self._answer(), "interrupted": interrupted[0]})
 
     # What the answer says.
 

@@ -169,8 +169,10 @@ def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
     if outcome.so_far is None:
         return None
     values = outcome.so_far["estimate"]
+    entry = outcome.so_far.pop("interrupted")
     values["notes"].append(f"the process {outcome.failure}: what comes later is not in these figures")
-    values["left_out"].append({"what": "what comes after the process ended", "count": 1, "covered": False})
+    values["left_out"].append(entry)
+    values["upper"] += entry["adds"]
     return outcome.so_far
 
 

@@ -1,11 +1,12 @@
-"""When a script has been followed far enough to be stopped.
+"""How far a script is followed: until its training has settled, and then to its end, by the shortest way.
 
-A script is followed until its training has settled: at least `steps` optimizer steps (backward passes if there is no
-optimizer), and until an iteration asks for the same memory as the one before. After that it is followed a little
-further, because validation and checkpoints may need more memory than training. To get there soon, epochs over
-DataLoaders end early: a training epoch after one batch, any other epoch as soon as three batches in a row asked for the
-same memory and kept nothing. The script is stopped when a second validation has not raised the peak, or when as much
-time has passed again as settling took. Loaders that do not touch the GPU are left alone.
+Training has settled after at least `steps` optimizer steps (backward passes if there is no optimizer), when an
+iteration asks for the same memory as the one before. Then the script is looked at for validation and checkpoints, which
+may need more memory than training. To get there soon, epochs over DataLoaders end early: a training epoch after one
+batch, any other epoch as soon as three batches in a row asked for the same memory and kept nothing. Loaders that do not
+touch the GPU are left alone. When a second validation has not raised the peak, or as much time has passed again as
+settling took, training is left: its loops end (`loops.py`), frameworks are told to stop, and what comes after training
+is followed to the end of the script. Only training that does not let itself be ended is stopped in the middle.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import dataloader
 
+from ullage.estimation.scripts.loops import LoopWatcher
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.tracking.convergence import ConvergenceWatch
 from ullage.virtual.tracking.progress import BackwardPasses, Phases
@@ -31,6 +33,8 @@ SHORTEST_LOOK, LONGEST_LOOK = 3.0, 20.0  # seconds that a script is followed aft
 STEPS_WITHOUT_GPU = 10  # after this many optimizer steps without a request, the script trains on the CPU
 SAME_BATCHES = 3  # in a row, before a validation epoch ends early
 LONGEST_EPOCH = 20.0  # seconds, if validation keeps something of each batch on the GPU
+LONGEST_AFTER = 60.0  # seconds for what comes after training
+MOST_STEPS_LEAVING = 50  # optimizer steps after which training is taken not to let itself be ended
 _Iterator: Any = dataloader._BaseDataLoaderIter
 
 
@@ -52,7 +56,6 @@ class LoaderWatcher:
         self._delivered: dict[int, Any] = {}  # those that handed out a batch since the last backward pass
         self.hurry = False
         self.end_training_epochs = True  # not where a framework counts the batches itself
-        self.look_until = math.inf
 
     def install(self, replacements: Replacements) -> None:
         """Start watching."""
@@ -94,7 +97,7 @@ class LoaderWatcher:
             if self.hurry:
                 self._note("epochs", "after training had settled, epochs over training data ended after one batch")
             return self.hurry
-        if time.monotonic() > min(self.look_until, epoch.begin + LONGEST_EPOCH) and self._uses_gpu(epoch):
+        if time.monotonic() > epoch.begin + LONGEST_EPOCH and self._uses_gpu(epoch):
             self._note("epochs", "an epoch without training was too long to be followed to its end")
             return True
         if self._repeats(epoch):
@@ -123,13 +126,19 @@ class LoaderWatcher:
 _LIGHTNING_LOOPS = ("lightning.pytorch.loops.training_epoch_loop", "pytorch_lightning.loops.training_epoch_loop")
 
 
-def _shorten_lightning_epochs(loaders: LoaderWatcher, replacements: Replacements) -> None:
-    """Lightning counts the batches of an epoch itself: told that there is one batch, it goes on to its validation."""
+def _hurry_frameworks(loaders: LoaderWatcher, loops: LoopWatcher, replacements: Replacements) -> None:
+    """Frameworks that count batches and epochs themselves are told by their own switches."""
     for name in _LIGHTNING_LOOPS:
-        replacements.when_imported(name, lambda module: _shorten_epochs_of(module, loaders, replacements))
+        replacements.when_imported(name, lambda module: _hurry_lightning(module, loaders, loops, replacements))
+    replacements.when_imported(
+        "transformers.trainer_callback", lambda module: _hurry_transformers(module, loops, replacements)
+    )
 
 
-def _shorten_epochs_of(module: ModuleType, loaders: LoaderWatcher, replacements: Replacements) -> None:
+def _hurry_lightning(
+    module: ModuleType, loaders: LoaderWatcher, loops: LoopWatcher, replacements: Replacements
+) -> None:
+    """Told that an epoch has one batch, it goes on to its validation; `should_stop` ends its training."""
     loop: Any = getattr(module, "_TrainingEpochLoop", None)
     if loop is None:
         return
@@ -140,9 +149,29 @@ def _shorten_epochs_of(module: ModuleType, loaders: LoaderWatcher, replacements:
         if loaders.hurry:
             self.trainer.fit_loop.max_batches = 1
             self.trainer.val_check_batch = 1
+        if loops.leaving:
+            self.trainer.should_stop = True
         return advance(self, *args, **options)
 
     replacements.put(loop, "advance", advance_in_a_hurry)
+
+
+def _hurry_transformers(module: ModuleType, loops: LoopWatcher, replacements: Replacements) -> None:
+    """Hugging Face's Trainer evaluates and saves once more, if it does so at all, and ends its training."""
+    handler: Any = getattr(module, "CallbackHandler", None)
+    if handler is None:
+        return
+    on_step_end = handler.on_step_end
+
+    def on_last_step_end(self: Any, args: Any, state: Any, control: Any) -> Any:
+        control = on_step_end(self, args, state, control)
+        if loops.leaving:
+            control.should_training_stop = True
+            control.should_evaluate |= str(getattr(args, "eval_strategy", "no")) not in ("no", "IntervalStrategy.NO")
+            control.should_save |= str(getattr(args, "save_strategy", "no")) not in ("no", "SaveStrategy.NO")
+        return control
+
+    replacements.put(handler, "on_step_end", on_last_step_end)
 
 
 class RunWatcher:
@@ -155,8 +184,11 @@ class RunWatcher:
         self._begin = time.monotonic()
         self._validations_before = self._validations = 0  # seen before training settled, and after
         self._peaks = 0, 0
+        self._left_at = 0  # after how many steps training was left
+        self.look_until = math.inf  # when it has been followed long enough, wherever it is by then
         self.phases = Phases(card)
         self.loaders = LoaderWatcher(card.memory, card.note)
+        self.loops = LoopWatcher(card, lambda: self.steps, steps or 1)
         self._watch_anew()
         self.backward = BackwardPasses(self._after_backward, self._watch_anew)
 
@@ -166,7 +198,8 @@ class RunWatcher:
         replacements.on_undo(self.phases.install())
         self.backward.install(replacements)
         self.loaders.install(replacements)
-        _shorten_lightning_epochs(self.loaders, replacements)
+        self.loops.install(replacements)
+        _hurry_frameworks(self.loaders, self.loops, replacements)
 
     @property
     def settled(self) -> bool:
@@ -182,7 +215,7 @@ class RunWatcher:
         """At the start, and when the first optimizer is created: backward passes before that were not training."""
         self._settling = ConvergenceWatch(self._card, self._steps or 1)
         self._look_until: float | None = None
-        self.loaders.hurry = self.phases.settled = False
+        self.loaders.hurry = self.phases.settled = self.loops.settled = False
 
     def _after_backward(self) -> None:
         self.loaders.after_backward()
@@ -190,6 +223,7 @@ class RunWatcher:
             self._after_step()
 
     def _after_step(self) -> None:
+        self.phases.after_step()
         if self._steps is None:
             return
         if not self._card.memory.requests:
@@ -198,16 +232,27 @@ class RunWatcher:
         elif self._look_until is None:
             if self._settling.is_settled(go_on=True):
                 self._look_around()
+        elif self.loops.leaving:
+            if self.steps - self._left_at > MOST_STEPS_LEAVING or time.monotonic() > self._look_until:
+                self._card.note("after", "training did not let itself be ended: what comes after it was not followed")
+                self._stop()
         elif self._has_looked_enough():
-            self._stop()
+            self._leave()
 
     def _look_around(self) -> None:
         now = time.monotonic()
         self._look_until = now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
-        self.loaders.hurry, self.loaders.look_until = True, self._look_until
-        self.phases.settled = True
+        self.look_until = self._look_until + LONGEST_AFTER
+        self.loaders.hurry = True
+        self.phases.settled = self.loops.settled = True
         self._validations_before = len(self.phases.stretches())
         self._on_settled()
+
+    def _leave(self) -> None:
+        """Go on to what comes after training."""
+        now = time.monotonic()
+        self._look_until = now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
+        self._left_at, self.loops.leaving = self.steps, True
 
     def _has_looked_enough(self) -> bool:
         assert self._look_until is not None

@@ -55,8 +55,14 @@ class RequestOrigins:
         self._stack: list[tuple[int, int]] = []  # module number and backward pass (-1: none) in which it was called
         self._sequences: list[int] = []  # of autograd nodes: from here on ...
         self._modules: list[int] = []  # ... this module was running
+        self.roots_called: list[int] = []  # the numbers of modules that no other module called, in order
         self._last_backward = NOWHERE
         self._optimizer: int | None = None
+
+    @property
+    def is_inside_module(self) -> bool:
+        """Whether a module's forward pass is running."""
+        return bool(self._stack)
 
     def current(self) -> int:
         """The number of the present origin."""
@@ -112,6 +118,8 @@ class RequestOrigins:
         number = self._known.get(module)
         if number is None:
             number = self._learn(module)
+        if not self._stack:
+            self.roots_called.append(number)
         self._stack.append((number, _graph_task()))
         self._mark(number)
 

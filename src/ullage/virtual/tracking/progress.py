@@ -99,7 +99,7 @@ class BackwardPasses:
         replacements.put(torch.optim.Optimizer, "__init__", __init__)
 
 
-TRAINING, VALIDATION, INFERENCE = "training", "validation", "inference"
+TRAINING, VALIDATION, AFTER, INFERENCE = "training", "validation", "after training", "inference"
 
 
 class Phases:
@@ -117,7 +117,12 @@ class Phases:
         self._seen: set[int] = set()  # modules that ran in evaluation mode before training settled
         self._switches: list[tuple[int, int | None]] = []  # clock, and the module that is evaluated from then on
         self._evaluating = False
+        self._last_step = 0  # the clock of the memory
         self.settled = False
+
+    def after_step(self) -> None:
+        """Call it after each step of the training: what comes after the last one is no part of it."""
+        self._last_step = self._memory.clock
 
     def install(self) -> Callable[[], None]:
         """Begin to watch; returns what ends it."""
@@ -171,12 +176,17 @@ class Phases:
             return {INFERENCE: allocator.peak_reserved} if self._memory.clock else {}
         validation = self.stretches()
         edges = [0, *(clock for stretch in validation for clock in stretch), self._memory.clock + 1]
-        training = list(zip(edges[::2], edges[1::2], strict=True))
+        others = list(zip(edges[::2], edges[1::2], strict=True))
+        end = self._last_step or self._memory.clock
+        training = [(begin, min(clock, end)) for begin, clock in others]
+        after = max((size for begin, clock in others for size in self._raised_in(max(begin, end), clock)), default=0)
         peaks = {TRAINING: max(max(self._raised_in(*stretch), default=0) for stretch in training)}
         if validation:
             peaks[VALIDATION] = max(
                 max(self._raised_in(begin, end), default=self._reserved_at(begin)) for begin, end in validation
             )
+        if after > max(peaks.values()):
+            peaks[AFTER] = after
         if allocator.peak_reserved > max(peaks.values()):
             # It was raised while the last iteration was repeated on the allocator alone.
             peaks[TRAINING] = allocator.peak_reserved

@@ -63,6 +63,8 @@ NOTE_MEANINGS = {
     "settings": NoteMeaning(LEFT_OUT, "allocator settings", False),
     "growth": NoteMeaning(LEFT_OUT, "growth in later iterations", False),
     "failed": NoteMeaning(LEFT_OUT, "what comes after the script failed", False),
+    "after": NoteMeaning(LEFT_OUT, "what comes after training", False),
+    "interrupted": NoteMeaning(LEFT_OUT, "what comes after the process ended", False),
     "timeout": NoteMeaning(LEFT_OUT, "what comes after the time limit", False),
 }
 

@@ -1,0 +1,212 @@
+"""The loops of a script's own code, which end early where they repeat, so that the script soon reaches its end.
+
+`compiled` compiles source in such a way that each `for` and `while` asks at the head of an iteration whether to go on.
+The script itself and the modules beside it are compiled so; libraries are left alone, and so are generators, because
+who reads from one counts on what it yields.
+
+A loop that trains ends when training has settled and been looked at long enough (`leaving`). Any other loop ends when
+its last iterations called the same modules, asked for the same memory and kept none of it: a validation, or the steps
+of a sampler. Loops inside a module's forward pass are never ended, since its layers may differ further on, nor are
+loops that call no module, such as one that merges weights. Before training has settled, a loop that repeats is only
+ended when it has taken long, because training may need what it gathers.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.machinery
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, ModuleType
+from typing import Any
+
+from ullage.virtual.gpu import VirtualGPU
+from ullage.virtual.native import in_backward
+from ullage.virtual.replacements import Replacements
+
+SAME_ITERATIONS = 3  # in a row, before a loop that does not train ends early
+LONGEST_LOOP = 20.0  # seconds, before training has settled
+_EACH, _AGAIN = "__ullage_each__", "__ullage_again__"
+
+
+class LoopWatcher:
+    """Watches the loops of a script's own code; `steps` counts the steps of its training."""
+
+    def __init__(self, card: VirtualGPU, steps: Callable[[], int], least_steps: int) -> None:
+        self.card, self.steps, self.least_steps = card, steps, least_steps
+        self.settled = False  # training has settled: loops that only repeat may end
+        self.leaving = False  # and has been looked at: loops that train end, too
+
+    def install(self, replacements: Replacements) -> None:
+        """Start watching."""
+        vars(builtins).update({_EACH: self._each, _AGAIN: self._again})
+        finder = _Finder()
+        sys.meta_path.insert(0, finder)
+
+        def remove() -> None:
+            sys.meta_path.remove(finder)
+            vars(builtins).update({_EACH: lambda iterable: iterable, _AGAIN: lambda: lambda: True})
+
+        replacements.on_undo(remove)  # code that is compiled already may run once more
+
+    def _each(self, iterable: Any) -> Any:
+        if self._is_inside():
+            return iterable
+        try:
+            return _Each(iter(iterable), Loop(self))
+        except TypeError:
+            return iterable  # which the script's own line will say
+
+    def _again(self) -> Callable[[], bool]:
+        if self._is_inside():
+            return lambda: True
+        loop = Loop(self)
+        return lambda: not loop.is_over()
+
+    def _is_inside(self) -> bool:
+        return self.card.origins.is_inside_module or in_backward()
+
+
+class _Each:
+    """The items of a loop until it is over. It keeps no item: what a script lets go of must be freed."""
+
+    __slots__ = ("_items", "_loop")
+
+    def __init__(self, items: Iterator[Any], loop: Loop) -> None:
+        self._items, self._loop = items, loop
+
+    def __iter__(self) -> _Each:
+        return self
+
+    def __next__(self) -> Any:
+        if self._loop.is_over():
+            raise StopIteration
+        return next(self._items)
+
+
+class Loop:
+    """One run of a loop: what each of its last iterations did on the GPU."""
+
+    def __init__(self, watcher: LoopWatcher) -> None:
+        self._watcher, self._memory, self._origins = watcher, watcher.card.memory, watcher.card.origins
+        self._marks = [self._mark()]
+        self._first_step, self._begin = watcher.steps(), time.monotonic()
+
+    def is_over(self) -> bool:
+        """Ask at the head of each iteration."""
+        if len(self._memory.requests) == self._marks[-1][0]:
+            return False  # nothing was asked of the GPU: not our business
+        self._marks = [*self._marks[-SAME_ITERATIONS:], self._mark()]
+        watcher = self._watcher
+        trained = watcher.steps() - self._first_step
+        if trained:
+            if watcher.leaving and trained >= watcher.least_steps:
+                watcher.card.note("epochs", "after training had settled, loops that train were ended early")
+                return True
+            return False
+        if (watcher.settled or time.monotonic() - self._begin > LONGEST_LOOP) and self._repeats():
+            watcher.card.note("epochs", "loops without training ended early, as soon as they repeated")
+            return True
+        return False
+
+    def _mark(self) -> tuple[int, int, int]:
+        """Requests so far, bytes allocated, and calls of modules."""
+        return len(self._memory.requests), self._memory.allocator.allocated, len(self._origins.roots_called)
+
+    def _repeats(self) -> bool:
+        marks = self._marks
+        if len(marks) <= SAME_ITERATIONS or len({allocated for _, allocated, _ in marks[1:]}) > 1:
+            return False
+        pairs = list(zip(marks, marks[1:], strict=False))
+        called = [self._origins.roots_called[begin[2] : end[2]] for begin, end in pairs]
+        if not called[0] or any(modules != called[0] for modules in called):
+            return False
+        asked = [[n for n in self._memory.requests[begin[0] : end[0]] if n > 0] for begin, end in pairs]
+        return bool(asked[0]) and all(sizes == asked[0] for sizes in asked)
+
+
+def compiled(source: bytes, path: str) -> CodeType:
+    """Source as Python would compile it, except that its loops ask whether to go on.
+
+    >>> vars(builtins)["__ullage_each__"] = lambda items: items[:2]
+    >>> exec(compiled(b"for i in [5, 6, 7]: print(i)", "a.py"), {})
+    5
+    6
+    >>> del vars(builtins)["__ullage_each__"]
+    """
+    tree = ast.fix_missing_locations(_AskingLoops().visit(ast.parse(source, path)))
+    code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+    return code
+
+
+class _AskingLoops(ast.NodeTransformer):
+    def __init__(self) -> None:
+        self._whiles = 0
+
+    def visit_For(self, node: ast.For) -> Any:
+        self.generic_visit(node)
+        node.iter = ast.copy_location(_call(_EACH, node.iter), node.iter)
+        return node
+
+    def visit_While(self, node: ast.While) -> Any:
+        self.generic_visit(node)
+        self._whiles += 1
+        name = f"__ullage_while_{self._whiles}__"
+        begin = ast.Assign([ast.Name(name, ast.Store())], _call(_AGAIN))
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), [_call(name), node.test]), node.test)
+        return [ast.copy_location(begin, node), node]
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        return node if any(map(_yields, node.body)) else self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        functions = (part for part in node.body if isinstance(part, ast.FunctionDef | ast.ClassDef))
+        for part in functions:
+            self.visit(part)
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        return node
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+
+def _yields(node: ast.AST) -> bool:
+    """Whether a part of a function makes it a generator; functions inside it do not."""
+    if isinstance(node, ast.Yield | ast.YieldFrom):
+        return True
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        return False
+    return any(map(_yields, ast.iter_child_nodes(node)))
+
+
+class _Finder:
+    """Finds the modules of the script's own folder and of the working folder, and has them compiled by `compiled`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
+            return None
+        if not _is_own(spec.origin):
+            return None
+        spec.loader = _Loader(fullname, spec.origin)
+        return spec
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return compiled(self.get_data(path), path)  # bytecode that was compiled in another way is neither read nor left
+
+
+def _is_own(file: str) -> bool:
+    folders = (os.path.join(os.path.abspath(folder), "") for folder in (sys.path[0], os.getcwd()))
+    inside = os.path.abspath(file).startswith(tuple(folders))
+    return inside and "site-packages" not in file and not file.startswith((sys.prefix, sys.base_prefix))

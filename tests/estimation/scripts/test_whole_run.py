@@ -1,0 +1,189 @@
+"""A script is followed to its end: what comes beside training and after it, by the shortest way."""
+
+import pytest
+
+HEAD = """
+import copy, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+MIB = 1 << 20
+def net():
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4))
+model = net().cuda()
+optimizer = torch.optim.Adam(model.parameters())
+def step(x=None):
+    x = torch.randn(8, 64, device="cuda") if x is None else x
+    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+def rows(count=800):
+    return DataLoader(TensorDataset(torch.randn(count, 64)), 8)
+def large(size=400):
+    return torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
+"""
+
+ENDLESS = {
+    "for": "for i in range(10**9):\n    step()",
+    "while": "while True:\n    step()",
+    "nested": "for epoch in range(10**9):\n    for i in range(10**9):\n        step()",
+    "loader": "for epoch in range(10**9):\n    for x, in rows(): step(x.cuda())",
+    "function": "def train():\n    for i in range(10**9):\n        step()\ntrain()",
+    "generator": """
+def batches():
+    while True:
+        for i in range(100):
+            yield torch.randn(8, 64, device="cuda")
+source = batches()
+for i in range(10**9):
+    step(next(source))
+""",
+}
+
+
+@pytest.fixture(autouse=True)
+def short_look(monkeypatch):
+    monkeypatch.setattr("ullage.estimation.scripts.when_to_stop.SHORTEST_LOOK", 0.1)
+
+
+@pytest.mark.parametrize("loop", ENDLESS)
+def test_what_comes_after_training_is_seen(estimated, loop):
+    values = estimated(HEAD + ENDLESS[loop] + "\nmerged = large()\nprint('the end')")
+    assert "the end" in values["printed"]
+    assert values["phases"]["after training"] == values["peak_reserved"] > 400 << 20
+    assert values["phases"]["training"] < 200 << 20
+
+
+AFTERWARDS = {
+    "a sampler": "for t in range(10**9): y = model(x)",
+    "a while loop": "while True: y = model(x)",
+    "a loader": "for x, in rows(10**6): model(x.cuda())",
+}
+
+
+@pytest.mark.parametrize("what", AFTERWARDS)
+def test_loops_without_training_end_as_soon_as_they_repeat(estimated, what):
+    train = "for i in range(5): step()\nmodel.requires_grad_(False)\nx = torch.randn(8, 64, device='cuda')\n"
+    values = estimated(HEAD + train + AFTERWARDS[what] + "\nmodel.eval(); print('the end')\nlarge()")
+    assert "the end" in values["printed"] and values["peak_reserved"] > 400 << 20
+    assert any("as soon as the" in note for note in values["notes"])
+
+
+WHOLE = {
+    "layers of a forward pass": """
+class Stages(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.ModuleList([nn.Linear(64, 64) for _ in range(6)] + [nn.Linear(64, 4096)])
+    def forward(self, x):
+        for stage in self.stages:
+            x = stage(x)
+        print("stages", len(self.stages))
+        return x
+with torch.no_grad():
+    print(Stages().cuda()(torch.randn(8, 64, device="cuda")).shape)
+""",
+    "weights that are merged": """
+weights = [torch.empty(64, 64, device="cuda")] * 6 + [torch.empty(10240, 10240, device="cuda")]
+with torch.no_grad():
+    for number, weight in enumerate(weights):
+        weight.add_(torch.ones(weight.shape[0], 8, device="cuda") @ torch.ones(8, weight.shape[1], device="cuda"))
+print("merged", number)
+""",
+    "results that are kept": """
+kept = []
+for number in range(40):
+    with torch.no_grad():
+        kept.append(model(torch.randn(1024, 64, device="cuda")))
+print("kept", len(kept))
+""",
+}
+
+
+@pytest.mark.parametrize("what", WHOLE)
+def test_loops_whose_iterations_may_differ_are_followed_whole(estimated, what):
+    values = estimated(HEAD + "for i in range(5): step()\n" + WHOLE[what])
+    assert any(end in values["printed"] for end in ("[8, 4096]", "merged 6", "kept 40"))
+
+
+def test_what_a_rollout_gathers_before_training_has_settled_is_whole(estimated):
+    values = estimated(
+        HEAD
+        + """
+for i in range(4):
+    gathered = []
+    for t in range(100):
+        with torch.no_grad():
+            gathered.append(model(torch.randn(1, 64, device="cuda")).cpu())
+        seen = len(gathered)
+    print("gathered", seen)
+    step(torch.randn(seen, 64, device="cuda"))
+"""
+    )
+    assert values["printed"].count("gathered 100") >= 3
+
+
+def test_training_that_cannot_be_ended_is_stopped_with_a_note(estimated):
+    source = "def steps():\n    while True:\n        yield step()\nlist(steps())\nprint('the end')"
+    values = estimated(HEAD + source)
+    assert "the end" not in values["printed"]
+    assert {"what comes after training"} <= {entry["what"] for entry in values["left_out"]}
+
+
+def test_a_failure_after_a_loop_was_cut_is_a_note(estimated):
+    source = "n = 0\nfor i in range(10**6):\n    step(); n += 1\nassert n == 10**6, 'too few steps'"
+    values = estimated(HEAD + source)
+    assert any("failed (AssertionError: too few steps" in note for note in values["notes"])
+    assert {"what comes after the script failed"} <= {entry["what"] for entry in values["left_out"]}
+
+
+def test_a_second_stage_has_its_own_steps(estimated):
+    values = estimated(
+        HEAD
+        + """
+for i in range(10**6): step()
+model = nn.Linear(64, 1 << 20).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for i in range(10**6): step()
+print("steps", len(optimizer.state[model.weight]), i)
+"""
+    )
+    assert "steps 3 2" in values["printed"], "three steps, with the state that the optimizer makes in the first"
+    assert values["peak_allocated"] > 4 * 256 << 20
+
+
+SEEN = """
+loader, held_out = rows(), rows()
+average = copy.deepcopy(model).eval()
+number = 0
+for epoch in range(1000):
+    for x, in loader:
+        step(x.cuda())
+        with torch.no_grad():
+            for a, b in zip(average.parameters(), model.parameters()):
+                a.lerp_(b, 0.1)
+        number += 1
+    BESIDE
+print("the end")
+"""
+BESIDE = {
+    "validation": "model.eval(); [model(x.cuda()) for x, in held_out]; large(); model.train()",
+    "generation": """tokens = torch.zeros(1, 1, dtype=torch.int64, device="cuda")
+    while tokens.shape[1] < 50:
+        with torch.no_grad():
+            model(torch.randn(tokens.shape[1], 64, device="cuda"))
+        tokens = torch.cat([tokens, tokens[:, -1:]], 1)
+    large()""",
+    "checkpoint": "torch.save(model.state_dict(), 'last.pt'); torch.load('last.pt', weights_only=True); large()",
+    "average of the weights": "average(torch.randn(8, 64, device='cuda')); copy.deepcopy(average); large()",
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_what_comes_beside_training_is_seen(estimated, what):
+    values = estimated(HEAD + SEEN.replace("BESIDE", BESIDE[what]))
+    assert "the end" in values["printed"] and values["peak_reserved"] > 400 << 20
+
+
+def test_modules_beside_the_script_are_followed_alike(estimated, tmp_path):
+    (tmp_path / "engine_beside.py").write_text("def fit(step):\n    while True:\n        step()\n")
+    values = estimated(HEAD + "import engine_beside\nengine_beside.fit(step)\nlarge(); print('the end')")
+    assert "the end" in values["printed"] and values["peak_reserved"] > 400 << 20
+    assert not list(tmp_path.glob("__pycache__/engine_beside*")), "bytecode that asks is not left behind"
