@@ -28,7 +28,7 @@ TESTS = """
 
     def test_too_large(virtual_gpu):
         with virtual_gpu("RTX-4060"):
-            torch.empty(10 * 2**30, dtype=torch.uint8, device="cuda")
+            train(200_000)
 
     def test_no_such_gpu(virtual_gpu):
         virtual_gpu("RTX-4O90")
@@ -52,7 +52,11 @@ def test_a_team_can_test_that_its_model_fits(run):
     answer.stdout.fnmatch_lines(
         [
             "*T4: * MiB of 14.6 GiB, 4* MiB allocated; peak in Linear*",
-            "*OutOfMemoryError: CUDA out of memory*",
+            ">*train(200_000)*",
+            ">*model = torch.nn.Linear(width, width).cuda()*",
+            "E *OutOfMemoryError: CUDA out of memory*",
+            "*.py:4: OutOfMemoryError",
+            ">*virtual_gpu(*RTX-4O90*)*",
             "*no GPU named 'RTX-4O90'; did you mean 'RTX-4090'*",
         ]
     )

@@ -7,7 +7,8 @@
 
 A job that is too large raises `torch.cuda.OutOfMemoryError` inside the `with`, so the test fails without an assertion.
 `virtual_gpu()` without a name uses `--virtual-gpu NAME` or the setting `virtual_gpu` of the ini file. The report of a
-test that failed shows how much memory each of its virtual GPUs took.
+test that failed shows how much memory each of its virtual GPUs took. What a virtual GPU raises is shown at the line of
+the user's code that asked for it, not where it was raised.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ def virtual_gpu(request: pytest.FixtureRequest) -> Iterator[GPUMaker]:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     """Add the memory of its virtual GPUs to the report of a test that failed."""
+    used = item.stash.get(_USED, None)
+    if used is not None and call.excinfo is not None:
+        from ullage.estimation.scripts.failures import end_at_user
+
+        call.excinfo = pytest.ExceptionInfo.from_exception(end_at_user(call.excinfo.value))
     outcome: Any = yield
     report = outcome.get_result()
-    used = item.stash.get(_USED, [])
     if report.failed and used:
         report.sections.append(("Virtual GPUs", "\n".join(_line(gpu) for gpu in used)))
 

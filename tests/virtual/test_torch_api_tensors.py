@@ -161,3 +161,12 @@ def test_the_old_types_work():
     torch.set_default_tensor_type("torch.cuda.FloatTensor")
     assert torch.zeros(2).is_cuda
     torch.set_default_device(None)
+
+
+def test_layers_without_shapes_yet_move_to_the_gpu():
+    with virtual_gpu("T4") as gpu:
+        model = torch.nn.Sequential(torch.nn.LazyLinear(32), torch.nn.LazyLinear(4)).cuda()
+        assert gpu.peak_allocated == 0
+        model(torch.randn(8, 100, device="cuda")).sum().backward()
+        assert [tuple(weight.shape) for weight in model.parameters()] == [(32, 100), (32,), (4, 32), (4,)]
+        assert gpu.peak_allocated > 0 and model[0].weight.grad.is_cuda

@@ -31,7 +31,7 @@ def follow(tmp_path, monkeypatch, capfd):
         answers = []
         ScriptRun(request, answers.append, leave=lambda seconds: None).run()
         answer = json.loads(json.dumps(answers[0]))
-        answer["printed"] = capfd.readouterr().out
+        answer["printed"], answer["trace"] = capfd.readouterr()
         return answer
 
     return run

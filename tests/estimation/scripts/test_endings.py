@@ -75,6 +75,11 @@ FAILURES = {
     "nn.Embedding(9, 9, sparse=True).cuda()(torch.zeros(3).long().cuda()).sum().backward()": "use dense ones",
     "try:\n    torch.cuda.CUDAGraph()\nexcept Exception:\n    sys.exit(3)": "cannot follow torch.cuda.CUDAGraph",
     "def f(:": "is not Python",
+    "from .models import net": "Type, from above it: ullage estimate --module train",
+    "import flash_attn": "compiled code for GPUs that the virtual GPU cannot follow",
+    "torch.ops.flash_attn.forward(1)": "needs the operator flash_attn::forward, which is not there (line ",
+    "bytearray(1 << 45)": "asked for more memory than this machine has: MemoryError",
+    "class E(Exception): pass\nraise E('no config\\n\\n  in it')": "train.py fails: E: no config in it (line ",
 }
 
 
@@ -85,10 +90,33 @@ def test_a_failure_gets_one_clear_message(follow, line):
     assert "\n" not in text
 
 
+OF_GPUS = {
+    "assert torch.cuda.device_count() > 1, 'needs two'": "fails: AssertionError: needs two (line ",
+    "print(model.cuda()(torch.randn(4, 64).cuda()).sum().item())\nraise ValueError('no loss')": "fails: ValueError: no",
+    "raise ValueError('give me a GPU of 80 GB')": "fails: ValueError: give me a GPU of 80 GB (line ",
+}
+
+
+@pytest.mark.parametrize("line", OF_GPUS)
+def test_what_another_gpu_may_mend_is_neither_the_scripts_fault_nor_ours(follow, line):
+    answer = follow(HEAD + line)
+    assert not is_own(answer) and OF_GPUS[line] in told(answer)
+    assert "It ran with one virtual GPU, cuda:0, whose tensors have no data" in told(answer)
+
+
+@pytest.mark.parametrize("line", ["torch.cuda.CUDAGraph()", "torch.empty(1 << 40, device='cuda')", "model.cuda()"])
+def test_the_traceback_of_what_ullage_raises_ends_at_the_scripts_line(follow, line):
+    answer = follow(HEAD + f"model = nn.Linear(1 << 20, 1 << 20)\ndef go():\n    {line}\ngo()")
+    trace = answer["trace"].splitlines()
+    assert line in trace[-3] + trace[-2] and "/ullage/" not in answer["trace"], answer["trace"]
+    assert trace[0].startswith("Traceback") and "script.py" in trace[1]
+
+
 OWN = {
     "raise ValueError('unknown network')": "train.py fails: ValueError: unknown network (line ",
     "{}['lr']": "train.py fails: KeyError: 'lr' (line ",
     "import json; json.loads('{')": "train.py fails: json.decoder.JSONDecodeError",
+    "raise KeyboardInterrupt": "train.py fails: KeyboardInterrupt (line ",
 }
 
 

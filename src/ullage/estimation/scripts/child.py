@@ -25,7 +25,7 @@ import torch
 
 from ullage.allocator import AllocatorConfig
 from ullage.estimation.from_virtual_gpu import estimate_from
-from ullage.estimation.scripts.failures import describe
+from ullage.estimation.scripts.failures import describe, end_at_user, where_now
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
 from ullage.estimation.scripts.loops import compiled
 from ullage.estimation.scripts.processes import Processes
@@ -229,14 +229,14 @@ class ScriptRun:
             self._give_estimate()
             return 0
         self._give_failure(describe(error))
-        trace = _without_our_frames(error)
+        trace = _without_our_frames(end_at_user(error))
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
 
     def time_is_over(self) -> None:
         """Called by another thread."""
         if not self.card.memory.requests:
-            self._give_failure({"kind": "timeout", "passes": self.watcher.backward.count})
+            self._give_failure({"kind": "timeout", "passes": self.watcher.backward.count, **where_now()})
             return
         steps = self.watcher.steps
         reached = f"after {steps} optimizer step{'s' if steps != 1 else ''}" if steps else "before the first step"

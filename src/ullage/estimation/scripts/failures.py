@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from ullage.units import format_duration
@@ -25,14 +27,44 @@ _DATA_WORDS = (
 )
 
 
+_LONGEST = 500  # characters of an exception's text; all of it is in the script's output
+_NO_OPERATOR = re.compile(r"'_OpNamespace' '(\w+)' object has no attribute '(\w+)'")
+_PIP_NAMES = {  # of packages that are imported by another name
+    "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image", "PIL": "pillow", "yaml": "pyyaml",
+    "dotenv": "python-dotenv", "hydra": "hydra-core", "ignite": "pytorch-ignite", "git": "gitpython",
+}  # fmt: skip
+_COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm", "causal_conv1d", "transformer_engine")
+_ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
 _PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
+
+
+def end_at_user(error: BaseException) -> BaseException:
+    """What Ullage raises on purpose, with a traceback that ends where the user's code asked for it.
+
+    The frames of Ullage and PyTorch below that line are left out. Any other exception is left as it is.
+    """
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    if _kind(error) not in ("out of memory", "unsupported") or not frames or not _file(frames[-1]).startswith(_PACKAGE):
+        return error
+    while frames and (_file(frames[-1]).startswith(_PACKAGE) or "torch" in _file(frames[-1]).split("/")):
+        frames.pop()
+    shown: TracebackType | None = None
+    for frame in reversed(frames):
+        shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return error if shown is None else error.with_traceback(shown)
+
+
+def _file(trace: TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename
 
 
 def describe(error: BaseException) -> dict[str, Any]:
     """An exception as plain values, for the answer of the child process."""
     frames = traceback.extract_tb(error.__traceback__)
-    of_user = [frame for frame in frames if not frame.filename.startswith(_PACKAGE) and not _is_library(frame.filename)]
-    place = of_user[-1] if of_user else None
     name = type(error).__name__
     cause = error
     chain = [name]
@@ -55,17 +87,32 @@ def describe(error: BaseException) -> dict[str, Any]:
         "message": lines,
         "missing": getattr(error, "name", None) if isinstance(error, ImportError) else None,
         "key": str(error.args[0]) if isinstance(error, KeyError) and error.args else None,
-        "file": place.filename if place else None,
-        "line": place.lineno if place else None,
-        "text": place.line if place else None,
+        **_place(frames),
         "of_script": _is_of_script(error, frames),
+        "of_gpu": bool(_ABOUT_GPUS.search(f"{frames[-1].line if frames else ''} {error}")),
         "of_library": bool(frames) and _is_library(frames[-1].filename),
     }
 
 
+def where_now() -> dict[str, Any]:
+    """The line of the script that its main thread is at."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return _place(traceback.extract_stack(frame))
+
+
+def _place(frames: traceback.StackSummary) -> dict[str, Any]:
+    """The last of the user's own lines."""
+    of_user = [frame for frame in frames if not frame.filename.startswith(_PACKAGE) and not _is_library(frame.filename)]
+    if not of_user:
+        return {"file": None, "line": None, "text": None}
+    return {"file": of_user[-1].filename, "line": of_user[-1].lineno, "text": of_user[-1].line}
+
+
 def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
     """Whether the script raised it, or a library that it called: not PyTorch, Ullage, the system or the network."""
-    if isinstance(error, OSError | MemoryError | NotImplementedError) or not isinstance(error, Exception) or not frames:
+    if isinstance(error, OSError | MemoryError | NotImplementedError) or not frames:
+        return False
+    if not isinstance(error, Exception | KeyboardInterrupt):
         return False
     last = frames[-1]
     if isinstance(error, AttributeError | TypeError) and re.search("torch|cuda", f"{last.line} {error}"):
@@ -113,7 +160,7 @@ def is_own(failure: dict[str, Any]) -> bool:
     kind = failure["kind"]
     if kind == "exception":
         lacking = _lacks_checkpoint(failure) or _lacks_data(failure) or _lacks_network(failure) or _lacks_room(failure)
-        return bool(failure["of_script"]) and not lacking
+        return bool(failure["of_script"]) and not failure["of_gpu"] and not lacking
     return kind in ("syntax", "package") or (kind == "exit" and failure["code"] == 2)
 
 
@@ -179,7 +226,7 @@ def _not_cached(failure: dict[str, Any], shown: str) -> str:
 
 
 def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
-    what = f"{failure['message']}{_at(failure)}"
+    what = f"{' '.join(failure['message'].split())[:_LONGEST]}{_at(failure)}"
     if _lacks_checkpoint(failure):
         return _not_cached(failure, shown)
     if _lacks_network(failure) and not failure["network"]:
@@ -195,6 +242,8 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
         )
     if _lacks_room(failure):
         return f"{shown} wrote more than an estimate may: {what}. Give it less to write, such as fewer checkpoints"
+    if failure["type"] == "MemoryError":
+        return f"{shown} asked for more memory than this machine has: {what}. Give it less data to hold"
     if _lacks_data(failure):
         return (
             f"{shown} needs data that is not there: {what}. Pass the path of the data, or of a few files of the same "
@@ -205,8 +254,18 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
             f"{shown} asked for a second GPU; there is one virtual GPU, cuda:0{_at(failure)}. "
             "Run it for one GPU, with the batch size that one GPU gets"
         )
+    if "attempted relative import" in failure["message"]:
+        module = ".".join(Path(shown).with_suffix("").parts)
+        return f"{shown} is part of a package: {what}. Type, from above it: ullage estimate --module {module}"
+    if operator := _NO_OPERATOR.search(failure["message"]):
+        return (
+            f"{shown} needs the operator {operator[1]}::{operator[2]}, which is not there{_at(failure)}: the package "
+            "that brings it is not installed here, or was built without it"
+        )
     if is_own(failure):
         return f"{shown} fails: {what}"
+    if failure["of_script"]:
+        return f"{shown} fails: {what}. It ran with one virtual GPU, cuda:0, whose tensors have no data"
     return f"{shown} failed on the virtual GPU: {what}. If the script works on a real GPU, please report this as a bug"
 
 
@@ -221,11 +280,17 @@ def _syntax(failure: dict[str, Any], shown: str, seconds: float) -> str:
 
 def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
     package = missing_package(failure)
+    if package in _COMPILED_FOR_GPUS:
+        return (
+            f"{shown} needs the package {package}{_at(failure)}, compiled code for GPUs that the virtual GPU cannot "
+            "follow. Estimate it with PyTorch's own operators instead, such as scaled_dot_product_attention"
+        )
     needs = f"{shown} needs the package {package}, which is not installed for {failure['python']}{_at(failure)}"
     command = f"ullage estimate {shown.replace('-m ', '--module ')} --python"
     if failure.get("elsewhere"):
         return f"{needs}. {failure['elsewhere']} has it; type: {command} {failure['elsewhere']}"
-    return f"{needs}; type: {failure['python']} -m pip install {package}, or name a Python that has it: {command} PATH"
+    install = f"{failure['python']} -m pip install {_PIP_NAMES.get(package, package)}"
+    return f"{needs}; type: {install}, or name a Python that has it: {command} PATH"
 
 
 def _no_gpu(failure: dict[str, Any], shown: str, seconds: float) -> str:
@@ -245,8 +310,8 @@ def _timeout(failure: dict[str, Any], shown: str, seconds: float) -> str:
     passes = failure.get("passes", 0)
     reached = f"{passes} backward passes and no optimizer step" if passes else "no backward pass"
     return (
-        f"{shown} had come to {reached} after {format_duration(seconds)}. Give it more time with --timeout, or less "
-        "to do before it trains: pass arguments of the script after `--`"
+        f"{shown} had come to {reached} after {format_duration(seconds)}{_at(failure)}. Give it more time with "
+        "--timeout, or less to do before it trains: pass arguments of the script after `--`"
     )
 
 

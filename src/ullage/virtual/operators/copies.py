@@ -48,7 +48,7 @@ def copy_in_place(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 def layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[Any, Any]:
     """Size and strides of a copy: dense sources keep theirs, others become contiguous (`empty_like`)."""
-    size = source.shape
+    size = source.size()
     if memory_format is None or memory_format is torch.preserve_format:
         stride = source.stride()
         if is_dense(size, stride):
