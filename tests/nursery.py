@@ -7,6 +7,7 @@ is that process: its arguments are modules to import, and it reads orders on its
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from pathlib import Path
 
 
 def serve_orders() -> None:
-    for name in ("ullage.cli.main", *sys.argv[1:]):
+    package = importlib.import_module("ullage.cli")
+    commands = [f"ullage.cli.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    for name in (*commands, "pydantic", *sys.argv[1:]):
         importlib.import_module(name)
     ended = {}
     for line in sys.stdin:

@@ -178,3 +178,27 @@ def complete(*words):
 def test_the_shell_completes_names_without_pytorch(words, offered):
     out, heavy = complete(*words)
     assert offered in out and heavy == "False"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("estimate", "no_such_script.py"), "there is no file no_such_script.py"),
+        (("estimate", "torchvision:resnet5O"), "did you mean 'resnet50'"),
+        (("estimate", "timm:resnet5O"), "did you mean 'resnet50'"),
+        (("estimate", "hf:GPT2LMHeadModell"), "did you mean 'GPT2LMHeadModel'"),
+        (("estimate", "torchvision:resnet50", "--gpu", "H20O"), "did you mean 'H20' or 'H200'"),
+        (("estimate", "torchvision:resnet50", "--precision", "fp31"), "no precision named 'fp31'"),
+        (("estimate", "torchvision:resnet50", "--gpux", "H200"), "No such option: --gpux"),
+        (("estimat", "train.py"), "Did you mean 'estimate'"),
+    ],
+)
+def test_a_mistake_is_reported_before_pytorch_is_imported(words, said):
+    code = (
+        "import sys\n"
+        "from ullage.cli.main import main\n"
+        "try: main()\n"
+        "finally: print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    assert said in done.stderr and done.returncode and done.stdout.strip() == "set()", done

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.options import (
@@ -166,6 +165,7 @@ def max_batch(
 
 
 def _search(target: EstimateTarget, gpu: str | None, what: str, batch_arg: str | None, as_json: bool) -> None:
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
     from ullage.estimation.largest_batch import max_batch as largest
@@ -193,6 +193,8 @@ def _search(target: EstimateTarget, gpu: str | None, what: str, batch_arg: str |
 
 
 def _count_jobs(target: EstimateTarget, gpu: str | None, as_json: bool) -> None:
+    from rich.console import Console
+
     from ullage.estimation.largest_batch import jobs_together
     from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
@@ -309,8 +311,10 @@ def _one(
     from ullage.hardware import gpu as find_gpu
 
     card = find_gpu(gpu or default_gpu())
-    errors = Console(stderr=True)
     _check_writable(timeline, snapshot)
+    from rich.console import Console
+
+    errors = Console(stderr=True)
     doing = f"running {target.source} on a virtual {card.name}" if target.is_ullage else f"asking {target.estimator}"
     with errors.status(f"{doing} ..."):
         answer, trace = _traced(target, card) if timeline or snapshot else (target.run(card), None)
@@ -371,6 +375,8 @@ def _advice(target: EstimateTarget, card: GPU, answer: Estimate, progress: Calla
 
 
 def _over_gpus(target: EstimateTarget, names: str, as_json: bool) -> None:
+    from rich.console import Console
+
     from ullage.estimation.over_gpus import estimate_over_gpus
     from ullage.estimation.report import print_gpu_table
     from ullage.hardware import gpu_list

@@ -2,61 +2,61 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ullage.cli.accuracy import evaluate
-from ullage.cli.comparison import compare
-from ullage.cli.convolutions import convolutions
-from ullage.cli.daemon import drain, resume, serve
-from ullage.cli.datasets import dataset
-from ullage.cli.edits import edit, requeue
-from ullage.cli.estimates import check, estimate, max_batch
-from ullage.cli.hardware import gpus
-from ullage.cli.jobs import cancel, history, hold, logs, queue, release, status, wait
-from ullage.cli.measurements import diff, measure
-from ullage.cli.monitor import top
-from ullage.cli.report import report
-from ullage.cli.reservations import reservations, reserve, unreserve
 from ullage.cli.spelling import modern
-from ullage.cli.submission import submit
-from ullage.cli.terminal import attach, shell
-from ullage.cli.tokens import token
-from ullage.cli.training import train
 from ullage.errors import EXTRAS, UllageError
 from ullage.text import plain
 
 ESTIMATES, JOBS, GPUS, RESEARCH = "Estimate", "Run jobs on shared GPUs", "GPUs", "Research"
+
+# The commands in the order of the help, each with the module of this package that has it. A module is imported when its
+# command is typed, so that a wrong option is reported at once.
 _COMMANDS = {
-    ESTIMATES: (estimate, check, max_batch, compare),
-    JOBS: (
-        serve,
-        submit,
-        shell,
-        attach,
-        queue,
-        status,
-        logs,
-        cancel,
-        hold,
-        release,
-        edit,
-        requeue,
-        wait,
-        history,
-        report,
-        drain,
-        resume,
-        reserve,
-        reservations,
-        unreserve,
-    ),
-    GPUS: (gpus, top),
-    RESEARCH: (evaluate, diff, measure),
-}  # fmt: skip
+    ESTIMATES: {
+        "estimate": "estimates",
+        "check": "estimates",
+        "max-batch": "estimates",
+        "compare": "comparison",
+    },
+    JOBS: {
+        "serve": "daemon",
+        "submit": "submission",
+        "shell": "terminal",
+        "attach": "terminal",
+        "queue": "jobs",
+        "status": "jobs",
+        "logs": "jobs",
+        "cancel": "jobs",
+        "hold": "jobs",
+        "release": "jobs",
+        "edit": "edits",
+        "requeue": "edits",
+        "wait": "jobs",
+        "history": "jobs",
+        "report": "report",
+        "drain": "daemon",
+        "resume": "daemon",
+        "reserve": "reservations",
+        "reservations": "reservations",
+        "unreserve": "reservations",
+        "token": "tokens",
+    },
+    GPUS: {"gpus": "hardware", "top": "monitor"},
+    RESEARCH: {
+        "evaluate": "accuracy",
+        "diff": "measurements",
+        "measure": "measurements",
+        "train": "training",
+        "dataset": "datasets",
+        "convolutions": "convolutions",
+    },
+}
 HELP = """Estimate how much GPU memory a training job takes, before it runs and without a GPU.
 
 Examples:
@@ -72,12 +72,14 @@ line itself is wrong. 'check' and 'wait' have exit codes of their own.
 
 
 def _tidy(command: Any, params: list[Any]) -> list[Any]:
-    """Show flags and arguments without a type, and the paragraphs of the help as paragraphs."""
+    """Show flags and arguments without a type, and paragraphs as paragraphs; take plain values as they are."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
         if param.param_type_name == "argument":
             param.display_type_rich = _no_type
+        if getattr(param, "_runtime_param", param) is None:
+            param._runtime_param = _PlainValues()
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(text if "\n  " in f"\n{text}" else " ".join(text.split("\n")) for text in paragraphs)
     return params
@@ -85,6 +87,27 @@ def _tidy(command: Any, params: list[Any]) -> list[Any]:
 
 def _no_type(ctx: Any) -> None:
     """What the help says of an argument's type: its name and its meaning say enough."""
+
+
+class _PlainValues:
+    """Reads the text of an option where that takes no effort, and leaves everything else to typer.
+
+    Typer (since 0.27) reads every option, also one that was not given, with pydantic, which takes longer to import than
+    to report a wrong name.
+    """
+
+    def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
+        """The value of one parameter."""
+        several = param.multiple or param.nargs == -1
+        kind = param.type_descriptor.annotation
+        if value is None:
+            return () if several else None
+        if several and kind == list[str]:
+            return list(value)
+        if not several and type(value) is kind:
+            return value
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
 class PlainCommand(TyperCommand):
@@ -116,9 +139,40 @@ class PlainGroup(TyperGroup):
         return _tidy(self, super().get_params(ctx))
 
 
+class Commands(PlainGroup):
+    """All commands, each loaded when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names in the order of the help."""
+        return [name for names in _COMMANDS.values() for name in names]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; for a misspelt one all are loaded, so that the nearest is suggested."""
+        known = self.list_commands(ctx)
+        for name in [cmd_name] if cmd_name in known else known:
+            if name not in self.commands:
+                self.commands[name] = _load(name)
+        return self.commands.get(cmd_name)
+
+
+def _load(name: str) -> Any:
+    panel, module = next((panel, names[name]) for panel, names in _COMMANDS.items() if name in names)
+    found = getattr(importlib.import_module(f"ullage.cli.{module}"), name.replace("-", "_"))
+    home = typer.Typer(rich_markup_mode="rich", add_completion=False)
+    home.callback()(lambda: None)
+    if isinstance(found, typer.Typer):
+        for info in found.registered_commands:
+            info.cls = PlainCommand
+        home.add_typer(found, name=name, cls=PlainGroup, rich_help_panel=panel)
+    else:
+        home.command(name, cls=PlainCommand, rich_help_panel=panel)(found)
+    group: Any = typer.main.get_command(home)
+    return group.commands[name]
+
+
 app = typer.Typer(
     name="ullage",
-    cls=PlainGroup,
+    cls=Commands,
     help=HELP,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -141,17 +195,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-for _panel, _commands in _COMMANDS.items():
-    for _command in _commands:
-        app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)
-_GROUPS = ((token, "token", JOBS), (train, "train", RESEARCH), (dataset, "dataset", RESEARCH),
-           (convolutions, "convolutions", RESEARCH))  # fmt: skip
-for _group, _name, _panel in _GROUPS:
-    for _info in _group.registered_commands:
-        _info.cls = PlainCommand
-    app.add_typer(_group, name=_name, cls=PlainGroup, rich_help_panel=_panel)
 
 
 def main() -> None:

@@ -261,6 +261,10 @@ def target_of(
     if steps < 1:
         raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
     kind = kind_of(source, module)
+    if kind == SCRIPT and not module:
+        from ullage.estimation.scripts.parent import check_script
+
+        check_script(source)
     if kind != SCRIPT and args:
         raise InvalidValue(f"{' '.join(args)!r}: arguments after -- are for scripts; {source} is a model's name")
     of_script = {

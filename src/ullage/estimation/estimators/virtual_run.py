@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
-import torch
-
-from ullage.errors import InvalidValue, UllageError
+from ullage.errors import InvalidValue
 from ullage.estimation.estimators.registry import estimator
-from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.result import Estimate
+from ullage.estimation.scripts.parent import DEFAULT_TIMEOUT, estimate_script
 from ullage.hardware import GPU
-from ullage.virtual import VirtualGPU
-from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
-from ullage.workloads.configuration import Configuration
-from ullage.workloads.training import train
-from ullage.workloads.workload import RunOptions, Workload
-
-_ITERATIONS = 5  # of the standard loop; three are watched, two more are there if the requests have not settled
+from ullage.workloads.workload import Workload
 
 
 def _supports(workload: Workload) -> str | None:
@@ -44,6 +32,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     much it would need.
 
     >>> from ullage.hardware import gpu
+    >>> from ullage.workloads.configuration import Configuration
     >>> run(Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2)), gpu("T4")).figure_kind
     'process'
 
@@ -51,58 +40,16 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     """
     if workload.options:
         raise InvalidValue(f"the estimator ullage has no options of its own; found {', '.join(workload.options)}")
-    if workload.configuration is not None:
-        return _run_model(workload.configuration, gpu, workload.run)
-    if workload.function is not None:
-        return _run_function(workload.function, gpu, workload.run)
-    from ullage.estimation.scripts.parent import DEFAULT_TIMEOUT, estimate_script
-
     how = workload.run
-    return estimate_script(
-        str(workload.script), workload.args, module=how.module, gpu=gpu, steps=how.steps,
-        timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, config=how.allocator_config,
-        trace_file=how.trace_file, show_output=how.show_output, network=how.network, python=how.python,
-    )  # fmt: skip
+    if workload.script is not None:
+        return estimate_script(
+            workload.script, workload.args, module=how.module, gpu=gpu, steps=how.steps,
+            timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, config=how.allocator_config,
+            trace_file=how.trace_file, show_output=how.show_output, network=how.network, python=how.python,
+        )  # fmt: skip
+    from ullage.estimation.on_virtual_gpu import run_function, run_model  # PyTorch: the process of a script has its own
 
-
-def _run_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> Estimate:
-    """The standard training loop; whatever the model does not accept becomes one clear message."""
-    iterations = max(_ITERATIONS, how.steps or 0)
-    try:
-        return _run_function(lambda: train(configuration, iterations), gpu, how)
-    except (UllageError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        raise InvalidValue(
-            f"{configuration.model} does not run with {configuration.in_words()}: {type(error).__name__}: {lines[0]}"
-        ) from error
-
-
-def _run_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> Estimate:
-    begin = time.perf_counter()
-    virtual = VirtualGPU(gpu, how.allocator_config)
-    out_of_memory = _watch(function, virtual, how)
-    if out_of_memory is not None:
-        virtual = VirtualGPU(gpu, how.allocator_config, limited=False)
-        virtual.note("memory", "ran out of memory; the figures are those of a card without limit")
-        _watch(function, virtual, how)
-    if how.trace is not None:
-        how.trace.fill(virtual)
-    return estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
-
-
-def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) -> str | None:
-    """Run a function until its memory has settled; returns the message if it ran out of memory."""
-    if how.trace is not None:
-        how.trace.watch(virtual)
-    with virtual:
-        if how.steps is not None:
-            virtual.progress.on_step = ConvergenceWatch(virtual, how.steps).after_step
-        try:
-            function()
-        except MemoryConverged:
-            pass
-        except torch.OutOfMemoryError as error:
-            return str(error)
-    return None
+    if workload.configuration is not None:
+        return run_model(workload.configuration, gpu, how)
+    assert workload.function is not None
+    return run_function(workload.function, gpu, how)

@@ -16,22 +16,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ullage.allocator import AllocatorConfig
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.scripts.failures import describe, end_at_user, where_now
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
 from ullage.estimation.scripts.loops import compiled
 from ullage.estimation.scripts.processes import Processes
+from ullage.estimation.scripts.request import GRACE, ScriptRequest
 from ullage.estimation.scripts.weights import Weights
 from ullage.estimation.scripts.when_to_stop import RunWatcher
-from ullage.hardware import GPU
 from ullage.isolation.child import give_answer, give_so_far
 from ullage.units import format_duration
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
@@ -43,35 +41,7 @@ from ullage.virtual.tracking.uncertainty import LEFT_OUT, meanings_of
 if TYPE_CHECKING:
     from ullage.estimation.timeline.trace import Trace
 
-GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
 FIRST_LOOK, LATER_LOOKS, LEAST_WORK = 2.0, 1.5, 20  # seconds, by what it grows, how much longer than a look it takes
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptRequest:
-    """What the child process is asked to do; with `traced` every request is part of its answer."""
-
-    path: str
-    args: list[str]
-    module: bool
-    gpu: GPU
-    steps: int | None
-    timeout: float
-    limited: bool
-    config: AllocatorConfig | None = None
-    traced: bool = False
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> ScriptRequest:
-        """The request as `dataclasses.asdict` gave it and JSON carried it."""
-        gpu = GPU(**_with_tuples(values["gpu"]))
-        config = values["config"] and AllocatorConfig(**_with_tuples(values["config"]))
-        return cls(**{**values, "gpu": gpu, "config": config})
-
-
-def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists only."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def run_script(values: dict[str, Any]) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.result import Estimate
-from ullage.estimation.scripts.child import GRACE, ScriptRequest
 from ullage.estimation.scripts.failures import is_launcher_missing, is_own, message, missing_package, only_pytorch
 from ullage.estimation.scripts.frameworks import framework_of, other_framework
+from ullage.estimation.scripts.request import GRACE, ScriptRequest
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.isolation.environment import environment
@@ -67,7 +67,11 @@ def estimate_script(
     """
     shown = f"-m {path}" if module else str(path)
     interpreter = find_interpreter(sys.executable if python is None else os.fspath(python))
-    _check(path, module and interpreter.is_ours, steps, timeout)
+    if steps is not None and steps < 1:
+        raise InvalidValue(f"needed at least one step to follow; found {steps}")
+    if not timeout > 0:
+        raise InvalidValue(f"needed a time limit above zero seconds; found {timeout}")
+    check_script(path, module and interpreter.is_ours)
     if framework := other_framework(str(path), module):
         raise ScriptFailed(only_pytorch(shown, framework))
     request = ScriptRequest(
@@ -116,11 +120,8 @@ def _circumstances(failure: dict[str, Any], path: str, module: bool) -> dict[str
     }
 
 
-def _check(path: str | os.PathLike[str], module: bool, steps: int | None, timeout: float) -> None:
-    if steps is not None and steps < 1:
-        raise InvalidValue(f"needed at least one step to follow; found {steps}")
-    if not timeout > 0:
-        raise InvalidValue(f"needed a time limit above zero seconds; found {timeout}")
+def check_script(path: str | os.PathLike[str], module: bool = False) -> None:
+    """Refuse a script, a folder or a module that Python would not run."""
     if module:
         _check_module(str(path))
         return

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from ullage.errors import UnknownName
 
 _TIMM = re.compile(r"^@register_model\s*\ndef (\w+)\(", re.MULTILINE)
 _TORCHVISION = re.compile(r"^@register_model\(\)\n(?:.*\n)*?def (\w+)\(", re.MULTILINE)
@@ -30,6 +34,32 @@ def model_names(source: str) -> tuple[str, ...]:
     folder = _folder(source)
     files = sorted(folder.glob("models/**/*.py")) if folder else []
     return tuple(sorted({name for file in files for name in pattern.findall(file.read_text())}))
+
+
+def check_model_name(source: str, name: str) -> None:
+    """Refuse a name that is in none of a package's files, before the package and PyTorch are imported.
+
+    Whether a name that is there is a model's is for the package to say, and so is everything once it is imported: models
+    may have been registered with it.
+
+    >>> check_model_name("torchvision", "resnet50")
+    """
+    package = {"hf": "transformers"}.get(source, source)
+    base = name.partition(".")[0]  # timm: NAME.WEIGHTS
+    if package in sys.modules or not base.isidentifier() or not (folder := _folder(package)):
+        return
+    word = re.compile(rf"\b{base}\b".encode())
+    if not any(word.search(file.read_bytes()) for file in _files(source, folder)):
+        raise UnknownName("transformers class" if source == "hf" else f"{source} model", name, model_names(source))
+
+
+def _files(source: str, folder: Path) -> Iterator[Path]:
+    """The files that may name a model, the likely ones first."""
+    if source == "hf":
+        yield folder / "models/auto/modeling_auto.py"
+        yield from folder.glob("models/*/modeling_*.py")
+    else:
+        yield from folder.glob("models/**/*.py")
 
 
 def _folder(package: str) -> Path | None:

@@ -1,0 +1,65 @@
+"""Run a model's training loop or a function on a virtual GPU, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.estimation.from_virtual_gpu import estimate_from
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.virtual import VirtualGPU
+from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
+from ullage.workloads.configuration import Configuration
+from ullage.workloads.training import train
+from ullage.workloads.workload import RunOptions
+
+_ITERATIONS = 5  # of the standard loop; three are watched, two more are there if the requests have not settled
+
+
+def run_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> Estimate:
+    """The standard training loop; whatever the model does not accept becomes one clear message."""
+    iterations = max(_ITERATIONS, how.steps or 0)
+    try:
+        return run_function(lambda: train(configuration, iterations), gpu, how)
+    except (UllageError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        raise InvalidValue(
+            f"{configuration.model} does not run with {configuration.in_words()}: {type(error).__name__}: {lines[0]}"
+        ) from error
+
+
+def run_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> Estimate:
+    """A function as it is, until its memory has settled."""
+    begin = time.perf_counter()
+    virtual = VirtualGPU(gpu, how.allocator_config)
+    out_of_memory = _watch(function, virtual, how)
+    if out_of_memory is not None:
+        virtual = VirtualGPU(gpu, how.allocator_config, limited=False)
+        virtual.note("memory", "ran out of memory; the figures are those of a card without limit")
+        _watch(function, virtual, how)
+    if how.trace is not None:
+        how.trace.fill(virtual)
+    return estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
+
+
+def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) -> str | None:
+    """Run a function until its memory has settled; returns the message if it ran out of memory."""
+    if how.trace is not None:
+        how.trace.watch(virtual)
+    with virtual:
+        if how.steps is not None:
+            virtual.progress.on_step = ConvergenceWatch(virtual, how.steps).after_step
+        try:
+            function()
+        except MemoryConverged:
+            pass
+        except torch.OutOfMemoryError as error:
+            return str(error)
+    return None

@@ -1,0 +1,38 @@
+"""What the process in which a script runs is asked to do. Nothing here imports PyTorch: who asks does not need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ullage.allocator import AllocatorConfig
+from ullage.hardware import GPU
+
+GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRequest:
+    """What the child process is asked to do; with `traced` every request is part of its answer."""
+
+    path: str
+    args: list[str]
+    module: bool
+    gpu: GPU
+    steps: int | None
+    timeout: float
+    limited: bool
+    config: AllocatorConfig | None = None
+    traced: bool = False
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> ScriptRequest:
+        """The request as `dataclasses.asdict` gave it and JSON carried it."""
+        gpu = GPU(**_with_tuples(values["gpu"]))
+        config = values["config"] and AllocatorConfig(**_with_tuples(values["config"]))
+        return cls(**{**values, "gpu": gpu, "config": config})
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists only."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
