@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.graph import _engine_run_backward as run_backward
 
 from ullage.errors import UnsupportedPlatform
 
@@ -113,19 +114,20 @@ def cuda_stand_in() -> CUDAStandIn:
 
 
 class _Wrapper(torch.Tensor):
-    """A tensor without data; only a step on the way to a plain one. It is asked one thing, whether it may be copied."""
+    """A tensor without data; only a step on the way to a plain one, and never asked anything."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> bool:
-        return True
+    ) -> Any:
+        raise AssertionError(f"{func} of a tensor that should be plain by now")
 
 
 _DEVICE = torch.device("cuda", 0)
 _make_wrapper = torch.Tensor._make_wrapper_subclass
+_without_subclasses = torch._C._DisableTorchDispatch  # the first call to a subclass imports a second's worth of modules
 _empty, _CPU = torch.empty, torch.device("cpu")  # named, because the script may have set another default
 
 
@@ -147,7 +149,8 @@ def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Ten
     device(type='cuda', index=0)
     """
     tensor = _empty(0, device=_CPU)
-    tensor.data = _make_wrapper(_Wrapper, size, stride, dtype=dtype, device=_DEVICE)
+    with _without_subclasses():
+        tensor.data = _make_wrapper(_Wrapper, size, stride, dtype=dtype, device=_DEVICE)
     return tensor
 
 
@@ -237,7 +240,7 @@ def _smallest_backward() -> None:
     leaf = tensor_without_data((1,), (1,), torch.float32).requires_grad_()
     grad = tensor_without_data((1,), (1,), torch.float32)
     with backward_in_calling_thread():
-        torch.autograd.grad([Same.apply(leaf)], [leaf], [grad])
+        run_backward((Same.apply(leaf),), (grad,), False, False, (leaf,), False, accumulate_grad=False)
 
 
 def _advice(found: str) -> str:

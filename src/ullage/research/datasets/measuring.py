@@ -305,7 +305,7 @@ def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any
     import torch
 
     from ullage.research.datasets import memory_run, utilization_run
-    from ullage.research.datasets.memory_run import no_compiler
+    from ullage.virtual.compiler import no_compiler
 
     torch.set_num_threads(1)
     no_compiler()

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import _engine_run_backward as run_backward
 
 from ullage.virtual.kernels.plan import is_dense
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.state import GPUState
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage
-_ENGINE = _engine_run_backward.__code__
+_ENGINE = run_backward.__code__
 _MEASURING = (-1, -1)
 _alone: tuple[int, int] | None = None
 
@@ -52,7 +52,8 @@ def measure_reference_counts(run: Callable[[Callable[[], None]], None]) -> None:
 
     def two_gradients_meet() -> None:
         leaf = torch.zeros(2, device="cuda", requires_grad=True)
-        torch.autograd.grad(leaf * 2 + leaf * 3, leaf, torch.ones(2, device="cuda"))
+        total, ones = leaf * 2 + leaf * 3, torch.ones(2, device="cuda")
+        run_backward((total,), (ones,), False, False, (leaf,), False, accumulate_grad=False)
 
     run(two_gradients_meet)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ullage.virtual.compiler import no_compiler
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api import (
@@ -48,6 +49,7 @@ def install_torch_api(gpu: GPUState) -> Callable[[], None]:
     """Install all replacements; returns a function that undoes them."""
     torchvision.make_torchvision_importable()
     replacements = Replacements()
+    replacements.on_undo(no_compiler())
     try:
         for install_part in _PARTS:
             install_part(gpu, replacements)

@@ -1,0 +1,148 @@
+"""Keeps PyTorch's compiler from being loaded by code that only trains step by step.
+
+Making an optimizer imports `torch._dynamo`, to tell the compiler what to leave alone, and so does torchvision, to ask
+whether it could compile one function: a thousand modules, which take as long to import as PyTorch itself. Shape inference
+imports `sympy` and its neighbours, to ask whether a number is a symbol of the compiler's. Without a compiler at work
+there is nothing to leave alone, and a number is a number. Whoever asks for anything else gets the real module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx.experimental
+
+DYNAMO, UTILITIES = "torch._dynamo", "torch._dynamo.utils"
+SHAPES, SYMBOLS = "torch.fx.experimental.symbolic_shapes", "sympy"
+
+# What shape inference asks about conditions and sizes, for numbers that are no symbols.
+_OF_NUMBERS: dict[str, Callable[..., bool]] = {
+    "expect_true": bool,
+    "guard_or_false": bool,
+    "guard_or_true": bool,
+    "guard_size_oblivious": bool,
+    "statically_known_true": bool,
+    "is_nested_int": lambda value: False,
+    "sym_and": lambda *values: all(values),
+    "sym_or": lambda *values: any(values),
+    "sym_eq": lambda one, other: one == other,
+}
+# What it imports beside, and calls for symbols only.
+_OF_SYMBOLS = ("free_unbacked_symbols", "guarding_hint_or_throw", "has_guarding_hint")
+
+
+class _StandIn(types.ModuleType):
+    """A module that has a few functions; any other question makes place for the real one and is asked of that."""
+
+    def __init__(self, name: str, make_place: Callable[[], None], **functions: Any) -> None:
+        super().__init__(name)
+        package, _, _ = name.rpartition(".")
+        folders = [f"{torch.__path__[0]}/{package.removeprefix('torch').replace('.', '/')}"] if package else None
+        self.__spec__ = importlib.machinery.PathFinder.find_spec(name, folders)
+        vars(self).update(functions, _make_place=make_place)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and (name, self.__name__) != ("__path__", DYNAMO):  # asked for to import a part of it
+            raise AttributeError(name)
+        return getattr(self._real(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._real(), name, value)
+
+    def _real(self) -> Any:
+        self._make_place()
+        return importlib.import_module(self.__name__)
+
+
+class _NoSymbols(_StandIn):
+    """PyTorch's type promotion asks whether a number is a symbol; it is told that none is."""
+
+    class Symbol:
+        """What no number is."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "Basic" and sys._getframe(1).f_globals.get("__name__") == "torch._prims_common":
+            return self.Symbol
+        return super().__getattr__(name)
+
+
+class _NoCompiler:
+    """The stand-ins of the compiler, and the functions that were left alone meanwhile."""
+
+    def __init__(self) -> None:
+        self._left_alone: list[Any] = []
+        shapes = {name: self._of_numbers(name, answer) for name, answer in _OF_NUMBERS.items()}
+        shapes |= {name: self._real_function(SHAPES, name) for name in _OF_SYMBOLS}
+        supported = self._real_function(UTILITIES, "is_compile_supported")
+        self._places = [
+            (torch, _StandIn(DYNAMO, self.remove, disable=self._disable, graph_break=lambda *_, **__: None)),
+            (None, _StandIn(UTILITIES, self.remove, is_compile_supported=supported)),
+            (torch.fx.experimental, _StandIn(SHAPES, self.remove, **shapes)),
+            (None, _NoSymbols(SYMBOLS, self.remove)),
+        ]
+        for parent, module in self._places:
+            if module.__name__ not in sys.modules:
+                sys.modules[module.__name__] = module
+                if parent is not None:
+                    setattr(parent, module.__name__.rpartition(".")[2], module)
+
+    def remove(self) -> None:
+        """Make place for the real modules, which PyTorch's functions then ask again what to leave alone."""
+        for parent, module in self._places:
+            if sys.modules.get(module.__name__) is module:
+                del sys.modules[module.__name__]
+            name = module.__name__.rpartition(".")[2]
+            if parent is not None and vars(parent).get(name) is module:
+                delattr(parent, name)
+        while self._left_alone:
+            vars(self._left_alone.pop()).pop("__dynamo_disable", None)
+
+    def _disable(self, function: Any = None, *_: Any, **__: Any) -> Any:
+        """A function that must not be compiled is itself."""
+        if function is None:
+            return lambda inner: inner
+        self._left_alone.append(function)
+        return function
+
+    def _real_function(self, module: str, name: str) -> Callable[..., Any]:
+        """A function that loads the real one when it is called."""
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.remove()
+            return getattr(importlib.import_module(module), name)(*args, **options)
+
+        return call
+
+    def _of_numbers(self, name: str, answer: Callable[..., bool]) -> Callable[..., Any]:
+        real = self._real_function(SHAPES, name)
+
+        def ask(*values: Any) -> Any:
+            return answer(*values) if all(map(_is_plain, values)) else real(*values)
+
+        return ask
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is torch.Size or kind is tuple or kind is list:
+        return all(type(item) is int for item in value)
+    return kind is bool or kind is int
+
+
+def no_compiler() -> Callable[[], None]:
+    """Take the stand-ins, unless the compiler is loaded already; returns a function that ends this.
+
+    >>> undo = no_compiler()
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1); optimizer.zero_grad()
+    >>> undo()
+    """
+    return (lambda: None) if DYNAMO in sys.modules else _NoCompiler().remove
