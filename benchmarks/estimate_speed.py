@@ -151,9 +151,8 @@ def print_tables(commands: dict[str, list[tuple[float, float]]], runs: list[dict
         shown.add_row(what, *(f"{value:.2f} s" for both in seconds for value in both))
     console = Console(width=120)
     console.print(shown)
-    shown = Table(
-        "operators", "runs", *(f"median, {name}" for name in names), *(f"µs an operator, {name}" for name in names)
-    )
+    figures = ("median", "µs an operator")
+    shown = Table("operators", "runs", *(f"{figure}, {name}" for figure in figures for name in names))
     bounds = [0, *SIZES, 1 << 60]
     groups = {
         f"{low:,} to {high:,}" if high < 1 << 60 else f"above {low:,}": [
@@ -169,9 +168,8 @@ def print_tables(commands: dict[str, list[tuple[float, float]]], runs: list[dict
                 statistics.median(run["seconds"][number] / max(run["operators"], 1) for run in members)
                 for number in numbers
             ]
-            shown.add_row(
-                group, str(len(members)), *(f"{value:.2f} s" for value in medians), *(f"{value * 1e6:.0f}" for value in each)
-            )  # fmt: skip
+            cells = [f"{value:.2f} s" for value in medians] + [f"{value * 1e6:.0f}" for value in each]
+            shown.add_row(group, str(len(members)), *cells)
     console.print(shown)
     if len(names) > 1:
         other = [run["id"] for run in runs if run["figures"][0] != run["figures"][1]]

@@ -18,25 +18,37 @@ def train():
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("with ullage.virtual_gpu('T4'):\n  train()\n  print(loaded())", "[]"),
-        ("with ullage.virtual_gpu('T4'):\n  train()\n  import torch._dynamo\n  torch._dynamo.list_backends()\n  print(loaded())\n"
-         "  train()", "['torch._dynamo.eval_frame', 'sympy.core']"),
-        ("with ullage.virtual_gpu('T4'):\n  train()\n  from torch._dynamo import config\n  config.verbose = True\n"
-         "  import torch._dynamo.config as same\n  print(same is config, same.verbose)", "True True"),
-        ("with ullage.virtual_gpu('T4'):\n  import sympy\n  class Mine(sympy.Basic): pass\n  print(Mine.__mro__[1])",
-         "<class 'sympy.core.basic.Basic'>"),
-        ("with ullage.virtual_gpu('T4'):\n  import importlib.util\n  print(importlib.util.find_spec('sympy').name, "
-         "importlib.util.find_spec('torch._dynamo').name)", "sympy torch._dynamo"),
-        ("with ullage.virtual_gpu('T4'): train()\nprint([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])\n"
-         "step = torch.optim.Optimizer.add_param_group\nprint('__dynamo_disable' in vars(step.__wrapped__))", "[]\nFalse"),
-        ("with ullage.virtual_gpu('T4'): train()\n"
-         "compiled = torch.compile(lambda x: x * 2, backend='eager')\nprint(compiled(torch.ones(2)).tolist())", "[2.0, 2.0]"),
-    ],
-    ids=["not loaded", "loaded when asked", "a part of it", "sympy", "found", "gone afterwards", "compiling afterwards"],
-)  # fmt: skip
-def test_the_compiler_is_loaded_only_when_it_is_asked_for_something(code, said):
-    done = subprocess.run([sys.executable, "-c", TRAIN + code], capture_output=True, text=True, timeout=120)
+CASES = {
+    "not loaded": ("  train(); print(loaded())", "[]"),
+    "loaded when asked": (
+        "  train(); import torch._dynamo; torch._dynamo.list_backends(); print(loaded()); train()",
+        "['torch._dynamo.eval_frame', 'sympy.core']",
+    ),
+    "a part of it": (
+        "  from torch._dynamo import config; config.verbose = True\n"
+        "  import torch._dynamo.config as same; print(same is config, same.verbose)",
+        "True True",
+    ),
+    "sympy": ("  import sympy\n  class Own(sympy.Basic): pass\n  print(Own.__mro__[1].__module__)", "sympy.core.basic"),
+    "found": (
+        "  from importlib.util import find_spec; print([find_spec(name).name for name in ('sympy', 'torch._dynamo')])",
+        "['sympy', 'torch._dynamo']",
+    ),
+    "gone afterwards": (
+        "  train()\nprint({'torch._dynamo', 'sympy'} & set(sys.modules))\n"
+        "print('__dynamo_disable' in vars(torch.optim.Optimizer.add_param_group.__wrapped__))",
+        "set()\nFalse",
+    ),
+    "compiling afterwards": (
+        "  train()\nprint(torch.compile(lambda x: x * 2, backend='eager')(torch.ones(2)).tolist())",
+        "[2.0, 2.0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_compiler_is_loaded_only_when_it_is_asked_for_something(case):
+    code, said = CASES[case]
+    words = [sys.executable, "-c", f"{TRAIN}\nwith ullage.virtual_gpu('T4'):\n{code}"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == said, done.stderr

@@ -1,9 +1,9 @@
 """Keeps PyTorch's compiler from being loaded by code that only trains step by step.
 
 Making an optimizer imports `torch._dynamo`, to tell the compiler what to leave alone, and so does torchvision, to ask
-whether it could compile one function: a thousand modules, which take as long to import as PyTorch itself. Shape inference
-imports `sympy` and its neighbours, to ask whether a number is a symbol of the compiler's. Without a compiler at work
-there is nothing to leave alone, and a number is a number. Whoever asks for anything else gets the real module.
+whether it could compile one function: a thousand modules, which take as long to import as PyTorch itself. Shape
+inference imports `sympy` and its neighbours, to ask whether a number is a symbol of the compiler's. Without a compiler
+at work there is nothing to leave alone, and a number is a number. Whoever asks for anything else gets the real module.
 """
 
 from __future__ import annotations

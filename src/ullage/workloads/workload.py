@@ -10,6 +10,7 @@ from typing import Any
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, UnknownName
 from ullage.workloads.configuration import MODEL_OPTIONS, Configuration
+from ullage.workloads.sources.hub import is_checkpoint
 from ullage.workloads.sources.names import check_model_name
 
 MODEL, FUNCTION, SCRIPT, SUMMARY = "model", "function", "script", "summary"
@@ -129,7 +130,7 @@ def workload_of(source: Any, options: Mapping[str, Any], estimator: str = "ullag
         return Workload(summary_text=_read_summary(Path(name)), batch_size=options.get("batch_size"), source=name)
     model_options = {option: value for option, value in options.items() if option in MODEL_OPTIONS}
     configuration = Configuration.from_options(name, **model_options)
-    if configuration.source in ("torchvision", "timm", "hf"):
+    if configuration.source != "hf" or not is_checkpoint(configuration.name):
         check_model_name(configuration.source, configuration.name)
     return Workload(configuration=configuration, run=run, options=own, source=name)
 

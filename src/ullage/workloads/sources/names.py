@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ullage.errors import UnknownName
 
+_PACKAGES = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
 _TIMM = re.compile(r"^@register_model\s*\ndef (\w+)\(", re.MULTILINE)
 _TORCHVISION = re.compile(r"^@register_model\(\)\n(?:.*\n)*?def (\w+)\(", re.MULTILINE)
 _TRANSFORMERS = re.compile(r'"([A-Z]\w+)"')
@@ -39,14 +40,14 @@ def model_names(source: str) -> tuple[str, ...]:
 def check_model_name(source: str, name: str) -> None:
     """Refuse a name that is in none of a package's files, before the package and PyTorch are imported.
 
-    Whether a name that is there is a model's is for the package to say, and so is everything once it is imported: models
-    may have been registered with it.
+    Whether a name that is there is a model's is for the package to say, and so is everything once it is imported:
+    models may have been registered with it.
 
     >>> check_model_name("torchvision", "resnet50")
     """
-    package = {"hf": "transformers"}.get(source, source)
+    package = _PACKAGES.get(source, "")
     base = name.partition(".")[0]  # timm: NAME.WEIGHTS
-    if package in sys.modules or not base.isidentifier() or not (folder := _folder(package)):
+    if not package or package in sys.modules or not base.isidentifier() or not (folder := _folder(package)):
         return
     word = re.compile(rf"\b{base}\b".encode())
     if not any(word.search(file.read_bytes()) for file in _files(source, folder)):
