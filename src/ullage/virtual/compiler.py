@@ -14,6 +14,7 @@ import sys
 import types
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.fx.experimental
@@ -79,7 +80,7 @@ class _NoCompiler:
     """The stand-ins of the compiler, and the functions that were left alone meanwhile."""
 
     def __init__(self) -> None:
-        self._left_alone: list[Any] = []
+        self._left_alone: WeakSet[Any] = WeakSet()  # some hold tensors
         shapes = {name: self._of_numbers(name, answer) for name, answer in _OF_NUMBERS.items()}
         shapes |= {name: self._real_function(SHAPES, name) for name in _OF_SYMBOLS}
         supported = self._real_function(UTILITIES, "is_compile_supported")
@@ -103,14 +104,15 @@ class _NoCompiler:
             name = module.__name__.rpartition(".")[2]
             if parent is not None and vars(parent).get(name) is module:
                 delattr(parent, name)
-        while self._left_alone:
-            vars(self._left_alone.pop()).pop("__dynamo_disable", None)
+        for function in self._left_alone:
+            vars(function).pop("__dynamo_disable", None)
+        self._left_alone.clear()
 
     def _disable(self, function: Any = None, *_: Any, **__: Any) -> Any:
         """A function that must not be compiled is itself."""
         if function is None:
             return lambda inner: inner
-        self._left_alone.append(function)
+        self._left_alone.add(function)
         return function
 
     def _real_function(self, module: str, name: str) -> Callable[..., Any]:

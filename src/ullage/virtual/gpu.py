@@ -139,6 +139,9 @@ class VirtualGPU(GPUState):
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             _active.remove(self)
+            if self.host.has_unfilled:
+                self.memory.closed = True
+                gc.collect()  # while what was there before is spared: garbage need not be filled
             self._restore.run()
             self.host.close()
             self.memory.closed = True

@@ -126,6 +126,11 @@ class Host:
             for value in values.values():
                 self.fill_all(value)
 
+    @property
+    def has_unfilled(self) -> bool:
+        """Whether some tensor that is alive, or garbage, waits for its values."""
+        return bool(self._unfilled)
+
     def close(self) -> None:
         """Fill everything that is still alive, because nothing would do so outside the virtual GPU."""
         for unfilled in list(self._unfilled.values()):
