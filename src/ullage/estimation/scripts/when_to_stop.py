@@ -20,7 +20,9 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import dataloader
 
+from ullage.estimation.scripts.longest_batch import LongestBatch, longest_batch, size_of
 from ullage.estimation.scripts.loops import LoopWatcher
+from ullage.units import format_bytes
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.tracking.convergence import ConvergenceWatch
 from ullage.virtual.tracking.progress import BackwardPasses, Phases
@@ -33,6 +35,9 @@ SHORTEST_LOOK, LONGEST_LOOK = 3.0, 20.0  # seconds that a script is followed aft
 STEPS_WITHOUT_GPU = 10  # after this many optimizer steps without a request, the script trains on the CPU
 SAME_BATCHES = 3  # in a row, before a validation epoch ends early
 LONGEST_EPOCH = 20.0  # seconds, if validation keeps something of each batch on the GPU
+LONGEST_AT = (4, *range(7, 40))  # which of a loader's batches are its largest one, where they vary
+MOST_SURVEYS = 8  # data sets whose items are looked at
+LONGEST_SEEN = 9  # batches, by which the largest has come in between others and twice in a row
 LONGEST_AFTER = 60.0  # seconds for what comes after training
 MOST_STEPS_LEAVING = 50  # optimizer steps after which training is taken not to let itself be ended
 _Iterator: Any = dataloader._BaseDataLoaderIter
@@ -46,11 +51,27 @@ class _Epoch:
         self.begin = time.monotonic()
 
 
+class _Source:
+    """A data set as one kind of loader reads it: how many batches were drawn and handed out, and the largest one."""
+
+    def __init__(self, dataset: Any, longest: LongestBatch | None) -> None:
+        self.dataset, self.longest = dataset, longest  # the data set is kept, so that its identity stays its own
+        self.drawn = self.handed_out = 0
+        self.reserved: int | None = None  # at most, before the largest batch was handed out
+
+    def draw(self, indices: Any) -> Any:
+        """The largest batch in place of those at certain places."""
+        self.drawn += 1
+        return indices if self.longest is None or self.drawn - 1 not in LONGEST_AT else self.longest.indices
+
+
 class LoaderWatcher:
-    """Watches every DataLoader of the process and ends its epochs early."""
+    """Watches every DataLoader of the process, ends its epochs early, and has it hand out its largest batch."""
 
     def __init__(self, memory: DeviceMemory, note: Callable[[str, str], None]) -> None:
         self._memory, self._note = memory, note
+        self._sources: dict[Any, _Source] = {}
+        self._streams: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # bytes of their first batches
         self._epochs: WeakKeyDictionary[Any, _Epoch] = WeakKeyDictionary()
         self._training: dict[int, Any] = {}  # the samplers of training loaders, by identity
         self._delivered: dict[int, Any] = {}  # those that handed out a batch since the last backward pass
@@ -59,19 +80,25 @@ class LoaderWatcher:
 
     def install(self, replacements: Replacements) -> None:
         """Start watching."""
-        next_batch, resetting = _Iterator.__next__, _Iterator._reset
+        next_batch, resetting, next_index = _Iterator.__next__, _Iterator._reset, _Iterator._next_index
 
         def __next__(iterator: Any) -> Any:
             if self._is_over(iterator):
                 raise StopIteration
             batch = next_batch(iterator)
-            self._handed_out(iterator)
+            self._handed_out(iterator, batch)
             return batch
 
         def _reset(iterator: Any, loader: Any, first_iter: bool = False) -> Any:
             self._epochs.pop(iterator, None)
             return resetting(iterator, loader, first_iter)
 
+        def _next_index(iterator: Any) -> Any:
+            indices = next_index(iterator)
+            source = self._source_of(iterator)
+            return indices if source is None else source.draw(indices)
+
+        replacements.put(_Iterator, "_next_index", _next_index)
         replacements.put(_Iterator, "__next__", __next__)
         replacements.put(_Iterator, "next", __next__)
         replacements.put(_Iterator, "_reset", _reset)
@@ -81,8 +108,41 @@ class LoaderWatcher:
         self._training.update(self._delivered)
         self._delivered.clear()
 
-    def _handed_out(self, iterator: Any) -> None:
+    @property
+    def is_longest_to_come(self) -> bool:
+        """Whether a loader that trains has not handed out its largest batch often enough."""
+        return any(
+            source.longest is not None and source.handed_out < LONGEST_SEEN
+            for source in map(self._sources.get, map(_key, self._training.values()))
+            if source is not None
+        )
+
+    def note_longest(self) -> None:
+        """Say what the largest batches changed."""
+        for source in self._sources.values():
+            if source.longest is not None and source.reserved is not None:
+                self._note(*_about_longest(source.longest, source.reserved, self._memory.allocator.peak_reserved))
+
+    def _source_of(self, iterator: Any) -> _Source | None:
+        """What a loader of a data set with indices reads; its items are looked at when it is first read for the GPU."""
+        if iterator._dataset_kind != dataloader._DatasetKind.Map:
+            return None
+        key = _key(iterator._index_sampler)
+        if key not in self._sources and self._memory.requests and len(self._sources) < MOST_SURVEYS:
+            self._sources[key] = _Source(iterator._dataset, longest_batch(iterator))
+        return self._sources.get(key)
+
+    def _handed_out(self, iterator: Any, batch: Any) -> None:
+        if iterator._dataset_kind == dataloader._DatasetKind.Iterable and self._memory.requests:
+            size = size_of(batch)[0]
+            if size > self._streams.setdefault(iterator, size):
+                self._note("lengths", "batches of a stream vary in size: later ones may be larger than those seen")
         sampler = iterator._index_sampler
+        source = self._sources.get(_key(sampler))
+        if source is not None:
+            if source.handed_out == LONGEST_AT[0]:
+                source.reserved = self._memory.allocator.peak_reserved
+            source.handed_out += 1
         self._delivered[id(sampler)] = sampler
         epoch = self._epochs.setdefault(iterator, _Epoch())
         epoch.marks.append((len(self._memory.requests), self._memory.allocator.allocated))
@@ -121,6 +181,23 @@ class LoaderWatcher:
             for (begin, _), (end, _) in zip(marks, marks[1:], strict=False)
         ]
         return bool(asked[0]) and all(sizes == asked[0] for sizes in asked)
+
+
+def _key(sampler: Any) -> Any:
+    """What stays the same when a script makes the same loader again for each epoch."""
+    inner = getattr(sampler, "sampler", sampler)
+    data = getattr(inner, "data_source", None)
+    return (id(sampler),) if data is None else (id(data), type(inner), getattr(sampler, "batch_size", None))
+
+
+def _about_longest(longest: LongestBatch, before: int, now: int) -> tuple[str, str]:
+    all_seen = longest.looked_at == longest.items
+    items = f"all {longest.items} items" if all_seen else f"{longest.looked_at} of {longest.items} items"
+    return (
+        "longest" if all_seen else "lengths",
+        f"batches vary in size: one of the largest of {items}, {longest.shape}, was put in (the first was "
+        f"{longest.drawn_shape}): {format_bytes(before)} were reserved before it, {format_bytes(now)} with it",
+    )
 
 
 _LIGHTNING_LOOPS = ("lightning.pytorch.loops.training_epoch_loop", "pytorch_lightning.loops.training_epoch_loop")
@@ -230,7 +307,7 @@ class RunWatcher:
             if self.steps >= STEPS_WITHOUT_GPU:
                 self._stop()
         elif self._look_until is None:
-            if self._settling.is_settled(go_on=True):
+            if self._settling.is_settled(go_on=True, hold=self.loaders.is_longest_to_come):
                 self._look_around()
         elif self.loops.leaving:
             if self.steps - self._left_at > MOST_STEPS_LEAVING or time.monotonic() > self._look_until:
@@ -246,6 +323,7 @@ class RunWatcher:
         self.loaders.hurry = True
         self.phases.settled = self.loops.settled = True
         self._validations_before = len(self.phases.stretches())
+        self.loaders.note_longest()
         self._on_settled()
 
     def _leave(self) -> None:

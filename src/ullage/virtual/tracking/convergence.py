@@ -38,16 +38,17 @@ class ConvergenceWatch:
         if self.is_settled():
             raise MemoryConverged
 
-    def is_settled(self, go_on: bool = False) -> bool:
+    def is_settled(self, go_on: bool = False, hold: bool = False) -> bool:
         """Call after an optimizer step: whether later steps will bring nothing new.
 
-        With `go_on` the run can continue afterwards, in the state that the loop has converged to.
+        With `go_on` the run can continue afterwards, in the state that the loop has converged to. With `hold` something
+        new is known to come.
         """
         memory = self._gpu.memory
         self._marks.append(len(memory.requests))
         self._in_use.append(memory.allocator.allocated)
         done = len(self._marks) - 1
-        if done < self._steps:
+        if done < self._steps or hold:
             return False
         period = self._period()
         if period is not None:

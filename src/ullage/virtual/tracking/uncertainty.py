@@ -64,6 +64,7 @@ NOTE_MEANINGS = {
     "growth": NoteMeaning(LEFT_OUT, "growth in later iterations", False),
     "failed": NoteMeaning(LEFT_OUT, "what comes after the script failed", False),
     "after": NoteMeaning(LEFT_OUT, "what comes after training", False),
+    "lengths": NoteMeaning(ASSUMED, "that no item is larger than those looked at", False),
     "interrupted": NoteMeaning(LEFT_OUT, "what comes after the process ended", False),
     "timeout": NoteMeaning(LEFT_OUT, "what comes after the time limit", False),
 }

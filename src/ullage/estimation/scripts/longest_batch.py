@@ -1,0 +1,161 @@
+"""The largest batch that the data of a DataLoader holds: where lengths vary, memory runs out at the longest.
+
+The items are looked at in a forked process, for a few seconds. So the script's random numbers, open files and data sets
+stay as they are, whatever reading an item does. The answer is a list of indices, which the loader then reads and puts
+together itself, as if its sampler had drawn them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import random
+import select
+import signal
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data._utils import fetch
+
+FEW = 32  # items: if these are of one size, all are taken to be
+LONGEST_SURVEY = 5.0  # seconds
+MOST_ITEMS = 100_000
+MOST_BATCHES = 20_000
+_DEEPEST = 6  # levels of an item's lists, dicts and objects
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongestBatch:
+    """The indices of the largest batch, the shape of its largest tensor, and that of a batch as it was drawn."""
+
+    indices: Any
+    shape: tuple[int, ...]
+    drawn_shape: tuple[int, ...]
+    looked_at: int
+    items: int
+
+
+def longest_batch(iterator: Any, seconds: float = LONGEST_SURVEY) -> LongestBatch | None:
+    """What a loader's iterator could hand out at most; `None` where its batches are of one size, or it cannot be said.
+
+    >>> loader = torch.utils.data.DataLoader([torch.zeros(n % 7) for n in range(70)], 1, shuffle=True)
+    >>> longest_batch(iter(loader)).shape
+    (1, 6)
+    """
+    answers, child_answers = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this process has threads: the other one starts none
+        child = os.fork()
+    if child == 0:
+        _answer_in_child(iterator, seconds, child_answers)
+    os.close(child_answers)
+    try:
+        return _read(answers, time.monotonic() + 2 * seconds)
+    finally:
+        os.close(answers)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _answer_in_child(iterator: Any, seconds: float, channel: int) -> None:
+    """Never returns, so that nothing of the script runs twice."""
+    try:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        torch.set_num_threads(1)
+        with contextlib.suppress(BaseException):
+            answer = pickle.dumps(_survey(iterator, seconds))
+            while answer:
+                answer = answer[os.write(channel, answer) :]
+    finally:
+        os._exit(0)
+
+
+def _read(channel: int, until: float) -> LongestBatch | None:
+    parts = b""
+    while select.select([channel], [], [], max(0.0, until - time.monotonic()))[0]:
+        part = os.read(channel, _CHUNK)
+        if not part:
+            return pickle.loads(parts) if parts else None  # of this process's own fork
+        parts += part
+    return None
+
+
+def _survey(iterator: Any, seconds: float) -> LongestBatch | None:
+    end = time.monotonic() + seconds
+    auto, sampler = iterator._auto_collation, iterator._index_sampler
+    drawn: list[Any] = list(itertools.islice(iter(sampler), MOST_BATCHES))
+    batches = drawn if auto else [[index] for index in drawn]
+    every = list(dict.fromkeys(itertools.chain.from_iterable(batches)))[:MOST_ITEMS]
+    sizes = _sizes(iterator._dataset, every, end)
+    if not batches or len(set(sizes.values())) <= 1:
+        return None
+    free = type(sampler) is BatchSampler and not isinstance(sampler.sampler, SequentialSampler)
+    if free:
+        candidates = [sorted(sizes, key=sizes.__getitem__, reverse=True)[: len(batches[0])]]
+    else:
+        seen = [batch for batch in batches if all(index in sizes for index in batch)] or batches[:1]
+        total = max(seen, key=lambda batch: sum(sizes.get(index, 0) for index in batch))
+        padded = max(seen, key=lambda batch: len(batch) * max(sizes.get(index, 0) for index in batch))
+        candidates = [total, padded]
+    fetcher = fetch._MapDatasetFetcher(iterator._dataset, auto, iterator._collate_fn, iterator._drop_last)
+
+    def fetched(indices: list[Any]) -> tuple[int, tuple[int, ...]]:
+        return size_of(fetcher.fetch(indices if auto else indices[0]))
+
+    best = max(candidates, key=lambda batch: fetched(batch)[0])
+    largest, drawn_sizes = fetched(best), [fetched(batch)[0] for batch in batches[:3]]
+    if largest[0] <= min(drawn_sizes):
+        return None  # put together, they are alike
+    return LongestBatch(
+        indices=best if auto else best[0],
+        shape=largest[1],
+        drawn_shape=fetched(batches[0])[1],
+        looked_at=len(sizes),
+        items=len(every),
+    )
+
+
+def _sizes(dataset: Any, indices: list[Any], end: float) -> dict[Any, int]:
+    """The size of each item that could be looked at in time, in any order; of a few if these are all alike."""
+    order = random.Random(0).sample(indices, len(indices))
+    sizes: dict[Any, int] = {}
+    for index in order:
+        sizes[index] = size_of(dataset[index])[0]
+        if time.monotonic() > end or (len(sizes) == FEW and len(set(sizes.values())) == 1):
+            break
+    return sizes
+
+
+def size_of(value: Any) -> tuple[int, tuple[int, ...]]:
+    """Bytes of everything in an item or a batch, and the shape of the largest part."""
+    parts = list(_parts(value, _DEEPEST))
+    return sum(size for size, _ in parts), max(parts, default=(0, ()))[1]
+
+
+def _parts(value: Any, depth: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    if isinstance(value, torch.Tensor):
+        yield value.numel() * value.element_size(), tuple(value.shape)
+    elif isinstance(value, str | bytes):
+        yield len(value), (len(value),)
+    elif isinstance(value, int | float) or value is None or depth == 0:
+        yield 8, ()
+    elif hasattr(value, "nbytes") and hasattr(value, "shape"):  # a NumPy array
+        yield int(value.nbytes), tuple(value.shape)
+    elif hasattr(value, "getbands"):  # an image of PIL
+        yield value.width * value.height * len(value.getbands()), (value.height, value.width)
+    elif isinstance(value, list | tuple) and value and isinstance(value[0], int | float):
+        yield 8 * len(value), (len(value),)
+    else:
+        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else None
+        for part in getattr(value, "__dict__", {}).values() if inside is None else inside:
+            yield from _parts(part, depth - 1)
