@@ -39,7 +39,7 @@ def test_the_peak_names_module_operator_pass_and_step():
     e = estimate(training(lambda: Net(20000)), gpu="H200")
     assert (e.peak_module, e.peak_pass, e.peak_operator) == ("inner.1", "backward", "aten.mm.default")
     assert e.peak_step == 2  # the momentum is there from the end of the first step on
-    assert e.peak_words == "in the backward pass of inner.1, step 2 (mm)"
+    assert e.peak_words == "in the backward pass of inner.1 (Linear), step 2 (mm)"
     assert e.peak_words in str(e)
 
 

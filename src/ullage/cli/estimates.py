@@ -89,7 +89,7 @@ def check(
     answer = answer if gpu is not None else answer.on_assumed_gpu()
     passed, line = judge(answer, needed, upper)
     if as_json:
-        print(json.dumps({"passed": passed, "margin": needed, **answer.to_dict(timeline=False)}))
+        print(json.dumps({"passed": passed, "margin": needed, **answer.to_dict(timeline=False, layers=False)}))
     else:
         hint = default_gpu_hint(gpu, card.name)
         print(f"{source}: {line}" + (f" ({hint})" if hint else ""))
@@ -203,7 +203,7 @@ def _count_jobs(target: EstimateTarget, gpu: str | None, as_json: bool) -> None:
         answer = target.run(find_gpu(gpu or default_gpu()))
     count = jobs_together(answer)
     if as_json:
-        print(json.dumps({"jobs": count, "estimate": answer.to_dict(timeline=False)}))
+        print(json.dumps({"jobs": count, "estimate": answer.to_dict(timeline=False, layers=False)}))
         return
     each = f"each takes at most {format_bytes(answer.bound)} of {format_bytes(answer.gpu_memory)}"
     print(f"{count} such jobs fit on {answer.gpu} together: {each}")
@@ -249,6 +249,14 @@ def estimate(
         bool, typer.Option("--advice/--no-advice", help="If the job does not fit, estimate changes that make it fit.",
                            rich_help_panel=OUTPUT)
     ] = True,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Show the layers of the model: class, output, parameters, activations.",
+                           rich_help_panel=OUTPUT)
+    ] = False,
+    depth: Annotated[
+        int, typer.Option(help="With --layers: how many levels of modules to show.", metavar="N",
+                          rich_help_panel=OUTPUT)
+    ] = 3,
     show_output: Annotated[
         bool, typer.Option("--show-output", help="Show what the script prints.", rich_help_panel=OUTPUT)
     ] = False,
@@ -276,6 +284,7 @@ def estimate(
       ullage estimate train.py --gpu RTX-4090 -- --epochs 90 --batch-size 256
       ullage estimate train.py --python ~/project/.venv -- --epochs 90
       ullage estimate train.py --max-batch --batch-arg=--batch-size
+      ullage estimate torchvision:resnet50 -b 64 --layers --depth 2
       ullage estimate torchvision:resnet50 --estimator deepspeed --set deepspeed.stage=3
       ullage estimate summary.txt --estimator horus --batch-size 32
     """
@@ -283,13 +292,15 @@ def estimate(
         source, args, module, steps, timeout, show_output, model, estimator, network=network, python=python
     )
     if not target.is_ullage:
-        _refuse({"--max-batch": max_batch, "--timeline": timeline, "--snapshot": snapshot}, estimator)
+        _refuse(
+            {"--max-batch": max_batch, "--timeline": timeline, "--snapshot": snapshot, "--layers": layers}, estimator
+        )
     if max_batch:
         _search(target, gpu, "batch-size", batch_arg, as_json)
     elif gpu is not None and ("," in gpu or gpu.strip().casefold() == ALL):
         _over_gpus(target, gpu, as_json)
     else:
-        _one(target, gpu, as_json, timeline, snapshot, advice)
+        _one(target, gpu, as_json, timeline, snapshot, advice, depth if layers else None)
 
 
 def _refuse(options: dict[str, Any], estimator: str) -> None:
@@ -306,6 +317,7 @@ def _one(
     timeline: Path | None,
     snapshot: Path | None,
     wants_advice: bool,
+    depth: int | None,
 ) -> None:
     from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
@@ -322,15 +334,18 @@ def _one(
     if trace is not None:
         _write(trace, answer, timeline, snapshot)
     if as_json:
-        print(answer.to_json(timeline=False))
+        print(answer.to_json(timeline=False, layers=depth is not None))
         return
     options: Sequence[Option] = ()
     if wants_advice and not answer.fits and target.is_ullage:
         with errors.status("looking for what would make it fit ...") as status:
             options = _advice(target, card, answer, lambda text: status.update(f"estimating {text} ..."))
-    from ullage.estimation.report import print_report
+    from ullage.estimation.report import print_layers, print_report
 
     print_report(answer, Console(), options)
+    if depth is not None:
+        print()
+        print_layers(answer, Console(), depth)
 
 
 def _traced(target: EstimateTarget, card: GPU) -> tuple[Estimate, Trace]:
@@ -392,6 +407,6 @@ def _over_gpus(target: EstimateTarget, names: str, as_json: bool) -> None:
         else:
             answers = [target.run(card) for card in cards]
     if as_json:
-        print(json.dumps([answer.to_dict(timeline=False) for answer in answers]))
+        print(json.dumps([answer.to_dict(timeline=False, layers=False) for answer in answers]))
     else:
         print_gpu_table(answers, Console())

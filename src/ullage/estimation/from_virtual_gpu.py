@@ -9,13 +9,13 @@ from ullage.virtual import VirtualGPU
 from ullage.virtual.tracking.origins import RequestOrigin
 
 LONGEST_TIMELINE = 2000  # points kept; the peaks are always among them
-_PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
+_PARTS = ("parameters", "copies", "gradients", "optimizer", "activations", "workspace")
 
 
 def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = None) -> Estimate:
     """The estimate after a run that took `seconds` here; `out_of_memory` is the error that the real GPU would raise."""
     breakdown = gpu.memory.live_at_peak()
-    parts = {name: breakdown[name] for name in _PARTS}
+    parts = {name: breakdown[name] for name in _PARTS if breakdown[name] or name != "copies"}
     parts["fragmentation"] = gpu.peak_reserved - sum(parts.values())
     parts["context"] = gpu.context
     usable = gpu.spec.usable
@@ -40,7 +40,10 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
         assumed=gpu.assumed,
         left_out=gpu.left_out,
         measured=gpu.spec.context_measured,
+        largest={name: size for name, size in gpu.memory.largest_by_kind().items() if name in parts},
         attention=sorted(gpu.attention_kernels),
+        models=[summary for summary in (model.summary() for model in gpu.origins.models) if summary["parameters"]],
+        layers=gpu.origins.layers(),
         notes=gpu.notes,
         timeline=_thinned(gpu.timeline),
     )
@@ -49,7 +52,8 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
 def _moment(name: str, place: RequestOrigin | None, step: int | None) -> dict[str, Any]:
     if place is None:
         return {}
-    words = {"operator": place.operator, "module": place.module, "pass": place.part, "step": step}
+    words = {"operator": place.operator, "module": place.module, "class": place.module_class, "pass": place.part}
+    words["step"] = step
     return {f"{name}_{key}": value for key, value in words.items()}
 
 

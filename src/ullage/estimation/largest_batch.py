@@ -149,7 +149,7 @@ class MaxBatch(int):
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain values, without timelines."""
         facts = {
-            name: value.to_dict(timeline=False) if isinstance(value, Estimate) else value
+            name: value.to_dict(timeline=False, layers=False) if isinstance(value, Estimate) else value
             for name, value in vars(self).items()
         }
         return {"largest": int(self)} | facts

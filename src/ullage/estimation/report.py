@@ -12,11 +12,13 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from ullage.estimation.result import BREAKDOWN_COLOURS, BREAKDOWN_WORDS, Estimate, folded
+from ullage.estimation.result import BREAKDOWN_COLOURS, Estimate, folded
 from ullage.units import format_bytes
 
 if TYPE_CHECKING:
     from ullage.estimation.advice import Option
+
+DEPTH = 3  # levels of modules that a summary shows
 
 
 def print_report(estimate: Estimate, console: Console | None = None, options: Sequence[Option] = ()) -> None:
@@ -27,6 +29,8 @@ def print_report(estimate: Estimate, console: Console | None = None, options: Se
     console = console or Console()
     console.print(_head(estimate))
     console.print(_bar(estimate, min(console.width - 4, 76)))
+    if estimate.breakdown:
+        console.print(Padding(Text(f"At the peak{estimate.peak_moment}:"), (0, 0, 0, 2), expand=False))
     console.print(Padding(_legend(estimate), (0, 0, 1, 2), expand=False))
     for name, text in _facts(estimate):
         console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
@@ -133,6 +137,40 @@ def _measured_words(estimates: Sequence[Estimate]) -> list[str]:
     return [f"{which}: rules for other GPUs, and 'at most' adds 5% for this"]
 
 
+def print_layers(estimate: Estimate, console: Console | None = None, depth: int = DEPTH) -> None:
+    """Print the modules of every model down to a depth: class, shape of the output, parameters, activations kept.
+
+    >>> print_layers(estimate, depth=2)      # doctest: +SKIP
+
+    Each line includes what is below it. It fits 80 columns.
+    """
+    console = console or Console()
+    if not estimate.layers:
+        console.print("no model was called: there are no layers to show")
+        return
+    table = Table(
+        Column("layer", overflow="fold", ratio=3), Column("class", overflow="fold", ratio=2), Column("output"),
+        Column("parameters", justify="right", no_wrap=True), Column("kept", justify="right", no_wrap=True),
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Layers, each with all that is below it", title_justify="left",
+    )  # fmt: skip
+    for row in estimate.layers:
+        if row["depth"] <= depth:
+            name = row["path"].rpartition(".")[2] or row["model"]
+            frozen = row["parameters"] and not row["trainable"]
+            table.add_row(
+                Text("  " * row["depth"] + name), Text(row["class"] if row["path"] else ""),
+                Text("" if row["output"] is None else "×".join(map(str, row["output"]))),
+                Text(f"{row['parameters']:,}{' frozen' if frozen else ''}" if row["parameters"] else ""),
+                Text(format_bytes(row["kept"]) if row["kept"] else ""),
+            )  # fmt: skip
+    console.print(table)
+    for words in estimate.model_words:
+        console.print(Text(words))
+    deepest = max(row["depth"] for row in estimate.layers)
+    hidden = f"; --depth {deepest} shows all" if deepest > depth else ""
+    console.print(Text(f"kept: activations that one forward pass keeps for the backward pass{hidden}"))
+
+
 def _head(estimate: Estimate) -> Group:
     style = "bold yellow" if estimate.tight else "bold green" if estimate.fits else "bold red"
     lines = [Text(f"{'✓' if estimate.fits else '✗'} {estimate.verdict}", style=style)]
@@ -162,7 +200,7 @@ def _legend(estimate: Estimate) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, size in estimate.breakdown.items():
         swatch = Text("■ ", style=BREAKDOWN_COLOURS[name]) + Text(name)
-        table.add_row(swatch, Text(format_bytes(size), justify="right"), Text(BREAKDOWN_WORDS[name], style="dim"))
+        table.add_row(swatch, Text(format_bytes(size), justify="right"), Text(estimate.part_words(name), style="dim"))
     return table
 
 
@@ -177,6 +215,7 @@ def _facts(estimate: Estimate) -> list[tuple[str, str]]:
     if e.reserved_words and e.reserved_words != e.peak_words:
         facts.append(("last growth", e.reserved_words))
     facts += [(name, f"{format_bytes(size)} reserved at most") for name, size in e.phases.items() if len(e.phases) > 1]
+    facts += [("model", words) for words in e.model_words]
     facts.append(("how sure", e.certainty))
     facts.append(("done", e.effort))
     if e.out_of_memory and not e.fits:

@@ -14,12 +14,14 @@ from ullage.hardware import nobody_named
 from ullage.units import format_bytes, format_duration
 
 PROCESS = "process_memory"
+WORTH_SAYING = 0.01  # a share of the memory that is worth a remark
 SCHEMA_VERSION = (
     1  # goes up when a JSON key changes its meaning or goes away; new keys leave it (docs/reference/json.md)
 )
 
 BREAKDOWN_WORDS = {
-    "parameters": "weights and buffers moved with them",
+    "parameters": "weights and buffers",
+    "copies": "copies of the weights, such as a moving average (EMA)",
     "gradients": "gradients of the weights",
     "optimizer": "the optimizer's state and its temporaries",
     "activations": "inputs, activations and temporaries",
@@ -35,10 +37,16 @@ class Estimate:
 
     `peak_allocated` and `peak_reserved` are what `torch.cuda.max_memory_allocated()` and `..._reserved()` would say,
     `process_memory` is what nvidia-smi shows for the process, `upper` the bound for `process_memory` that placement
-    uses. `breakdown` sums up to `process_memory`. `out_of_memory` is PyTorch's message if the job does not fit.
+    uses. `breakdown` sums up to `process_memory`: its parts are those at the peak, and `largest` has the most that each
+    ever reaches. `out_of_memory` is PyTorch's message if the job does not fit.
 
-    `peak_operator`, `peak_module`, `peak_pass` and `peak_step` say when the most was allocated, `reserved_...` when
-    the allocator last took more from the card.
+    `peak_operator`, `peak_module`, `peak_class`, `peak_pass` and `peak_step` say when the most was allocated,
+    `reserved_...` when the allocator last took more from the card.
+
+    `models` lists the models that were called: `name` (the class), `parameters`, `trainable`, `bytes` and `types`
+    (bytes by type, such as "bfloat16" or "4-bit"). `layers` has an entry for each of their modules: `model`, `path`,
+    `class`, `depth`, the shape of its `output`, `parameters`, `trainable`, and the bytes of activations that one
+    forward pass `kept`. Each includes what is below it.
 
     How sure the figures are: `measured` says whether this very GPU was measured. `guessed` counts cuDNN's workspaces
     for convolutions: `workspaces` were guessed `of` so many, `bytes` of `of_bytes`; the others were looked up among
@@ -74,13 +82,17 @@ class Estimate:
     source: str | None = None
     peak_operator: str | None = None
     peak_module: str | None = None
+    peak_class: str | None = None
     peak_pass: str | None = None
     peak_step: int | None = None
     reserved_operator: str | None = None
     reserved_module: str | None = None
+    reserved_class: str | None = None
     reserved_pass: str | None = None
     reserved_step: int | None = None
     phases: dict[str, int] = field(default_factory=dict)
+    largest: dict[str, int] = field(default_factory=dict)
+    models: list[dict[str, Any]] = field(default_factory=list)
     doubtful: int | None = None
     guessed: dict[str, int] | None = None
     assumed: list[dict[str, Any]] = field(default_factory=list)
@@ -90,6 +102,7 @@ class Estimate:
     gpu_assumed: bool = False
     attention: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    layers: list[dict[str, Any]] = field(default_factory=list, repr=False)
     timeline: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
     estimator: str = "ullage"
     figure_kind: str = "process"
@@ -116,14 +129,15 @@ class Estimate:
             raise InvalidValue(f"the estimator {self.estimator} does not tell {name}; needed an estimate that does")
         return value
 
-    def to_dict(self, timeline: bool = True) -> dict[str, Any]:
-        """The attributes as a dictionary of plain values."""
-        names = [name for name in self.__dataclass_fields__ if timeline or name != "timeline"]
+    def to_dict(self, timeline: bool = True, layers: bool = True) -> dict[str, Any]:
+        """The attributes as a dictionary of plain values, on request without the two long ones."""
+        left_out = {name for name, wanted in (("timeline", timeline), ("layers", layers)) if not wanted}
+        names = [name for name in self.__dataclass_fields__ if name not in left_out]
         return {name: getattr(self, name) for name in names} | {"upper_covers": self.upper_covers}
 
-    def to_json(self, timeline: bool = True, indent: int | None = None) -> str:
+    def to_json(self, timeline: bool = True, indent: int | None = None, layers: bool = True) -> str:
         """The attributes as JSON; the keys are the attributes' names."""
-        return json.dumps(self.to_dict(timeline), indent=indent)
+        return json.dumps(self.to_dict(timeline, layers), indent=indent)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Estimate:
@@ -164,12 +178,35 @@ class Estimate:
     @property
     def peak_words(self) -> str | None:
         """When the most was allocated, in words; `None` if it is not known."""
-        return moment(self.peak_operator, self.peak_module, self.peak_pass, self.peak_step)
+        return moment(self.peak_operator, self.peak_module, self.peak_pass, self.peak_step, self.peak_class)
 
     @property
     def reserved_words(self) -> str | None:
         """When the allocator last took more from the card, in words; `None` if it is not known."""
-        return moment(self.reserved_operator, self.reserved_module, self.reserved_pass, self.reserved_step)
+        place = self.reserved_module, self.reserved_pass, self.reserved_step, self.reserved_class
+        return moment(self.reserved_operator, *place)
+
+    @property
+    def peak_moment(self) -> str:
+        """The pass and the step of the peak in brackets, such as " (backward pass, step 2)"; empty if not known."""
+        names = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
+        parts = [names.get(self.peak_pass or "", ""), f"step {self.peak_step}" if self.peak_step is not None else ""]
+        return f" ({', '.join(filter(None, parts))})" if any(parts) else ""
+
+    @property
+    def model_words(self) -> list[str]:
+        """Each model in words, such as "ResNet: 25,557,032 parameters, all trainable, 97.5 MiB"."""
+        return [_model_words(model) for model in self.models]
+
+    def part_words(self, name: str) -> str:
+        """What a part of the breakdown is, and the most that it ever reaches where that is much more."""
+        words = BREAKDOWN_WORDS[name]
+        types = list(dict.fromkeys(kind for model in self.models for kind in model["types"]))
+        if name == "parameters" and any(kind.endswith("-bit") for kind in types):
+            words = f"weights: {' and '.join(types)}"
+        most = self.largest.get(name, 0)
+        much = most >= 2 * self.breakdown[name] and most - self.breakdown[name] >= WORTH_SAYING * self.figure
+        return f"{words}; up to {format_bytes(most)} at other times" if much else words
 
     @property
     def tight(self) -> bool:
@@ -250,13 +287,14 @@ class Estimate:
         ]
         lines = [self.verdict, ""]
         lines += [f"  {format_bytes(size):>10}  {words}" for size, words in figures if size is not None]
-        lines += ["", "Of that, at the peak:"] if self.breakdown else []
+        lines += ["", f"Of that, at the peak{self.peak_moment}:"] if self.breakdown else []
         total = max(1, self.figure)
         for name, size in self.breakdown.items():
             bar = "█" * round(30 * size / total)
-            lines.append(f"  {format_bytes(size):>10}  {name:<13} {bar:<30} {BREAKDOWN_WORDS[name]}")
+            lines.append(f"  {format_bytes(size):>10}  {name:<13} {bar:<30} {self.part_words(name)}")
         if self.peak_words:
             lines += ["", f"The peak is reached {self.peak_words}."]
+        lines += ["", *(f"{words}." for words in self.model_words)] if self.models else []
         lines += ["", f"{self.effort[:1].upper()}{self.effort[1:]}."]
         if self.out_of_memory and not self.fits:
             lines += ["", "PyTorch would stop with:", f"  {self.out_of_memory.split(' If reserved')[0]}"]
@@ -308,14 +346,29 @@ def _listed(entries: list[dict[str, Any]], counted: bool = True) -> str:
     return ", ".join(words)
 
 
-def moment(operator: str | None, module: str | None, part: str | None, step: int | None) -> str | None:
+def _model_words(model: dict[str, Any]) -> str:
+    """
+    >>> _model_words({"name": "Net", "parameters": 2000, "trainable": 10, "bytes": 4096, "types": {"float16": 4096}})
+    'Net: 2,000 parameters, 10 trainable, 4.00 KiB of float16'
+    """
+    count, trainable = model["parameters"], model["trainable"]
+    of_them = "all" if trainable == count else f"{trainable:,}" if trainable else "none"
+    types = " and ".join(model["types"])
+    return f"{model['name']}: {count:,} parameters, {of_them} trainable, {format_bytes(model['bytes'])} of {types}"
+
+
+def moment(
+    operator: str | None, module: str | None, part: str | None, step: int | None, module_class: str | None = None
+) -> str | None:
     """Where a request came from, in words.
 
-    >>> moment("aten.convolution_backward.default", "layer3.4.conv2", "backward", 2)
-    'in the backward pass of layer3.4.conv2, step 2 (convolution_backward)'
+    >>> moment("aten.convolution_backward.default", "layer3.4.conv2", "backward", 2, "Conv2d")
+    'in the backward pass of layer3.4.conv2 (Conv2d), step 2 (convolution_backward)'
     """
     if operator is None or part is None:
         return None
+    if module_class and module and module.rpartition(".")[2] != module_class:
+        module = f"{module} ({module_class})"
     places = {
         "forward": f"in the forward pass of {module}",
         "backward": f"in the backward pass of {module}" if module else "in the backward pass",
@@ -343,6 +396,7 @@ BREAKDOWN_COLOURS = {
     "parameters": "#3b7dd8",
     "gradients": "#2fa36b",
     "optimizer": "#e8a33d",
+    "copies": "#57b5c9",
     "activations": "#8e6bd1",
     "workspace": "#d1637d",
     "fragmentation": "#a3adba",
@@ -359,7 +413,9 @@ def notebook_html(estimate: Estimate) -> str:
         f"<div><b>{escape(estimate.source)}</b></div>" if estimate.source else "",
         f'<div style="font-weight:600;font-size:1.1em;color:{colour}">{word} {escape(estimate.verdict)}</div>',
         _bar(estimate),
+        f"<div>At the peak{escape(estimate.peak_moment)}:</div>" if estimate.breakdown else "",
         _table(estimate),
+        "".join(f"<div>{escape(words)}.</div>" for words in estimate.model_words),
         f"<div>The peak is reached {escape(estimate.peak_words)}.</div>" if estimate.peak_words else "",
         f'<div style="opacity:.75">{escape(estimate.certainty[:1].upper() + estimate.certainty[1:])}. ',
         f"{escape(estimate.effort[:1].upper() + estimate.effort[1:])}.</div>",
@@ -389,7 +445,7 @@ def _table(estimate: Estimate) -> str:
         rows.append(
             f'<tr style="background:none"><td style="{cell}">{swatch} {name}</td>'
             f'<td style="{cell};text-align:right;font-variant-numeric:tabular-nums">{format_bytes(size)}</td>'
-            f'<td style="{cell};opacity:.75">{BREAKDOWN_WORDS[name]}</td></tr>'
+            f'<td style="{cell};opacity:.75">{escape(estimate.part_words(name))}</td></tr>'
         )
     return f'<table style="border:0;border-collapse:collapse;margin:4px 0 8px">{"".join(rows)}</table>'
 

@@ -11,6 +11,7 @@ import threading
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from ullage.allocator import Block, CachingAllocator, OutOfMemory, format_size
 from ullage.virtual.native import tensor_without_data
 from ullage.virtual.shared_card.process import SharedCard
 
-ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE = range(5)
+ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE, COPIES = range(6)
 WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
 LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
-KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace")
+KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace", "copies")
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage
 
@@ -73,6 +74,7 @@ class DeviceMemory:
         self.spans: list[Span | _Watch] = kept()
         self.requests: list[int] = kept()  # bytes asked for; for a free, minus how many requests ago it was asked for
         self.possible_sizes: list[tuple[int, int]] = kept()  # places in `requests`, and bytes that may be asked for
+        self.copied_from: dict[int, int] = {}  # the index of a copy's span to that of what it was copied from
         self.clock = 0
         self.peak_clock = 0
         self.closed = False
@@ -196,6 +198,22 @@ class DeviceMemory:
         if span is not None:
             span.kind = kind
 
+    def note_copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Remember what a tensor was copied from."""
+        if self.keeps_history:
+            whole, copy = self.span_of(source), self.span_of(target)
+            if whole is not None and copy is not None and whole is not copy:
+                self.copied_from[copy.index] = whole.index
+
+    def mark_copies(self, since: int) -> None:
+        """Copies of parameters that have lived since a moment are copies of weights: a moving average, a teacher."""
+        for index, source in list(self.copied_from.items()):
+            copy = self.spans[index]
+            if copy.block is None:
+                del self.copied_from[index]
+            elif copy.begin <= since and copy.kind == ACTIVATIONS and self.spans[source].kind in (PARAMETERS, COPIES):
+                copy.kind = COPIES
+
     def can_repeat(self, requests: list[int]) -> bool:
         """Whether an iteration's requests can be repeated: all that they free must be there."""
         live = {span.index for span in self.spans if span.block is not None}
@@ -267,6 +285,22 @@ class DeviceMemory:
                 span.size = span.block.size
         if self.allocator.reserved != self._reserved:
             self.note_reserved()
+
+    def alive_from(self, begin: int, end: int) -> list[Span | _Watch]:
+        """What was taken after one moment and not given back before another."""
+        first = bisect_left(self.spans, begin + 1, key=lambda span: span.begin)
+        last = bisect_left(self.spans, end + 1, key=lambda span: span.begin)
+        return [span for span in self.spans[first:last] if span.end == -1 or span.end > end]
+
+    def largest_by_kind(self) -> dict[str, int]:
+        """The most rounded bytes of each kind, each at a moment of its own."""
+        spans = list(self.spans)
+        changes = [[0] * (self.clock + 1) for _ in KINDS]
+        for span in spans:
+            changes[span.kind][span.begin] += span.size
+            if span.end != -1:
+                changes[span.kind][span.end] -= span.size
+        return {name: max(accumulate(of_kind), default=0) for name, of_kind in zip(KINDS, changes, strict=True)}
 
     def live_at_peak(self) -> dict[str, int]:
         """Rounded bytes by kind at the moment of the highest `allocated`."""

@@ -78,6 +78,7 @@ def _data(trace: Trace, estimate: Estimate) -> dict[str, Any]:
         "groups": names,
         "operators": [name.removeprefix("aten.").removesuffix(".default") for name in trace.operators],
         "modules": trace.modules,
+        "classes": trace.classes,
         "passes": list(trace.passes),
         "begin": _packed(begin, np.int32),
         "end": _packed(end, np.int32),

@@ -55,6 +55,7 @@ class Trace:
         self.expandable = False
         self.operators: list[str] = []
         self.modules: list[str | None] = []
+        self.classes: list[str | None] = []  # of the modules
         self._values: dict[str, Array] = {}
         self._events = array("q")
 
@@ -98,6 +99,7 @@ class Trace:
         self.allocator_settings = card.environment.get("PYTORCH_ALLOC_CONF", "")
         self.expandable = card.config.expandable_segments
         self.operators, self.modules = list(operators), card.origins.module_names()
+        self.classes = list(card.origins.classes)
         spans, owners = memory.spans, card.origins.owners
         self._values = {
             "begin": np.array([span.begin for span in spans], np.int64),
@@ -124,7 +126,8 @@ class Trace:
         """The content of such a file."""
         about = {
             "gpu": self.gpu, "capacity": self.capacity, "context": self.context, "operators": self.operators,
-            "modules": self.modules, "allocator_settings": self.allocator_settings, "expandable": self.expandable,
+            "modules": self.modules, "classes": self.classes, "allocator_settings": self.allocator_settings,
+            "expandable": self.expandable,
         }  # fmt: skip
         arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
         file = io.BytesIO()

@@ -89,7 +89,7 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     else:
         workload = Workload.from_row(request["row"])
     found = estimate_workload(workload, request["gpu"])
-    values = {**found.to_dict(timeline=False), "context": found.breakdown["context"]}
+    values = {**found.to_dict(timeline=False, layers=False), "context": found.breakdown["context"]}
     return {name: values[name] for name in ESTIMATED}
 
 

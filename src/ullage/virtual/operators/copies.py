@@ -28,8 +28,22 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         if not source.is_cuda and isinstance(source, torch.nn.Parameter):
             gpu.mark_parameter(out)
         gpu.values.copied(source, out)
+        gpu.memory.note_copy(source, out)
         return out
     return gpu.values.on_host(source, dtype)
+
+
+@handler("aten.clone.default")
+def clone(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A copy on the same device."""
+    source: torch.Tensor = args[0]
+    if not source.is_cuda:
+        return NotImplemented
+    size, stride = layout_of_copy(source, kwargs.get("memory_format"))
+    out = gpu.memory.tensor(size, stride, source.dtype, span_of_elements(size, stride) * source.dtype.itemsize)
+    gpu.values.copied(source, out)
+    gpu.memory.note_copy(source, out)
+    return out
 
 
 @handler("aten.copy_.default")
@@ -38,6 +52,7 @@ def copy_in_place(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     target, source = args[0], args[1]
     if target.is_cuda:
         gpu.values.copied(source, target)
+        gpu.memory.note_copy(source, target)
         return target
     if source.is_cuda:
         gpu.host.fill(target)

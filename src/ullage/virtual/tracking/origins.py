@@ -19,10 +19,13 @@ import torch
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
+from ullage.virtual.memory import ACTIVATIONS
 from ullage.virtual.state import GPUState
+from ullage.virtual.tracking.models import Model
 
 OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 PASSES = ("outside", "forward", "backward", "optimizer")
+_HIGHEST = 100  # containers around a module
 NOWHERE = 0  # the module of what is asked for outside of any module
 # Nodes that add up a weight's gradient have no number of their own; they run right after the one that made it.
 _NO_NUMBER = 2**64 - 1
@@ -39,6 +42,7 @@ class RequestOrigin:
     operator: str
     module: str | None
     part: str  # one of PASSES
+    module_class: str | None = None  # such as `Conv2d`
 
 
 class RequestOrigins:
@@ -50,6 +54,13 @@ class RequestOrigins:
         self.follow_owners = False
         self._numbers: dict[tuple[str, int, int], int] = {}
         self._paths: list[tuple[str, str]] = [("", "")]  # by module number: the root's class and the path in it
+        self.classes: list[str | None] = [None]  # by module number
+        self.models: list[Model] = []
+        self._weights: set[int] = set()  # the indices of the spans that hold them
+        self._parents: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._shapes: dict[int, list[int]] = {}  # by module number: of its first output
+        self._calls: dict[int, tuple[int, int]] = {}  # of modules called from outside: the last forward pass
+        self._entered = 0
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._roots_with_children = 0
         self._stack: list[tuple[int, int]] = []  # module number and backward pass (-1: none) in which it was called
@@ -97,11 +108,23 @@ class RequestOrigins:
     def origin(self, number: int) -> RequestOrigin:
         """What a number stands for."""
         operator, module, part = self.table()[number]
-        return RequestOrigin(operator, self.module_names()[module], PASSES[part])
+        return RequestOrigin(operator, self.module_names()[module], PASSES[part], self.classes[module])
+
+    def layers(self) -> list[dict[str, Any]]:
+        """The modules of every model; see `Estimate.layers`."""
+        kept: dict[int, int] = {}
+        modules = [module if part == FORWARD else NOWHERE for _, module, part in self.table()]
+        for begin, end in self._calls.values():
+            for span in self._gpu.memory.alive_from(begin, end):
+                module = modules[span.origin]
+                if module != NOWHERE and span.kind == ACTIVATIONS:
+                    kept[module] = kept.get(module, 0) + span.size
+        return [row for model in self.models for row in model.layers(self._shapes, kept)]
 
     def install(self) -> Callable[[], None]:
         """Begin to watch; returns what ends it."""
         handles = [
+            module_hooks.register_module_module_registration_hook(self._registered),
             module_hooks.register_module_forward_pre_hook(self._enter),
             module_hooks.register_module_forward_hook(self._leave, always_call=True),
             optimizer_hooks.register_optimizer_step_pre_hook(self._begin_step),
@@ -114,18 +137,27 @@ class RequestOrigins:
 
         return remove
 
+    def _registered(self, module: Any, name: str, submodule: Any) -> None:
+        if submodule is not None:
+            self._parents.setdefault(submodule, weakref.ref(module))
+
     def _enter(self, module: Any, args: Any) -> None:
         number = self._known.get(module)
         if number is None:
             number = self._learn(module)
         if not self._stack:
             self.roots_called.append(number)
+            self._entered = self._gpu.memory.clock
         self._stack.append((number, _graph_task()))
         self._mark(number)
 
     def _leave(self, module: Any, args: Any, out: Any) -> None:
         if self._stack:
-            self._stack.pop()
+            number, task = self._stack.pop()
+            if number not in self._shapes:
+                self._note_shape(number, out)
+            if not self._stack and task == -1 and (torch.is_grad_enabled() or number not in self._calls):
+                self._calls[number] = self._entered, self._gpu.memory.clock
         self._mark(self._stack[-1][0] if self._stack else NOWHERE)
 
     def _mark(self, number: int) -> None:
@@ -140,18 +172,38 @@ class RequestOrigins:
         """Name a module that is called for the first time, and with a root all that is below it."""
         if self._stack:  # made while its parent was running, or kept outside of PyTorch's registry
             return self._name(module, *self._paths[self._stack[-1][0]], type(module).__name__)
-        root = type(module).__name__
+        top = self._top(module)
+        root = type(top).__name__
         children = False
-        for path, below in module.named_modules():
+        for path, below in top.named_modules():
             children |= path != ""
             if below not in self._known:
                 self._name(below, root, path)
         self._roots_with_children += children
+        self.models.append(Model(top, self._known, self._gpu.memory, self._weights))
         return self._known[module]
+
+    def _top(self, module: Any) -> Any:
+        """The module that a program has put this one into, however deep, as long as it is still there."""
+        for _ in range(_HIGHEST):
+            reference = self._parents.get(module)
+            parent = reference() if reference is not None else None
+            if parent is None or all(child is not module for child in parent.children()):
+                return module
+            module = parent
+        return module
+
+    def _note_shape(self, number: int, out: Any) -> None:
+        first = next(iter(out.values()), None) if isinstance(out, dict) else out
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        if isinstance(first, torch.Tensor):
+            self._shapes[number] = list(first.shape)
 
     def _name(self, module: Any, root: str, *path: str) -> int:
         number = self._known[module] = len(self._paths)
         self._paths.append((root, ".".join(part for part in path if part)))
+        self.classes.append(type(module).__name__)
         if self.follow_owners:
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 self._own(tensor, number)
@@ -170,6 +222,9 @@ class RequestOrigins:
         found = [number for number, (root, path) in enumerate(self._paths) if root == name and not path]
         if not found:
             self._paths.append((name, ""))
+            self.classes.append(None)
+            for model in self.models:
+                model.look()
         self._optimizer = found[0] if found else len(self._paths) - 1
         if self.follow_owners:
             for group in optimizer.param_groups:

@@ -59,6 +59,8 @@ class Progress:
         memory = self._gpu.memory
         memory.kind = ACTIVATIONS
         self.optimizer_steps += 1
+        if self.ends:
+            memory.mark_copies(since=self.ends[-1])
         self.ends.append(memory.clock)
         self.peaks.append((memory.allocator.peak_allocated, memory.allocator.peak_reserved))
         if self.on_step is not None:
