@@ -53,8 +53,7 @@ def _moment(name: str, place: RequestOrigin | None, step: int | None) -> dict[st
     if place is None:
         return {}
     words = {"operator": place.operator, "module": place.module, "class": place.module_class, "pass": place.part}
-    words["step"] = step
-    return {f"{name}_{key}": value for key, value in words.items()}
+    return {f"{name}_{key}": value for key, value in {**words, "step": step}.items()}
 
 
 def _thinned(points: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
