@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ullage.virtual.memory import ACTIVATIONS, PARAMETERS, DeviceMemory
 
@@ -39,7 +40,11 @@ def weight_of(parameter: torch.Tensor) -> Weight:
     count = math.prod(shape) if shape is not None else parameter.numel()
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors_of(parameter)]
     plain = parameter.dtype.is_floating_point and shape is None and not hasattr(parameter, "__tensor_flatten__")
-    kind = str(parameter.dtype).removeprefix("torch.") if plain else f"{round(8 * max(sizes) / max(1, count))}-bit"
+    kind = (
+        str(parameter.dtype).removeprefix("torch.")
+        if plain
+        else f"{round(8 * max(sizes, default=0) / max(1, count))}-bit"
+    )
     return Weight(count, sum(sizes), kind, parameter.requires_grad)
 
 
@@ -48,7 +53,8 @@ def tensors_of(parameter: torch.Tensor) -> list[torch.Tensor]:
     if hasattr(parameter, "__tensor_flatten__"):
         inner = [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0]]
         return [part for tensor in inner for part in tensors_of(tensor)]
-    return [parameter, *_carried(vars(parameter), _DEEPEST)]
+    own = [parameter] if parameter.layout is torch.strided else []
+    return [*own, *_carried(vars(parameter), _DEEPEST)]
 
 
 def _carried(values: Mapping[str, Any], depth: int) -> Iterator[torch.Tensor]:
@@ -83,15 +89,15 @@ class Model:
         seen: set[int] = set()
         self.weights = {}
         for below in module.modules():
-            own = [parameter for parameter in below.parameters(recurse=False) if id(parameter) not in seen]
+            own = [one for one in below.parameters(recurse=False) if id(one) not in seen and not is_lazy(one)]
             seen.update(map(id, own))
             if own and below in self._known:
                 self.weights[self._known[below]] = [weight_of(parameter) for parameter in own]
 
     def _mark(self, module: torch.nn.Module, memory: DeviceMemory, claimed: set[int]) -> None:
         """Weights and buffers are parameters, however they came to the GPU; copies of another model's are not."""
-        held = [part for parameter in module.parameters() for part in tensors_of(parameter)]
-        held += [buffer for buffer in module.buffers() if buffer.layout is torch.strided]
+        held = [part for parameter in module.parameters() if not is_lazy(parameter) for part in tensors_of(parameter)]
+        held += [buffer for buffer in module.buffers() if not is_lazy(buffer) and buffer.layout is torch.strided]
         spans = [span for span in map(memory.span_of, held) if span is not None]
         for span in spans:
             if span.kind == ACTIVATIONS and memory.copied_from.get(span.index) not in claimed:
