@@ -1,8 +1,10 @@
 """How a script may end, and what is said of it."""
 
+import threading
+
 import pytest
 
-from ullage.estimation.scripts.failures import is_own, message
+from ullage.estimation.scripts.failures import is_own, message, where_now
 
 HEAD = """
 import sys, torch
@@ -76,6 +78,8 @@ FAILURES = {
     "try:\n    torch.cuda.CUDAGraph()\nexcept Exception:\n    sys.exit(3)": "cannot follow torch.cuda.CUDAGraph",
     "def f(:": "is not Python",
     "from .models import net": "Type, from above it: ullage estimate --module train",
+    "import subprocess; subprocess.run(['nvidia-smi', '-x'])": "asked the NVIDIA driver, which a virtual GPU has not",
+    "import subprocess; subprocess.run(['no-such-program'])": "needs the program no-such-program, which is not there",
     "import flash_attn": "compiled code for GPUs that the virtual GPU cannot follow",
     "torch.ops.flash_attn.forward(1)": "needs the operator flash_attn::forward, which is not there (line ",
     "bytearray(1 << 45)": "asked for more memory than this machine has: MemoryError",
@@ -88,6 +92,15 @@ def test_a_failure_gets_one_clear_message(follow, line):
     text = told(follow(HEAD + line))
     assert FAILURES[line] in text
     assert "\n" not in text
+
+
+def test_another_thread_sees_the_line_that_the_script_is_at():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(where_now()))
+    code = "def wait():\n    thread.start()\n    thread.join()\nwait()"
+    exec(compile(code, "train.py", "exec"), {"thread": thread})
+    assert found[0]["file"] == "train.py" and found[0]["line"] in (2, 3)
+    assert f"(line {found[0]['line']} of train.py)" in told({"kind": "timeout", **found[0]})
 
 
 OF_GPUS = {

@@ -113,6 +113,13 @@ def test_the_scripts_last_words_are_shown_when_it_fails(script):
     assert "unrecognized arguments: --batch 8" in str(failure.value)
 
 
+def test_a_crash_is_told_with_the_scripts_line(script):
+    name = script("import ctypes\nctypes.string_at(0)")
+    with pytest.raises(ScriptFailed, match="was ended by SIGSEGV: compiled code may have read a tensor") as failure:
+        estimate_script(name)
+    assert 'train.py", line 2 in <module>' in str(failure.value)
+
+
 def test_time_that_is_over_is_told(script):
     name = script("import time\ntime.sleep(60)")
     with pytest.raises(ScriptFailed, match="had come to no backward pass after 2 s"):

@@ -9,6 +9,7 @@ output and error. `estimate_script` starts it.
 from __future__ import annotations
 
 import base64
+import faulthandler
 import os
 import runpy
 import sys
@@ -46,6 +47,7 @@ FIRST_LOOK, LATER_LOOKS, LEAST_WORK = 2.0, 1.5, 20  # seconds, by what it grows,
 
 def run_script(values: dict[str, Any]) -> None:
     """Run the script of a request; leaves by `os._exit` where the script does not let itself be stopped."""
+    faulthandler.enable()  # a crash says at which line of the script it was
     request = ScriptRequest.from_values(values)
     run = ScriptRun(request, give_answer, give_so_far)
     _watch(request.timeout, run)

@@ -28,6 +28,7 @@ _DATA_WORDS = (
 
 
 _LONGEST = 500  # characters of an exception's text; all of it is in the script's output
+_ASKS_DRIVER = re.compile(r"nvidia-smi|NVML|libnvidia|libcuda\b|NVIDIA driver", re.I)
 _NO_OPERATOR = re.compile(r"'_OpNamespace' '(\w+)' object has no attribute '(\w+)'")
 _PIP_NAMES = {  # of packages that are imported by another name
     "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image", "PIL": "pillow", "yaml": "pyyaml",
@@ -90,6 +91,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         **_place(frames),
         "of_script": _is_of_script(error, frames),
         "of_gpu": bool(_ABOUT_GPUS.search(f"{frames[-1].line if frames else ''} {error}")),
+        "program": _missing_program(error, frames),
         "of_library": bool(frames) and _is_library(frames[-1].filename),
     }
 
@@ -106,6 +108,12 @@ def _place(frames: traceback.StackSummary) -> dict[str, Any]:
     if not of_user:
         return {"file": None, "line": None, "text": None}
     return {"file": of_user[-1].filename, "line": of_user[-1].lineno, "text": of_user[-1].line}
+
+
+def _missing_program(error: BaseException, frames: traceback.StackSummary) -> str | None:
+    """The program that the script wanted to start and that is not there."""
+    started = bool(frames) and Path(frames[-1].filename).name == "subprocess.py"
+    return str(error.filename) if started and isinstance(error, FileNotFoundError) else None
 
 
 def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
@@ -244,6 +252,12 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
         return f"{shown} wrote more than an estimate may: {what}. Give it less to write, such as fewer checkpoints"
     if failure["type"] == "MemoryError":
         return f"{shown} asked for more memory than this machine has: {what}. Give it less data to hold"
+    if _ASKS_DRIVER.search(f"{failure['program']} {failure['message']}"):
+        return (
+            f"{shown} asked the NVIDIA driver, which a virtual GPU has not: {what}. Let it ask PyTorch, or leave it out"
+        )
+    if failure["program"]:
+        return f"{shown} needs the program {failure['program']}, which is not there: {what}"
     if _lacks_data(failure):
         return (
             f"{shown} needs data that is not there: {what}. Pass the path of the data, or of a few files of the same "
@@ -323,7 +337,14 @@ _MESSAGES = {
     "no gpu": _no_gpu,
     "timeout": _timeout,
     "refused": lambda failure, shown, seconds: f"{shown}: {failure['how']}",
-    "died": lambda failure, shown, seconds: f"the process of {shown} {failure['how']}",
+    "died": lambda failure, shown, seconds: (
+        f"the process of {shown} {failure['how']}"
+        + (
+            ": compiled code may have read a tensor of the virtual GPU, which has no data"
+            if "SIGSEGV" in failure["how"]
+            else ""
+        )
+    ),
     "unsupported": lambda failure, shown, seconds: f"{shown}: {failure['message'].split(': ', 1)[-1]}{_at(failure)}",
     "out of memory": lambda failure, shown, seconds: f"{shown} ran out of memory: {failure.get('out_of_memory')}",
 }
