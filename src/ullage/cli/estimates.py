@@ -74,6 +74,8 @@ def check(
       ullage check train.py --gpu A100-40GB --upper -- --batch-size 256
     """
     from ullage.hardware import default_gpu
+    from rich.console import Console
+
     from ullage.hardware import gpu as find_gpu
 
     try:
