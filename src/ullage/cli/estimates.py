@@ -73,9 +73,9 @@ def check(
       ullage check torchvision:resnet50 --batch-size 64 --gpu RTX-4090 --margin 10%
       ullage check train.py --gpu A100-40GB --upper -- --batch-size 256
     """
-    from ullage.hardware import default_gpu
     from rich.console import Console
 
+    from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
 
     try:
