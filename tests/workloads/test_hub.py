@@ -1,6 +1,7 @@
 """Names of the hub: `hf:ORG/NAME` needs the config alone, from the local cache or from the hub."""
 
 import json
+import sys
 
 import pytest
 from tests.commands import ullage as command
@@ -128,7 +129,7 @@ def test_quantized_weights_need_adapters_and_their_package(monkeypatch):
         ullage.estimate("hf:org/tiny", quantize="nf5", lora=4)
     with pytest.raises(InvalidValue, match="does not know weights in int8"):
         ullage.estimate("hf:org/tiny", quantize="int8", lora=4, estimator="accelerate")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MissingPackage, match="pip install bitsandbytes"):
         ullage.estimate("hf:org/tiny", quantize="nf4", lora=4, **SIZE)
 
@@ -139,3 +140,14 @@ def test_dtypes_and_precisions_that_contradict_each_other_are_refused():
     assert Configuration.from_options("timm:x", dtype="float16").precision == "fp16"
     with pytest.raises(UnknownName, match="bfloat16"):
         Configuration.from_options("timm:x", dtype="bfloat")
+
+
+def test_quantized_weights_take_less():
+    pytest.importorskip("bitsandbytes", reason="the package bitsandbytes is not installed")
+    size = SIZE | {"lora": 4, "set": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}}
+    plain = ullage.estimate("hf:org/tiny", **size)
+    for kind in ("nf4", "fp4", "int8"):
+        found = ullage.estimate("hf:org/tiny", quantize=kind, **size)
+        assert found.steps == 3 and any(f"linear layers in {kind}" in note for note in found.notes)
+        assert found.peak_allocated < plain.peak_allocated
+    assert ullage.estimate("hf:org/tiny", quantize="nf4", inference=True, **SIZE).fits

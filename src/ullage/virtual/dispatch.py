@@ -177,7 +177,8 @@ class _Operator:
         self.func, self.mode, self.gpu = func, mode, mode.gpu
         self.name = str(func)
         self.rule = RULES.get(self.name)
-        self.handler = list_operator if is_list_operator(self.name) else HANDLERS.get(self.name)
+        known = HANDLERS.get(self.name) or HANDLERS.get(func.namespace)
+        self.handler = list_operator if is_list_operator(self.name) else known
         self.composite = self.handler is None and self.rule is None and _is_composite(func)
         self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
         self.written, self.outputs = _written_places(func)

@@ -17,5 +17,5 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handler(*names: str) -> Callable[[Handler], Handler]:
-    """Register a handler for operators by name, such as `"aten.nonzero.default"`."""
+    """Register a handler for operators by name, such as `"aten.nonzero.default"`, or for all of a library by its."""
     return register(HANDLERS, names)

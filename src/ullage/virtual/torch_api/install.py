@@ -14,6 +14,7 @@ from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api import (
     backends,
+    bitsandbytes,
     device,
     distributed,
     memory,
@@ -42,6 +43,7 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
     streams.install_threads,
     refusals.install,
     distributed.install,
+    bitsandbytes.install,
 )
 
 
