@@ -37,7 +37,7 @@ def test_gpus_as_table_and_as_json():
 )
 def test_an_error_is_one_line(words, text):
     answer = ullage(*words)
-    assert answer.returncode == 1
+    assert answer.returncode == 2
     assert text in answer.stderr and "Traceback" not in answer.stderr
     assert len(answer.stderr.strip().splitlines()) == 1
 
@@ -58,7 +58,7 @@ def test_a_broken_line_is_named_by_its_number(tmp_path):
     file = tmp_path / "truth.jsonl"
     file.write_text(json.dumps(ROW) + "\n{broken\n")
     answer = ullage("evaluate", "--truth", file)
-    assert answer.returncode == 1 and "line 2" in answer.stderr
+    assert answer.returncode == 2 and "line 2" in answer.stderr
 
 
 def test_diff_finds_no_difference_where_there_is_none_and_names_who_asked_where_there_is(reference, tmp_path):

@@ -58,7 +58,7 @@ def test_a_gpu_that_nobody_named_is_an_assumption(type_in, monkeypatch):
 
 def test_an_unknown_gpu_names_the_command_that_lists_them(type_in):
     code, _, err = type_in("estimate", "torchvision:resnet18", "--gpu", "Radeon")
-    assert code == 1 and len(err) < 200 and "'ullage gpus' lists all" in err
+    assert code == 2 and len(err) < 200 and "'ullage gpus' lists all" in err
 
 
 def test_what_does_not_fit_is_an_answer_too(type_in):
@@ -126,7 +126,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("typed", "text"), MISTAKES, ids=[typed for typed, _ in MISTAKES])
 def test_a_mistake_gets_one_message(type_in, typed, text):
     code, out, err = type_in(*typed.split())
-    assert code == 1 and text in err
+    assert code == 2 and text in err
     assert err.startswith("ullage: ") and len(err.strip().splitlines()) == 1 and not out
 
 

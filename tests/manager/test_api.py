@@ -385,9 +385,9 @@ def test_tokens_on_the_command_line(api):
     assert "my?[31m laptop" in listed and "\x1b" not in listed and made["token"] not in listed
     assert home.cli("token", "revoke", str(made["id"])) == f"token {made['id']} of {made['user']} is revoked\n"
     assert "revoked 20" in home.cli("token", "list")
-    assert "needed the scope read, submit or operate" in home.cli("token", "create", "--scope", "all", code=1)
-    assert "no token 999" in home.cli("token", "revoke", "999", code=1)
-    assert "found no 'nobody at all'" in home.cli("token", "create", "--user", "nobody at all", code=1)
+    assert "needed the scope read, submit or operate" in home.cli("token", "create", "--scope", "all", code=2)
+    assert "no token 999" in home.cli("token", "revoke", "999", code=2)
+    assert "found no 'nobody at all'" in home.cli("token", "create", "--user", "nobody at all", code=2)
 
 
 def crowd(api, number, sent):

@@ -27,10 +27,10 @@ def test_a_second_daemon_of_a_home_is_refused(common):
 
 
 def test_a_wrong_name_lists_the_right_ones(home):
-    assert "did you mean 'magm'?" in home.cli("serve", "--virtual", "T4", "--policy", "magn", code=1)
-    assert "no estimator named 'horuss'" in home.cli("serve", "--virtual", "T4", "--estimator", "horuss", code=1)
+    assert "did you mean 'magm'?" in home.cli("serve", "--virtual", "T4", "--policy", "magn", code=2)
+    assert "no estimator named 'horuss'" in home.cli("serve", "--virtual", "T4", "--estimator", "horuss", code=2)
     (home.folder / "bad.toml").write_text("[placing]\nmargn = 1\n")
-    said = home.cli("serve", "--virtual", "T4", "--settings", str(home.folder / "bad.toml"), code=1)
+    said = home.cli("serve", "--virtual", "T4", "--settings", str(home.folder / "bad.toml"), code=2)
     assert "there is no 'placing.margn'; did you mean 'margin'?" in said
 
 
@@ -140,7 +140,7 @@ def test_a_job_file_is_submitted(common):
     answer = json.loads(common.cli("submit", "job.rad", "--json"))
     assert common.wait(answer["jobs"][0])["attempts"][0]["exclusive"]
     (common.work / "bad.toml").write_text('comand = "x"\n')
-    assert "bad.toml" in common.cli("submit", "bad.toml", code=1)
+    assert "bad.toml" in common.cli("submit", "bad.toml", code=2)
 
 
 def test_a_drained_gpu_gets_no_job_until_it_is_resumed(common):
@@ -151,7 +151,7 @@ def test_a_drained_gpu_gets_no_job_until_it_is_resumed(common):
     assert "dust" in common.cli("queue", "--show-gpus")
     common.cli("resume", "0")
     common.until(lambda: not common.client.call("gpus")[0]["drained"], "the GPU to be there again")
-    assert "needed a GPU by index or UUID; found '9'" in common.cli("drain", "9", code=1)
+    assert "needed a GPU by index or UUID; found '9'" in common.cli("drain", "9", code=2)
 
 
 def test_logs_follow_a_job_to_its_end(common):
@@ -175,10 +175,10 @@ def test_numbers_of_jobs_complete(common):
 
 
 def test_more_than_there_is_is_refused_at_once(common):
-    said = common.cli("submit", "--memory", "50GiB", "--", "true", code=1)
+    said = common.cli("submit", "--memory", "50GiB", "--", "true", code=2)
     assert said == "ullage: the job asks for 50.0 GiB of GPU memory; the largest GPU has 39.4 GiB\n"
-    assert common.cli("submit", "--gpus", "3", "--", "true", code=1) == "ullage: the job asks for 3 GPUs; there are 2\n"
-    assert "no job 99999" in common.cli("submit", "--after", "99999", "--", "true", code=1)
+    assert common.cli("submit", "--gpus", "3", "--", "true", code=2) == "ullage: the job asks for 3 GPUs; there are 2\n"
+    assert "no job 99999" in common.cli("submit", "--after", "99999", "--", "true", code=2)
 
 
 def test_a_script_alone_is_enough(common):
@@ -198,7 +198,7 @@ def test_what_a_job_is_called_or_prints_cannot_write_to_the_terminal(common):
     common.wait(failed)
     said = [common.cli(*words) for words in (["history"], ["queue"], ["status", str(failed)], ["status", str(named)])]
     said.append(common.cli("wait", str(failed), code=1))
-    said.append(common.cli("cancel", evil, code=1))
+    said.append(common.cli("cancel", evil, code=2))
     for text in said:
         assert text.replace("\n", "").replace("\t", "").isprintable(), text
     assert "?[2J?gone" in said[0] and "a name ?[2J?gone" in said[1] and "CUDA out of memory ?[2J" in said[2]

@@ -80,7 +80,7 @@ def test_a_name_means_the_jobs_of_that_name_that_are_not_over(common):
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(common, after, said):
-    text = common.cli("submit", "--memory", "1GiB", "--after", after, "--", "true", code=1)
+    text = common.cli("submit", "--memory", "1GiB", "--after", after, "--", "true", code=2)
     assert said in text and "Traceback" not in text and text.count("\n") == 1
 
 
@@ -89,7 +89,7 @@ def test_an_element_that_is_not_there_is_refused_and_nothing_is_submitted(common
     common.until(lambda: len(common.client.queue()) == 2, "the jobs of other tests to be over")
     before = common.client.ping()["last_event"]
     said = common.cli(
-        "submit", "--memory", "1GiB", "--array", "1-3", "--after", f"{first}_{{index}}", "--", "true", code=1
+        "submit", "--memory", "1GiB", "--array", "1-3", "--after", f"{first}_{{index}}", "--", "true", code=2
     )
     assert f"no job {first}_3" in said
     assert common.client.ping()["last_event"] == before

@@ -171,7 +171,7 @@ def test_what_the_site_does_not_have_is_refused_at_submission(home):
         (["--mail", "begin"], "mail"),
         (["--on-end", "true"], "this site runs none"),
     ):
-        assert message in home.cli("submit", "--memory", "1GiB", *words, "--", "true", code=1)
+        assert message in home.cli("submit", "--memory", "1GiB", *words, "--", "true", code=2)
 
 
 def test_mails_go_to_the_jobs_user_and_only_for_what_was_asked(home, mails):

@@ -59,7 +59,7 @@ def test_programs_get_plain_values_with_tabs(busy):
     assert busy.cli("queue", "--all", "--format", "id").split()[1:] == [f"{busy.array}_{n}" for n in range(1, MANY + 1)]
     [ended] = [line.split("\t") for line in busy.cli("history", "--format", "name,exit,why").splitlines()]
     assert ended == ["a job whose name is longer than any table has room for", "3", "failed by itself: exit code 3"]
-    said = busy.cli("queue", "--format", "id,stat", code=1)
+    said = busy.cli("queue", "--format", "id,stat", code=2)
     assert "no column named 'stat'" in said and "'state'" in said
 
 

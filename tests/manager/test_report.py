@@ -218,7 +218,7 @@ def test_a_narrow_terminal_gets_whole_words_and_fewer_columns():
     ],
 )  # fmt: skip
 def test_mistakes_are_one_message(common, words, message):
-    assert message in common.cli("report", *words, code=1)
+    assert message in common.cli("report", *words, code=2)
 
 
 def test_the_report_over_http_is_the_same(home):

@@ -114,7 +114,7 @@ def test_two_reservations_of_a_gpu_do_not_overlap(common):
     assert [(each["indices"], each["users"]) for each in shown] == [([1], [OTHER]), ([0], [ME]), ([1], [ME])]
     for each in shown:
         common.client.unreserve(each["id"])
-    assert "There are: none" in common.cli("unreserve", "first", code=1)
+    assert "There are: none" in common.cli("unreserve", "first", code=2)
 
 
 def test_only_operators_reserve(make_here):

@@ -64,7 +64,7 @@ def test_a_job_that_was_not_begun_before_a_crash_is_started_once(home):
 
 
 def test_contradictions_are_refused(common):
-    said = common.cli("submit", "--retries", "2", "--no-requeue", "--", "true", code=1)
+    said = common.cli("submit", "--retries", "2", "--no-requeue", "--", "true", code=2)
     assert said == "ullage: the job: requeue: a job that is never started twice cannot have retries too\n"
 
 
@@ -93,7 +93,7 @@ def test_start_times_are_given_as_people_write_them(common):
     assert re.search(r"later\s.*queued\s.*\sstarts at \d{4}-\d\d-\d\d \d\d:\d\d", common.cli("queue"))
     assert "  begin      " in common.cli("status", "later")
     common.cli("cancel", "later")
-    said = common.cli("submit", "--begin", "soon", "--", "true", code=1)
+    said = common.cli("submit", "--begin", "soon", "--", "true", code=2)
     assert said == "ullage: the job: begin: needed a time such as 2026-11-20T08:00, 22:00 or now+2h; found 'soon'\n"
 
 

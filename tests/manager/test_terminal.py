@@ -147,9 +147,9 @@ def test_commands_can_come_from_a_file(common):
 
 
 def test_what_cannot_be_interactive_is_refused(common):
-    assert "cannot have array too" in common.cli("submit", "-i", "--array", "1-2", "--", "sh", code=1)
+    assert "cannot have array too" in common.cli("submit", "-i", "--array", "1-2", "--", "sh", code=2)
     number = common.submit(proceed="proceed")
-    assert f"job {number} has no terminal" in common.cli("attach", str(number), code=1)
+    assert f"job {number} has no terminal" in common.cli("attach", str(number), code=2)
     common.go()
 
 

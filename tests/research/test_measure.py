@@ -140,7 +140,7 @@ def command(*words):
 )
 def test_mistakes_get_one_line(words, text):
     answer = command(*words)
-    assert answer.returncode == 1 and text in answer.stderr and "Traceback" not in answer.stderr
+    assert answer.returncode == 2 and text in answer.stderr and "Traceback" not in answer.stderr
 
 
 def test_the_list_of_runs_needs_no_gpu():

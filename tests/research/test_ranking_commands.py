@@ -92,7 +92,7 @@ def test_an_error_says_what_was_needed(truth, values, text):
 
 def test_options_of_a_ranking_need_estimators(truth):
     answer = ullage("evaluate", "--truth", truth, "--report", "out.html")
-    assert answer.returncode == 1
+    assert answer.returncode == 2
     assert "add --estimators" in answer.stderr and len(answer.stderr.strip().splitlines()) == 1
 
 
@@ -131,5 +131,5 @@ def test_where_the_gpu_is_there_the_truth_is_measured(monkeypatch):
 )
 def test_what_no_estimator_can_do_is_said_once(words, text):
     answer = ullage("compare", *words)
-    assert answer.returncode == 1
+    assert answer.returncode == 2
     assert text in answer.stderr and len(answer.stderr.strip().splitlines()) == 1

@@ -103,7 +103,7 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, t
 )
 def test_an_error_is_one_line(words, text, data) -> None:
     done = ullage(*(data if word == "DATA" else word for word in words))
-    assert done.returncode == 1 and text in done.stderr
+    assert done.returncode == 2 and text in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 
 from ullage.cli import completion
+from ullage.cli.exit_codes import INTERRUPTED
 from ullage.cli.options import Json, MeasuredGpu
-from ullage.cli.progress import INTERRUPTED, Following, following
+from ullage.cli.progress import Following, following
+from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, format_duration, parse_duration
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from ullage.research.training.table2 import Table2Line
 
 
+_RANKING_GIVES_WAY = (
+    "MCP xMem", "PEF xMem", "own low", "own median", "own figure", "CPU", "95 %", "bias", "MCP", "mean", "PEF", "given",
+)  # fmt: skip
 RANKING = "Ranking (with --estimators)"
 LEARNED = "Table 2 of the GPUMemNet paper (with gpumemnet or walknet)"
 
@@ -169,13 +173,13 @@ def _end(going: Following) -> None:
 def _print_accuracy(results: list[Comparison], worst: int) -> None:
     from ullage.research.measure import accuracy
 
-    console = Console(width=130)
-    table = Table("rows", "figure", "count", "given", "exact", "median", "mean", "90 %", "99 %", "too low")
+    heads = ("rows", "figure", "count", "given", "exact", "median", "mean", "90 %", "99 %", "too low")
+    rows = []
     for line in accuracy.summarize(results):
         shares = [f"{value:.2%}" for value in (line.median, line.mean, line.p90, line.p99)]
         cells = [line.group, line.figure, str(line.rows), str(line.given), f"{line.exact:.0%}", *shares]
-        table.add_row(*cells, f"{line.under:.0%}")
-    console.print(table)
+        rows.append([*cells, f"{line.under:.0%}"])
+    print(fitted(heads, rows, give_way=("given", "mean", "99 %", "count"), left=("figure",)))
     limits = accuracy.bound(results)
     if limits:
         print(f"upper holds for {limits['holds']:.1%} of the runs and lies {limits['above']:.2%} above (median)")
@@ -271,18 +275,19 @@ def _judged(
 def print_lines(lines: list[Table2Line]) -> None:
     """The table; what was measured here is "ours" for walknet, and "here" for the method of the paper."""
     told = "here" if lines and lines[0].method == "gpumemnet" else "ours"
-    table = Table("data", "GPU", "estimator", "bin", "rows", "paper", told, "folds", "F1 paper", f"F1 {told}",
-                  "too low", "too high", "one job")  # fmt: skip
+    heads = ("data", "GPU", "estimator", "bin", "rows", "paper", told, "folds", "F1 paper", f"F1 {told}",
+             "too low", "too high", "one job")  # fmt: skip
+    rows = []
     for line in lines:
-        table.add_row(
+        rows.append([
             NAMES.get(line.family, line.family), line.gpu, NAMES[line.estimator], format_bytes(line.bin),
             str(line.rows), _share(line.paper), _share(line.accuracy), _share(line.validation),
             _share(line.paper_f1), _share(line.f1), f"{line.under:.1%}", f"{line.over:.1%}",
             format_duration(line.seconds),
-        )  # fmt: skip
-    console = Console(width=150)
-    console.print(table)
-    console.print(
+        ])  # fmt: skip
+    give_way = ("GPU", "too high", "F1 paper", f"F1 {told}", "rows", "folds", "one job")
+    print(fitted(heads, rows, give_way=give_way, left=("GPU", "estimator")))
+    Console().print(
         f"{told}: accuracy on the held-out 30 %; folds: mean of 3-fold cross-validation on the rest, a new network in "
         "each; one job: the processor's time for the longest one, on one core (paper: at most 32 ms)",
         highlight=False,
@@ -383,7 +388,7 @@ def print_ranking(truth: TruthSet, records: list[Record]) -> None:
     """The ranking of one set as tables."""
     from ullage.research.ranking.standings import rank, shared_runs
 
-    console = Console(width=180)  # a table that wraps cannot be read
+    console = Console()
     console.print(f"\n[bold]{truth.name}[/] ({truth.gpu}): {len(truth.runs)} runs", highlight=False)
     ooms = sum(run.oom for run in truth.runs)
     if ooms:
@@ -393,7 +398,7 @@ def print_ranking(truth: TruthSet, records: list[Record]) -> None:
     for note in truth.notes:
         console.print(f"note: {note}", highlight=False)
     standings = rank(truth, [*records, *truth.published])
-    console.print(_table(standings))
+    print(_table(standings))
     _print_families(console, standings)
     _print_decided(console, standings)
     _print_reasons(console, standings)
@@ -411,21 +416,21 @@ def _print_versions(console: Console, records: list[Record]) -> None:
         console.print(f"answers by another version of this package: {which}", highlight=False)
 
 
-def _table(standings: list[Standing]) -> Table:
-    table = Table(
-        Column("estimator", no_wrap=True), "asked", "given",
-        "median", "mean", "bias", "too low", "own figure", "own median", "own low",
-        "PEF", "MCP", "PEF xMem", "MCP xMem", "time", "95 %", "CPU", box=None, padding=(0, 1),
+def _table(standings: list[Standing]) -> str:
+    heads = (
+        "estimator", "asked", "given", "median", "mean", "bias", "too low", "own figure", "own median", "own low",
+        "PEF", "MCP", "PEF xMem", "MCP xMem", "time", "95 %", "CPU",
     )  # fmt: skip
+    rows = []
     for one in standings:
         mended, published = one.rounds["mended"], one.rounds["published"]
-        table.add_row(
+        rows.append([
             one.estimator, str(one.asked), f"{one.coverage:.0%}", *_error_cells(one.process), one.kind or "-",
             *((f"{one.own.median:.2%}", f"{one.own.under:.0%}") if one.own else ("-", "-")),
             *_round_cells(mended), *_round_cells(published),
             *("-" if t is None else format_duration(t) for t in (one.seconds, one.seconds_p95, one.cpu_seconds)),
-        )  # fmt: skip
-    return table
+        ])  # fmt: skip
+    return fitted(heads, rows, give_way=_RANKING_GIVES_WAY, left=("own figure",))
 
 
 def _error_cells(errors: Errors | None) -> tuple[str, ...]:
@@ -443,11 +448,11 @@ def _print_families(console: Console, standings: list[Standing]) -> None:
     if len(families) < 2:
         return
     console.print("\nmedian error against the process's memory (share too low) by family:")
-    table = Table("estimator", *families, box=None, padding=(0, 2))
+    rows = []
     for one in standings:
         found: list[Any] = [one.families.get(family) for family in families]
-        table.add_row(one.estimator, *(f"{e.median:.2%} ({e.under:.0%} of {e.count})" if e else "-" for e in found))
-    console.print(table)
+        rows.append([one.estimator, *(f"{e.median:.2%} ({e.under:.0%} of {e.count})" if e else "-" for e in found)])
+    print(fitted(["estimator", *families], rows, give_way=families[:0:-1]))
 
 
 def _print_decided(console: Console, standings: list[Standing]) -> None:
@@ -485,4 +490,4 @@ def _print_shared(console: Console, truth: TruthSet, records: list[Record], shar
         return
     fewer = [record for record in records if record.run in shared]
     console.print(f"\nOn the {len(shared)} runs that all of them gave an estimate for:", highlight=False)
-    console.print(_table(rank(truth, fewer)))
+    print(_table(rank(truth, fewer)))

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from ullage.cli import completion
-from ullage.cli.job_tables import aligned
+from ullage.cli.exit_codes import FAILED, INTERRUPTED
 from ullage.cli.options import (
     ALL,
     EstimateTarget,
@@ -29,8 +29,9 @@ from ullage.cli.options import (
     target_of,
     with_model_options,
 )
-from ullage.cli.progress import INTERRUPTED, Following, following
-from ullage.errors import InvalidValue, UnknownName
+from ullage.cli.progress import Following, following
+from ullage.cli.tables import aligned
+from ullage.errors import InvalidValue, UllageError, UnknownName
 from ullage.text import plain
 from ullage.units import format_bytes, format_duration, parse_duration
 
@@ -115,7 +116,7 @@ def compare(
     if going.stopped:
         raise typer.Exit(INTERRUPTED)
     if not any(record.given for record in records):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _check(target: EstimateTarget) -> None:
@@ -173,7 +174,7 @@ def _measured(row: dict[str, Any]) -> MeasuredRun:
     with Console(stderr=True).status("running it on this machine's GPU ..."):
         found = measure_apart(request)
     if "failed" in found:
-        raise InvalidValue(f"the run on this machine's GPU failed: {found['failed']} (--no-measure leaves it out)")
+        raise UllageError(f"the run on this machine's GPU failed: {found['failed']} (--no-measure leaves it out)")
     return run_of({**row, **found, "id": "local"}, 0, Path())
 
 

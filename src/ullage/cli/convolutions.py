@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ullage.cli.training import check_file
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, UllageError
 from ullage.units import parse_bytes, parse_duration
 
 convolutions = typer.Typer(
@@ -102,7 +102,7 @@ def measure(
 
     check_file(out)
     if not torch.cuda.is_available():
-        raise InvalidValue("needed a GPU to measure convolutions on; PyTorch finds none")
+        raise UllageError("needed a GPU to measure convolutions on; PyTorch finds none")
     size = parse_bytes(tensor_limit)
     measure_list(MeasuringOptions(tasks, out, parse_duration(stop_after), workers, limit, size, device))
 
@@ -148,6 +148,8 @@ def fit(
         raise InvalidValue("needed --out and --describe, or --held-out")
     found: dict[Any, int] = {}
     for path in measured:
+        if not path.is_file():
+            raise InvalidValue(f"cannot read {path}: no such file")
         found |= measured_problems(path)
     if not found:
         raise InvalidValue(f"no measured convolution in {', '.join(map(str, measured))}")

@@ -16,7 +16,7 @@ from rich.table import Table
 from ullage.cli import completion
 from ullage.cli.options import Json, Seed
 from ullage.cli.progress import each
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, parse_bytes, parse_duration
 
 # `ullage dataset clean`: measured files to one Parquet file.
@@ -62,7 +62,7 @@ def clean(
     rows, found = clean_files(files, workers, lambda runs, total: each(runs, "looking at models", total))
     table = frame(rows)
     if not len(table):
-        raise InvalidValue(f"nothing is left to write: {found.read} lines read, {_counts(found.counts)}")
+        raise UllageError(f"nothing is left to write: {found.read} lines read, {_counts(found.counts)}")
     write_dataset(table, out)
     told = {"file": str(out), **found.to_dict()}
     if report is not None:

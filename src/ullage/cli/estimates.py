@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ullage.cli import completion
+from ullage.cli.exit_codes import DONE, FAILED, WRONG
 from ullage.cli.options import (
     ALL,
     EstimateTarget,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ullage.hardware import GPU
     from ullage.workloads import Configuration
 
-FITS, DOES_NOT_FIT, CANNOT_TELL = 0, 1, 2  # exit codes of `ullage check`
+FITS, DOES_NOT_FIT, CANNOT_TELL = DONE, FAILED, WRONG  # exit codes of `ullage check`
 USUAL_TRIALS = 12  # of `ullage max-batch`, for its progress bar
 OUTPUT = "Output"
 

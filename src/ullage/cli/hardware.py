@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from ullage.cli import completion
 from ullage.cli.options import Json
-from ullage.errors import UllageError, UnknownName
+from ullage.cli.tables import fitted
+from ullage.errors import InvalidValue, UnknownName
 from ullage.units import format_bytes
 
 if TYPE_CHECKING:
     from ullage.hardware import GPU
 
-PIPED_WIDTH = 140  # a pipe has no width of its own; rich would cut names at 80 columns
+_GIVE_WAY = ("measured", "BF16", "SMs", "FP16", "FP32")  # in a narrow terminal, the first one first
 _WORDS = {
     "device_name": "name in PyTorch",
     "memory": "memory (nvidia-smi)",
@@ -80,12 +80,14 @@ def gpus(
     part = word.strip().casefold()
     found = [one] if one else [card for card in cards if part in card.name.casefold() or part == card.generation]
     if not found:
-        raise UllageError(f"no GPU has {word!r} in its name; 'ullage gpus' lists them all")
+        raise InvalidValue(f"no GPU has {word!r} in its name; 'ullage gpus' lists them all")
     if as_json:
         print(json.dumps([vars(card) for card in found], default=str))
         return
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    console.print(_details(one) if one else _table(found))
+    if one:
+        Console().print(_details(one))
+    else:
+        print(_table(found))
 
 
 def _one(word: str) -> GPU | None:
@@ -102,18 +104,17 @@ def _one(word: str) -> GPU | None:
     return card if exact or card.name.casefold() == word.strip().casefold() else None
 
 
-def _table(cards: list[GPU]) -> Table:
-    columns = ("memory", "usable", "SMs", "GB/s", "FP32", "FP16", "BF16", "CC", "context")
-    numbers = [Column(name, justify="right", no_wrap=True) for name in columns]
-    table = Table(Column("GPU", no_wrap=True), *numbers, "measured", caption="rates in TFLOPS, dense; CC: capability")
+def _table(cards: list[GPU]) -> str:
+    heads = ("GPU", "memory", "usable", "SMs", "GB/s", "FP32", "FP16", "BF16", "CC", "context", "measured")
+    rows = []
     for card in cards:
         capability = ".".join(str(part) for part in card.compute_capability or ("?", "?"))
         rates = [_number(value) for value in (card.bandwidth, card.fp32_tflops, card.fp16_tflops, card.bf16_tflops)]
-        table.add_row(
+        rows.append([
             card.name, format_bytes(card.memory), format_bytes(card.usable), _number(card.sms), *rates, capability,
             format_bytes(card.context), "yes" if card.context_measured else "no",
-        )  # fmt: skip
-    return table
+        ])  # fmt: skip
+    return fitted(heads, rows, give_way=_GIVE_WAY, left=("measured",)) + "\nrates in TFLOPS, dense; CC: capability"
 
 
 def _details(card: GPU) -> Table:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ullage.cli.tables import aligned, text_width
 from ullage.errors import UnknownName
 from ullage.text import plain
 from ullage.units import format_bytes, format_duration
@@ -155,8 +156,8 @@ def table(jobs: Sequence[Job], names: Sequence[str], width: int) -> str:
     rows = [[column.head for column in columns]] + [[plain(column.text(job)) for column in columns] for job in jobs]
     fixed = len(columns) - last
     widths = [max(map(text_width, cells)) for cells in zip(*rows, strict=True)]
-    if "name" in names:  # it gives way where there is little room
-        place = names.index("name")
+    for name in [name for name in ("name", "user") if name in names]:  # they give way where there is little room
+        place = names.index(name)
         others = sum(widths[:fixed]) - widths[place] + 2 * fixed
         most = min(max(width - others, _SHORTEST_NAME), _LONGEST_NAME)
         rows = [
@@ -180,32 +181,10 @@ def table(jobs: Sequence[Job], names: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    """A line of a table.
-
-    >>> aligned(["a", "1"], [3, 4], [False, True])
-    'a       1'
-    """
-    parts = []
-    for cell, size, at_the_right in zip(cells, widths, right, strict=True):
-        blank = " " * (size - text_width(cell))
-        parts.append(blank + cell if at_the_right else cell + blank)
-    return "  ".join(parts)
-
-
 def _wrapped(text: str, width: int) -> list[str]:
     import textwrap
 
     return textwrap.wrap(text, width) or [""]
-
-
-def text_width(text: str) -> int:
-    """How many columns of a terminal a text takes."""
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
 
 
 def _shortened(name: str, most: int) -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import datetime
 import json
 import shlex
+import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ullage.cli import completion
+from ullage.cli.exit_codes import DONE, FAILED
 from ullage.cli.job_tables import FORMAT_HELP, HISTORY, QUEUE, chosen, host_share, label, memory, show
 from ullage.cli.options import Json
-from ullage.errors import InvalidValue
+from ullage.cli.tables import fitted, text_width
+from ullage.errors import UllageError
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 
@@ -53,7 +57,7 @@ def print_each(answers: list[dict[str, Any]], as_json: bool) -> None:
     else:
         _print_answers(plain_values(answers))
     if not all(answer["done"] for answer in answers):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _print_answers(answers: list[dict[str, Any]]) -> None:
@@ -120,9 +124,7 @@ def queue(
     else:
         print("no jobs are waiting or running")
     if gpus:
-        from rich.console import Console
-
-        Console().print(_gpu_table(plain_values(cards)))
+        print(_gpu_table(plain_values(cards), shutil.get_terminal_size().columns))
         print(_host_line(manager.ping()))
 
 
@@ -145,21 +147,24 @@ def _host_line(about: dict[str, Any]) -> str:
     return f"host: {cores} and {memory(host['free_memory'])} of {memory(host['memory'])} host memory are free"
 
 
-def _gpu_table(cards: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("GPU", "name", "memory", "used", "promised", "free", "jobs", ""):
-        table.add_column(name, justify="right" if name in ("GPU", "memory", "used", "promised", "free") else "left")
-    for card in cards:
+def _gpu_table(cards: list[dict[str, Any]], width: int) -> str:
+    """A line for each GPU; its jobs and what is to be said of it stand at its end, or below it."""
+    rows = [
+        [str(card["index"]), card["name"], *(memory(card[key]) for key in ("total", "used", "promised", "free"))]
+        for card in cards
+    ]
+    head, *lines = fitted(("GPU", "name", "memory", "used", "promised", "free"), rows, left=("name",)).split("\n")
+    shown = [f"{head}  jobs"]
+    for card, line in zip(cards, lines, strict=True):
         state = "lost" if card["lost"] else "drained" if card["drained"] else ""
         bookings = "; ".join(each["text"] for each in card["bookings"])
         remarks = " ".join(filter(None, (state, card["drain_reason"], bookings)))
-        table.add_row(
-            str(card["index"]), card["name"], memory(card["total"]), memory(card["used"]), memory(card["promised"]),
-            memory(card["free"]), " ".join(map(str, card["jobs"])), remarks,
-        )  # fmt: skip
-    return table
+        told = "  ".join(filter(None, (" ".join(map(str, card["jobs"])), remarks)))
+        if text_width(line) + 2 + text_width(told) <= width:
+            shown.append(f"{line}  {told}".rstrip())
+        else:
+            shown += [line, *textwrap.wrap(told, width, initial_indent="    ", subsequent_indent="    ")]
+    return "\n".join(shown)
 
 
 def status(
@@ -326,15 +331,12 @@ def release(jobs: JobNumbers, as_json: Json = False) -> None:
     print_each(client().release(*jobs), as_json)
 
 
-DONE, FAILED = 0, 1
-
-
 def wait_for(manager: Client, jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
     """The jobs once all of them are over."""
     try:
         return manager.wait_all(jobs, timeout)
     except TimeoutError:
-        raise InvalidValue(f"waited {format_duration(timeout)}; the jobs are not over") from None
+        raise UllageError(f"waited {format_duration(timeout)}; the jobs are not over") from None
 
 
 def exit_code(jobs: list[dict[str, Any]]) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ullage.cli.exit_codes import FAILED, INTERRUPTED, WRONG, exit_code_of
 from ullage.cli.spelling import modern
 from ullage.errors import EXTRAS, UllageError
 from ullage.text import plain
@@ -66,8 +67,8 @@ Examples:
   ullage max-batch timm:vit_small_patch16_224 --gpu RTX-4090
   ullage COMMAND --help
 
-A command exits with 0 when it is done, with 1 and one line on standard error when it fails, and with 2 when the command
-line itself is wrong. 'check' and 'wait' have exit codes of their own.
+A command exits with 0 when it is done, with 1 when it fails, and with 2 when what was typed is wrong: an option, a
+value, or a name that is not there. 1 and 2 come with a line on standard error. 'check' and 'wait' answer with them.
 """
 
 
@@ -200,31 +201,31 @@ def _options(
 def main() -> None:
     """Run the command line.
 
-    A `UllageError` is one line on standard error and exit code 1. A wrong command line is one line and exit code 2.
+    A `UllageError` is one line on standard error, and so is a wrong command line.
     """
     try:
         code = app(standalone_mode=False)
     except UllageError as error:
         print("\n".join(map(plain, f"ullage: {error}".split("\n"))), file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(exit_code_of(error)) from None
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
         wanted = f"pip install 'ullage[{EXTRAS[package]}]'"
         print(f"ullage: this command needs the package {package}; type: {wanted}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(FAILED) from None
     except BrokenPipeError:
-        raise SystemExit(1) from None
+        raise SystemExit(FAILED) from None
     except (typer.Abort, KeyboardInterrupt):
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
     except Exception as error:
         if not hasattr(error, "format_message"):  # what all usage errors of typer's parser have, whatever its version
             raise
         message = error.format_message()
         if message:  # without one the help was printed
             print(f"ullage: {message} ({_where_help_is(error)})", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(WRONG) from None
     if isinstance(code, int) and code:
         raise SystemExit(code)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import sys
 import time
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from ullage.monitor.readings import Source
 
 
-_PIPED_WIDTH = 140  # a pipe has no width of its own
 _DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
 
 
@@ -56,8 +54,8 @@ def top(
 ) -> None:
     """Show what the GPUs do now: memory, activity, power, temperature, clocks, PCIe, and the processes on them.
 
-    A value that is not known is shown as '-' (null in JSON). GRACT, SMACT, SMOCC, DRAMA and TENSOR are means since the
-    last reading.
+    A value that is not known is shown as '-' (null in JSON), and a column that no GPU knows is left out. GRACT, SMACT,
+    SMOCC, DRAMA and TENSOR are means since the last reading.
 
     Examples:
 
@@ -117,9 +115,11 @@ def _source(cards: Path | None, interval: float) -> Source:
 
     try:
         return best_source(cards, interval, rates=AT_EVERY_LOOK)
-    except NoGPUSource:
+    except NoGPUSource as error:
         folders = [folder for folder in sorted((home() / "cards").glob("*")) if folder.is_dir()]
-        if cards is not None or len(folders) != 1:
+        if cards is not None:
+            raise InvalidValue(str(error)) from None
+        if len(folders) != 1:
             raise
         return best_source(folders[0], interval)
 
@@ -127,7 +127,7 @@ def _source(cards: Path | None, interval: float) -> Source:
 @contextlib.contextmanager
 def _shown(as_json: bool, live: bool, silent: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
 
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH)
+    console = Console()
     ascii_only = console.options.ascii_only
     if as_json:
         yield lambda now: print(json.dumps(now), flush=True)
@@ -187,10 +187,12 @@ def view(snapshot: dict[str, Any], width: int, height: int | None = None, ascii_
     Console().print(view(snapshot(monitor), width=80))
     """
     gpus = snapshot["gpus"]
-    columns, hidden = _fitting(width)
+    columns, hidden, unknown = _fitting(width, gpus)
     parts: list[RenderableType] = [_heading(snapshot, width), _gpu_table(gpus, columns, width, ascii_only)]
     if hidden:
         parts.append(Text(f"a wider terminal shows {', '.join(hidden)} too", style="dim"))
+    if unknown:
+        parts.append(Text(f"not known here: {', '.join(unknown)}", style="dim"))
     room = None if height is None else max(1, height - len(gpus) - len(parts) - 4)
     parts += [Text(""), _process_table(gpus, width, room)]
     if snapshot["hint"]:
@@ -212,18 +214,21 @@ def _heading(snapshot: dict[str, Any], width: int) -> Text:
 # GPUs.
 
 
-def _fitting(width: int) -> tuple[list[_Column], list[str]]:
-    """The columns that there is room for, the most telling first, and the titles of the others."""
-    shown = list(_ALWAYS)
+def _fitting(width: int, gpus: list[Gpu]) -> tuple[list[_Column], list[str], list[str]]:
+    """The columns that there is room for, the most telling first; the titles of others; and of what no GPU tells."""
+    live = [gpu for gpu in gpus if not gpu["lost"]]
+    told = [column for column in (*_ALWAYS, *_WHEN_WIDE) if any(column.cell(gpu).plain != UNKNOWN for gpu in live)]
+    unknown = [column.title for column in (*_ALWAYS, *_WHEN_WIDE) if live and column not in told]
+    shown = [column for column in _ALWAYS if column in told]
     hidden: list[str] = []
-    left = width - sum(column.width + 1 for column in _ALWAYS) - (2 + 1 + _NAME + 1 + _LEAST_BAR + 1 + _SIZES)
-    for column in _WHEN_WIDE:
+    left = width - sum(column.width + 1 for column in shown) - (2 + 1 + _NAME + 1 + _LEAST_BAR + 1 + _SIZES)
+    for column in (column for column in _WHEN_WIDE if column in told):
         if not hidden and left >= column.width + 1:
             shown.append(column)
             left -= column.width + 1
         else:
             hidden.append(column.title)
-    return shown, hidden
+    return shown, hidden, unknown
 
 
 def _gpu_table(gpus: list[Gpu], columns: list[_Column], width: int, ascii_only: bool) -> Table:

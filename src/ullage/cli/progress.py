@@ -15,7 +15,6 @@ from ullage.units import format_duration
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-INTERRUPTED = 130  # the exit code after Ctrl-C
 _EVERY = 10.0  # seconds between plain lines
 _T = TypeVar("_T")
 

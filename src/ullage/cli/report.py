@@ -14,9 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from ullage.cli import completion
-from ullage.cli.job_tables import aligned, memory, text_width
+from ullage.cli.job_tables import memory
 from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
+from ullage.cli.tables import aligned, text_width
 from ullage.errors import InvalidValue
 from ullage.text import plain
 from ullage.units import format_duration, parse_duration

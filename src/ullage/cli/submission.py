@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ullage.cli import completion
+from ullage.cli.exit_codes import FAILED, INTERRUPTED
 from ullage.cli.job_tables import memory
 from ullage.cli.jobs import client, exit_code, print_json, tell, wait_for
 from ullage.cli.options import Json
@@ -235,7 +236,7 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
         raise typer.Exit(sit_down(manager, str(answer["jobs"][0]), cancel=True))
     fails = _follow_estimate(manager, answer, None if wait else patience, as_json)
     if fails and wait:
-        raise typer.Exit(1)  # it would wait for ever
+        raise typer.Exit(FAILED)  # it would wait for ever
     if not wait:
         if as_json:
             print_json(answer)
@@ -259,7 +260,7 @@ def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | 
         return False
     except KeyboardInterrupt:
         print(f"ullage: job {number} stays in the queue; type: ullage status {number}", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     answer |= {name: found[name] for name in ("state", "estimate", "promise")}
     fails = found["state"] == "held" and found["detail"] is not None
     if not as_json:

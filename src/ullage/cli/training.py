@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.completion import FAMILIES
 from ullage.cli.options import Json, Seed
 from ullage.cli.progress import following
+from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
@@ -169,14 +169,12 @@ def check_family(family: str) -> None:
 
 
 def _print_trained(result: Trained, out: Path) -> None:
-    from rich.table import Table
-
-    table = Table("part", "rows", "accuracy", "precision", "recall", "F1", "too low", "too high")
+    lines = []
     parts = [(f"fold {number}", one) for number, one in enumerate(result.validation, 1)] + [("test", result.test)]
     for name, one in parts:
         values = (one.accuracy, one.precision, one.recall, one.f1, one.under, one.over)
-        table.add_row(name, str(one.rows), *(f"{value:.3f}" for value in values))
-    Console(width=110).print(table)
+        lines.append([name, str(one.rows), *(f"{value:.3f}" for value in values)])
+    print(fitted(["part", "rows", "accuracy", "precision", "recall", "F1", "too low", "too high"], lines))
     print(f"weights: {out} ({out.stat().st_size >> 10} KiB)")
 
 
@@ -228,18 +226,14 @@ def fast(
 
 
 def _print_fast(card: dict[str, Any], out: Path) -> None:
-    from rich.table import Table
-
-    table = Table(
-        "jobs", "count", "median error", "mean", "too low", "below the bound", "bound lies above", "formula alone"
-    )
+    heads = ("jobs", "count", "median error", "mean", "too low", "below bound", "bound above", "formula alone")
+    lines = []
     for name in ("generated", "real"):
         found = card[name]
         if found:
             columns = ("median", "mean", "under", "covered", "bound_above", "formula_median")
-            table.add_row(name, str(found["jobs"]), *(f"{found[column]:.1%}" for column in columns))
-    console = Console(width=130)
-    console.print(table)
+            lines.append([name, str(found["jobs"]), *(f"{found[column]:.1%}" for column in columns)])
+    print(fitted(heads, lines, give_way=("formula alone", "mean")))
     print("reserved memory; every job judged by trees that had not seen its group (a family of real models)")
     print(f"trees: {out} ({out.stat().st_size >> 10} KiB)")
 
@@ -305,12 +299,11 @@ def regression(
 
 
 def _print_outcomes(outcomes: list[RegressionOutcome]) -> None:
-    from rich.table import Table
-
-    table = Table("regression of memory", "epoch 1, MiB off", "last, MiB off", "test, MiB off", "median", "too low",
-                  "below its 99 %", "right GiB")  # fmt: skip
+    heads = ("regression of memory", "MiB off: epoch 1", "last", "test", "median", "too low", "below its 99 %",
+             "right GiB")  # fmt: skip
+    lines = []
     for one in outcomes:
         sizes = (f"{value:,.0f}" for value in (one.first, one.last, one.error_mib))
-        table.add_row(one.name, *sizes, f"{one.error_median:.1%}", f"{one.under:.0%}", f"{one.below_high:.1%}",
-                      f"{one.same_bin:.1%}")  # fmt: skip
-    Console(width=140).print(table)
+        lines.append([one.name, *sizes, f"{one.error_median:.1%}", f"{one.under:.0%}", f"{one.below_high:.1%}",
+                      f"{one.same_bin:.1%}"])  # fmt: skip
+    print(fitted(heads, lines, give_way=("MiB off: epoch 1", "last", "below its 99 %", "right GiB")))

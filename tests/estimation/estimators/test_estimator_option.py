@@ -56,7 +56,7 @@ def test_a_table_over_gpus() -> None:
 @pytest.mark.parametrize("name", ["oracle", "gpumemne"])
 def test_an_unknown_estimator_is_one_clear_message(name: str) -> None:
     done = commands.ullage("estimate", "torchvision:resnet18", "--estimator", name)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert name in done.stderr and "Traceback" not in done.stderr
 
 

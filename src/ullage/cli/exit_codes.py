@@ -1,0 +1,19 @@
+"""What every command's exit code means; docs/reference/commands.md has the table."""
+
+from __future__ import annotations
+
+from ullage.errors import InvalidValue, NoSuchJob, UllageError, UnknownName
+
+DONE = 0  # it is done; `check`: the job fits
+FAILED = 1  # it failed, or the answer is no; `check`: the job does not fit
+WRONG = 2  # what was typed is wrong: an option, a value, or a name that is not there; `check`: there is no answer
+INTERRUPTED = 130  # Ctrl-C
+
+
+def exit_code_of(error: UllageError) -> int:
+    """The exit code of a command that ends with this error.
+
+    >>> exit_code_of(InvalidValue("needed a size")), exit_code_of(UllageError("the disk is full"))
+    (2, 1)
+    """
+    return WRONG if isinstance(error, InvalidValue | UnknownName | NoSuchJob) else FAILED

@@ -1,0 +1,60 @@
+"""Plain tables that fit the terminal: where it is narrow, columns that matter less give way, and that is said."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+
+
+def fitted(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, give_way: Sequence[str] = (), left: Sequence[str] = (),
+    width: int | None = None,
+) -> str:  # fmt: skip
+    """A table. `give_way` are columns to leave out where there is no room, the first one first.
+
+    The first column, and those in `left`, stand at the left of their cells. Without a terminal a line has 80 columns
+    (the variable COLUMNS says otherwise).
+
+    >>> print(fitted(["GPU", "memory", "the clock of its memory"], [["T4", "15 GiB", "5001"]],
+    ...              give_way=["the clock of its memory"], width=30))
+    GPU  memory
+    T4   15 GiB
+    (no room for the clock of its
+    memory; --json has all)
+    """
+    width = width or shutil.get_terminal_size().columns
+    sizes = [max(map(text_width, column)) for column in zip(heads, *rows, strict=True)]
+    shown = list(range(len(heads)))
+    missing = []
+    for name in give_way:
+        if sum(sizes[place] + 2 for place in shown) - 2 > width:
+            shown.remove(list(heads).index(name))
+            missing.append(name)
+    widths = [sizes[place] for place in shown]
+    right = [place > 0 and heads[place] not in left for place in shown]
+    lines = [aligned([cells[place] for place in shown], widths, right).rstrip() for cells in (heads, *rows)]
+    note = f"(no room for {', '.join(missing)}; --json has all)" if missing else ""
+    return "\n".join([*lines, *textwrap.wrap(note, width)])
+
+
+def aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    """A line of a table.
+
+    >>> aligned(["a", "1"], [3, 4], [False, True])
+    'a       1'
+    """
+    parts = []
+    for cell, size, at_the_right in zip(cells, widths, right, strict=True):
+        blank = " " * (size - text_width(cell))
+        parts.append(blank + cell if at_the_right else cell + blank)
+    return "  ".join(parts)
+
+
+def text_width(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)

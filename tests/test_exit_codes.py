@@ -1,0 +1,99 @@
+"""One table of exit codes for all commands: 2 for what was typed wrongly, 1 for what failed; one line says why."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from tests.test_options import COMMANDS
+
+from ullage.cli.main import main
+
+
+@pytest.fixture
+def type_in(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("ULLAGE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("runs.jsonl").write_text('{"id": "one", "model": "mlp:x", "widths": [8, 4], "batch": 2}\n')
+
+    def run(line):
+        monkeypatch.setattr(sys, "argv", ["ullage", *line.split()])
+        with pytest.raises(SystemExit) as stop:
+            main()
+            raise SystemExit(0)
+        return stop.value.code or 0, capsys.readouterr().err
+
+    return run
+
+
+NAMES_THAT_ARE_NOT_THERE = [
+    "estimate torchvision:resnet5",
+    "estimate torchvision:resnet18 --gpu H20O",
+    "estimate torchvision:resnet18 --gpu T4,H20O",
+    "estimate torchvision:resnet18 --estimator nobody",
+    "estimate torchvision:resnet18 --optimizer nobody",
+    "estimate nothing.py",
+    "check torchvision:resnet5",
+    "check torchvision:resnet18 --gpu H20O",
+    "check nothing.py",
+    "max-batch torchvision:resnet5",
+    "max-batch torchvision:resnet18 --gpu H20O",
+    "max-batch torchvision:resnet18 --what nothing",
+    "compare torchvision:resnet5",
+    "compare torchvision:resnet18 --estimators nobody",
+    "compare torchvision:resnet18 --gpu H20O",
+    "gpus nothing-like-it",
+    "top --cards /no/such/folder",
+    "queue --format nothing",
+    "history --format nothing",
+    "submit nothing.toml",
+    "serve --settings nothing.toml",
+    "serve --virtual H20O",
+    "serve --virtual T4 --policy nobody",
+    "evaluate nobody",
+    "evaluate --truth nothing.jsonl",
+    "evaluate --truth runs.jsonl --estimators nobody",
+    "diff nobody --truth runs.jsonl",
+    "diff one --truth nothing.jsonl",
+    "measure nothing.jsonl",
+    "train walknet --data nothing.parquet --family mlp --out x.safetensors",
+    "train walknet --data nothing.parquet --family nobody --out x.safetensors",
+    "dataset generate --family nobody",
+    "dataset measure nothing.jsonl --out x.jsonl",
+    "dataset clean nothing.jsonl --out x.parquet",
+    "dataset show nothing.parquet",
+    "convolutions fit nothing.jsonl.gz --held-out",
+]
+
+
+@pytest.mark.parametrize("line", NAMES_THAT_ARE_NOT_THERE)
+def test_a_name_that_is_not_there_exits_with_2_and_one_line(type_in, line):
+    code, said = type_in(line)
+    assert code == 2, said
+    assert said.startswith("ullage: ") and len(said.strip().splitlines()) == 1 and len(said) < 700, said
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_an_option_that_is_not_there_exits_with_2_and_names_the_help(type_in, path):
+    code, said = type_in(f"{path} --no-such-option")
+    assert code == 2 and re.search(r"^ullage: .*--help'\)\n$", said), said
+
+
+WITHOUT_A_DAEMON = [
+    "queue", "history", "status", "status 1", "logs 1", "cancel 1", "hold 1", "release 1", "edit 1 --priority 3",
+    "requeue 1", "wait 1", "report", "drain 0", "resume 0", "reserve 0 --for 1h", "reservations", "unreserve 1",
+    "token list", "token create", "token revoke 1", "attach 1", "submit true",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", WITHOUT_A_DAEMON)
+def test_what_needs_a_daemon_fails_with_1_without_one(type_in, line):
+    code, said = type_in(line)
+    assert code == 1 and said == "ullage: no daemon is running: start it with `ullage serve`\n"
+
+
+def test_check_says_with_its_exit_code_whether_a_job_fits(type_in):
+    small = "check torchvision:resnet18 --batch-size 2 --input-shape 3,32,32 --gpu T4"
+    assert type_in(small)[0] == 0
+    assert type_in(f"{small} --margin 100%")[0] == 1
+    assert type_in(f"{small} --margin much")[0] == 2
