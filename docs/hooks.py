@@ -92,11 +92,9 @@ def _path_in_site(path: str) -> str | None:
 
 def commands() -> str:
     """The reference of every command, from the command line's own definitions."""
-    import typer
+    from ullage.cli import all_commands
 
-    from ullage.cli import app
-
-    root = typer.main.get_command(app)
+    root = all_commands()
     return "\n\n".join(_command(command, name) for name, command in _walk(root, "ullage"))
 
 

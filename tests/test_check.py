@@ -29,7 +29,9 @@ def stand_in(target, gpu):
 
 
 @pytest.fixture
-def check(monkeypatch):
+def check(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
     monkeypatch.setattr(options.EstimateTarget, "run", stand_in)
 
     def run(*words):

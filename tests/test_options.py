@@ -5,13 +5,12 @@ import shlex
 from collections import defaultdict
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from ullage.cli import app
+from ullage.cli import all_commands, app
 from ullage.cli.spelling import OLD
 
-ROOT = typer.main.get_command(app)
+ROOT = all_commands()
 
 
 def walk(command, path=()):

@@ -17,10 +17,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 
 import ullage
-from ullage.cli import app
+from ullage.cli import all_commands
 from ullage.cli.spelling import OLD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +128,7 @@ def test_files_of_the_repository_that_are_named_are_there(page):
 
 # Commands
 
-COMMANDS = typer.main.get_command(app)
+COMMANDS = all_commands()
 
 
 def command_lines(page):

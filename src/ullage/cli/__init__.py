@@ -3,6 +3,6 @@
 `main.py` lists the commands. Nothing is computed here.
 """
 
-from ullage.cli.main import app, main
+from ullage.cli.main import all_commands, app, main
 
-__all__ = ["app", "main"]
+__all__ = ["all_commands", "app", "main"]

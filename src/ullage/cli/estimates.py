@@ -83,6 +83,8 @@ def check(
         card = find_gpu(gpu or default_gpu())
         needed = parse_margin(margin, card.usable)
         target = target_of(source, args, module, steps, timeout, False, model, network=network, python=python)
+        from rich.console import Console
+
         with Console(stderr=True).status(f"running {source} on a virtual {card.name} ..."):
             answer = target.run(card)
     except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline

@@ -181,6 +181,14 @@ app = typer.Typer(
 )
 
 
+def all_commands() -> Any:
+    """The command line with every command loaded, for whoever walks over them."""
+    root: Any = typer.main.get_command(app)
+    for name in root.list_commands(None):
+        root.get_command(None, name)
+    return root
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         import ullage
