@@ -100,6 +100,13 @@ def test_what_does_not_follow_is_not_known(gpu, name):
     assert gpu.noted, "something was assumed"
 
 
+def test_unknown_numbers_are_finite(gpu):
+    loss = torch.rand(4, device="cuda").mean()
+    assert torch.isfinite(loss) and torch.isfinite(torch.rand(4, device="cuda")).all()
+    assert not loss.isnan() and not loss.isinf()
+    assert not torch.isfinite(torch.tensor([1.0, float("inf")]).cuda()).all(), "what is known counts"
+
+
 def test_what_is_read_can_be_changed_without_changing_the_gpu(gpu):
     on_gpu = torch.tensor([1.0, 2.0]).cuda()
     read = on_gpu.cpu()

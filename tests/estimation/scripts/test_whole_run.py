@@ -26,6 +26,7 @@ ENDLESS = {
     "nested": "for epoch in range(10**9):\n    for i in range(10**9):\n        step()",
     "loader": "for epoch in range(10**9):\n    for x, in rows(): step(x.cuda())",
     "function": "def train():\n    for i in range(10**9):\n        step()\ntrain()",
+    "single batches": "batches = iter(rows(8 * 10**4))\nfor i in range(10**4): step(next(batches)[0].cuda())",
     "generator": """
 def batches():
     while True:
@@ -180,6 +181,22 @@ BESIDE = {
 def test_what_comes_beside_training_is_seen(estimated, what):
     values = estimated(HEAD + SEEN.replace("BESIDE", BESIDE[what]))
     assert "the end" in values["printed"] and values["peak_reserved"] > 400 << 20
+
+
+def test_functions_that_a_library_compiles_are_left_as_they_are(estimated):
+    values = estimated(
+        HEAD
+        + """
+def njit(function):
+    print("names", function.__code__.co_names)
+    return function
+@njit
+def count():
+    for i in range(3): pass
+for i in range(5): step()
+"""
+    )
+    assert "names ('range',)" in values["printed"]
 
 
 def test_modules_beside_the_script_are_followed_alike(estimated, tmp_path):

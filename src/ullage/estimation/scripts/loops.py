@@ -1,8 +1,8 @@
 """The loops of a script's own code, which end early where they repeat, so that the script soon reaches its end.
 
 `compiled` compiles source in such a way that each `for` and `while` asks at the head of an iteration whether to go on.
-The script itself and the modules beside it are compiled so; libraries are left alone, and so are generators, because
-who reads from one counts on what it yields.
+The script itself and the modules beside it are compiled so. Libraries are left alone, and so are functions that a
+library compiles (Numba's `@njit`), and generators, because who reads from one counts on what it yields.
 
 A loop that trains ends when training has settled and been looked at long enough (`leaving`). Any other loop ends when
 its last iterations called the same modules, asked for the same memory and kept none of it: a validation, or the steps
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import importlib.machinery
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from ullage.virtual.gpu import VirtualGPU
@@ -160,7 +161,8 @@ class _AskingLoops(ast.NodeTransformer):
         return [ast.copy_location(begin, node), node]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        return node if any(map(_yields, node.body)) else self.generic_visit(node)
+        compiled_by_others = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+        return node if compiled_by_others or any(map(_yields, node.body)) else self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         functions = (part for part in node.body if isinstance(part, ast.FunctionDef | ast.ClassDef))
@@ -204,6 +206,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         return compiled(self.get_data(path), path)  # bytecode that was compiled in another way is neither read nor left
+
+
+def takes_single_items(frame: FrameType) -> bool:
+    """Whether a frame of the script's own code, which asks an iterator now, does so by `next` and not by a loop."""
+    code = frame.f_code
+    return _is_own(code.co_filename) and dis.opname[code.co_code[frame.f_lasti]] != "FOR_ITER"
 
 
 def _is_own(file: str) -> bool:

@@ -12,6 +12,7 @@ is followed to the end of the script. Only training that does not let itself be 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -21,7 +22,7 @@ from weakref import WeakKeyDictionary
 from torch.utils.data import dataloader
 
 from ullage.estimation.scripts.longest_batch import LongestBatch, longest_batch, size_of
-from ullage.estimation.scripts.loops import LoopWatcher
+from ullage.estimation.scripts.loops import LoopWatcher, takes_single_items
 from ullage.units import format_bytes
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.tracking.convergence import ConvergenceWatch
@@ -83,7 +84,7 @@ class LoaderWatcher:
         next_batch, resetting, next_index = _Iterator.__next__, _Iterator._reset, _Iterator._next_index
 
         def __next__(iterator: Any) -> Any:
-            if self._is_over(iterator):
+            if self._is_over(iterator) and not takes_single_items(sys._getframe(1)):
                 raise StopIteration
             batch = next_batch(iterator)
             self._handed_out(iterator, batch)

@@ -5,13 +5,16 @@ What is known of values on the virtual GPU is in `virtual/values.py`.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from ullage.virtual.kernels.plan import contiguous_strides
+from ullage.virtual.kernels.plan import contiguous_strides, span_of_elements
+from ullage.virtual.operators.copies import layout_of_copy
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.state import GPUState
+from ullage.virtual.values import LARGEST_KNOWN
 
 
 @handler("aten._local_scalar_dense.default")
@@ -46,6 +49,22 @@ def checked(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         result = args[0].all() if all_true else args[0].any()
     if gpu.values.known(result) is None:
         gpu.values.set(result, torch.tensor(all_true))
+    return result
+
+
+@handler("aten.eq.Tensor", "aten.ne.Scalar")
+def finite(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`isfinite` asks whether a number equals itself and is not infinite: unknown numbers do, and are not."""
+    source, other = args[0], args[1]
+    asked = source is other if func is torch.ops.aten.eq.Tensor else other in (math.inf, -math.inf)
+    if not (asked and source.is_cuda and source.is_floating_point() and source.numel() <= LARGEST_KNOWN):
+        return NotImplemented
+    if gpu.values.known(source) is not None:
+        return NotImplemented
+    gpu.note("readings", "numbers were checked for infinities; they have no data, and passed")
+    size, stride = layout_of_copy(source, None)
+    result = gpu.memory.tensor(size, stride, torch.bool, span_of_elements(size, stride))
+    gpu.values.set(result, torch.ones((), dtype=torch.bool, device="cpu"))
     return result
 
 
