@@ -268,6 +268,7 @@ class ScriptRun:
             phases = self.watcher.phases.peaks(has_trained=self.watcher.backward.count > 0)
             values = estimate_from(card, time.perf_counter() - self._begin).to_dict()
             values |= {"phases": phases, "steps": self.watcher.steps}
+            values["notes"] = [*values["notes"], *self.watcher.loaders.about_longest()]
             answer: dict[str, Any] = {"status": "estimated", "estimate": values}
             if self._trace is not None:
                 self._trace.fill(card)

@@ -118,11 +118,14 @@ class LoaderWatcher:
             if source is not None
         )
 
-    def note_longest(self) -> None:
-        """Say what the largest batches changed."""
-        for source in self._sources.values():
-            if source.longest is not None and source.reserved is not None:
-                self._note(*_about_longest(source.longest, source.reserved, self._memory.allocator.peak_reserved))
+    def about_longest(self) -> list[str]:
+        """What the largest batches are, and what they changed so far."""
+        reserved = self._memory.allocator.peak_reserved
+        return [
+            _about_longest(source.longest, source.reserved, reserved)
+            for source in list(self._sources.values())
+            if source.longest is not None and source.reserved is not None
+        ]
 
     def _source_of(self, iterator: Any) -> _Source | None:
         """What a loader of a data set with indices reads; its items are looked at when it is first read for the GPU."""
@@ -130,7 +133,10 @@ class LoaderWatcher:
             return None
         key = _key(iterator._index_sampler)
         if key not in self._sources and self._memory.requests and len(self._sources) < MOST_SURVEYS:
-            self._sources[key] = _Source(iterator._dataset, longest_batch(iterator))
+            longest = longest_batch(iterator)
+            self._sources[key] = _Source(iterator._dataset, longest)
+            if longest is not None and longest.looked_at < longest.items:
+                self._note("lengths", "not all items of a data set could be looked at: the largest may be missing")
         return self._sources.get(key)
 
     def _handed_out(self, iterator: Any, batch: Any) -> None:
@@ -191,13 +197,11 @@ def _key(sampler: Any) -> Any:
     return (id(sampler),) if data is None else (id(data), type(inner), getattr(sampler, "batch_size", None))
 
 
-def _about_longest(longest: LongestBatch, before: int, now: int) -> tuple[str, str]:
-    all_seen = longest.looked_at == longest.items
-    items = f"all {longest.items} items" if all_seen else f"{longest.looked_at} of {longest.items} items"
+def _about_longest(longest: LongestBatch, before: int, now: int) -> str:
+    seen = "all " if longest.looked_at == longest.items else f"{longest.looked_at} of "
     return (
-        "longest" if all_seen else "lengths",
-        f"batches vary in size: one of the largest of {items}, {longest.shape}, was put in (the first was "
-        f"{longest.drawn_shape}): {format_bytes(before)} were reserved before it, {format_bytes(now)} with it",
+        f"batches vary in size: one of the largest of {seen}{longest.items} items, {longest.shape}, was put in (the "
+        f"first was {longest.drawn_shape}): {format_bytes(before)} were reserved before it, {format_bytes(now)} in all"
     )
 
 
@@ -324,7 +328,6 @@ class RunWatcher:
         self.loaders.hurry = True
         self.phases.settled = self.loops.settled = True
         self._validations_before = len(self.phases.stretches())
-        self.loaders.note_longest()
         self._on_settled()
 
     def _leave(self) -> None:
