@@ -82,7 +82,10 @@ def active_environment(env: Mapping[str, str] | None = None) -> str | None:
     (None, None)
     """
     env = os.environ if env is None else env
-    folder = next((env[name] for name in _ACTIVE if env.get(name)), None)
+    folders = [env[name] for name in _ACTIVE if env.get(name)]
+    path = env.get("PATH", "").split(os.pathsep)
+    first = [folder for place in path for folder in folders if os.path.join(folder, "bin") == place]
+    folder = next(iter(first + folders), None)  # of two the one whose programs come first
     if folder is None or os.path.realpath(folder) == os.path.realpath(sys.prefix):
         return None
     return folder if has_package(folder, "torch") else None

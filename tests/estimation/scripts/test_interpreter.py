@@ -127,6 +127,9 @@ def test_a_command_uses_the_environment_that_is_active(script, other_python, emp
         monkeypatch.delenv(name)
     assert active_environment({"VIRTUAL_ENV": str(empty)}) is None, "it has no PyTorch"
     assert active_environment({"VIRTUAL_ENV": sys.prefix, "CONDA_PREFIX": str(other_python)}) is None, "it is ours"
+    both = {"VIRTUAL_ENV": str(empty), "CONDA_PREFIX": str(other_python)}
+    assert active_environment({**both, "PATH": f"/bin:{other_python}/bin:{empty}/bin"}) == str(other_python)
+    assert active_environment({**both, "PATH": f"/bin:{empty}/bin:{other_python}/bin"}) is None
     with pytest.raises(InvalidValue, match="'python' is an option for a script"):
         python_of("torchvision:resnet18", python="mine")
 
