@@ -12,7 +12,7 @@ import ullage
 from ullage.virtual.operators.decompositions import AttentionArguments, choose_attention_kernel
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "operators_h200.json").read_text())
-HOPPER, AMPERE, CONSUMER, VOLTA = (9, 0), (8, 0), (8, 9), (7, 0)
+HOPPER, BLACKWELL, AMPERE, VOLTA = (9, 0), (10, 0), (8, 0), (7, 0)
 
 
 def attention(dtype=torch.bfloat16, size=64, length=128, keys=None, mask=None, dropout=0.0, causal=False, heads=8):
@@ -37,7 +37,8 @@ def grouped(dtype):
         (attention(torch.bfloat16), VOLTA, "math"),
         (attention(torch.float64), HOPPER, "math"),
         (attention(size=36), HOPPER, "flash"),
-        (attention(size=256), HOPPER, "flash"),
+        (attention(size=256), HOPPER, "cudnn"),
+        (attention(size=256), BLACKWELL, "flash"),
         (attention(mask=torch.zeros(128, 128, dtype=torch.bfloat16)), HOPPER, "cudnn"),
         (attention(mask=torch.zeros(2, 8, 128, 128, requires_grad=True)), HOPPER, "efficient"),
         (attention(mask=torch.zeros(128, 128, dtype=torch.bfloat16)), AMPERE, "efficient"),

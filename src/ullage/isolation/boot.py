@@ -18,9 +18,9 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def begin(entry: str, channel: str, told: str) -> None:
     """Look at this Python, then go on as any child does."""
     _say(channel, {"at": HELLO})
-    problem = _problem()
-    if problem:
-        _say(channel, {"error": problem})
+    found = problem()
+    if found:
+        _say(channel, {"error": found})
         sys.exit(1)
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder
@@ -30,7 +30,7 @@ def begin(entry: str, channel: str, told: str) -> None:
     main(entry, channel, told)
 
 
-def _problem() -> str:
+def problem() -> str:
     """Why this Python will not do, or nothing."""
     here = sys.executable
     if sys.version_info[:2] < OLDEST_PYTHON:
@@ -44,7 +44,10 @@ def _problem() -> str:
     except PackageNotFoundError:  # a build that was not installed: its own words will tell
         return ""
     if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_TORCH:
-        return f"needed PyTorch {dotted(OLDEST_TORCH)} or newer; {here} has {found}"
+        wanted = f"'torch>={dotted(OLDEST_TORCH)}'"
+        return (
+            f"needed PyTorch {dotted(OLDEST_TORCH)} or newer; {here} has {found}. Type: {here} -m pip install {wanted}"
+        )
     return ""
 
 

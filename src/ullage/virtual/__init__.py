@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ullage.virtual import releases
+
 if TYPE_CHECKING:
     from ullage.virtual.gpu import VirtualGPU, current, virtual_gpu
 
@@ -16,5 +18,6 @@ __all__ = ["VirtualGPU", "current", "virtual_gpu"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
+        releases.refuse_if_unserved()
         return getattr(importlib.import_module("ullage.virtual.gpu"), name)
     raise AttributeError(f"module 'ullage.virtual' has no attribute {name!r}")

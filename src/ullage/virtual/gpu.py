@@ -22,6 +22,7 @@ from ullage.virtual.dispatch import VirtualMode
 from ullage.virtual.native import backward_in_calling_thread, cuda_stand_in
 from ullage.virtual.operators import autocast, decompositions
 from ullage.virtual.operators.gradient_sums import measure_reference_counts
+from ullage.virtual.releases import note_on
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.install import install_torch_api
@@ -30,7 +31,6 @@ from ullage.virtual.tracking.progress import Progress
 from ullage.virtual.tracking.uncertainty import UNMEASURED_SHARE, largest_reserved, watch_autocast
 
 LARGE_SEGMENT = 20 * MIB
-OLDEST_MEASURED = "2.11"  # the PyTorch with which kernels were measured; newer ones ask for the same
 
 _in_use = threading.RLock()
 _active: list[VirtualGPU] = []
@@ -124,8 +124,8 @@ class VirtualGPU(GPUState):
             if self.memory.keeps_history:
                 self._restore.add(self.progress.install())
                 self._restore.add(self.origins.install())
-            if torch.torch_version.TorchVersion(torch.__version__) < OLDEST_MEASURED:
-                self.note("version", f"PyTorch {torch.__version__} is followed by the rules of {OLDEST_MEASURED}")
+            if about_release := note_on(torch.__version__, self.release):
+                self.note("version", about_release)
             self.mode.__enter__()
             self._restore.add(lambda: self.mode.__exit__(None, None, None))
             _active.append(self)

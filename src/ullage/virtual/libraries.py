@@ -2,7 +2,8 @@
 
 Their code lies outside PyTorch's allocator and makes the CUDA context larger. The workspaces of cuBLAS and cuBLASLt
 come from the allocator: one for each handle and stream, and a handle for each thread that multiplies matrices
-(aten/src/ATen/cuda/CublasHandlePool.cpp). The thread that runs the backward pass has its own.
+(aten/src/ATen/cuda/CublasHandlePool.cpp). The thread that runs the backward pass has its own. Whether they stay after
+the product depends on the release of PyTorch (`releases.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from ullage.units import KIB, MIB
 from ullage.virtual.kernels.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN
 from ullage.virtual.memory import WORKSPACE, DeviceMemory
 from ullage.virtual.native import in_backward
+from ullage.virtual.releases import KEPT, SHARED, TAKEN_EACH_TIME, Release
 
-_HOPPER_DEFAULT = 4096 * 8 * KIB  # ":4096:8" on compute capability 9 and 10: 32 MiB
-_DEFAULT = 8_519_680  # ":4096:2:16:8" before: 2 * 4 MiB + 8 * 16 KiB
 _LT_DEFAULT = 1 * MIB
 
 # Bytes of code outside the allocator, read off 641 runs on an H200 (CUDA 13.0, cuDNN 9.19): a bare context has
@@ -41,12 +41,13 @@ class Libraries:
     def __init__(
         self,
         spec: GPU,
+        release: Release,
         memory: DeviceMemory,
         environment: Mapping[str, str],
         take_outside: Callable[[int], None],
         note: Callable[[str, str], None],
     ) -> None:
-        self._spec, self._memory, self._environment = spec, memory, environment
+        self._spec, self._release, self._memory, self._environment = spec, release, memory, environment
         self._take_outside, self._note = take_outside, note
         self._workspaces: dict[Any, Any] = {}
         self._not_loaded = dict(CODE)
@@ -63,12 +64,17 @@ class Libraries:
                 self._take_outside(self._not_loaded.pop(part))
                 if part == CONVOLUTION:
                     self._note_switches()
-        if library in (CUBLAS, CUBLAS_LT):
-            self._take_workspace("cublas", self.cublas_size)
-        if library == CUBLAS_LT:
-            self._take_workspace("cublaslt", lambda: _LT_DEFAULT)
+        release = self._release
+        if library == CUBLAS or (library == CUBLAS_LT and release.cublas_workspace == KEPT):
+            self._take_workspace("cublas", self.cublas_size, release.cublas_workspace)
+        if library == CUBLAS_LT and release.cublas_lt_workspace != SHARED:
+            self._take_workspace("cublaslt", lambda: _LT_DEFAULT, release.cublas_lt_workspace)
 
-    def _take_workspace(self, library: str, size_of: Callable[[], int]) -> None:
+    def _take_workspace(self, library: str, size_of: Callable[[], int], until: str) -> None:
+        if until == TAKEN_EACH_TIME:
+            if size := size_of():
+                self._memory.give_back(self._memory.take(size, WORKSPACE))
+            return
         key = (library, _thread(), self._memory.stream)
         if key not in self._workspaces:
             size = size_of()
@@ -84,13 +90,12 @@ class Libraries:
                 )
 
     def cublas_size(self) -> int:
-        """Bytes of one cuBLAS workspace, by `CUBLAS_WORKSPACE_CONFIG` or the GPU's generation."""
+        """Bytes of one cuBLAS workspace, by `CUBLAS_WORKSPACE_CONFIG` or by the release and the GPU's generation."""
         written = self._environment.get("CUBLAS_WORKSPACE_CONFIG", "")
         pairs = re.findall(r":(\d+):(\d+)", written)
         if pairs:
             return sum(int(kib) * int(count) for kib, count in pairs) * KIB
-        major = (self._spec.compute_capability or (0, 0))[0]
-        return _HOPPER_DEFAULT if major in (9, 10) else _DEFAULT
+        return self._release.cublas_workspace_size(self._spec.compute_capability or (0, 0))
 
     def clear_workspaces(self) -> None:
         """Give all workspaces back: `torch._C._cuda_clearCublasWorkspaces()`."""

@@ -18,6 +18,7 @@ from ullage.hardware import GPU
 from ullage.virtual.host import Host
 from ullage.virtual.libraries import CODE, Libraries
 from ullage.virtual.memory import ACTIVATIONS, KINDS, PARAMETERS, WITHOUT_LIMIT, DeviceMemory
+from ullage.virtual.releases import followed
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.tracking.uncertainty import ASSUMED, LEFT_OUT, Uncertainty, meanings_of
 from ullage.virtual.values import KnownValues
@@ -38,6 +39,7 @@ class GPUState:
         shared: SharedCard | None = None,
     ) -> None:
         self.spec, self.shared = spec, shared
+        self.release = followed(torch.__version__)
         self.config = config or AllocatorConfig.from_environment()
         self.context = max(0, (spec.context or 0) - sum(CODE.values()))  # grows as libraries are loaded
         self._total = spec.usable if limited else WITHOUT_LIMIT
@@ -47,7 +49,7 @@ class GPUState:
         self.host = Host()
         self.values = KnownValues(self.memory, self.host, self.note)
         self.environment = dict(os.environ)
-        self.libraries = Libraries(spec, self.memory, self.environment, self.take_outside, self.note)
+        self.libraries = Libraries(spec, self.release, self.memory, self.environment, self.take_outside, self.note)
         self.operator = ""  # the one that runs now
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertainty = Uncertainty()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ullage.errors import InvalidValue, UnknownName
+from ullage.virtual.releases import refuse_if_unserved
 from ullage.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -124,5 +125,6 @@ def find(name: str) -> Estimator:
     """
     check_name(name)
     if name not in _REGISTERED:
+        refuse_if_unserved()
         importlib.import_module(f"{__package__}.{HOMES[name]}")
     return _REGISTERED[name]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.virtual.operators import recurrent
+from ullage.virtual.releases import MEASURED, Release
 from ullage.virtual.state import GPUState
 
 # Which kernel `scaled_dot_product_attention` takes: the first in order of preference whose conditions hold
@@ -40,8 +41,10 @@ class AttentionArguments(NamedTuple):
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def choose_attention_kernel(attention: AttentionArguments, capability: tuple[int, int]) -> str:
-    """The kernel that a GPU of this compute capability takes: "cudnn", "flash", "efficient" or "math".
+def choose_attention_kernel(
+    attention: AttentionArguments, capability: tuple[int, int], release: Release = MEASURED
+) -> str:
+    """The kernel that a release takes on a GPU of this compute capability: "cudnn", "flash", "efficient" or "math".
 
     >>> q = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16)
     >>> attention = AttentionArguments(q, q, q, None, 0.0, True, False)
@@ -49,25 +52,25 @@ def choose_attention_kernel(attention: AttentionArguments, capability: tuple[int
     ('cudnn', 'flash')
     """
     able = {CUDNN: _cudnn, FLASH: _flash_serves, EFFICIENT: _efficient}
-    for name in _order(capability):
+    for name in _order(capability, release):
         if name == MATH:
             if torch._C._get_math_sdp_enabled():
                 return MATH
-        elif able[name](attention, capability):
+        elif able[name](attention, capability, release):
             return name
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def _order(capability: tuple[int, int]) -> list[str]:
-    """priority_order: Hopper and data-centre Blackwell prefer cuDNN, unless somebody set an order of his own."""
+def _order(capability: tuple[int, int], release: Release) -> list[str]:
+    """priority_order: the release's, unless somebody set an order of his own."""
     written = [_CODES[int(code)] for code in torch._C._get_sdp_priority_order() if int(code) in _CODES]
     default = [FLASH, EFFICIENT, MATH, CUDNN]
-    if capability[0] in (9, 10) and written == default:
+    if release.prefers_cudnn_attention(capability) and written[:4] == default:
         return [CUDNN, FLASH, EFFICIENT, MATH]
     return written
 
 
-def _cudnn(attention: AttentionArguments, capability: tuple[int, int]) -> bool:
+def _cudnn(attention: AttentionArguments, capability: tuple[int, int], release: Release) -> bool:
     """can_use_cudnn_attention"""
     query, key, value = attention[:3]
     if not torch._C._get_cudnn_sdp_enabled() or capability < (8, 0):
@@ -80,14 +83,15 @@ def _cudnn(attention: AttentionArguments, capability: tuple[int, int]) -> bool:
         return False
     if not (_not_empty(attention) and _last_stride_is_one(attention, ignore_single=True)):
         return False
-    sizes = query.shape[3], value.shape[3]
-    limit = 192 if capability[0] in (9, 10) and sizes == (192, 128) else 128
-    if max(sizes) > limit or sizes[0] % 8 or sizes[1] % 8 or max(query.shape[:2]) > 65535:
+    if release.cudnn_drops_sixteenths_only and attention.dropout * 16 % 1:
+        return False
+    heads = query.shape[3], value.shape[3]
+    if not release.cudnn_takes_heads(heads, capability, attention.trains) or max(query.shape[:2]) > 65535:
         return False
     return key.shape[2] != 1 and not (attention.dropout and query.shape[2] == 1)
 
 
-def _flash_serves(attention: AttentionArguments, capability: tuple[int, int]) -> bool:
+def _flash_serves(attention: AttentionArguments, capability: tuple[int, int], release: Release) -> bool:
     """can_use_flash_attention"""
     query, key, value = attention[:3]
     if not torch._C._get_flash_sdp_enabled() or capability < (8, 0) or attention.mask is not None:
@@ -105,18 +109,21 @@ def _flash_serves(attention: AttentionArguments, capability: tuple[int, int]) ->
     return _not_empty(attention) and _last_stride_is_one(attention, ignore_single=True)
 
 
-def _efficient(attention: AttentionArguments, capability: tuple[int, int]) -> bool:
+def _efficient(attention: AttentionArguments, capability: tuple[int, int], release: Release) -> bool:
     """can_use_mem_efficient_attention"""
     query, key, value = attention[:3]
     if not torch._C._get_mem_efficient_sdp_enabled() or not _four_dimensions(attention):
         return False
-    if query.shape[1] != key.shape[1]:  # grouped heads: not up to PyTorch 2.11, whose choices these are
+    if query.shape[1] != key.shape[1] and not release.efficient_attention_groups_heads:
         return False
     types = (torch.float16, torch.float32, torch.bfloat16) if capability >= (8, 0) else (torch.float16, torch.float32)
     if not (_all_have_type(attention, types) and _heads_agree(attention)):
         return False
     alignment = minimum_alignment(query.dtype, capability)
     if query.shape[-1] != key.shape[-1] or query.shape[-1] % alignment or value.shape[-1] % alignment:
+        return False
+    needs_aligned = release.efficient_attention_needs_aligned_offsets and capability >= (8, 0)
+    if needs_aligned and any(tensor.storage_offset() % alignment for tensor in attention[:3]):
         return False
     return _not_empty(attention) and _last_stride_is_one(attention, ignore_single=False)
 
@@ -282,7 +289,8 @@ def scaled_dot_product_attention(
 ) -> Any:
     """attention.cpp, scaled_dot_product_attention"""
     attention = AttentionArguments(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    kernel = choose_attention_kernel(attention, _gpus[-1].spec.compute_capability or (0, 0))
+    gpu = _gpus[-1]
+    kernel = choose_attention_kernel(attention, gpu.spec.compute_capability or (0, 0), gpu.release)
     _gpus[-1].attention_kernels.add(kernel)
     if kernel == CUDNN:  # it takes masks of flags as they are
         return _first(

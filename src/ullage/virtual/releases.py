@@ -1,0 +1,157 @@
+"""What PyTorch's releases do differently and memory depends on: which attention runs, which workspaces stay.
+
+Only 2.11 was measured on a GPU. What is here of the other releases was read from their source, or answered by their own
+compiled code, asked for a card of each kind (`tests/virtual/test_releases.py` asks it again on builds for CUDA).
+Kernels are those of 2.11 in all of them. `ULLAGE_PYTORCH=2.11` follows another release than the installed one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from ullage.errors import InvalidValue, UnsupportedPlatform
+from ullage.isolation import boot
+from ullage.units import KIB
+
+VARIABLE = "ULLAGE_PYTORCH"
+KEPT, SHARED, TAKEN_EACH_TIME = "kept", "shared", "taken each time"
+
+
+class Release(NamedTuple):
+    """A release of PyTorch, with the CUDA and the cuDNN of its build on PyPI."""
+
+    version: tuple[int, int]
+    cuda: str
+    cudnn: int
+
+    @property
+    def name(self) -> str:
+        """As people write it.
+
+        >>> MEASURED.name
+        '2.11'
+        """
+        return boot.dotted(self.version)
+
+    # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+
+    def prefers_cudnn_attention(self, capability: tuple[int, int]) -> bool:
+        """check_prefer_cudnn_attention: Hopper and data-centre Blackwell, where cuDNN is newer than 9.15.
+
+        2.6 to 2.9 have the check and do not use it, or only if told to by a variable.
+        """
+        return self.version >= (2, 10) and self.cudnn > 91500 and capability[0] in (9, 10)
+
+    @property
+    def cudnn_drops_sixteenths_only(self) -> bool:
+        """check_cudnn_dropout: other chances than multiples of 1/16 go to another kernel."""
+        return self.version >= (2, 12)
+
+    def cudnn_takes_heads(self, sizes: tuple[int, int], capability: tuple[int, int], trains: bool) -> bool:
+        """check_cudnn_tensor_shapes and check_cudnn_d256_bprop_head_dim: sizes of a query's and of a value's head."""
+        data_centre = capability[0] in (9, 10)
+        limit = 128
+        if self._cudnn_takes_256 and data_centre:
+            if trains and max(sizes) > 128:
+                return sizes in ((192, 128), (256, 256))
+            limit = 256
+        elif self.version >= (2, 8) and capability == (9, 0) and self.cudnn >= 90501:
+            limit = 256
+        elif self.version >= (2, 9) and data_centre and sizes == (192, 128) and self.cudnn >= 91100:
+            limit = 192
+        return max(sizes) <= limit and not sizes[0] % 8 and not sizes[1] % 8
+
+    @property
+    def _cudnn_takes_256(self) -> bool:
+        return self.version >= (2, 14) and self.cudnn > 92200
+
+    @property
+    def efficient_attention_groups_heads(self) -> bool:
+        """can_use_mem_efficient_attention: fewer heads of keys than of queries."""
+        return self.version >= (2, 14)
+
+    @property
+    def efficient_attention_needs_aligned_offsets(self) -> bool:
+        """check_data_ptr_alignment_mem_efficient"""
+        return self.version >= (2, 14)
+
+    # aten/src/ATen/cuda/CublasHandlePool.cpp, CUDABlas.cpp
+
+    @property
+    def cublas_workspace(self) -> str:
+        """Whether cuBLAS's workspace is kept after a matrix product or given back."""
+        return KEPT if self.version < (2, 15) else TAKEN_EACH_TIME
+
+    @property
+    def cublas_lt_workspace(self) -> str:
+        """Whether cuBLASLt keeps a workspace of its own, shares cuBLAS's, or takes one for each product."""
+        if (2, 9) <= self.version < (2, 12):
+            return KEPT
+        return SHARED if (2, 12) <= self.version < (2, 15) else TAKEN_EACH_TIME
+
+    def cublas_workspace_size(self, capability: tuple[int, int]) -> int:
+        """parseChosenWorkspaceSize: bytes, unless `CUBLAS_WORKSPACE_CONFIG` says otherwise."""
+        large = (9, 10, 12) if self.version >= (2, 12) else (9,)
+        return 4096 * 8 * KIB if capability[0] in large else 2 * 4096 * KIB + 8 * 16 * KIB
+
+
+# The builds that `pip install torch` brings on Linux: torch.version.cuda and cudnnGetVersion().
+RELEASES = (
+    Release((2, 6), "12.4", 90100),
+    Release((2, 7), "12.6", 90501),
+    Release((2, 8), "12.8", 91002),
+    Release((2, 9), "12.8", 91002),
+    Release((2, 10), "12.8", 91002),
+    Release((2, 11), "13.0", 91900),
+    Release((2, 12), "13.0", 92000),
+    Release((2, 13), "13.0", 92000),
+    Release((2, 14), "13.0", 92400),
+    Release((2, 15), "13.2", 92600),
+)
+MEASURED, NEWEST = RELEASES[5], RELEASES[-1]
+
+
+def release_of(version: str) -> Release:
+    """The rules of a version of PyTorch; one that is newer than all known has those of the newest.
+
+    >>> release_of("2.8.0+cu128").cudnn, release_of("2.99").name
+    (91002, '2.15')
+    """
+    wanted = tuple(int(part) for part in version.split(".")[:2])
+    known = [release for release in RELEASES if release.version <= wanted]
+    if not known:
+        raise UnsupportedPlatform(f"needed PyTorch {RELEASES[0].name} or newer; found {version}")
+    return known[-1]
+
+
+def followed(version: str) -> Release:
+    """The release to follow where this version is installed: its own, or the one that `ULLAGE_PYTORCH` names."""
+    written = os.environ.get(VARIABLE, "")
+    if not written:
+        return release_of(version)
+    for release in RELEASES:
+        if release.name == written:
+            return release
+    names = ", ".join(release.name for release in RELEASES)
+    raise InvalidValue(f"needed a release of PyTorch in {VARIABLE}, one of {names}; found {written!r}")
+
+
+def note_on(version: str, release: Release) -> str | None:
+    """What a report has to say about the rules that were followed; nothing for the release that was measured.
+
+    >>> note_on("2.8.0+cu128", release_of("2.8"))
+    'PyTorch 2.8.0+cu128 is followed by the rules in its source; kernels were measured with 2.11'
+    """
+    if release.version < MEASURED.version:
+        return f"PyTorch {version} is followed by the rules in its source; kernels were measured with {MEASURED.name}"
+    if tuple(int(part) for part in version.split(".")[:2]) > NEWEST.version:
+        return f"PyTorch {version} is newer than this Ullage: it is followed by the rules of {NEWEST.name}"
+    return None
+
+
+def refuse_if_unserved() -> None:
+    """Raise `UnsupportedPlatform` if this Python has no PyTorch, or one that is too old; PyTorch is not imported."""
+    problem = boot.problem()
+    if problem:
+        raise UnsupportedPlatform(problem)
