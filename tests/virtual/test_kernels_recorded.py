@@ -86,11 +86,18 @@ def gpu():
         yield gpu
 
 
+def is_there(operator):
+    """Whether this PyTorch has the operator as 2.11 has it; `_fused_rms_norm` of 2.8 is another one, without gradient."""
+    _, name, overload = operator.split(".")
+    newer = name == "_fused_rms_norm" and not hasattr(torch.ops.aten, "_fused_rms_norm_backward")
+    return not newer and hasattr(getattr(torch.ops.aten, name, None), overload)
+
+
 def test_calls_recorded_with_their_frees(gpu):
     wrong = []
     for line in lines_of(HERE / "data" / "kernels_h200.jsonl.gz"):
         (operator, arguments, keywords), real, outputs = json.loads(line)
-        if any(word in operator for word in LEFT_OUT):
+        if any(word in operator for word in LEFT_OUT) or not is_there(operator):
             continue
         events, result = play(gpu, operator, arguments, keywords)
         made = [tensor for tensor in tensors(result) if tensor.is_cuda]

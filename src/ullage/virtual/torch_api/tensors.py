@@ -214,6 +214,8 @@ def _leave_default_device(before: Any) -> None:
     context = torch._GLOBAL_DEVICE_CONTEXT.__dict__.get("device_context")
     if context is not before and context is not None and context.device.type == "cuda":
         torch.set_default_device(None if before is None else before.device)
+        if before is None:  # up to PyTorch 2.8, get_default_device() fails where the name is there and has no device
+            torch._GLOBAL_DEVICE_CONTEXT.__dict__.pop("device_context", None)
 
 
 # Tensors made of Python data, as in `torch.tensor([loss, 2.0], device="cuda")`. PyTorch's C++ part reads such data
