@@ -9,7 +9,7 @@ READY := $(VENV)/ready
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES) + 1)) --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all test-quick bench lint ruff types docs clean
+.PHONY: demo test test-all test-quick test-versions bench lint ruff types docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
@@ -22,6 +22,10 @@ test-quick: $(READY)
 
 test-all: $(READY) lint
 	$(PYTEST)
+
+# Every release of PyTorch in an environment of its own, below .venvs: gigabytes, and hours. ONLY="2.6 2.15" takes a part.
+test-versions:
+	$(PYTHON) tests/versions.py $(if $(ONLY),--only $(ONLY))
 
 bench: $(READY)
 	$(BIN)/python benchmarks/allocator_speed.py
@@ -57,4 +61,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venvs build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

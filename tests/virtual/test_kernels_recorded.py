@@ -87,7 +87,7 @@ def gpu():
 
 
 def is_there(operator):
-    """Whether this PyTorch has the operator as 2.11 has it; `_fused_rms_norm` of 2.8 is another one, without gradient."""
+    """Whether this PyTorch has the operator as 2.11 has it; `_fused_rms_norm` of 2.8 has no gradient."""
     _, name, overload = operator.split(".")
     newer = name == "_fused_rms_norm" and not hasattr(torch.ops.aten, "_fused_rms_norm_backward")
     return not newer and hasattr(getattr(torch.ops.aten, name, None), overload)
