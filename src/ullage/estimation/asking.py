@@ -12,6 +12,7 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.estimators.registry import check_name, estimators, find
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
+from ullage.virtual.releases import refuse_if_unserved
 from ullage.workloads.workload import Workload, workload_of
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ def estimator_list(text: str) -> list[str]:
     >>> estimator_list("ullage, ullage")
     ['ullage']
     """
+    refuse_if_unserved()
     if text.strip().casefold() == "all":
         return estimators()
     names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
