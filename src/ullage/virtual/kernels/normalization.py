@@ -366,6 +366,6 @@ def _strides(source: torch.Tensor) -> tuple[int, ...]:
 
 @kernel("aten._weight_norm_interface_backward.default")
 def weight_norm_backward(call: Call) -> Plan:
-    """WeightNorm.cu, weight_norm_cuda_backward; here because PyTorch 2.6 has no shape inference for it."""
+    """WeightNorm.cu, weight_norm_cuda_backward; here because older releases have no shape inference for it."""
     direction, length = call.args[1:3]
     return Plan([new(tuple(direction.shape), direction.dtype), new(tuple(length.shape), length.dtype)])
