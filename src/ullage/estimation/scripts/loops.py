@@ -24,12 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+import ullage
 from ullage.virtual.gpu import VirtualGPU
 from ullage.virtual.native import in_backward
 from ullage.virtual.replacements import Replacements
 
 SAME_ITERATIONS = 3  # in a row, before a loop that does not train ends early
 LONGEST_LOOP = 20.0  # seconds, before training has settled
+_OURS = os.path.dirname(ullage.__file__)
 _EACH, _AGAIN = "__ullage_each__", "__ullage_again__"
 
 
@@ -193,6 +195,8 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if path is not None and not any(map(_is_own, path)):
+            return None  # a part of a library
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.origin is None or type(spec.loader) is not importlib.machinery.SourceFileLoader:
             return None
@@ -215,6 +219,7 @@ def takes_single_items(frame: FrameType) -> bool:
 
 
 def _is_own(file: str) -> bool:
+    """Whether a file or folder lies in the script's own folder or in the working folder, and is no library."""
     folders = (os.path.join(os.path.abspath(folder), "") for folder in (sys.path[0], os.getcwd()))
-    inside = os.path.abspath(file).startswith(tuple(folders))
-    return inside and "site-packages" not in file and not file.startswith((sys.prefix, sys.base_prefix))
+    inside = os.path.join(os.path.abspath(file), "").startswith(tuple(folders))
+    return inside and "site-packages" not in file and not file.startswith((sys.prefix, sys.base_prefix, _OURS))
