@@ -101,7 +101,7 @@ def test_a_full_queue_takes_no_more(home):
     home.settings += "[access]\nqueue_limit = 2\n"
     home.start()
     home.script("true", hold=True), home.script("true", hold=True)
-    said = home.cli("submit", "--memory", "1GiB", "--", "true", code=1)
+    said = home.cli("submit", "--memory", "1GiB", "--", "true", code=2)
     assert said == "ullage: the queue is full: 2 jobs are its limit (access.queue_limit in the settings)\n"
 
 

@@ -130,17 +130,17 @@ def command(*words):
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("words", "code", "text"),
     [
-        ([], "needed either a file"),
-        (["nowhere.jsonl"], "no such file"),
-        (["--random", 3], "needed an NVIDIA GPU"),
-        (["--random", 3, "--avoid", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+        ([], 2, "needed either a file"),
+        (["nowhere.jsonl"], 2, "no such file"),
+        (["--random", 3], 1, "needed an NVIDIA GPU"),
+        (["--random", 3, "--avoid", "nowhere.jsonl"], 2, "cannot read nowhere.jsonl"),
     ],
 )
-def test_mistakes_get_one_line(words, text):
+def test_mistakes_get_one_line(words, code, text):
     answer = command(*words)
-    assert answer.returncode == 2 and text in answer.stderr and "Traceback" not in answer.stderr
+    assert answer.returncode == code and text in answer.stderr and "Traceback" not in answer.stderr
 
 
 def test_the_list_of_runs_needs_no_gpu():
