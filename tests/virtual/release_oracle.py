@@ -8,19 +8,14 @@ JSON, how many cases were asked, those in which `choose_attention_kernel` differ
 import ctypes
 import itertools
 import json
-import os
 import sys
-import warnings
 from pathlib import Path
 
-os.environ.pop("ULLAGE_PYTORCH", None)
-warnings.simplefilter("ignore")
+import torch
 
-import torch  # noqa: E402
-
-from ullage.virtual.native import cuda_stand_in, tensor_without_data  # noqa: E402
-from ullage.virtual.operators.decompositions import AttentionArguments, choose_attention_kernel  # noqa: E402
-from ullage.virtual.releases import followed  # noqa: E402
+from ullage.virtual.native import cuda_stand_in, tensor_without_data
+from ullage.virtual.operators.decompositions import AttentionArguments, choose_attention_kernel
+from ullage.virtual.releases import release_of
 
 LIBRARIES = Path(torch.__file__).parent / "lib"
 NAMES = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
@@ -77,7 +72,7 @@ def main(major, minor):
     cuda, _described = believe_in(major, minor)
     stand_in = cuda_stand_in()
     stand_in.install()
-    release, different, asked = followed(torch.__version__), [], 0
+    release, different, asked = release_of(torch.__version__), [], 0
     for query, key, value, mask, dropout, causal, grouped in cases():
         code = torch._fused_sdp_choice(query, key, value, mask, dropout, causal, enable_gqa=grouped)
         ours = choose_attention_kernel(

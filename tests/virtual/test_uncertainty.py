@@ -193,7 +193,7 @@ def test_a_gpu_that_was_not_measured_is_said():
 
 def test_a_pytorch_older_than_the_measured_one_is_said(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.8.0+cu128")
-    monkeypatch.delenv("ULLAGE_PYTORCH")
+    monkeypatch.delenv("ULLAGE_PYTORCH", raising=False)
     e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32)), gpu="H200")
     assert "PyTorch 2.8.0+cu128 is followed by the rules in its source; kernels were measured with 2.11" in e.notes
     assert "the kernels of PyTorch 2.11" in e.certainty and e.upper_covers is False
