@@ -90,6 +90,10 @@ def test_a_job_that_does_not_fit_says_what_would_help():
             "2 values that the code read; the bound does not cover val",
         ),
         ({"left_out": [COMPILED | {"adds": 2 * GIB}]}, "the bound adds 2.00 GiB for this, which may be too little"),
+        (
+            {"left_out": [COMPILED | {"adds": GIB}], "assumed": [MADE_UP]},
+            "the bound adds 1.00 GiB for torch.compile, which may be too little; the bound does not cover values",
+        ),
         ({"left_out": [COMPILED]}, "at most 15.0 GiB: left out: torch.compile; the bound does not cover this"),
         ({"measured": False}, "not measured on A100-40GB: rules for other GPUs; the bound adds 5%"),
         ({"measured": None}, "at most 15.0 GiB"),

@@ -261,11 +261,16 @@ class Estimate:
         covered = [entry for entry in self.assumed + self.left_out if entry["covered"]]
         if missing:
             all_of_it = self.measured and not covered and not self._guessed_words
-            these = "this" if all_of_it else _listed(missing, counted=False)
-            added = sum(entry.get("adds", 0) for entry in missing)
-            if not added:
-                return [f"the bound does not cover {these}"]
-            return [f"the bound adds {format_bytes(added)} for {these}, which may be too little"]
+            widened = [entry for entry in missing if entry.get("adds")]
+            others = [entry for entry in missing if not entry.get("adds")]
+            added, words = format_bytes(sum(entry["adds"] for entry in widened)), []
+            if widened:
+                these = "this" if all_of_it and not others else _listed(widened, counted=False)
+                words.append(f"the bound adds {added} for {these}, which may be too little")
+            if others:
+                these = "this" if all_of_it and not widened else _listed(others, counted=False)
+                words.append(f"the bound does not cover {these}")
+            return words
         if not self.measured:
             return ["the bound adds 5% for this"]
         return ["the bound allows for this"]
