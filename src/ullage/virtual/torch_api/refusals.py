@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -36,12 +37,33 @@ def _compile(gpu: GPUState) -> Any:
             return lambda decorated: compile(decorated, **options)
         if options.get("disable"):
             return model
-        gpu.note("compile", _COMPILED)
-        if options.get("mode") in _WITH_GRAPHS:
-            gpu.note("graphs", _GRAPHS.format(mode=options["mode"]))
-        return model
+        mode = options.get("mode")
+        if isinstance(model, torch.nn.Module):
+            _note_compiled(gpu, mode)
+            return model
+        return _noted_when_called(gpu, model, mode)
 
     return compile
+
+
+def _note_compiled(gpu: GPUState, mode: Any) -> None:
+    gpu.note("compile", _COMPILED)
+    if mode in _WITH_GRAPHS:
+        gpu.note("graphs", _GRAPHS.format(mode=mode))
+
+
+def _noted_when_called(gpu: GPUState, function: Any, mode: Any) -> Any:
+    """A library may compile functions that nobody calls."""
+    noted: list[bool] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if not noted:
+            noted.append(True)
+            _note_compiled(gpu, mode)
+        return function(*args, **options)
+
+    return call
 
 
 def _run_eagerly(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:

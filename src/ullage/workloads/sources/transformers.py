@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import logging
 from typing import Any
 
 import torch
@@ -66,6 +67,8 @@ def _quantized(configuration: Configuration, make: Any, config: Any, options: di
 
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MissingPackage("bitsandbytes", "quantized weights (--quantize)")
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it looks for CUDA's libraries, which are not needed
+    transformers.utils.logging.disable_progress_bar()
     config.quantization_config = None
     with torch.device("meta"):
         empty = make(config, **options)
