@@ -102,6 +102,18 @@ def test_cuda_graphs_of_torch_compile_count_the_activations_once_more(mode):
     assert ("CUDA graphs of torch.compile" in e.certainty) is (graphs > 0)
 
 
+def test_a_compiled_function_counts_when_it_is_called():
+    functions = []
+
+    def run():
+        functions.append(torch.compile(lambda x: x + 1))
+        return torch.ones(8, device="cuda")
+
+    assert KNOWN in ullage.estimate(run, gpu="H200").certainty
+    e = ullage.estimate(lambda: torch.compile(mode="max-autotune")(torch.neg)(torch.ones(8, device="cuda")), gpu="H200")
+    assert [entry["count"] for entry in e.left_out] == [1, 1]
+
+
 def test_torch_compile_that_is_switched_off_is_no_doubt():
     e = ullage.estimate(training(lambda: torch.compile(nn.Linear(32, 32), disable=True), images(8, 32)), gpu="H200")
     assert KNOWN in e.certainty
