@@ -139,7 +139,7 @@ def test_a_new_database_is_made_where_that_is_said_and_only_where_there_is_none(
     before = served.script("true")
     served.wait(before)
     served.stop()
-    assert "there is a database already" in served.cli("serve", *served.options, "--new-database", code=1)
+    assert "there is a database already" in served.cli("serve", *served.options, "--new-database", code=2)
     (served.folder / "manager/state.db").unlink()
     served.options += ["--new-database"]
     served.start()

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from ullage.errors import InvalidValue, NoDaemon
+from ullage.errors import InvalidValue, NoDaemon, UllageError
 from ullage.manager.api.gate import guarded
 from ullage.manager.api.rest import make_app
 from ullage.manager.identity import TOKEN_FILE, Caller, Tokens, write_token
@@ -103,7 +103,7 @@ def _listening(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        raise InvalidValue(f"the API cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise UllageError(f"the API cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
 def _is_loopback(host: str) -> bool:
