@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,12 @@ class _Peaks:
         self._most = {"allocated": 0, "reserved": 0}
         self._reset = torch.cuda.memory.reset_peak_memory_stats
         self._reset()
-        for module in (torch.cuda, torch.cuda.memory):
-            module.reset_peak_memory_stats = self._note_and_reset  # type: ignore[assignment]
+        self._set(self._note_and_reset)
+
+    def _set(self, function: Callable[..., None]) -> None:
+        modules: list[Any] = [torch.cuda, torch.cuda.memory]
+        for module in modules:
+            module.reset_peak_memory_stats = function
 
     def _note_and_reset(self, device: Any = None) -> None:
         self._note()
@@ -166,8 +171,7 @@ class _Peaks:
 
     def close(self) -> dict[str, int]:
         """The peaks; PyTorch's function is as it was."""
-        for module in (torch.cuda, torch.cuda.memory):
-            module.reset_peak_memory_stats = self._reset  # type: ignore[assignment]
+        self._set(self._reset)
         self._note()
         return {"peak_alloc": self._most["allocated"], "peak_reserved": self._most["reserved"]}
 

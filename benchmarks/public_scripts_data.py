@@ -1,0 +1,227 @@
+"""Small random data for `public_scripts.py`, in the places and forms in which the scripts read theirs."""
+
+import json
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+LETTERS = [chr(40 + index) for index in range(65)]
+HIDDEN = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}
+MODELS = {
+    "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **HIDDEN},
+    "gpt": {
+        "model_type": "gpt2", "n_embd": 384, "n_layer": 6, "n_head": 6, "n_positions": 512,
+        "architectures": ["GPT2LMHeadModel"],
+    },
+    "llama": {
+        "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "intermediate_size": 1408, "max_position_embeddings": 512,
+        "architectures": ["LlamaForCausalLM"],
+    },
+    "vit": {
+        "model_type": "vit", "image_size": 224, "patch_size": 16, "hidden_size": 192, "num_hidden_layers": 6,
+        "num_attention_heads": 3, "intermediate_size": 768, "encoder_stride": 16,
+        "architectures": ["ViTForMaskedImageModeling"],
+    },
+}  # fmt: skip
+MNIST_PLACES = [
+    "pytorch+examples/data", "pytorch+examples/mnist_forward_forward/data", "rtqichen+torchdiffeq/examples/.data/mnist",
+    "eriklindernoren+PyTorch-GAN/data/mnist", "yunjey+pytorch-tutorial/data", "locuslab+TCN/TCN/mnist_pixel/data/mnist",
+    "state-spaces+s4/data", "Lightning-AI+pytorch-lightning/examples/fabric/image_classifier/DATASETS",
+    "Lightning-AI+pytorch-lightning/examples/fabric/DATASETS",
+]  # fmt: skip
+CORA_PLACES = ["pytorch+examples/gat/cora", "tkipf+pygcn/data/cora", "Diego999+pyGAT/data/cora"]
+
+
+class Maker:
+    """Writes data below a folder; the same each time."""
+
+    def __init__(self, root: Path) -> None:
+        self.data, self.src = root / "data", root / "src"
+        self.random = np.random.default_rng(0)
+
+    def write(self, file: Path, content: str | bytes) -> None:
+        """A file, with its folders."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def mnist(self, train: int = 12_000, test: int = 2_000) -> None:
+        """MNIST's four files, and links to them where the scripts look."""
+        raw = self.data / "MNIST" / "raw"
+        for prefix, count in (("train", train), ("t10k", test)):
+            images = self.random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+            labels = (np.arange(count) % 10).astype(np.uint8)
+            self.write(raw / f"{prefix}-images-idx3-ubyte", struct.pack(">4I", 0x803, count, 28, 28) + images.tobytes())
+            self.write(raw / f"{prefix}-labels-idx1-ubyte", struct.pack(">2I", 0x801, count) + labels.tobytes())
+        for place in MNIST_PLACES:
+            link = self.src / place / "MNIST" / "raw"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                link.symlink_to(raw)
+
+    def picture(self, file: Path, size: tuple[int, int], mask: bool = False) -> None:
+        """One image of coarse noise, or a mask of zeros and ones."""
+        shape = (size[1] // 8 + 1, size[0] // 8 + 1)
+        values = self.random.integers(0, 2, shape) if mask else self.random.integers(0, 256, (*shape, 3))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values.astype(np.uint8)).resize(size, Image.Resampling.NEAREST).save(file)
+
+    def pictures(self, folder: Path, count: int, size: tuple[int, int], kind: str = "jpg", mask: bool = False) -> None:
+        """A folder of images."""
+        for index in range(count):
+            self.picture(folder / f"{index:05d}.{kind}", size, mask)
+
+    def image_folders(self) -> None:
+        """Ten classes of photographs, and what super-resolution, segmentation and image translation read."""
+        for split, count in (("train", 24), ("val", 8)):
+            for label in range(10):
+                self.pictures(self.data / "photos" / split / f"class{label}", count, (280 + 4 * label, 256))
+        for split, count in (("train", 200), ("test", 100)):
+            place = self.src / "pytorch+examples/super_resolution/dataset/BSDS300/images" / split
+            self.pictures(place, count, (481, 321))
+        self.pictures(self.src / "milesial+Pytorch-UNet/data/imgs", 60, (959, 640))
+        self.pictures(self.src / "milesial+Pytorch-UNet/data/masks", 60, (959, 640), "png", mask=True)
+        translation = self.src / "eriklindernoren+PyTorch-GAN/data"
+        for split in ("train", "test"):
+            for side in "AB":
+                self.pictures(translation / "monet2photo" / split / side, 60, (256, 256))
+            self.pictures(translation / "facades" / split, 60, (512, 256))
+
+    def coco(self) -> None:
+        """Images of many sizes with boxes, as COCO has them."""
+        for split, count in (("train2017", 60), ("val2017", 20)):
+            images, boxes = [], []
+            for index in range(1, count + 1):
+                width, height = int(self.random.integers(400, 641)), int(self.random.integers(380, 481))
+                self.picture(self.data / "coco" / split / f"{index:012d}.jpg", (width, height))
+                images.append({"id": index, "file_name": f"{index:012d}.jpg", "width": width, "height": height})
+                for _ in range(int(self.random.integers(1, 12))):
+                    w, h = (int(side) for side in self.random.integers(30, 200, 2))
+                    x, y = int(self.random.integers(0, width - w)), int(self.random.integers(0, height - h))
+                    boxes.append({
+                        "id": len(boxes) + 1, "image_id": index, "category_id": int(self.random.integers(1, 91)),
+                        "bbox": [x, y, w, h], "area": w * h, "iscrowd": 0,
+                        "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]],
+                    })  # fmt: skip
+            kinds = [{"id": kind, "name": f"c{kind}"} for kind in range(1, 91)]
+            record = {"info": {}, "images": images, "annotations": boxes, "categories": kinds}
+            self.write(self.data / "coco" / "annotations" / f"instances_{split}.json", json.dumps(record))
+
+    def words(self, file: Path, count: int, vocabulary: int) -> None:
+        """Lines of 5 to 39 words, some of them frequent."""
+        rank = self.random.zipf(1.3, count * 2)
+        text = [f"w{number}" for number in rank[rank <= vocabulary][:count]]
+        lines = []
+        while text:
+            length = int(self.random.integers(5, 40))
+            lines.append(" ".join(text[:length]))
+            text = text[length:]
+        self.write(file, "\n".join(lines) + "\n")
+
+    def text(self) -> None:
+        """Words, characters, tokens and names for language models."""
+        for split, count in (("train", 200_000), ("valid", 20_000), ("test", 20_000)):
+            self.words(
+                self.src / "pytorch+examples/word_language_model/data/wikitext-2" / f"{split}.txt", count, 12_000
+            )
+        tutorial = self.src / "yunjey+pytorch-tutorial/tutorials/02-intermediate/language_model/data"
+        self.words(tutorial / "train.txt", 60_000, 10_000)
+        self.words(self.data / "text" / "train.txt", 150_000, 8_000)
+        self.words(self.data / "text" / "valid.txt", 15_000, 8_000)
+        tokens = self.src / "karpathy+nanoGPT/data/shakespeare_char"
+        for split, count in (("train", 400_000), ("val", 40_000)):
+            self.write(tokens / f"{split}.bin", self.random.integers(0, 65, count).astype(np.uint16).tobytes())
+        known = {"vocab_size": 65, "itos": dict(enumerate(LETTERS)), "stoi": {c: i for i, c in enumerate(LETTERS)}}
+        self.write(tokens / "meta.pkl", pickle.dumps(known))
+        characters = "".join(LETTERS[index] for index in self.random.integers(0, 65, 300_000))
+        self.write(self.src / "karpathy+minGPT/projects/chargpt/input.txt", characters)
+        self.write(self.src / "karpathy+ng-video-lecture/input.txt", characters)
+        lengths = self.random.integers(3, 15, 30_000)
+        names = ["".join(chr(97 + letter) for letter in self.random.integers(0, 26, length)) for length in lengths]
+        self.write(self.src / "karpathy+makemore/names.txt", "\n".join(names) + "\n")
+
+    def models(self) -> None:
+        """A tokenizer and configurations of small models, in Hugging Face's form."""
+        vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(8_000))]
+        for name, configuration in MODELS.items():
+            size = {} if name == "vit" else {"vocab_size": len(vocabulary)}
+            self.write(self.data / name / "config.json", json.dumps(configuration | size))
+        self.write(self.data / "bert" / "vocab.txt", "\n".join(vocabulary) + "\n")
+        tokenizer = {"tokenizer_class": "BertTokenizer", "model_max_length": 512}
+        self.write(self.data / "bert" / "tokenizer_config.json", json.dumps(tokenizer))
+        half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": 224, "width": 224}}
+        processor = json.dumps({"image_processor_type": "ViTImageProcessor", **half})
+        self.write(self.data / "vit" / "preprocessor_config.json", processor)
+
+    def graphs(self) -> None:
+        """A citation graph as large as Cora in two forms, and 188 molecules as in MUTAG."""
+        import scipy.sparse
+
+        nodes, features, classes = 2708, 1433, 7
+        values = (self.random.random((nodes, features)) < 0.0127).astype(np.int32)
+        values[np.arange(nodes), self.random.integers(0, features, nodes)] = 1
+        label = self.random.integers(0, classes, nodes)
+        edges = self.random.integers(0, nodes, (5429, 2))
+        edges = edges[edges[:, 0] != edges[:, 1]]
+        rows = ("\t".join([str(1000 + i), *map(str, values[i]), f"Class_{label[i]}"]) for i in range(nodes))
+        content, cites = "\n".join(rows) + "\n", "\n".join(f"{1000 + a}\t{1000 + b}" for a, b in edges) + "\n"
+        for place in CORA_PLACES:
+            self.write(self.src / place / "cora.content", content)
+            self.write(self.src / place / "cora.cites", cites)
+        x, y = scipy.sparse.csr_matrix(values.astype(np.float32)), np.eye(classes, dtype=np.int32)[label]
+        graph: dict[int, list[int]] = {node: [] for node in range(nodes)}
+        for a, b in edges.tolist():
+            graph[a].append(b)
+            graph[b].append(a)
+        raw = self.src / "pyg-team+pytorch_geometric/data/Planetoid/Cora/raw"
+        parts = {
+            "x": x[:140], "y": y[:140], "tx": x[1708:], "ty": y[1708:], "allx": x[:1708], "ally": y[:1708],
+            "graph": graph,
+        }  # fmt: skip
+        for name, part in parts.items():
+            self.write(raw / f"ind.cora.{name}", pickle.dumps(part, protocol=2))
+        self.write(raw / "ind.cora.test.index", "\n".join(map(str, range(1708, 2708))) + "\n")
+        self.molecules(self.src / "pyg-team+pytorch_geometric/data/TU/MUTAG/raw")
+
+    def molecules(self, raw: Path) -> None:
+        """Rings with chords, with labels for graphs, nodes and edges."""
+        sizes = [int(size) for size in self.random.integers(10, 29, 188)]
+        edges, first = [], 1
+        for size in sizes:
+            for a in range(size):
+                for b in ((a + 1) % size, (a + 2) % size):
+                    edges += [(first + a, first + b), (first + b, first + a)]
+            first += size
+        columns = {
+            "A": [f"{a}, {b}" for a, b in edges], "edge_labels": self.random.integers(0, 4, len(edges)),
+            "graph_indicator": [i + 1 for i, size in enumerate(sizes) for _ in range(size)],
+            "graph_labels": [2 * (i % 2) - 1 for i in range(len(sizes))],
+            "node_labels": self.random.integers(0, 7, sum(sizes)),
+        }  # fmt: skip
+        for name, column in columns.items():
+            self.write(raw / f"MUTAG_{name}.txt", "\n".join(map(str, column)) + "\n")
+
+    def tables(self) -> None:
+        """Two years of hours with seven variables, and ratings of films."""
+        dates = np.datetime64("2016-07-01T00") + np.arange(17_420).astype("timedelta64[h]")
+        series = self.random.standard_normal((len(dates), 7)).cumsum(0)
+        lines = ["date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT"]
+        for date, row in zip(dates, series, strict=True):
+            lines.append(f"{date} ".replace("T", " ").strip() + ":00:00," + ",".join(f"{value:.3f}" for value in row))
+        self.write(self.data / "ETTh1.csv", "\n".join(lines) + "\n")
+        columns = [self.random.integers(1, top, 100_000) for top in (6041, 3953, 6)]
+        ratings = (f"{user}::{item}::{rating}::978300760" for user, item, rating in zip(*columns, strict=True))
+        self.write(self.data / "ml" / "ratings.dat", "\n".join(ratings) + "\n")
+
+
+def make_data(root: Path) -> None:
+    """Everything that the scripts below `root/src` read, about 30 MB in all."""
+    maker = Maker(root)
+    (maker.src / "pytorch+examples/vae/results").mkdir(parents=True, exist_ok=True)
+    for part in (
+        maker.mnist, maker.image_folders, maker.coco, maker.text, maker.models, maker.graphs, maker.tables,
+    ):  # fmt: skip
+        part()
