@@ -116,3 +116,46 @@ def test_what_is_read_can_be_changed_without_changing_the_gpu(gpu):
 
 def test_a_large_view_of_one_number_is_not_computed(gpu):
     assert gpu.values.known(torch.ones(1, device="cuda").expand(1 << 40).sum(dtype=torch.float32)) is None
+
+
+def test_a_number_without_data_counts_as_one_also_where_it_is_compared(gpu):
+    x = torch.rand((), device="cuda")
+    assert x.item() == 1.0
+    assert (x <= 1) and (x > 0.5) and (x == x) and not (x < 1) and not (torch.zeros((), device="cuda") > x)
+    assert torch.isfinite(x) and not torch.isnan(x) and not torch.isinf(x)
+
+
+def test_a_step_of_unknown_size_goes_forward(gpu):
+    start, step = torch.tensor(3.5).cuda(), torch.rand((), device="cuda")
+    exec("assert start + step > start, 'underflow'\nassert not (start + step <= start)", {"start": start, "step": step})
+    assert gpu.noted, "something was assumed"
+
+
+def checked(x, fine):
+    if not fine:
+        raise ValueError(f"not fine: {x}")
+    return "fine"
+
+
+def refused(x, bad):
+    if bad:
+        raise ValueError(f"bad: {x}")
+    return "fine"
+
+
+def asserted(x, fine):
+    """Compiled here, because pytest rewrites the assertions of a test file."""
+    code = "assert x.dim() == 1 and fine, 'not fine'\nassert bool(fine), f'not fine: {x}'\nassert not ~fine"
+    exec(compile(code, "script.py", "exec"), {"x": x, "fine": fine})
+    return "fine"
+
+
+def chosen(x, flag):
+    return "yes" if flag else "no"
+
+
+@pytest.mark.parametrize(("code", "answer"), [(checked, "fine"), (refused, "fine"), (asserted, "fine"), (chosen, "no")])
+def test_code_that_asks_for_a_flag_without_data_goes_on_where_one_way_only_raises(gpu, code, answer):
+    x = torch.rand(1 << 20, device="cuda")
+    assert code(x, (x > 0).all()) == answer
+    assert gpu.noted, "something was assumed"

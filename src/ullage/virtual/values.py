@@ -4,8 +4,8 @@ A training loop reads few values: a loss to print, a flag to check, times to int
 small tensor that was copied from the CPU, or made by a factory, has its values in a twin on the CPU, which belongs to
 its memory: every view of it is known with it. What an operator computes from known values alone is computed on the CPU
 besides, and known too. As soon as anything else is written to the memory, its values are forgotten. For a tensor
-without known values the answer is made up (1 for numbers, 0 for flags such as "found an infinity"), and the notes say
-so.
+without known values the answer is made up, and the notes say so: 1 for numbers, also where a single one is compared;
+for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an exception.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ import torch
 from ullage.virtual.host import Host
 from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.memory import DeviceMemory
+from ullage.virtual.working_branch import working_answer
 
 LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smaller
 LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
 _OVERWRITING = {
     torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor,
 }  # fmt: skip
+
+_COMPARISONS = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for overload in ("Scalar", "Tensor")
+) | {torch.ops.aten.isnan.default, torch.ops.aten.isinf.default}  # fmt: skip
 
 _CPU = torch.device("cpu")  # named, because the script may have set another default
 _Tensor = torch.Tensor
@@ -46,6 +53,7 @@ class KnownValues:
 
     def __init__(self, memory: DeviceMemory, host: Host, note: Callable[[str, str], None]) -> None:
         self._memory, self._host, self._note = memory, host, note
+        self._supposing = False  # whether any value followed from one that was made up
 
     def known(self, tensor: _Tensor) -> _Tensor | None:
         """The values as a CPU tensor over the twin of the memory, or `None`."""
@@ -56,8 +64,11 @@ class KnownValues:
             return None
         return _over(watch.value, tensor)
 
-    def set(self, tensor: _Tensor, value: _Tensor) -> None:
-        """Give a tensor known values; they hold until something else is written to its memory."""
+    def set(self, tensor: _Tensor, value: _Tensor, supposed: bool = False) -> None:
+        """Give a tensor known values; they hold until something else is written to its memory.
+
+        `supposed` says that they follow from numbers that were made up.
+        """
         storage = _storage_of(tensor)
         watch = getattr(storage, "ullage", None)
         if watch is None:
@@ -68,6 +79,8 @@ class KnownValues:
                 return  # the rest of its memory is not known
             watch.value = torch.empty(length, dtype=tensor.dtype, device=_CPU)
         _over(watch.value, tensor).copy_(value)
+        if self._supposing:
+            watch.value.supposed = supposed
 
     def copied(self, source: _Tensor, target: _Tensor) -> None:
         """Take over the values of a small tensor that was copied to the GPU."""
@@ -101,14 +114,32 @@ class KnownValues:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat a call that has small results on known values, if all of its tensors are known."""
         first = args[0] if args else None
-        if isinstance(first, _Tensor) and first.is_cuda:
+        if func in _COMPARISONS and result.numel() == 1:
+            args = tuple(map(self._supposed, args))
+        elif isinstance(first, _Tensor) and first.is_cuda:
             watch = getattr(_storage_of(first), "ullage", None)
             if watch is not None and watch.value is None:
                 return
+        supposed = self._supposing and any(map(self._is_supposed, args))
         results = result if isinstance(result, list | tuple) else (result,)
         for made, value in zip(results, self.computed(func, args, kwargs) or (), strict=False):
             if isinstance(made, _Tensor) and made.is_cuda and value.shape == made.shape:
-                self.set(made, value)
+                self.set(made, value, supposed)
+
+    def _supposed(self, value: Any) -> Any:
+        """A side of a comparison: where it has no data, the number that `.item()` would give."""
+        if not isinstance(value, _Tensor) or not value.is_floating_point() or self.known(value) is not None:
+            return value
+        self._note("values", _asked(value, "a comparison"))
+        self._supposing = True
+        one: Any = torch.ones(value.shape, dtype=value.dtype, device=_CPU)
+        one.supposed = True
+        return one
+
+    def _is_supposed(self, value: Any) -> bool:
+        if isinstance(value, _Tensor) and value.is_cuda:
+            value = getattr(getattr(_storage_of(value), "ullage", None), "value", None)
+        return getattr(value, "supposed", False)
 
     def tensor(self, value: _Tensor) -> _Tensor:
         """A new tensor on the GPU with known values."""
@@ -155,10 +186,11 @@ class KnownValues:
         """The answer to `.item()`."""
         known = self.known(tensor)
         if known is not None:
-            return known.item()
+            working = working_answer() if tensor.dtype is torch.bool and self._is_supposed(tensor) else None
+            return known.item() if working is None else working
         self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "one value"))
         if tensor.dtype is torch.bool:
-            return False
+            return bool(working_answer())
         if tensor.is_complex():
             return complex(1.0)
         return 1.0 if tensor.is_floating_point() else 1
