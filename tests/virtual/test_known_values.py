@@ -131,6 +131,15 @@ def test_a_step_of_unknown_size_goes_forward(gpu):
     assert gpu.noted, "something was assumed"
 
 
+def test_a_loop_over_numbers_without_data_ends(gpu):
+    now, end, rounds = torch.zeros((), device="cuda"), torch.tensor(25.0).cuda(), 0
+    while end > now:
+        now = now + torch.rand((), device="cuda")
+        rounds += 1
+        assert rounds < 100
+    assert rounds == 1
+
+
 def checked(x, fine):
     if not fine:
         raise ValueError(f"not fine: {x}")

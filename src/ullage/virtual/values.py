@@ -186,7 +186,9 @@ class KnownValues:
         """The answer to `.item()`."""
         known = self.known(tensor)
         if known is not None:
-            working = working_answer() if tensor.dtype is torch.bool and self._is_supposed(tensor) else None
+            working = (
+                working_answer(supposed=True) if tensor.dtype is torch.bool and self._is_supposed(tensor) else None
+            )
             return known.item() if working is None else working
         self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "one value"))
         if tensor.dtype is torch.bool:

@@ -18,22 +18,28 @@ _LIBRARIES = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (
 _CALLS = ("CALL", "PRECALL", "CALL_FUNCTION_EX")
 
 
-def working_answer() -> bool | None:
-    """The answer to the flag that the code outside PyTorch asks for just now; `None` where both ways go on."""
+def working_answer(supposed: bool = False) -> bool | None:
+    """The answer to the flag that the code outside PyTorch asks for just now; `None` where both ways go on.
+
+    A flag that is `supposed`, because a number that was made up was compared, would be the same for ever: a loop does
+    not begin another round for it.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
-    return None if frame is None else _answer_at(frame.f_code, frame.f_lasti)
+    return None if frame is None else _answer_at(frame.f_code, frame.f_lasti, supposed)
 
 
 @functools.lru_cache(maxsize=4096)
-def _answer_at(code: CodeType, place: int) -> bool | None:
+def _answer_at(code: CodeType, place: int, supposed: bool) -> bool | None:
     following = [line for line in dis.get_instructions(code) if line.offset >= place and line.opname != "CACHE"]
     while following and (following[0].opname == "TO_BOOL" or following[0].offset == place and _is_call(following[0])):
         following = following[1:]
     if len(following) < 2 or "JUMP" not in following[0].opname or "_IF_" not in following[0].opname:
         return None
     jump, *straight = following
+    if supposed and "BACKWARD" in jump.opname + straight[0].opname:
+        return jump.opname.endswith("FALSE") is ("BACKWARD" in jump.opname)
     jumped = [line for line in following if line.offset >= jump.argval]
     on_jump, on_going = _only_raises(jumped), _only_raises(straight)
     if on_jump == on_going or not jump.opname.endswith(("TRUE", "FALSE")):
