@@ -65,3 +65,9 @@ def test_compiled_code_runs_eagerly(gpu):
 
 def test_no_graph_is_being_captured(gpu):
     assert not torch.cuda.is_current_stream_capturing()
+
+
+@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_a_sparse_tensor_is_refused_in_one_line_that_says_what_to_do(gpu, sparse):
+    with pytest.raises(UnsupportedOperation, match="sparse tensor: use a dense one"):
+        sparse(torch.eye(4)).cuda()

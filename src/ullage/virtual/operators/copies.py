@@ -20,6 +20,8 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     to_gpu = is_gpu(device) if device is not None else source.is_cuda
     if not to_gpu and not source.is_cuda:
         return gpu.host.call(func, args, kwargs)
+    if source.layout is not torch.strided:
+        gpu.refuse("a sparse tensor", "use a dense one (x.to_dense())")
     dtype = kwargs.get("dtype") or source.dtype
     memory_format = kwargs.get("memory_format")
     if to_gpu:
