@@ -12,7 +12,6 @@ from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
-CUDNN_VERSION = 91900
 _FLATTEN = "aten._cudnn_rnn_flatten_weight.default"
 
 
@@ -28,7 +27,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
     cudnn: Any = torch.backends.cudnn
     replacements.put(cudnn.m, "_init", lambda: True)
-    replacements.put(cudnn.m, "__cudnn_version", CUDNN_VERSION)
+    replacements.put(cudnn.m, "__cudnn_version", gpu.release.cudnn)
     limit_switch = ContextProp(get_limit, set_limit)
     replacements.put(type(cudnn), "benchmark_limit", limit_switch)
     replacements.put_all(

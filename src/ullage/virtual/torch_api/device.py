@@ -17,7 +17,6 @@ from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.memory import memory_info
 
-CUDA_VERSION = "13.0"
 _ARCHITECTURES = (75, 80, 86, 90, 100, 120)  # what PyTorch's wheels for CUDA 13.0 are built for
 _DEVICE_TYPE = 1  # c10/core/DeviceType.h: CUDA
 _DeviceError: Any = getattr(torch._C, "AcceleratorError", RuntimeError)
@@ -80,7 +79,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put_all(torch.cuda, _nvml_answers(gpu))
     replacements.put(torch.cuda.nvtx, "_nvtx", _NVTX)
     if torch.version.cuda is None:
-        replacements.put(torch.version, "cuda", CUDA_VERSION)
+        replacements.put(torch.version, "cuda", gpu.release.cuda)
 
 
 def check_device(device: int) -> None:
