@@ -100,7 +100,7 @@ def test_without_a_network_the_line_to_type_comes_at_once(monkeypatch, tmp_path)
 
 def test_a_command_says_at_once_that_there_is_no_such_name():
     missing = command("estimate", "hf:org/nothing")
-    assert missing.returncode == 1 and "no model org/nothing" in missing.stderr
+    assert missing.returncode == 2 and "no model org/nothing" in missing.stderr
 
 
 @pytest.mark.slow
