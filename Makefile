@@ -34,6 +34,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/manager_submit.py
 	$(BIN)/python benchmarks/manager_orders.py
 	$(BIN)/python benchmarks/manager_estimates.py
+	$(BIN)/python benchmarks/estimate_speed.py
 	$(BIN)/python benchmarks/virtual_gpu.py
 	$(BIN)/python benchmarks/monitor_overhead.py
 

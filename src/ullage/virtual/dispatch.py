@@ -138,12 +138,12 @@ class VirtualMode(TorchDispatchMode):
     def __init__(self, gpu: GPUState) -> None:
         super().__init__()
         self.gpu = gpu
-        self._operators: dict[Any, _Operator] = {}
+        self._operators: dict[int, _Operator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operator = self._operators.get(func)
+        operator = self._operators.get(id(func))  # its own hash is computed in Python
         if operator is None:
-            operator = self._operators[func] = _Operator(func, self)
+            operator = self._operators[id(func)] = _Operator(func, self)
         return operator(args, kwargs or {})
 
 
