@@ -255,15 +255,13 @@ def target_of(
     """What the command line describes; options that do not belong to this kind of source are refused."""
     from ullage.estimation.estimators.registry import check_name
     from ullage.isolation.interpreter import active_environment
-    from ullage.workloads.workload import SCRIPT, kind_of, workload_of
+    from ullage.workloads.workload import SCRIPT, check_script, kind_of, workload_of
 
     check_name(estimator)
     if steps < 1:
         raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
     kind = kind_of(source, module)
     if kind == SCRIPT and not module:
-        from ullage.estimation.scripts.parent import check_script
-
         check_script(source)
     if kind != SCRIPT and args:
         raise InvalidValue(f"{' '.join(args)!r}: arguments after -- are for scripts; {source} is a model's name")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +157,34 @@ def kind_of(source: Any, module: bool = False) -> str:
     if name.endswith(SUMMARY_ENDINGS) and ":" not in name:
         return SUMMARY
     return SCRIPT if name.endswith(".py") or Path(name).is_file() else MODEL
+
+
+def check_script(path: str | os.PathLike[str], module: bool = False) -> None:
+    """Refuse a script, a folder or a module that Python would not run."""
+    if module:
+        _check_module(str(path))
+        return
+    file = Path(path)
+    if file.is_dir():
+        if not (file / "__main__.py").is_file():
+            found = ", ".join(sorted(child.name for child in file.glob("*.py"))[:8])
+            raise InvalidValue(f"needed a script; {path} is a folder" + (f" (in it: {found})" if found else ""))
+    elif not file.is_file():
+        folder = file.parent if file.parent.is_dir() else Path()
+        near = ", ".join(sorted(child.name for child in folder.glob("*.py"))[:8])
+        raise InvalidValue(f"needed a script; there is no file {path}" + (f" (in {folder}: {near})" if near else ""))
+
+
+def _check_module(name: str) -> None:
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        found = None
+    finally:
+        sys.path.pop(0)
+    if found is None:
+        raise InvalidValue(f"needed a module that `python -m {name}` would run; found none of that name from here")
 
 
 def check_options(kind: str, options: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from ullage.isolation.interpreter import Interpreter, environment_with, find_int
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, run
 from ullage.units import GIB
+from ullage.workloads.workload import check_script
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
@@ -118,34 +118,6 @@ def _circumstances(failure: dict[str, Any], path: str, module: bool) -> dict[str
         "framework": framework_of(path, module, [*failure.get("imported", []), missing]),
         "elsewhere": environment_with(missing, path) if missing else None,
     }
-
-
-def check_script(path: str | os.PathLike[str], module: bool = False) -> None:
-    """Refuse a script, a folder or a module that Python would not run."""
-    if module:
-        _check_module(str(path))
-        return
-    file = Path(path)
-    if file.is_dir():
-        if not (file / "__main__.py").is_file():
-            found = ", ".join(sorted(child.name for child in file.glob("*.py"))[:8])
-            raise InvalidValue(f"needed a script; {path} is a folder" + (f" (in it: {found})" if found else ""))
-    elif not file.is_file():
-        folder = file.parent if file.parent.is_dir() else Path()
-        near = ", ".join(sorted(child.name for child in folder.glob("*.py"))[:8])
-        raise InvalidValue(f"needed a script; there is no file {path}" + (f" (in {folder}: {near})" if near else ""))
-
-
-def _check_module(name: str) -> None:
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        found = None
-    finally:
-        sys.path.pop(0)
-    if found is None:
-        raise InvalidValue(f"needed a module that `python -m {name}` would run; found none of that name from here")
 
 
 def _run(request: ScriptRequest, python: Interpreter, private: Private, show_output: bool) -> dict[str, Any]:
