@@ -122,6 +122,7 @@ def test_a_number_without_data_counts_as_one_also_where_it_is_compared(gpu):
     x = torch.rand((), device="cuda")
     assert x.item() == 1.0
     assert (x <= 1) and (x > 0.5) and (x == x) and not (x < 1) and not (torch.zeros((), device="cuda") > x)
+    assert not (x > -1) and not (x < -1), "nobody knows its sign"
     assert torch.isfinite(x) and not torch.isnan(x) and not torch.isinf(x)
 
 

@@ -4,8 +4,8 @@ A training loop reads few values: a loss to print, a flag to check, times to int
 small tensor that was copied from the CPU, or made by a factory, has its values in a twin on the CPU, which belongs to
 its memory: every view of it is known with it. What an operator computes from known values alone is computed on the CPU
 besides, and known too. As soon as anything else is written to the memory, its values are forgotten. For a tensor
-without known values the answer is made up, and the notes say so: 1 for numbers, also where a single one is compared;
-for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an exception.
+without known values the answer is made up, and the notes say so: 1 for numbers, also where a single one is compared
+with one that is not negative; for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an exception.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class KnownValues:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat a call that has small results on known values, if all of its tensors are known."""
         first = args[0] if args else None
-        if func in _COMPARISONS and result.numel() == 1:
+        if func in _COMPARISONS and result.numel() == 1 and not any(map(self._is_negative, args)):
             args = tuple(map(self._supposed, args))
         elif isinstance(first, _Tensor) and first.is_cuda:
             watch = getattr(_storage_of(first), "ullage", None)
@@ -135,6 +135,11 @@ class KnownValues:
         one: Any = torch.ones(value.shape, dtype=value.dtype, device=_CPU)
         one.supposed = True
         return one
+
+    def _is_negative(self, value: Any) -> bool:
+        """Whether one side of a comparison is known to be below zero: nobody knows the sign of the other."""
+        known = self.known(value) if isinstance(value, _Tensor) and value.is_cuda else value
+        return known is not None and not isinstance(known, complex) and bool(known < 0)
 
     def _is_supposed(self, value: Any) -> bool:
         if isinstance(value, _Tensor) and value.is_cuda:
