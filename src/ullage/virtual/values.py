@@ -5,7 +5,8 @@ small tensor that was copied from the CPU, or made by a factory, has its values 
 its memory: every view of it is known with it. What an operator computes from known values alone is computed on the CPU
 besides, and known too. As soon as anything else is written to the memory, its values are forgotten. For a tensor
 without known values the answer is made up, and the notes say so: 1 for numbers, also where a single one is compared
-with one that is not negative; for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an exception.
+with one that is not negative; for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an
+exception.
 """
 
 from __future__ import annotations
