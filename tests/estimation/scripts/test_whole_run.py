@@ -204,3 +204,71 @@ def test_modules_beside_the_script_are_followed_alike(estimated, tmp_path):
     values = estimated(HEAD + "import engine_beside\nengine_beside.fit(step)\nlarge(); print('the end')")
     assert "the end" in values["printed"] and values["peak_reserved"] > 400 << 20
     assert not list(tmp_path.glob("__pycache__/engine_beside*")), "bytecode that asks is not left behind"
+
+
+EVERY_SO_OFTEN = {
+    "at the head": "if i % 2000 == 0: now()",
+    "not at first": "if i > 0 and i % 2000 == 0: now()",
+    "the last of them": "if i % 2000 == 1999: now()",
+    "not": "if not (i + 1) % 2000: now()",
+    "in a function": "callback(i)",
+}
+
+
+@pytest.mark.parametrize("when", EVERY_SO_OFTEN)
+def test_what_happens_every_so_many_steps_is_brought_forward(estimated, when):
+    functions = """
+def now():
+    print("now"); large()
+def callback(i):
+    if i % 2000 == 1: now()
+"""
+    loop = f"for i in range(10**9):\n    {EVERY_SO_OFTEN[when]}\n    step()\n"
+    values = estimated(HEAD + functions + loop)
+    assert "now" in values["printed"] and values["peak_reserved"] > 400 << 20
+    assert any("brought forward" in note for note in values["notes"])
+
+
+def test_conditions_of_other_kinds_are_left_alone(estimated):
+    values = estimated(
+        HEAD
+        + """
+class Alternating(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+    def forward(self, x):
+        for i in range(1, 8):
+            if i % 100 == 0: raise AssertionError("in a forward pass")
+            x = self.b(x) if i % 2 == 0 else self.a(x)
+        return x
+model = Alternating().cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for i in range(40):
+    if (i + 1) % 2 == 0: print("second", i)
+    step()
+for layer in range(1, 50):
+    if layer % 100 == 0: raise AssertionError("in one step")
+print("the end")
+"""
+    )
+    assert "the end" in values["printed"] and not any("brought forward" in note for note in values["notes"])
+    assert all(int(line.split()[1]) % 2 for line in values["printed"].splitlines() if line.startswith("second"))
+
+
+def test_the_last_batch_of_an_epoch_is_seen_where_it_is_smaller(estimated):
+    values = estimated(
+        HEAD
+        + """
+for epoch in range(2):
+    for x, in rows(803):
+        print("train", len(x)); step(x.cuda())
+    with torch.no_grad():
+        for x, in rows(8005):
+            print("validation", len(x)); model(x.cuda())
+for x, in rows(800): print("even", len(x)); step(x.cuda())
+"""
+    )
+    lines = values["printed"].splitlines()
+    assert lines.count("train 3") == 2 and lines.count("validation 5") == 2 and len(lines) < 60
+    assert {line for line in lines if line.startswith("even")} == {"even 8"}

@@ -9,6 +9,9 @@ its last iterations called the same modules, asked for the same memory and kept 
 of a sampler. Loops inside a module's forward pass are never ended, since its layers may differ further on, nor are
 loops that call no module, such as one that merges weights. Before training has settled, a loop that repeats is only
 ended when it has taken long, because training may need what it gathers.
+
+What a script does every so many steps (`if step % 500 == 0:`) would come long after that. So when training has settled,
+such a condition holds once, if it was asked in several steps and held in one of them at most.
 """
 
 from __future__ import annotations
@@ -29,10 +32,11 @@ from ullage.virtual.gpu import VirtualGPU
 from ullage.virtual.native import in_backward
 from ullage.virtual.replacements import Replacements
 
-SAME_ITERATIONS = 3  # in a row, before a loop that does not train ends early
+SAME_ITERATIONS = 5  # in a row, before a loop that does not train ends early; a DataLoader ends before that
+ASKED_IN_STEPS = 3  # before a condition is taken to be one on the number of the step
 LONGEST_LOOP = 20.0  # seconds, before training has settled
 _OURS = os.path.dirname(ullage.__file__)
-_EACH, _AGAIN = "__ullage_each__", "__ullage_again__"
+_EACH, _AGAIN, _DUE = "__ullage_each__", "__ullage_again__", "__ullage_due__"
 
 
 class LoopWatcher:
@@ -42,16 +46,19 @@ class LoopWatcher:
         self.card, self.steps, self.least_steps = card, steps, least_steps
         self.settled = False  # training has settled: loops that only repeat may end
         self.leaving = False  # and has been looked at: loops that train end, too
+        self._periods: dict[tuple[str, int, int], _Period] = {}
 
     def install(self, replacements: Replacements) -> None:
         """Start watching."""
-        vars(builtins).update({_EACH: self._each, _AGAIN: self._again})
+        vars(builtins).update({_EACH: self._each, _AGAIN: self._again, _DUE: self._due})
         finder = _Finder()
         sys.meta_path.insert(0, finder)
 
         def remove() -> None:
             sys.meta_path.remove(finder)
-            vars(builtins).update({_EACH: lambda iterable: iterable, _AGAIN: lambda: lambda: True})
+            vars(builtins).update(
+                {_EACH: lambda iterable: iterable, _AGAIN: lambda: lambda: True, _DUE: lambda holds, *place: holds}
+            )
 
         replacements.on_undo(remove)  # code that is compiled already may run once more
 
@@ -69,8 +76,45 @@ class LoopWatcher:
         loop = Loop(self)
         return lambda: not loop.is_over()
 
+    @property
+    def is_something_due(self) -> bool:
+        """Whether the script does something every so many steps that is still to be seen beside settled training."""
+        return any(period.is_due for period in self._periods.values())
+
+    def _due(self, holds: Any, *place: Any) -> Any:
+        """A condition such as `step % 500 == 0`, at a place of the script: what it is, or true to bring it forward."""
+        if not isinstance(holds, bool) or self._is_inside():
+            return holds
+        period = self._periods.setdefault(place, _Period())
+        period.ask(self.steps(), holds)
+        if not self.settled or not period.is_due:
+            return holds
+        period.was_brought_forward = True
+        self.card.note("epochs", "what the script does every so many steps was brought forward")
+        return True
+
     def _is_inside(self) -> bool:
         return self.card.origins.is_inside_module or in_backward()
+
+
+class _Period:
+    """A condition on the number of a step: in how many steps it was asked, and in how many it held."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._asked = self._held = 0
+        self.was_brought_forward = False
+
+    def ask(self, step: int, holds: bool) -> None:
+        """It was asked in this step."""
+        self._held += holds
+        if step != self._step:
+            self._step, self._asked = step, self._asked + 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is rare: what holds more often is seen anyway."""
+        return not self.was_brought_forward and self._asked >= ASKED_IN_STEPS and self._held <= 1
 
 
 class _Each:
@@ -132,7 +176,7 @@ class Loop:
 
 
 def compiled(source: bytes, path: str) -> CodeType:
-    """Source as Python would compile it, except that its loops ask whether to go on.
+    """Source as Python would compile it, except that its loops and its conditions on steps ask.
 
     >>> vars(builtins)["__ullage_each__"] = lambda items: items[:2]
     >>> exec(compiled(b"for i in [5, 6, 7]: print(i)", "a.py"), {})
@@ -140,14 +184,19 @@ def compiled(source: bytes, path: str) -> CodeType:
     6
     >>> del vars(builtins)["__ullage_each__"]
     """
-    tree = ast.fix_missing_locations(_AskingLoops().visit(ast.parse(source, path)))
+    tree = ast.fix_missing_locations(_AskingLoops(path).visit(ast.parse(source, path)))
     code: CodeType = compile(tree, path, "exec", dont_inherit=True)
     return code
 
 
 class _AskingLoops(ast.NodeTransformer):
-    def __init__(self) -> None:
-        self._whiles = 0
+    def __init__(self, path: str) -> None:
+        self._path, self._whiles = path, 0
+
+    def visit_If(self, node: ast.If) -> Any:
+        self.generic_visit(node)
+        node.test = _AskingConditions(self._path).visit(node.test)
+        return node
 
     def visit_For(self, node: ast.For) -> Any:
         self.generic_visit(node)
@@ -174,6 +223,30 @@ class _AskingLoops(ast.NodeTransformer):
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
         return node
+
+
+class _AskingConditions(ast.NodeTransformer):
+    """`i % n == m` and `not i % n`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        equal = len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq)
+        return self._asked(node) if equal and any(map(_is_remainder, [node.left, *node.comparators])) else node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not) and _is_remainder(node.operand):
+            return self._asked(node)
+        return node
+
+    def _asked(self, node: ast.expr) -> ast.expr:
+        place = (self._path, node.lineno, node.col_offset)
+        return ast.copy_location(_call(_DUE, node, *map(ast.Constant, place)), node)
+
+
+def _is_remainder(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
 
 
 def _call(name: str, *args: ast.expr) -> ast.Call:

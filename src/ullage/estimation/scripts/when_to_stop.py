@@ -3,7 +3,8 @@
 Training has settled after at least `steps` optimizer steps (backward passes if there is no optimizer), when an
 iteration asks for the same memory as the one before. Then the script is looked at for validation and checkpoints, which
 may need more memory than training. To get there soon, epochs over DataLoaders end early: a training epoch after one
-batch, any other epoch as soon as three batches in a row asked for the same memory and kept nothing. Loaders that do not
+batch, any other epoch as soon as three batches in a row asked for the same memory and kept nothing. Where the last batch
+of an epoch is smaller than the others, it comes then: the allocator may need other blocks for it. Loaders that do not
 touch the GPU are left alone. When a second validation has not raised the peak, or as much time has passed again as
 settling took, training is left: its loops end (`loops.py`), frameworks are told to stop, and what comes after training
 is followed to the end of the script. Only training that does not let itself be ended is stopped in the middle.
@@ -19,7 +20,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from torch.utils.data import dataloader
+from torch.utils.data import BatchSampler, dataloader
+from torch.utils.data._utils import fetch
 
 from ullage.estimation.scripts.longest_batch import LongestBatch, longest_batch, size_of
 from ullage.estimation.scripts.loops import LoopWatcher, takes_single_items
@@ -50,6 +52,7 @@ class _Epoch:
     def __init__(self) -> None:
         self.marks: list[tuple[int, int]] = []  # requests so far, bytes allocated
         self.begin = time.monotonic()
+        self.is_over = False
 
 
 class _Source:
@@ -58,11 +61,12 @@ class _Source:
     def __init__(self, dataset: Any, longest: LongestBatch | None) -> None:
         self.dataset, self.longest = dataset, longest  # the data set is kept, so that its identity stays its own
         self.drawn = self.handed_out = 0
+        self.indices: Any = None  # of the batch that was drawn last
         self.reserved: int | None = None  # at most, before the largest batch was handed out
 
     def draw(self, indices: Any) -> Any:
         """The largest batch in place of those at certain places."""
-        self.drawn += 1
+        self.drawn, self.indices = self.drawn + 1, indices
         return indices if self.longest is None or self.drawn - 1 not in LONGEST_AT else self.longest.indices
 
 
@@ -85,7 +89,7 @@ class LoaderWatcher:
 
         def __next__(iterator: Any) -> Any:
             if self._is_over(iterator) and not takes_single_items(sys._getframe(1)):
-                raise StopIteration
+                return self._last_batch(iterator)
             batch = next_batch(iterator)
             self._handed_out(iterator, batch)
             return batch
@@ -158,11 +162,13 @@ class LoaderWatcher:
         epoch = self._epochs.get(iterator)
         if epoch is None:
             return False
+        if epoch.is_over:
+            return True
         if id(iterator._index_sampler) in self._training:
             if not self.end_training_epochs:
                 return False
             if self.hurry:
-                self._note("epochs", "after training had settled, epochs over training data ended after one batch")
+                self._note("epochs", "after training had settled, epochs over training data were cut short")
             return self.hurry
         if time.monotonic() > epoch.begin + LONGEST_EPOCH and self._uses_gpu(epoch):
             self._note("epochs", "an epoch without training was too long to be followed to its end")
@@ -171,6 +177,19 @@ class LoaderWatcher:
             self._note("epochs", "epochs without training ended early, as soon as their batches repeated")
             return True
         return False
+
+    def _last_batch(self, iterator: Any) -> Any:
+        """The last batch of an epoch that ends early, where it is smaller than the others; then the epoch is over."""
+        epoch, sampler = self._epochs[iterator], iterator._index_sampler
+        source = self._sources.get(_key(sampler))
+        rest = 0
+        if type(sampler) is BatchSampler and not sampler.drop_last and source is not None and not epoch.is_over:
+            rest = len(sampler.sampler) % sampler.batch_size  # type: ignore[arg-type]
+        epoch.is_over = True
+        if not rest:
+            raise StopIteration
+        fetcher = fetch._MapDatasetFetcher(iterator._dataset, True, iterator._collate_fn, False)
+        return fetcher.fetch(source.indices[:rest])
 
     def _uses_gpu(self, epoch: _Epoch) -> bool:
         return len(epoch.marks) > SAME_BATCHES and len(self._memory.requests) > epoch.marks[0][0]
@@ -308,6 +327,7 @@ class RunWatcher:
         self.phases.after_step()
         if self._steps is None:
             return
+        self.loaders.hurry = self.settled
         if not self._card.memory.requests:
             if self.steps >= STEPS_WITHOUT_GPU:
                 self._stop()
@@ -325,7 +345,7 @@ class RunWatcher:
         now = time.monotonic()
         self._look_until = now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
         self.look_until = self._look_until + LONGEST_AFTER
-        self.loaders.hurry = True
+        self.loaders.hurry = not self.loops.is_something_due  # or else with the next step, which sees it
         self.phases.settled = self.loops.settled = True
         self._validations_before = len(self.phases.stretches())
         self._on_settled()
