@@ -220,7 +220,8 @@ import os, pwd, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 import ullage.manager.client as client, ullage.workloads.job_files
-from ullage.cli.main import main
+from ullage.cli.main import all_commands, main
+all_commands()  # while this Python's own files can be read
 client.SYSTEM_HOME = Path(sys.argv[1])
 user = pwd.getpwnam("nobody")
 os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ullage.cli.main import app
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, UllageError
 from ullage.research.cudnn_tables import collect
 from ullage.research.cudnn_tables.collect import arbitrary_configurations
 from ullage.research.cudnn_tables.tasks import TYPES, operations, read_tasks, tensor_bytes
@@ -63,7 +63,7 @@ def test_layers_that_were_held_out_are_scored_and_few_calls_make_no_table(tmp_pa
 def test_measuring_needs_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     failed = invoke("measure", tmp_path / "tasks.json.gz", "--out", tmp_path / "out.jsonl.gz").exception
-    assert isinstance(failed, InvalidValue) and "GPU" in str(failed)
+    assert isinstance(failed, UllageError) and "GPU" in str(failed)
 
 
 def test_most_arbitrary_channel_counts_are_not_multiples_of_eight():

@@ -63,7 +63,7 @@ LOOPS = {
     """,
     "closure": """
         model = net().cuda()
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, history_size=2)
         x = torch.randn(8, 64, device="cuda")
         def closure():
             optimizer.zero_grad(); loss = model(x).pow(2).mean(); loss.backward(); return loss

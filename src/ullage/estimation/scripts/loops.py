@@ -241,8 +241,8 @@ class _AskingConditions(ast.NodeTransformer):
         return node
 
     def _asked(self, node: ast.expr) -> ast.expr:
-        place = (self._path, node.lineno, node.col_offset)
-        return ast.copy_location(_call(_DUE, node, *map(ast.Constant, place)), node)
+        place = [ast.Constant(part) for part in (self._path, node.lineno, node.col_offset)]
+        return ast.copy_location(_call(_DUE, node, *place), node)
 
 
 def _is_remainder(node: ast.expr) -> bool:

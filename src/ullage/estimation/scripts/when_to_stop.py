@@ -3,8 +3,8 @@
 Training has settled after at least `steps` optimizer steps (backward passes if there is no optimizer), when an
 iteration asks for the same memory as the one before. Then the script is looked at for validation and checkpoints, which
 may need more memory than training. To get there soon, epochs over DataLoaders end early: a training epoch after one
-batch, any other epoch as soon as three batches in a row asked for the same memory and kept nothing. Where the last batch
-of an epoch is smaller than the others, it comes then: the allocator may need other blocks for it. Loaders that do not
+batch, any other epoch as soon as three batches in a row asked for the same memory and kept nothing. If the last batch
+of an epoch is smaller than the others, it still comes: the allocator may need other blocks for it. Loaders that do not
 touch the GPU are left alone. When a second validation has not raised the peak, or as much time has passed again as
 settling took, training is left: its loops end (`loops.py`), frameworks are told to stop, and what comes after training
 is followed to the end of the script. Only training that does not let itself be ended is stopped in the middle.
@@ -182,10 +182,11 @@ class LoaderWatcher:
         """The last batch of an epoch that ends early, where it is smaller than the others; then the epoch is over."""
         epoch, sampler = self._epochs[iterator], iterator._index_sampler
         source = self._sources.get(_key(sampler))
-        rest = 0
-        if type(sampler) is BatchSampler and not sampler.drop_last and source is not None and not epoch.is_over:
-            rest = len(sampler.sampler) % sampler.batch_size  # type: ignore[arg-type]
-        epoch.is_over = True
+        was_over, epoch.is_over = epoch.is_over, True
+        if was_over or source is None or type(sampler) is not BatchSampler or sampler.drop_last:
+            raise StopIteration
+        items: Any = sampler.sampler
+        rest = len(items) % sampler.batch_size
         if not rest:
             raise StopIteration
         fetcher = fetch._MapDatasetFetcher(iterator._dataset, True, iterator._collate_fn, False)
