@@ -59,6 +59,7 @@ from ullage.research.ranking.truth import measured_rows
 from ullage.virtual import dispatch
 from ullage.virtual.kernels.cudnn import workspaces
 from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, terms
+from ullage.virtual.releases import as_measured
 
 DATA = Path(__file__).parent / "data"
 RUNS, LAYERS = DATA / "h200_runs.jsonl.gz", DATA / "model_layers.json.gz"
@@ -382,4 +383,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    as_measured()
     main()

@@ -25,6 +25,7 @@ from typing import Any
 
 from public_scripts_data import make_data
 from ullage.units import format_bytes
+from ullage.virtual.releases import as_measured
 from ullage.workloads import read_rows
 
 DATA = Path(__file__).parent / "data"
@@ -108,6 +109,7 @@ def main() -> None:
         for run in runs(asked.root.resolve()):
             print(json.dumps(run))
     elif asked.what == "estimate":
+        as_measured()
         for run in runs(asked.root.resolve()):
             if not asked.names or run["id"] in asked.names:
                 row = estimate(run, asked.gpu)

@@ -22,6 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ullage.research.measure import accuracy
+from ullage.virtual.releases import as_measured
 from ullage.workloads import Configuration, read_rows, train
 
 REFERENCE = os.environ.get("ULLAGE_REFERENCE")
@@ -95,4 +96,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    as_measured()
     main()

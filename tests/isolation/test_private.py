@@ -134,7 +134,7 @@ def test_what_others_write_meanwhile_is_not_lost(private, folder, env, until):
             job.flush()
             if number in (3, 12):
                 (folder / "old.pt").touch()
-                run("children:changes_files", {"name": "x"}, env=env, cwd=str(folder), private=private)
+                run("children:changes_files", {"name": folder.name}, env=env, cwd=str(folder), private=private)
     assert rows.read_text().splitlines() == ["results.csv", *map(str, range(20))]
 
 

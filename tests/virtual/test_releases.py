@@ -78,12 +78,17 @@ def test_workspaces_of_matrix_products_stay_or_go(monkeypatch, release, expected
 
 def test_another_release_than_the_installed_one_can_be_followed(monkeypatch):
     monkeypatch.setenv("ULLAGE_PYTORCH", "2.8")
-    assert followed(torch.__version__).name == "2.8"
+    assert followed("2.13.0", True).name == followed("2.13.0", False).name == "2.8"
     monkeypatch.setenv("ULLAGE_PYTORCH", "2.5")
     with pytest.raises(ullage.UllageError, match="one of 2.6, 2.7, .*found '2.5'"):
-        followed(torch.__version__)
+        followed("2.13.0", True)
+
+
+def test_a_build_for_cpus_is_followed_by_what_was_measured(monkeypatch):
     monkeypatch.delenv("ULLAGE_PYTORCH", raising=False)
-    assert torch.__version__.startswith(followed(torch.__version__).name + ".")
+    assert [followed("2.13.0", on_gpus).name for on_gpus in (True, False)] == ["2.13", "2.11"]
+    assert [followed("2.8.0", on_gpus).name for on_gpus in (True, False)] == ["2.8", "2.8"]
+    assert followed("2.99", False).name == "2.11"
 
 
 def test_a_release_that_nobody_knows_yet_is_said(monkeypatch):

@@ -20,6 +20,7 @@ from ullage.cli.progress import Following, following
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, format_duration, parse_duration
+from ullage.virtual.releases import as_measured
 
 if TYPE_CHECKING:
     from ullage.research.measure.accuracy import Comparison
@@ -123,6 +124,7 @@ def evaluate(
         return
     if truth is None:
         raise typer.BadParameter("needed a file of measured runs", param_hint="--truth")
+    as_measured()
     if estimators is not None:
         rank_estimators(
             RankingPlan(truth, gpu, every, estimators, sample or [], timeout, resume, report, as_json, workers, kept)

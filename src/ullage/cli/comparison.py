@@ -23,6 +23,7 @@ from ullage.cli.options import (
     Module,
     Network,
     Python,
+    Pytorch,
     ScriptArguments,
     Source,
     default_gpu_hint,
@@ -64,6 +65,7 @@ def compare(
     module: Module = False,
     network: Network = False,
     python: Python = None,
+    pytorch: Pytorch = None,
     timeout: Annotated[
         str, typer.Option(help="Give up on an estimator after this long, such as 90s or 10m.", metavar="TIME")
     ] = "5m",

@@ -58,6 +58,17 @@ def _one_more(incomplete: str, complete: Callable[[str], list[str]]) -> list[str
     return [f"{before}{comma}{name}" for name in complete(begun)]
 
 
+def releases(incomplete: str) -> list[str]:
+    """Releases of PyTorch.
+
+    >>> releases("2.1")
+    ['2.10', '2.11', '2.12', '2.13', '2.14', '2.15']
+    """
+    from ullage.virtual.releases import RELEASES
+
+    return [release.name for release in RELEASES if release.name.startswith(incomplete)]
+
+
 def estimators(incomplete: str) -> list[str]:
     """Estimators by their names.
 

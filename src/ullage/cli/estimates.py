@@ -24,6 +24,7 @@ from ullage.cli.options import (
     Module,
     Network,
     Python,
+    Pytorch,
     ScriptArguments,
     Source,
     Steps,
@@ -57,6 +58,7 @@ def check(
     timeout: Timeout = None,
     network: Network = False,
     python: Python = None,
+    pytorch: Pytorch = None,
     margin: Annotated[
         str, typer.Option(help="Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", metavar="SIZE")
     ] = "0",
@@ -148,6 +150,7 @@ def max_batch(
     timeout: Timeout = None,
     network: Network = False,
     python: Python = None,
+    pytorch: Pytorch = None,
     as_json: Json = False,
     **model: Any,
 ) -> None:  # fmt: skip
@@ -235,6 +238,7 @@ def estimate(
     timeout: Timeout = None,
     network: Network = False,
     python: Python = None,
+    pytorch: Pytorch = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")] = False,
     batch_arg: Annotated[
         str | None, typer.Option(help="With --max-batch: the script's argument that sets the size.",

@@ -18,6 +18,7 @@ import typer
 from ullage.cli import completion
 from ullage.errors import InvalidValue
 from ullage.units import parse_duration
+from ullage.virtual import releases
 
 if TYPE_CHECKING:
     from ullage.estimation.result import Estimate
@@ -62,6 +63,21 @@ Python = Annotated[
                              "its path, an environment's folder, or the name of a conda environment.", metavar="PATH",
                              show_default="the active environment if it has PyTorch, or else Ullage's own",
                              autocompletion=completion.pythons)
+]  # fmt: skip
+
+
+def _follow(release: str | None) -> str | None:
+    """Children read the variable, so the whole command follows this release."""
+    if release:
+        os.environ[releases.VARIABLE] = releases.named(release).name
+    return release
+
+
+Pytorch = Annotated[
+    str | None, typer.Option("--pytorch", help="The release of PyTorch on the GPU, such as 2.11: which attention runs "
+                             "and which workspaces stay differ.", metavar="RELEASE", callback=_follow,
+                             envvar=releases.VARIABLE, show_envvar=False, autocompletion=completion.releases,
+                             show_default="the one that is installed; 2.11 for newer CPU builds")
 ]  # fmt: skip
 Timeout = Annotated[
     str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",

@@ -41,6 +41,7 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
         left_out=gpu.left_out,
         measured=gpu.spec.context_measured,
         largest={name: size for name, size in gpu.memory.largest_by_kind().items() if name in parts},
+        pytorch=gpu.release.name,
         attention=sorted(gpu.attention_kernels),
         models=[summary for summary in (model.summary() for model in gpu.origins.models) if summary["parameters"]],
         layers=gpu.origins.layers(),

@@ -12,6 +12,7 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.hardware import nobody_named
 from ullage.units import format_bytes, format_duration
+from ullage.virtual.releases import MEASURED
 
 PROCESS = "process_memory"
 WORTH_SAYING = 0.01  # a share of the memory that is worth a remark
@@ -55,7 +56,8 @@ class Estimate:
     often (`count`), whether `upper` holds all the same (`covered`), and how many bytes `upper` adds for it (`adds`).
     `upper_covers` says so for everything; it is `None` on a GPU that was not measured, for which `upper` only adds 5 %.
 
-    `gpu_assumed` says that no GPU was named, and this one was taken. `attention` names the kernels that
+    `gpu_assumed` says that no GPU was named, and this one was taken. `pytorch` is the release whose rules were
+    followed. `attention` names the kernels that
     `scaled_dot_product_attention` took: they differ by GPU, and "math" keeps much more memory than the others.
 
     `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
@@ -100,6 +102,7 @@ class Estimate:
     measured: bool | None = None
     computed_on: str | None = None
     gpu_assumed: bool = False
+    pytorch: str | None = None
     attention: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list, repr=False)
@@ -234,7 +237,9 @@ class Estimate:
         if any(entry["what"] == AT_THEIR_MAXIMUM for entry in self.assumed):
             parts.append("sizes that depend on data make the figure a bound, not what a run will take")
         if not parts:
-            return f"{most}: the memory of every kernel is known, measured on {self.gpu}"
+            where = f"measured on {self.gpu} with PyTorch {MEASURED.name}"
+            rules = "" if self.pytorch in (None, MEASURED.name) else f"; the rules are those of {self.pytorch}"
+            return f"{most}: the memory of every kernel is known, {where}{rules}"
         return f"{most}: {'; '.join([*parts, *self._coverage])}"
 
     @property

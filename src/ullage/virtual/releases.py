@@ -2,7 +2,7 @@
 
 Only 2.11 was measured on a GPU. What is here of the other releases was read from their source, or answered by their own
 compiled code, asked for a card of each kind (`tests/virtual/test_releases.py` asks it again on builds for CUDA).
-Kernels are those of 2.11 in all of them. `ULLAGE_PYTORCH=2.11` follows another release than the installed one.
+Kernels are those of 2.11 in all of them. `ULLAGE_PYTORCH=2.13` names the release to follow.
 """
 
 from __future__ import annotations
@@ -125,16 +125,35 @@ def release_of(version: str) -> Release:
     return known[-1]
 
 
-def followed(version: str) -> Release:
-    """The release to follow where this version is installed: its own, or the one that `ULLAGE_PYTORCH` names."""
+def followed(version: str, runs_on_gpus: bool) -> Release:
+    """The release to follow where this version is installed: its own, unless `ULLAGE_PYTORCH` names another.
+
+    A build for CPUs does not tell what the machine with the GPU has. Instead of rules that were read in a newer
+    release, those of the measured one are followed then.
+    """
     written = os.environ.get(VARIABLE, "")
-    if not written:
-        return release_of(version)
+    if written:
+        return named(written)
+    release = release_of(version)
+    return release if runs_on_gpus else min(release, MEASURED)
+
+
+def named(name: str) -> Release:
+    """The release that is called so.
+
+    >>> named("2.13").cuda
+    '13.0'
+    """
     for release in RELEASES:
-        if release.name == written:
+        if release.name == name:
             return release
     names = ", ".join(release.name for release in RELEASES)
-    raise InvalidValue(f"needed a release of PyTorch in {VARIABLE}, one of {names}; found {written!r}")
+    raise InvalidValue(f"needed a release of PyTorch (--pytorch, {VARIABLE}), one of {names}; found {name!r}")
+
+
+def as_measured() -> None:
+    """Follow the release that the measured runs were measured with, unless another is named: to compare with them."""
+    os.environ.setdefault(VARIABLE, MEASURED.name)
 
 
 def note_on(version: str, release: Release) -> str | None:

@@ -39,7 +39,7 @@ class GPUState:
         shared: SharedCard | None = None,
     ) -> None:
         self.spec, self.shared = spec, shared
-        self.release = followed(torch.__version__)
+        self.release = followed(torch.__version__, runs_on_gpus=torch.version.cuda is not None)
         self.config = config or AllocatorConfig.from_environment()
         self.context = max(0, (spec.context or 0) - sum(CODE.values()))  # grows as libraries are loaded
         self._total = spec.usable if limited else WITHOUT_LIMIT
