@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.virtual.operators import recurrent
+from ullage.virtual.operators.registry import handler
 from ullage.virtual.releases import MEASURED, Release
 from ullage.virtual.state import GPUState
 
@@ -191,11 +192,9 @@ _gpus: list[GPUState] = []  # those in use, the innermost last
 def install(gpu: GPUState) -> Callable[[], None]:
     """Register the replacements; returns what removes them."""
     library = torch.library.Library("aten", "IMPL")
-    for name in ("batch_norm", "linear", "scaled_dot_product_attention"):
+    for name, function in _DECOMPOSED.items():
         torch.library._impls.discard(f"aten/{name}/AutogradCUDA")  # those of a GPU around this one may be there
-    library.impl("batch_norm", batch_norm, "AutogradCUDA")
-    library.impl("linear", linear, "AutogradCUDA")
-    library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradCUDA")
+        library.impl(name, function, "AutogradCUDA")
     _register_missing_kernels(library)
     remove_rnn = recurrent.install(gpu, library)
     _gpus.append(gpu)
@@ -364,3 +363,65 @@ def _math(
     if dropout > 0.0:
         weights = torch.dropout(weights, dropout, True)
     return torch.matmul(weights, value).to(kind)
+
+
+def transformer_encoder_layer(
+    src: Any, embed_dim: int, num_heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any, proj_bias: Any,
+    use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Any, norm_bias_1: Any, norm_weight_2: Any,
+    norm_bias_2: Any, ffn_weight_1: Any, ffn_bias_1: Any, ffn_weight_2: Any, ffn_bias_2: Any, mask: Any = None,
+    mask_type: int | None = None,
+) -> Any:  # fmt: skip
+    """transformer.cpp: a layer of `nn.TransformerEncoder` in evaluation mode, which PyTorch calls as one operator."""
+
+    def norm(x: Any, weight: Any, bias: Any) -> Any:
+        return torch.layer_norm(x, (embed_dim,), weight, bias, eps)
+
+    x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
+    x = _self_attention(x, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask)
+    x.add_(src)
+    if not norm_first:
+        x = norm(x, norm_weight_1, norm_bias_1)
+    before = x
+    if norm_first:
+        x = norm(x, norm_weight_2, norm_bias_2)
+    flat = _aten._addmm_activation(ffn_bias_1, x.reshape(-1, embed_dim), ffn_weight_1.t(), use_gelu=use_gelu)
+    x = torch.addmm(ffn_bias_2, flat, ffn_weight_2.t()).view(src.shape)
+    del flat
+    x.add_(before)
+    return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
+
+
+def _self_attention(
+    x: Any, heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any, proj_bias: Any, mask: Any
+) -> Any:
+    """attention.cu, native_multi_head_attention_cuda: fused attention where a kernel takes it, else by hand."""
+    batch, length, size = x.shape
+    head = size // heads
+    split = x.view(batch, length, heads, head).transpose(1, 2)
+    asked = AttentionArguments(split, split, split, None, 0.0, False, False)
+    gpu = _gpus[-1]
+    kernel = choose_attention_kernel(asked, gpu.spec.compute_capability or (0, 0), gpu.release)
+    if mask is None and head % 8 == 0 and kernel != MATH:
+        packed = torch.nn.functional.linear(x, qkv_weight, qkv_bias)
+        parts: Any = (part.view(batch, length, heads, head).transpose(1, 2) for part in packed.chunk(3, -1))
+        found = torch.nn.functional.scaled_dot_product_attention(*parts)
+        return torch.nn.functional.linear(found.transpose(1, 2).reshape(batch, length, size), proj_weight, proj_bias)
+    packed = torch.matmul(x, qkv_weight.t())
+    query, key, value = torch.empty((3, batch, heads, length, head), dtype=x.dtype, device=x.device)
+    del packed
+    flags = None if mask is None else mask.to(torch.bool)
+    weights = torch.softmax(torch.matmul(query, key.transpose(-2, -1)), -1)
+    del flags
+    found = torch.matmul(weights, value)
+    del weights
+    return torch.nn.functional.linear(found.transpose(1, 2).reshape(batch, length, size), proj_weight, proj_bias)
+
+
+_DECOMPOSED: dict[str, Callable[..., Any]] = {
+    "batch_norm": batch_norm,
+    "linear": linear,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
+    "_transformer_encoder_layer_fwd": transformer_encoder_layer,
+}
+for _name, _function in _DECOMPOSED.items():
+    handler(f"aten.{_name}.default")(recurrent.under_inference_mode(_function))

@@ -202,7 +202,7 @@ def install(gpu: GPUState, library: torch.library.Library) -> Callable[[], None]
         for overload, front in (("input", networks.padded(mode)), ("data", networks.packed(mode))):
             torch.library._impls.discard(f"aten/{name}.{overload}/AutogradCUDA")
             library.impl(f"{name}.{overload}", front, "AutogradCUDA")
-            handlers[f"aten.{name}.{overload}"] = _under_inference_mode(front)
+            handlers[f"aten.{name}.{overload}"] = under_inference_mode(front)
     torch.library._impls.discard("aten/ctc_loss.Tensor/AutogradCUDA")
     library.impl("ctc_loss.Tensor", networks.ctc_loss, "AutogradCUDA")
     before = {name: HANDLERS.get(name) for name in handlers}
@@ -221,7 +221,7 @@ def install(gpu: GPUState, library: torch.library.Library) -> Callable[[], None]
     return remove
 
 
-def _under_inference_mode(front: Callable[..., Any]) -> Callable[..., Any]:
+def under_inference_mode(front: Callable[..., Any]) -> Callable[..., Any]:
     """Without autograd the operator arrives whole at the virtual GPU's mode."""
 
     def handle(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
