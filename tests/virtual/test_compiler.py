@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+OLDER = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
 TRAIN = """
 import sys, torch, ullage
 loaded = lambda: [name for name in ("torch._dynamo.eval_frame", "sympy.core") if name in sys.modules]
@@ -48,6 +50,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_compiler_is_loaded_only_when_it_is_asked_for_something(case):
+    if OLDER and case in ("not loaded", "gone afterwards"):
+        pytest.skip("needs PyTorch 2.12 or newer: older ones load their compiler in other ways")
     code, said = CASES[case]
     words = [sys.executable, "-c", f"{TRAIN}\nwith ullage.virtual_gpu('T4'):\n{code}"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)

@@ -40,7 +40,7 @@ def state():
     names |= {("torch", name): getattr(torch, name) for name in NAMES_IN_TORCH}
     names["locations"] = list(torch.serialization._package_registry)
     names["plans"] = list(torch.backends.cuda.cufft_plan_cache.caches)
-    names["default device"] = torch.get_default_device()
+    names["default device"] = torch.empty(0).device
     return names
 
 
