@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from tests.hub import COMMIT, Hub, checkpoint, use
 
 from ullage.errors import ScriptFailed
+from ullage.estimation.scripts import parent
 from ullage.estimation.scripts.parent import estimate_script
+from ullage.isolation.guard import Private
 from ullage.units import MIB
 
 pytest.importorskip("transformers")
@@ -126,6 +129,19 @@ timm.create_model("test_vit", pretrained=True, num_classes=7).cuda()
         "org/known", "resnet18", "timm/test_vit",
     ]  # fmt: skip
     assert not hub.sent and [file.name for file in before.iterdir()] == ["config.json"]
+    assert (whole / "model.safetensors").read_bytes() == real
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_where_writes_are_redirected_the_cache_stays_as_it_is(script, monkeypatch, namespaces):
+    monkeypatch.setattr(parent, "Private", partial(Private, overlays=False, namespaces=namespaces))
+    known = in_cache(script.cache, "org/known", **{"config.json": config(dtype="bfloat16")})
+    real = checkpoint(SHAPES, "float16")
+    whole = in_cache(script.cache, "org/here", **{"config.json": config(), "model.safetensors": real})
+    found = script.run(HEAD + "load('org/known')\nload('org/here', torch.float16)\n")
+    assert any("org/known were not downloaded" in note for note in found.notes)
+    assert [file.name for file in known.iterdir()] == ["config.json"]
     assert (whole / "model.safetensors").read_bytes() == real
 
 

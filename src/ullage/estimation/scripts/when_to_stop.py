@@ -343,8 +343,7 @@ class RunWatcher:
             self._leave()
 
     def _look_around(self) -> None:
-        now = time.monotonic()
-        self._look_until = now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
+        self._look_until = self._as_long_again()
         self.look_until = self._look_until + LONGEST_AFTER
         self.loaders.hurry = not self.loops.is_something_due  # or else with the next step, which sees it
         self.phases.settled = self.loops.settled = True
@@ -353,9 +352,13 @@ class RunWatcher:
 
     def _leave(self) -> None:
         """Go on to what comes after training."""
-        now = time.monotonic()
-        self._look_until = now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
+        self._look_until = self._as_long_again()
         self._left_at, self.loops.leaving = self.steps, True
+
+    def _as_long_again(self) -> float:
+        """When as much time has passed again as was needed until now, within limits."""
+        now = time.monotonic()
+        return now + min(LONGEST_LOOK, max(SHORTEST_LOOK, now - self._begin))
 
     def _has_looked_enough(self) -> bool:
         assert self._look_until is not None
