@@ -10,7 +10,9 @@
 
 from ullage.allocator.blocks import Block
 from ullage.allocator.caching import CachingAllocator, OutOfMemory, format_size
+from ullage.allocator.checkpoints import PoolState, Restored, checkpoint, restore
 from ullage.allocator.config import AllocatorConfig, AllocatorConfigError
+from ullage.allocator.private_pools import PoolId
 from ullage.allocator.replay import AllocatorEvent, History, ReplayDifference, ReplayResult, replay, survives
 from ullage.allocator.statistics import BlockInfo, SegmentInfo
 
@@ -24,9 +26,14 @@ __all__ = [
     "AllocatorEvent",
     "History",
     "OutOfMemory",
+    "PoolId",
+    "PoolState",
+    "Restored",
     "format_size",
     "ReplayResult",
     "SegmentInfo",
+    "checkpoint",
     "replay",
+    "restore",
     "survives",
 ]

@@ -2,9 +2,9 @@
 
 `malloc` and `free` are written out in full, because a training run calls them hundreds of thousands of times. Rare
 cases are separate: new segments and failed requests in the methods below them, expandable segments in
-`expandable.py`, reports in `statistics.py`.
+`expandable.py`, the pools of CUDA graphs in `private_pools.py`, reports in `statistics.py`.
 
-Not modelled: `record_stream` (a freed block is free at once), CUDA graphs and private pools.
+Not modelled: `record_stream` (a freed block is free at once).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ullage.allocator.blocks import (
     segment_size,
 )
 from ullage.allocator.config import AllocatorConfig
+from ullage.allocator.private_pools import NO_POOL, STREAM_BITS, PoolId, PrivatePools, stream_of
 from ullage.allocator.segments import Driver, Segments
 
 
@@ -150,6 +151,8 @@ class CachingAllocator(Segments):
             UNLIMITED if grows else config.max_split_size,
         )
         super().__init__(self._small, self._large, capacity, total_memory, config, segment_address, driver)
+        self.private: Final = PrivatePools()
+        self._diverted = self.private.underway
         self._rounds_to_512 = max(config.roundup_power2_divisions) <= 1
         self._max_split = config.max_split_size
         # PyTorch leaves expandable segments out of inactive_split: their free pages can always go.
@@ -183,6 +186,8 @@ class CachingAllocator(Segments):
         """
         if size <= 0:
             return _no_block(size, stream)
+        if self._diverted:
+            stream = self.private.lane(stream)
         divisions = self.config.roundup_power2_divisions
         rounded = (size + 511) & -512 if self._rounds_to_512 else block_size(size, divisions)
         pool = self._small if rounded <= SMALL_SIZE else self._large
@@ -301,13 +306,15 @@ class CachingAllocator(Segments):
         if self._counts_inactive and (more_split or more_split_bytes):
             self.count_inactive(pool, more_split, more_split_bytes)
 
-    def empty_cache(self) -> None:
-        """Give every wholly free segment (and every wholly free page) back to the driver.
+    def empty_cache(self, pool: PoolId = NO_POOL) -> None:
+        """Give every wholly free segment (and every wholly free page) back to the driver, or those of one pool.
+
+        While a CUDA graph is captured only private pools that nobody uses give anything back.
 
         >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(512)); gpu.empty_cache(); gpu.reserved
         0
         """
-        self.release_cached_blocks()
+        self.release_cached_blocks(pool)
 
     def reset_peak_stats(self) -> None:
         """Reset all peaks to the current values, as torch.cuda.reset_peak_memory_stats().
@@ -343,7 +350,11 @@ class CachingAllocator(Segments):
         >>> [(b["size"], b["state"]) for b in gpu.snapshot()[0]["blocks"]]
         [(1024, 'active_allocated'), (2096128, 'inactive')]
         """
-        return statistics.snapshot(self.heads.values(), expandable=self.config.expandable_segments)
+        segments = statistics.snapshot(self.heads.values(), expandable=self.config.expandable_segments)
+        for segment in segments:
+            lane = segment["stream"]
+            segment["stream"], segment["segment_pool_id"] = stream_of(lane), self.private.pool_of(lane)
+        return segments
 
     def _split(self, block: Block, rounded: int, rest: int, pool: Pool, free_list: FreeList) -> None:
         after = block.next
@@ -401,7 +412,7 @@ class CachingAllocator(Segments):
         block = self._grow(wanted, rounded, pool, free_list, stream)
         if block is None and self._release_oversize_blocks(free_list, rounded):
             block = self._grow(wanted, rounded, pool, free_list, stream)
-        if block is None:
+        if block is None and not self._diverted:
             self.release_cached_blocks()
             self.num_alloc_retries += 1
             block = self._grow(wanted, rounded, pool, free_list, stream)
@@ -452,8 +463,8 @@ class CachingAllocator(Segments):
         if self.on_event is not None:
             self.on_event(SEGMENT_FREE, block.address, block.size)
 
-    def release_cached_blocks(self) -> None:
-        """Give back all wholly free segments and pages, the large pool's first.
+    def release_cached_blocks(self, only: PoolId = NO_POOL) -> None:
+        """Give back all wholly free segments and pages that may go, the large pool's first.
 
         >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(1)); gpu.release_cached_blocks(); gpu.reserved
         0
@@ -461,6 +472,8 @@ class CachingAllocator(Segments):
         self.num_sync_all_streams += 1
         for pool in reversed(self.pools):
             for block in pool.free_blocks():
+                if not self.private.may_be_emptied(block.stream, only):
+                    continue
                 if self.config.expandable_segments:
                     expandable.unmap(self, block)
                 elif not block.is_split:
@@ -506,7 +519,7 @@ class CachingAllocator(Segments):
         target = self.reserved - threshold
         large = self.pools[1]
         # The blocks of expandable segments are never collected, and there are no others then.
-        candidates = [block for block in large.free_blocks() if not block.is_split]
+        candidates = [block for block in large.free_blocks() if not block.is_split and not block.stream >> STREAM_BITS]
         if self.config.expandable_segments:
             return
         reclaimed = 0

@@ -138,6 +138,7 @@ class SegmentInfo(TypedDict):
     active_size: int
     requested_size: int
     stream: int
+    segment_pool_id: tuple[int, int]
     segment_type: str
     is_expandable: bool
     blocks: list[BlockInfo]
@@ -268,6 +269,7 @@ def _empty_segment(head: Block, *, expandable: bool) -> SegmentInfo:
         "active_size": 0,
         "requested_size": 0,
         "stream": head.stream,
+        "segment_pool_id": (0, 0),
         "segment_type": head.pool.name.removesuffix("_pool"),
         "is_expandable": expandable,
         "blocks": [],

@@ -16,7 +16,16 @@ from typing import Any
 
 import torch
 
-from ullage.allocator import Block, CachingAllocator, OutOfMemory, format_size
+from ullage.allocator import (
+    Block,
+    CachingAllocator,
+    OutOfMemory,
+    PoolId,
+    PoolState,
+    checkpoint,
+    format_size,
+    restore,
+)
 from ullage.virtual.native import tensor_without_data
 from ullage.virtual.shared_card.process import SharedCard
 
@@ -51,6 +60,26 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
     origin: int
     size: int
     value: Any  # a tensor of the CPU with the same values, where they are known (values.py)
+
+
+class SideRequest(int):
+    """Bytes asked for on another stream than the default one, or in a private pool: `lane` says where."""
+
+    lane: int
+
+    def __new__(cls, nbytes: int, lane: int) -> SideRequest:
+        request = super().__new__(cls, nbytes)
+        request.lane = lane
+        return request
+
+
+def lane_of(request: int) -> int:
+    """Where the allocator serves a request of `DeviceMemory.requests`.
+
+    >>> lane_of(512), lane_of(SideRequest(512, 7))
+    (0, 7)
+    """
+    return request.lane if type(request) is SideRequest else 0
 
 
 class DeviceMemory:
@@ -127,7 +156,7 @@ class DeviceMemory:
             self.out_of_memory = self._message(error)
             raise torch.OutOfMemoryError(self.out_of_memory) from None
         self.clock = clock = self.clock + 1
-        self.requests.append(nbytes)
+        self.requests.append(SideRequest(nbytes, block.stream) if block.stream else nbytes)
         if allocator.allocated > self._peak:
             self._peak = allocator.allocated
             self.peak_clock = clock
@@ -252,13 +281,13 @@ class DeviceMemory:
         return done
 
     def _repeat_until_quiet(self, requests: list[int], blocks: list[Any], times: int, quiet: int) -> int:
-        allocator, stream = self.allocator, self.stream
+        allocator = self.allocator
         unchanged = 0
         for done in range(times):
             before = highest = allocator.peak_reserved
             for index, number in enumerate(requests):
                 if number > 0:
-                    blocks.append(allocator.malloc(number, stream))
+                    blocks.append(allocator.malloc(number, lane_of(number)))
                     if allocator.peak_reserved > highest:
                         highest = allocator.peak_reserved
                         self.peak_reserved_clock = self.clock - len(requests) + index + 1
@@ -269,6 +298,36 @@ class DeviceMemory:
             if unchanged == quiet:
                 return done + 1
         return times
+
+    def checkpoint_pool(self, pool: PoolId) -> PoolState:
+        """The state of a private pool."""
+        return checkpoint(self.allocator, pool)
+
+    def restore_pool(self, state: PoolState) -> dict[int, Span | _Watch]:
+        """Put a private pool back into a state that it had; returns by address what is in use in it now.
+
+        A tensor whose block the state does not have keeps no memory. A block that no tensor holds gets a span alone.
+        """
+        with self._lock:
+            restored = restore(self.allocator, state)
+            in_use = {block.address: block for block in restored.in_use}
+            freed = set(restored.freed)
+            held: dict[int, Span | _Watch] = {}
+            for span in self.spans:
+                if span.block is None or span.block.address not in freed:
+                    continue
+                block = in_use.get(span.block.address)
+                if block is None:
+                    self._note_free(span)
+                else:
+                    span.block, held[block.address] = block, span
+            for address, block in in_use.items():
+                if address not in held:
+                    self.clock += 1
+                    self.requests.append(SideRequest(block.size, block.stream))
+                    held[address] = span = Span(self.clock, len(self.spans), block, self.kind, self.origin())
+                    self.spans.append(span)
+            return held
 
     def origin_at(self, clock: int) -> int | None:
         """The number of the origin of the request at a moment; `None` if there was none."""
@@ -312,13 +371,16 @@ class DeviceMemory:
         return dict(zip(KINDS, totals, strict=True))
 
     def _storage_died(self, watch: _Watch) -> None:
-        if not self.closed:
+        if not self.closed and watch.block is not None:
             with self._lock:
                 self._free(watch)
 
     def _free(self, span: Span | _Watch) -> None:
         assert span.block is not None
         self.allocator.free(span.block)
+        self._note_free(span)
+
+    def _note_free(self, span: Span | _Watch) -> None:
         span.block = None
         self.clock = span.end = self.clock + 1
         self.requests.append(span.index - len(self.spans))

@@ -47,9 +47,9 @@ class MemoryFunctions:
         self._gpu.memory.allocator.reset_accumulated_stats()
 
     def empty_cache(self, *pool: Any) -> None:
-        """`empty_cache`."""
+        """`empty_cache`, of one private pool if it is given."""
         memory = self._gpu.memory
-        memory.allocator.empty_cache()
+        memory.allocator.empty_cache(*pool[:1])
         memory.note_reserved()
 
     def set_fraction(self, fraction: float, device: int = 0) -> None:
@@ -79,7 +79,7 @@ class MemoryFunctions:
         segments: list[dict[str, Any]] = []
         for segment in self._gpu.memory.allocator.snapshot():
             blocks = [{**block, "frames": []} for block in segment["blocks"]]
-            segments.append({**segment, "device": 0, "segment_pool_id": (0, 0), "blocks": blocks, "frames": []})
+            segments.append({**segment, "device": 0, "blocks": blocks, "frames": []})
         return {
             "segments": segments,
             "device_traces": [list(self._history or ())],

@@ -23,7 +23,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     """Install the refusals."""
     replacements.put(torch, "compile", _compile(gpu))
     replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
-    _refuse_graphs(gpu, replacements)
+    _refuse_allocators(gpu, replacements)
     replacements.when_imported("triton.runtime.jit", lambda module: _refuse_triton(gpu, replacements, module))
     replacements.when_imported(
         "torch.utils.cpp_extension", lambda module: _refuse_extensions(gpu, replacements, module)
@@ -84,34 +84,13 @@ def _run_eagerly(gpu: GPUState, replacements: Replacements, module: ModuleType) 
         replacements.put(module, "_callback_from_stance", choose_and_note)
 
 
-def _refuse_graphs(gpu: GPUState, replacements: Replacements) -> None:
-    advice = "run the same code without it"
+def _refuse_allocators(gpu: GPUState, replacements: Replacements) -> None:
+    def new(cls: Any, *args: Any, **options: Any) -> Any:
+        gpu.refuse("torch.cuda.CUDAPluggableAllocator", "run the same code without it")
 
-    def refused(name: str) -> Any:
-        def new(cls: Any, *args: Any, **options: Any) -> Any:
-            gpu.refuse(f"torch.cuda.{name}", advice)
-
-        return type(name, (), {"__new__": new, "__module__": "torch.cuda"})
-
-    def make_graphed_callables(*args: Any, **options: Any) -> Any:
-        gpu.refuse("torch.cuda.make_graphed_callables", advice)
-
-    def graph_pool_handle() -> Any:
-        gpu.refuse("torch.cuda.graph_pool_handle", advice)
-
-    for name, value in {
-        "CUDAGraph": refused("CUDAGraph"),
-        "graph": refused("graph"),
-        "make_graphed_callables": make_graphed_callables,
-        "graph_pool_handle": graph_pool_handle,
-    }.items():
-        replacements.put(torch.cuda, name, value)
-        replacements.put(torch.cuda.graphs, name, value)
-    replacements.put(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False)
-    replacements.put(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-    for name in ("MemPool", "CUDAPluggableAllocator"):
-        replacements.put_existing(torch.cuda, name, refused(name))
-        replacements.put_existing(torch.cuda.memory, name, refused(name))
+    refused = type("CUDAPluggableAllocator", (), {"__new__": new, "__module__": "torch.cuda"})
+    for home in (torch.cuda, torch.cuda.memory):
+        replacements.put_existing(home, "CUDAPluggableAllocator", refused)
 
 
 def _refuse_triton(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
 from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
-from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory
+from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory, SideRequest, lane_of
 
 SPREAD_SHARE = 40  # a fortieth of the reserved memory: so much do runs differ with guessed kernels or autocast
 SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least sure one
@@ -153,12 +153,12 @@ def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
     for index, number in enumerate(memory.requests):
         while place == index:
             if number > 0 and number <= larger:
-                number = larger
+                number = SideRequest(larger, lane_of(number))
             else:
                 allocator.free(allocator.malloc(larger))
             place, larger = next(possible_sizes, (-1, 0))
         if number > 0:
-            blocks.append(allocator.malloc(number))
+            blocks.append(allocator.malloc(number, lane_of(number)))
         else:
             allocator.free(blocks[number])
             blocks[number] = None

@@ -1,0 +1,101 @@
+"""Checkpoints of a private pool, as CUDA graph trees need them.
+
+Replaying a graph allocates nothing. So before the next graph is recorded, the pool is put back into the state that it
+had after the last recorded graph on the path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ullage.allocator.blocks import SMALL_SIZE, Block, FreeList
+from ullage.allocator.caching import CachingAllocator
+from ullage.allocator.private_pools import PoolId
+
+
+class PoolState(NamedTuple):
+    """A checkpoint of a private pool: by segment id, the size of each block and whether it is in use."""
+
+    pool: PoolId
+    segments: dict[int, list[tuple[int, bool]]]
+
+
+class Restored(NamedTuple):
+    """What putting a checkpoint back did: addresses that were freed, and the blocks that are in use now."""
+
+    freed: list[int]
+    in_use: list[Block]
+
+
+def checkpoint(allocator: CachingAllocator, pool: PoolId) -> PoolState:
+    """The state of a private pool (PyTorch's getCheckpointState).
+
+    >>> from ullage.allocator import CachingAllocator
+    >>> gpu = CachingAllocator(2**30); gpu.private.begin((0, 1), lambda stream: True); block = gpu.malloc(512)
+    >>> [len(blocks) for blocks in checkpoint(gpu, (0, 1)).segments.values()]
+    [2]
+    """
+    return PoolState(
+        pool,
+        {head.segment_id: [(block.size, block.allocated) for block in _from(head)] for head in _heads(allocator, pool)},
+    )
+
+
+def restore(allocator: CachingAllocator, state: PoolState) -> Restored:
+    """Free everything in a pool, then take again what a checkpoint had in use (PyTorch's setCheckpointPoolState).
+
+    Not covered: expandable segments.
+
+    >>> from ullage.allocator import CachingAllocator
+    >>> gpu = CachingAllocator(2**30); gpu.private.begin((0, 1), lambda stream: True); block = gpu.malloc(512)
+    >>> before = checkpoint(gpu, (0, 1)); more = gpu.malloc(1024)
+    >>> len(restore(gpu, before).freed), gpu.allocated
+    (2, 512)
+    """
+    freed = []
+    for head in _heads(allocator, state.pool):
+        for block in [block for block in _from(head) if block.allocated]:
+            freed.append(block.address)
+            allocator.free(block)
+    in_use: list[Block] = []
+    for segment_id, blocks in state.segments.items():
+        in_use += _take_as(allocator, allocator.heads[segment_id], blocks)
+    return Restored(freed, in_use)
+
+
+def _take_as(allocator: CachingAllocator, whole: Block, blocks: list[tuple[int, bool]]) -> list[Block]:
+    """Take a wholly free segment in pieces as a checkpoint has them, then free those that were free."""
+    pool, lane = whole.pool, whole.stream
+    assert pool is not None
+    others = pool.by_stream[lane]
+    others.remove(whole)
+    alone = pool.by_stream[lane] = FreeList()
+    alone.add(whole)
+    kept: list[Block] = []
+    spare: list[Block] = []
+    for size, used in blocks:
+        # A free block of the small pool may be larger than any request that it serves.
+        for piece in [size] if used else _pieces(size, SMALL_SIZE if pool is allocator.pools[0] else size):
+            (kept if used else spare).append(allocator.malloc(piece, lane))
+    for block in spare:
+        allocator.free(block)
+    for block in alone.blocks:
+        others.add(block)
+    pool.by_stream[lane] = others
+    return kept
+
+
+def _pieces(size: int, most: int) -> list[int]:
+    return [min(most, size - start) for start in range(0, size, most)]
+
+
+def _heads(allocator: CachingAllocator, pool: PoolId) -> list[Block]:
+    return [head for head in allocator.heads.values() if allocator.private.pool_of(head.stream) == pool]
+
+
+def _from(head: Block) -> Iterator[Block]:
+    block: Block | None = head
+    while block is not None:
+        yield block
+        block = block.next

@@ -1,0 +1,117 @@
+"""Private pools: memory that only a CUDA graph, or the code inside `torch.cuda.use_mem_pool`, may use.
+
+A private pool has free blocks of its own for each stream. So a stream of a private pool is one more number by which
+free blocks are kept, its *lane*: the number of the pool above the number of the stream. The lane of a stream outside
+all private pools is the stream's own number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+PoolId = tuple[int, int]  # PyTorch's MempoolId_t
+NO_POOL: Final[PoolId] = (0, 0)
+STREAM_BITS: Final = 32
+
+
+def stream_of(lane: int) -> int:
+    """The stream of a lane.
+
+    >>> stream_of(3 << STREAM_BITS | 7), stream_of(7)
+    (7, 7)
+    """
+    return lane & ((1 << STREAM_BITS) - 1)
+
+
+class PrivatePools:
+    """The private pools of one device: who uses them, and which requests go to them now.
+
+    >>> pools = PrivatePools(); pools.begin((0, 1), lambda stream: stream == 7)
+    >>> pools.lane(7) == 1 << STREAM_BITS | 7, pools.lane(0)
+    (True, 0)
+    """
+
+    def __init__(self) -> None:
+        self.underway: Final[list[tuple[PoolId, Callable[[int], bool]]]] = []  # PyTorch's captures_underway
+        self._numbers: dict[PoolId, int] = {}
+        self._users: dict[PoolId, int] = {}
+
+    def use(self, pool: PoolId) -> None:
+        """Count one more user of a pool (PyTorch's create_or_incref_pool).
+
+        >>> pools = PrivatePools(); pools.use((0, 1)); pools.users((0, 1))
+        1
+        """
+        self._numbers.setdefault(pool, len(self._numbers) + 1)
+        self._users[pool] = self._users.get(pool, 0) + 1
+
+    def users(self, pool: PoolId) -> int:
+        """How many graphs and contexts use a pool.
+
+        >>> PrivatePools().users((0, 1))
+        0
+        """
+        return self._users.get(pool, 0)
+
+    def begin(self, pool: PoolId, wants: Callable[[int], bool]) -> None:
+        """Send the requests of the streams that `wants` accepts to a pool (PyTorch's beginAllocateToPool).
+
+        >>> pools = PrivatePools(); pools.begin((0, 1), lambda stream: True); pools.users((0, 1))
+        1
+        """
+        if any(busy == pool for busy, _ in self.underway):
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.use(pool)
+        self.underway.append((pool, wants))
+
+    def end(self, pool: PoolId) -> None:
+        """Send no more requests to a pool, which keeps what it has.
+
+        >>> pools = PrivatePools(); pools.begin((0, 1), lambda stream: True); pools.end((0, 1)); pools.lane(0)
+        0
+        """
+        for index, (busy, _) in enumerate(self.underway):
+            if busy == pool:
+                del self.underway[index]
+                return
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    def release(self, pool: PoolId) -> None:
+        """Count one user less. What a pool without users has cached goes with `empty_cache`.
+
+        >>> pools = PrivatePools(); pools.use((0, 1)); pools.release((0, 1)); pools.users((0, 1))
+        0
+        """
+        if not self._users.get(pool):
+            raise RuntimeError(f"nothing uses the memory pool {pool}")
+        self._users[pool] -= 1
+
+    def lane(self, stream: int) -> int:
+        """Where a request on a stream is served; a lane stays as it is."""
+        if stream >> STREAM_BITS:
+            return stream
+        for pool, wants in self.underway:
+            if wants(stream):
+                return self._numbers[pool] << STREAM_BITS | stream
+        return stream
+
+    def pool_of(self, lane: int) -> PoolId:
+        """The pool of a lane.
+
+        >>> PrivatePools().pool_of(7)
+        (0, 0)
+        """
+        number = lane >> STREAM_BITS
+        return next((pool for pool, found in self._numbers.items() if found == number), NO_POOL)
+
+    def may_be_emptied(self, lane: int, only: PoolId = NO_POOL) -> bool:
+        """Whether cached memory of a lane may go back to the driver, or, with `only`, if it is of that pool.
+
+        >>> PrivatePools().may_be_emptied(0)
+        True
+        """
+        pool = self.pool_of(lane)
+        if pool == NO_POOL:
+            return only == NO_POOL and not self.underway
+        return only in (NO_POOL, pool) and not self._users[pool]
