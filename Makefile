@@ -58,7 +58,7 @@ $(VENV)/docs: $(READY)
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,manager,research,scripts]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,triton,manager,research,scripts]"
 	touch $(READY)
 
 clean:

@@ -1,7 +1,5 @@
 """What cannot be followed is refused in a sentence that names it; torch.compile is left out and noted."""
 
-import importlib.util
-
 import pytest
 import torch
 from torch import nn
@@ -35,16 +33,6 @@ def compile_extension():
 def test_it_is_refused_by_name(gpu, call, name):
     with pytest.raises(UnsupportedOperation, match=name):
         call()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_triton_kernels_are_refused_by_name(gpu, tmp_path, monkeypatch):
-    (tmp_path / "some_kernel.py").write_text("import triton\n@triton.jit\ndef add(x):\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import some_kernel
-
-    with pytest.raises(UnsupportedOperation, match="Triton kernel add"):
-        some_kernel.add[(1,)](torch.zeros(3, device="cuda"))
 
 
 def test_compiled_code_runs_eagerly(gpu):

@@ -24,6 +24,7 @@ from ullage.virtual.tracking.uncertainty import ASSUMED, LEFT_OUT, Uncertainty, 
 from ullage.virtual.values import KnownValues
 
 _storage_of: Any = torch._C.TensorBase.untyped_storage  # the one that fills nothing
+_NAMES_SHOWN = 8  # of those that a note lists
 
 
 class GPUState:
@@ -55,6 +56,7 @@ class GPUState:
         self.uncertainty = Uncertainty()
         self.attention_kernels: set[str] = set()  # that `scaled_dot_product_attention` took
         self._notes: dict[tuple[str, str], int] = {}
+        self._names: dict[tuple[str, str], list[str]] = {}  # that a note lists
         self._kept_peaks = 0, 0
 
     def _allocator(self) -> CachingAllocator:
@@ -112,6 +114,14 @@ class GPUState:
         """
         self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
 
+    def note_name(self, kind: str, text: str, name: str) -> None:
+        """Add a name to the one line of the notes that is `text` with the names put in for `{names}`."""
+        names = self._names.setdefault((kind, text), [])
+        if name not in names:
+            self._notes.pop((kind, text.format(names=_few(names))), None)
+            names.append(name)
+            self.note(kind, text.format(names=_few(names)))
+
     def refuse(self, what: str, advice: str) -> NoReturn:
         """Raise `UnsupportedOperation` for something that cannot be followed."""
         self.refused = f"the virtual GPU cannot follow {what}: {advice}"
@@ -141,3 +151,12 @@ class GPUState:
     def counting(self) -> TorchDispatchMode:
         """A `with` inside which operators that a handler calls are counted like the user's own."""
         return self.mode
+
+
+def _few(names: list[str]) -> str:
+    """
+    >>> _few([str(number) for number in range(12)])
+    '0, 1, 2, 3, 4, 5, 6, 7 and 4 others'
+    """
+    others = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {others} other{'s' if others > 1 else ''}" if others > 0 else "")

@@ -25,6 +25,7 @@ from ullage.virtual.torch_api import (
     streams,
     tensors,
     torchvision,
+    triton,
 )
 
 _PARTS = (  # in this order: later ones build on what earlier ones put in place
@@ -46,6 +47,7 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
     refusals.install,
     distributed.install,
     bitsandbytes.install,
+    triton.install,
 )
 
 

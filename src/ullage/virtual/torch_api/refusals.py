@@ -24,7 +24,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(torch, "compile", _compile(gpu))
     replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
     _refuse_allocators(gpu, replacements)
-    replacements.when_imported("triton.runtime.jit", lambda module: _refuse_triton(gpu, replacements, module))
     replacements.when_imported(
         "torch.utils.cpp_extension", lambda module: _refuse_extensions(gpu, replacements, module)
     )
@@ -91,18 +90,6 @@ def _refuse_allocators(gpu: GPUState, replacements: Replacements) -> None:
     refused = type("CUDAPluggableAllocator", (), {"__new__": new, "__module__": "torch.cuda"})
     for home in (torch.cuda, torch.cuda.memory):
         replacements.put_existing(home, "CUDAPluggableAllocator", refused)
-
-
-def _refuse_triton(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
-    function = getattr(module, "JITFunction", None)
-    if function is None:
-        return
-
-    def run(self: Any, *args: Any, **options: Any) -> Any:
-        name = getattr(self, "__name__", None) or getattr(getattr(self, "fn", None), "__name__", "kernel")
-        gpu.refuse(f"the Triton kernel {name}", "use the PyTorch operators that it stands for")
-
-    replacements.put(function, "run", run)
 
 
 def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:

@@ -49,6 +49,7 @@ NOTE_MEANINGS = {
     "values": NoteMeaning(ASSUMED, "values that the code read", False),
     "readings": NoteMeaning(ASSUMED, "numbers that the code printed or compared", False, NOTHING),
     "operators": NoteMeaning(ASSUMED, "operators that take no more than their outputs", False),
+    "triton": NoteMeaning(ASSUMED, "that Triton kernels take no memory of their own", True, NOTHING),
     "recurrent": NoteMeaning(ASSUMED, "memory of cuDNN's recurrent networks by fitted formulas", False),
     "streams": NoteMeaning(ASSUMED, "the timing of side streams", False),
     "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False),
