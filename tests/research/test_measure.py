@@ -11,7 +11,7 @@ from tests import commands
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.research.measure import runs
+from ullage.research.measure import runs, single_run
 from ullage.research.measure.drawing import draw
 from ullage.research.measure.runs import GpuMemory, RunRequest, read_runs
 from ullage.research.measure.single_run import measure_here
@@ -78,6 +78,25 @@ def test_peaks_are_those_of_the_whole_run_also_where_the_script_sets_them_back(t
     with ullage.virtual_gpu("H200"):
         answer = measure_here({"script": str(script)})
     assert answer["peak_alloc"] == 16 << 20
+
+
+def test_the_most_memory_of_a_script_is_kept_also_where_it_is_given_back_before_the_end(tmp_path, monkeypatch):
+    said = iter([7 << 30, 9 << 30, 8 << 30])
+    asked_often = threading.Event()
+
+    def read(self):
+        if (value := next(said, None)) is None:
+            asked_often.set()
+        return value
+
+    monkeypatch.setattr(single_run.ProcessMemory, "read", read)
+    monkeypatch.setattr(single_run, "process_memory", lambda: 1 << 30)
+    script = tmp_path / "job.py"
+    script.write_text("import builtins\nassert builtins.asked_often.wait(60)\n")
+    monkeypatch.setattr("builtins.asked_often", asked_often, raising=False)
+    with ullage.virtual_gpu("H200"):
+        answer = measure_here({"script": str(script)})
+    assert (answer["nvml_end"], answer["nvml_peak"]) == (1 << 30, 9 << 30)
 
 
 def test_no_run_starts_before_its_memory_is_free():

@@ -10,6 +10,7 @@ import importlib
 import os
 import runpy
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -176,12 +177,34 @@ class _Peaks:
         return {"peak_alloc": self._most["allocated"], "peak_reserved": self._most["reserved"]}
 
 
+class _MostMemory:
+    """Asks NVML for the memory of this process every so often: a script may give back what it took before it ends."""
+
+    def __init__(self, memory: ProcessMemory, every_s: float = 0.02) -> None:
+        self._memory, self._every_s = memory, every_s
+        self._most = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while not self._end.wait(self._every_s):
+            self._most = max(self._most, self._memory.read() or 0)
+
+    def close(self) -> int | None:
+        """The most that was seen; `None` where NVML says nothing."""
+        self._end.set()
+        self._thread.join()
+        return self._most or None
+
+
 def measure_here(request: dict[str, Any]) -> dict[str, Any]:
     """Measure the run of a request; see `ullage.research.measure.runs.RunRequest`."""
     begin = time.perf_counter()
     torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
     answer: dict[str, Any] = {"nvml_ctx": process_memory()}
     peaks = _Peaks()
+    most = _MostMemory(ProcessMemory(torch.cuda.get_device_properties(0).uuid)) if request.get("script") else None
     history = request.get("history")
     if history:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=_MOST_EVENTS)
@@ -206,6 +229,7 @@ def measure_here(request: dict[str, Any]) -> dict[str, Any]:
         **answer,
         **peaks.close(),
         "nvml_end": process_memory(),
+        **({"nvml_peak": most.close()} if most else {}),
         "retries": statistics["num_alloc_retries"],
         "segments": statistics["segment.all.peak"],
     }

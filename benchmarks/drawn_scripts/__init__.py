@@ -1,0 +1,1 @@
+"""Random training scripts as people write them, by what they use: a module for each kind, put together from `parts`."""
