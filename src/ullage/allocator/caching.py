@@ -316,6 +316,15 @@ class CachingAllocator(Segments):
         """
         self.release_cached_blocks(pool)
 
+    def largest_cached_block(self) -> int:
+        """The size of the largest free block, as CUDACachingAllocator::cacheInfo() tells it.
+
+        >>> gpu = CachingAllocator(2**30); gpu.free(gpu.malloc(2**24)); gpu.largest_cached_block() == 2**24
+        True
+        """
+        lists = [free_list for pool in (self._small, self._large) for free_list in pool.by_stream.values()]
+        return max((block.size for free_list in lists for block in free_list.blocks[-1:]), default=0)
+
     def reset_peak_stats(self) -> None:
         """Reset all peaks to the current values, as torch.cuda.reset_peak_memory_stats().
 

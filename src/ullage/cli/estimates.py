@@ -105,7 +105,7 @@ def check(
 
 def judge(answer: Estimate, margin: int, upper: bool) -> tuple[bool, str]:
     """Whether an estimate leaves `margin` bytes free, and the line that says so."""
-    taken = answer.bound if upper else answer.figure
+    taken = answer.bound if upper else answer.needed
     passed = answer.fits and taken + margin <= answer.gpu_memory
     if passed or not answer.fits:
         line = answer.verdict

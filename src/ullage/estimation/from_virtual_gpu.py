@@ -28,8 +28,8 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
         process_memory=gpu.process_memory,
         upper=gpu.upper,
         breakdown=parts,
-        fits=out_of_memory is None and gpu.process_memory <= usable,
-        headroom=usable - gpu.process_memory,
+        fits=out_of_memory is None and gpu.context + gpu.needed_reserved <= usable,
+        headroom=usable - gpu.context - gpu.needed_reserved,
         steps=progress.optimizer_steps,
         seconds=seconds,
         out_of_memory=out_of_memory,
@@ -37,6 +37,7 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
         **_moment("reserved", gpu.peak_reserved_place, progress.step_at(memory.peak_reserved_clock)),
         doubtful=gpu.uncertainty.largest_doubt,
         guessed=gpu.uncertainty.guessed(),
+        without_trials=_without_trials(gpu),
         assumed=gpu.assumed,
         left_out=gpu.left_out,
         measured=gpu.spec.context_measured,
@@ -48,6 +49,17 @@ def estimate_from(gpu: VirtualGPU, seconds: float, out_of_memory: str | None = N
         notes=gpu.notes,
         timeline=_thinned(gpu.timeline),
     )
+
+
+def _without_trials(gpu: VirtualGPU) -> dict[str, int] | None:
+    if not gpu.libraries.tries_plans:
+        return None
+    return {
+        "peak_allocated": gpu.needed_allocated,
+        "peak_reserved": gpu.needed_reserved,
+        "process_memory": gpu.context + gpu.needed_reserved,
+        "upper": gpu.needed_upper,
+    }
 
 
 def _moment(name: str, place: RequestOrigin | None, step: int | None) -> dict[str, Any]:

@@ -158,13 +158,13 @@ class MaxBatch(int):
         """The result in words, a line for each fact."""
         words = self.what.replace("-", " ")
         if not self or self.estimate is None:
-            need = format_bytes(self.beyond.figure) if self.beyond else "more"
+            need = format_bytes(self.beyond.needed) if self.beyond else "more"
             has = format_bytes(self.beyond.gpu_memory) if self.beyond else "that"
             return f"no {words} fits on {self.gpu}: the smallest takes {need} of {has}"
-        held, has = format_bytes(self.estimate.figure), format_bytes(self.estimate.gpu_memory)
+        held, has = format_bytes(self.estimate.needed), format_bytes(self.estimate.gpu_memory)
         lines = [f"largest {words} on {self.gpu}: {int(self)} ({held} of {has})"]
         if self.beyond is not None:
-            lines.append(f"the next one takes {format_bytes(self.beyond.figure)} and does not fit")
+            lines.append(f"the next one takes {format_bytes(self.beyond.needed)} and does not fit")
         else:
             lines.append("no larger one was tried")
         bound = "this one too" if self.sure == self else str(self.sure) if self.sure else "none"
@@ -216,7 +216,8 @@ def max_batch(
 
     def trial(number: int) -> tuple[int, bool]:
         answer = estimate_of(number)  # near the limit reserved memory stops growing: the allocator frees cached blocks
-        return answer.peaks[0], answer.fits
+        allocated = answer.peaks[0] if answer.without_trials is None else answer.without_trials["peak_allocated"]
+        return allocated, answer.fits
 
     limit = card.usable - (card.context or 0)
     first = argument_value(options.get("args", ()), batch_arg) or options.get(option)

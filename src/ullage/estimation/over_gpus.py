@@ -72,6 +72,8 @@ def _alike(one: Estimate, other: Estimate) -> bool:
 def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
     context = e.breakdown["context"] + (card.context or 0) - (ran_on.context or 0)
     allocated, reserved = e.peaks
+    if e.without_trials is not None:  # how much is tried depends on the memory of the card
+        return None
     process = reserved + context
     fits = process <= card.usable
     # In between, the allocator would free cached segments and try again: only a run on this GPU can tell.

@@ -215,6 +215,7 @@ def _facts(estimate: Estimate) -> list[tuple[str, str]]:
     if e.reserved_words and e.reserved_words != e.peak_words:
         facts.append(("last growth", e.reserved_words))
     facts += [(name, f"{format_bytes(size)} reserved at most") for name, size in e.phases.items() if len(e.phases) > 1]
+    facts += [("benchmark", e.trial_words)] if e.trial_words else []
     facts += [("model", words) for words in e.model_words]
     facts.append(("how sure", e.certainty))
     facts.append(("done", e.effort))

@@ -56,6 +56,10 @@ class Estimate:
     often (`count`), whether `upper` holds all the same (`covered`), and how many bytes `upper` adds for it (`adds`).
     `upper_covers` says so for everything; it is `None` on a GPU that was not measured, for which `upper` only adds 5 %.
 
+    `without_trials` is there where `torch.backends.cudnn.benchmark` is on. PyTorch then tries cuDNN's plans in as much
+    memory as it can get, and in less where less is free. It has `peak_allocated`, `peak_reserved`, `process_memory` and
+    `upper` without that: what the job needs. `fits`, `headroom`, `needed` and `bound` go by it.
+
     `gpu_assumed` says that no GPU was named, and this one was taken. `pytorch` is the release whose rules were
     followed. `attention` names the kernels that
     `scaled_dot_product_attention` took: they differ by GPU, and "math" keeps much more memory than the others.
@@ -97,6 +101,7 @@ class Estimate:
     models: list[dict[str, Any]] = field(default_factory=list)
     doubtful: int | None = None
     guessed: dict[str, int] | None = None
+    without_trials: dict[str, int] | None = None
     assumed: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
     measured: bool | None = None
@@ -118,8 +123,15 @@ class Estimate:
 
     @property
     def bound(self) -> int:
-        """The most to expect: `upper`, or `figure` if the estimator gives no bound."""
+        """The most that the job may need: `upper`, or `figure` if the estimator gives none; see `without_trials`."""
+        if self.without_trials is not None:
+            return self.without_trials["upper"]
         return self.figure if self.upper is None else self.upper
+
+    @property
+    def needed(self) -> int:
+        """`figure`, but without memory that `cudnn.benchmark` would take only to try plans in."""
+        return self.figure if self.without_trials is None else self.without_trials[PROCESS]
 
     @property
     def peaks(self) -> tuple[int, int]:
@@ -173,9 +185,10 @@ class Estimate:
         """The answer in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB of room"."""
         if self.fits:
             room = format_bytes(self.headroom)
-            return f"fits on {self.gpu}: {_pair(self.figure, self.gpu_memory)}, {room} of room"
+            needs = "" if self.without_trials is None else "needs "
+            return f"fits on {self.gpu}: {needs}{_pair(self.needed, self.gpu_memory)}, {room} of room"
         over = f", {format_bytes(-self.headroom)} too much" if self.headroom < 0 else ""
-        takes, has = format_bytes(self.figure), format_bytes(self.gpu_memory)
+        takes, has = format_bytes(self.needed), format_bytes(self.gpu_memory)
         return f"DOES NOT FIT on {self.gpu}: takes {takes} where {has} can be had{over}"
 
     @property
@@ -207,9 +220,22 @@ class Estimate:
         types = list(dict.fromkeys(kind for model in self.models for kind in model["types"]))
         if name == "parameters" and any(kind.endswith("-bit") for kind in types):
             words = f"weights: {' and '.join(types)}"
+        if name == "workspace" and self.without_trials is not None:
+            words = f"{words}, or tried by cudnn.benchmark"
         most = self.largest.get(name, 0)
         much = most >= 2 * self.breakdown[name] and most - self.breakdown[name] >= WORTH_SAYING * self.figure
         return f"{words}; up to {format_bytes(most)} at other times" if much else words
+
+    @property
+    def trial_words(self) -> str | None:
+        """The peak with and without what `cudnn.benchmark` tries, in one line; `None` where it is off."""
+        if self.without_trials is None:
+            return None
+        needs, most = self.without_trials[PROCESS], self._known(PROCESS)
+        if most == needs:
+            return "trying cuDNN's plans takes no more than training does"
+        tried = f"{format_bytes(most)} while cuDNN's plans are tried, {format_bytes(needs)} without"
+        return f"{tried}: where less is free, less is tried"
 
     @property
     def tight(self) -> bool:
@@ -304,6 +330,7 @@ class Estimate:
             lines.append(f"  {format_bytes(size):>10}  {name:<13} {bar:<30} {self.part_words(name)}")
         if self.peak_words:
             lines += ["", f"The peak is reached {self.peak_words}."]
+        lines += [f"cudnn.benchmark: {self.trial_words}."] if self.trial_words else []
         lines += ["", *(f"{words}." for words in self.model_words)] if self.models else []
         lines += ["", f"{self.effort[:1].upper()}{self.effort[1:]}."]
         if self.out_of_memory and not self.fits:

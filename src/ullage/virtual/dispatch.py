@@ -18,6 +18,7 @@ from ullage.virtual.kernels.plan import (
     MAY_BE_LARGER,
     OUTPUT,
     RULES,
+    TRIAL,
     Alias,
     Call,
     New,
@@ -276,7 +277,7 @@ def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str
     if plan.steps is None:
         results = [_result(memory, output, args, kwargs) for output in plan.outputs]
     else:
-        results = _carry_out_steps(memory, plan, args, kwargs)
+        results = _carry_out_steps(gpu, plan, args, kwargs)
     if plan.library:
         gpu.libraries.need(plan.library)
     if plan.defaults:
@@ -290,7 +291,8 @@ def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str
     return results if plan.as_list else tuple(results)
 
 
-def _carry_out_steps(memory: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _carry_out_steps(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    memory = gpu.memory
     results: list[Any] = [None] * len(plan.outputs)
     temporaries: list[Any] = []
     try:
@@ -302,6 +304,8 @@ def _carry_out_steps(memory: Any, plan: Plan, args: tuple[Any, ...], kwargs: dic
                 memory.give_back(taken)
             elif step == MAY_BE_LARGER:
                 memory.possible_sizes.append((len(memory.requests), value))
+            elif step == TRIAL:
+                gpu.libraries.convolve(*(plan.trials or ())[value])
             else:
                 temporaries.append(memory.take(value) if value else None)
     finally:

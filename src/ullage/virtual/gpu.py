@@ -73,12 +73,24 @@ class VirtualGPU(GPUState):
         largest size that is not unlikely, plus one segment, because two runs of the same job differ by that much.
         Where a workspace was guessed, or autocast was used, a fortieth is added, or what the least sure guess may fail
         by if that is more. On GPUs whose kernels were not measured a twentieth is added. So is what the run's
-        assumptions add by their kinds (`tracking/uncertainty.py`).
+        assumptions add by their kinds (`tracking/uncertainty.py`). Workspaces that `cudnn.benchmark` only tries are
+        among it, but take no more than the card has.
         """
+        if not self.memory.tried_at:
+            return self.needed_upper
+        largest = max(self.peak_reserved, largest_reserved(self.memory, self.config, tried=True))
+        return max(self.needed_upper, min(self._bound(self.peak_reserved, largest), self.spec.usable))
+
+    @property
+    def needed_upper(self) -> int:
+        """An upper bound for what the process needs: without workspaces that `cudnn.benchmark` only tries."""
+        largest = max(self.needed_reserved, largest_reserved(self.memory, self.config))
+        return self._bound(self.needed_reserved, largest)
+
+    def _bound(self, reserved: int, largest: int) -> int:
         context = max(self.context, (self.spec.context_upper or 0) - self.libraries.not_loaded)
-        largest = max(self.peak_reserved, largest_reserved(self.memory, self.config))
-        unmeasured = 0 if self.spec.context_measured else self.peak_reserved // UNMEASURED_SHARE
-        spread = self.uncertainty.spread(self.peak_reserved)
+        unmeasured = 0 if self.spec.context_measured else reserved // UNMEASURED_SHARE
+        spread = self.uncertainty.spread(reserved)
         assumptions: int = sum(entry["adds"] for entry in self.assumed + self.left_out)
         return context + largest + unmeasured + spread + assumptions + LARGE_SEGMENT
 

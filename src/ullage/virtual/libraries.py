@@ -17,6 +17,7 @@ import torch
 
 from ullage.hardware import GPU
 from ullage.units import KIB, MIB
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Trial
 from ullage.virtual.kernels.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN
 from ullage.virtual.memory import WORKSPACE, DeviceMemory
 from ullage.virtual.native import in_backward
@@ -31,11 +32,17 @@ CODE = {CUBLAS: 128 * MIB, CUDNN: 16 * MIB, CONVOLUTION: 2 * MIB}
 _PARTS = {CUBLAS: (CUBLAS,), CUBLAS_LT: (CUBLAS,), CUDNN: (CUDNN,), CONVOLUTION: (CUDNN, CONVOLUTION)}
 
 
+TRIALS_NOTE = (
+    "torch.backends.cudnn.benchmark is on: at the first call of each convolution PyTorch tries cuDNN's plans, in as "
+    "much memory as is free, and keeps the fastest"
+)
+
+
 class Libraries:
     """The libraries that one virtual GPU has loaded.
 
     `take_outside` is called with the bytes that a library's code takes outside the allocator, `note` with a kind and
-    a line for the notes of the run.
+    a line for the notes of the run. `free` tells the bytes that are free on the card.
     """
 
     def __init__(
@@ -46,16 +53,24 @@ class Libraries:
         environment: Mapping[str, str],
         take_outside: Callable[[int], None],
         note: Callable[[str, str], None],
+        free: Callable[[], int],
     ) -> None:
+        self._free = free
         self._spec, self._release, self._memory, self._environment = spec, release, memory, environment
         self._take_outside, self._note = take_outside, note
         self._workspaces: dict[Any, Any] = {}
         self._not_loaded = dict(CODE)
+        self._plans: dict[Any, int] = {}  # bytes of the plan that `cudnn.benchmark` has kept, by problem and thread
 
     @property
     def not_loaded(self) -> int:
         """Bytes of code that the run has not needed yet."""
         return sum(self._not_loaded.values())
+
+    @property
+    def tries_plans(self) -> bool:
+        """Whether a convolution has run with `torch.backends.cudnn.benchmark` on."""
+        return bool(self._plans)
 
     def need(self, library: str) -> None:
         """Load a library's code and take its workspace, unless the current thread and stream already have them."""
@@ -80,14 +95,38 @@ class Libraries:
             size = size_of()
             self._workspaces[key] = self._memory.take(size, WORKSPACE) if size else None
 
+    def convolve(self, problem: ConvolutionProblem, trial: Trial) -> None:
+        """Take the workspace of a convolution under `cudnn.benchmark`, after its plans are tried at the first call.
+
+        A thread has its own plans, and so has the one that runs the backward pass (aten/src/ATen/native/cudnn/
+        Conv_v8.cpp, run_single_conv). A plan that there is no memory for gives way to one that takes less.
+        """
+        memory, key = self._memory, (problem, trial, _thread())
+        if key not in self._plans:
+            if not self._plans:
+                self._note("trials", TRIALS_NOTE)
+            memory.try_out(trial.sizes, self._free(), trial.larger)
+            self._plans[key] = trial.winner.size
+        size = self._plans[key]
+        if trial.winner.larger > size:
+            memory.possible_sizes.append((len(memory.requests), trial.winner.larger))
+        while size:
+            try:
+                memory.give_back(memory.take(size))
+                break
+            except torch.OutOfMemoryError:
+                memory.out_of_memory = None
+                size = max((other for other in trial.sizes if other < size), default=0)
+        self._plans[key] = size
+
     def _note_switches(self) -> None:
-        """Note the switches with which cuDNN chooses other kernels than those that were measured."""
+        """Note the switch with which cuDNN chooses other kernels than those that were measured."""
         get: Any = torch._C
-        for name, on in (("benchmark", get._get_cudnn_benchmark()), ("deterministic", get._get_cudnn_deterministic())):
-            if on:
-                self._note(
-                    "cudnn", f"torch.backends.cudnn.{name} is on: convolutions may take other workspaces than estimated"
-                )
+        if get._get_cudnn_deterministic() and not get._get_cudnn_benchmark():
+            self._note(
+                "cudnn",
+                "torch.backends.cudnn.deterministic is on: convolutions may take other workspaces than estimated",
+            )
 
     def cublas_size(self) -> int:
         """Bytes of one cuBLAS workspace, by `CUBLAS_WORKSPACE_CONFIG` or by the release and the GPU's generation."""

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +26,7 @@ from ullage.allocator import (
     format_size,
     restore,
 )
+from ullage.allocator.private_pools import NO_POOL
 from ullage.virtual.native import tensor_without_data
 from ullage.virtual.shared_card.process import SharedCard
 
@@ -101,7 +102,10 @@ class DeviceMemory:
         self.kind = ACTIVATIONS
         kept: Callable[[], list[Any]] = list if keeps_history else _Forgetful
         self.spans: list[Span | _Watch] = kept()
-        self.requests: list[int] = kept()  # bytes asked for; for a free, minus how many requests ago it was asked for
+        # Bytes asked for; for a free, minus how many requests ago it was asked for; 0 where the cache was emptied.
+        self.requests: list[int] = kept()
+        self.tried_at: list[int] = kept()  # places in `requests` of workspaces that were only tried, see `try_out`
+        self.tried = 0, 0  # the highest `allocated` and `reserved` with those; the allocator's own peaks leave them out
         self.possible_sizes: list[tuple[int, int]] = kept()  # places in `requests`, and bytes that may be asked for
         self.copied_from: dict[int, int] = {}  # the index of a copy's span to that of what it was copied from
         self.clock = 0
@@ -163,6 +167,50 @@ class DeviceMemory:
         if allocator.reserved != self._reserved:
             self.note_reserved()
         return block
+
+    def empty_cache(self, pool: PoolId = NO_POOL) -> None:
+        """Give what is cached back to the card, or what one private pool has cached."""
+        with self._lock:
+            self.allocator.empty_cache(pool)
+            if self.requests and pool == NO_POOL:
+                self.requests.append(0)
+            self.note_reserved()
+
+    def try_out(self, sizes: Sequence[int], room: int, larger: int = 0) -> int:
+        """Take the largest of these sizes that there is room for, empty the cache, and return what it was.
+
+        So `cudnn.benchmark` tries plans (aten/src/ATen/native/cudnn/Conv_v8.cpp, generate_and_filter_plans): those
+        with a workspace larger than all that is free on the card and than the largest cached block are left out, and
+        what the allocator refuses is halved. `larger` is what the largest size may be. A job does not need this
+        memory: the allocator's peaks stay as they are, and `tried` has those with it.
+
+        >>> memory = DeviceMemory(CachingAllocator(1 << 30))
+        >>> memory.try_out([3 << 30, 512 << 20, 1 << 20], room=1 << 30) >> 20
+        512
+        >>> memory.allocator.peak_reserved, memory.tried[1] >> 20
+        (0, 512)
+        """
+        with self._lock:
+            allocator = self.allocator
+            peaks = allocator.peak_allocated, allocator.peak_reserved
+            most = max(room, allocator.largest_cached_block())
+            size = max((size for size in sizes if size <= most), default=0)
+            while size:
+                try:
+                    span = self.take(size, WORKSPACE)
+                except torch.OutOfMemoryError:
+                    size, self.out_of_memory = size // 2, None
+                    continue
+                self.tried_at.append(len(self.requests) - 1)
+                if larger > size:
+                    self.possible_sizes.append((len(self.requests) - 1, larger))
+                self.give_back(span)
+                break
+            self.empty_cache()
+            now = allocator.peak_allocated, allocator.peak_reserved
+            self.tried = max(self.tried[0], now[0]), max(self.tried[1], now[1])
+            allocator.peak_allocated, allocator.peak_reserved = peaks
+            return size
 
     def note_reserved(self) -> None:
         """Record that the reserved memory has changed."""
@@ -254,7 +302,7 @@ class DeviceMemory:
                     end += 1
                 elif end + number in live:
                     live.remove(end + number)
-                else:
+                elif number:
                     return False
         shift = end - len(self.spans)
         return all(index in live or index + shift in live for index in before)
@@ -291,9 +339,11 @@ class DeviceMemory:
                     if allocator.peak_reserved > highest:
                         highest = allocator.peak_reserved
                         self.peak_reserved_clock = self.clock - len(requests) + index + 1
-                else:
+                elif number:
                     allocator.free(blocks[number])
                     blocks[number] = None
+                else:
+                    allocator.empty_cache()
             unchanged = unchanged + 1 if highest == before else 0
             if unchanged == quiet:
                 return done + 1

@@ -50,14 +50,16 @@ class GPUState:
         self.host = Host()
         self.values = KnownValues(self.memory, self.host, self.note)
         self.environment = dict(os.environ)
-        self.libraries = Libraries(spec, self.release, self.memory, self.environment, self.take_outside, self.note)
+        self.libraries = Libraries(
+            spec, self.release, self.memory, self.environment, self.take_outside, self.note, self.free_on_card
+        )
         self.operator = ""  # the one that runs now
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertainty = Uncertainty()
         self.attention_kernels: set[str] = set()  # that `scaled_dot_product_attention` took
         self._notes: dict[tuple[str, str], int] = {}
         self._names: dict[tuple[str, str], list[str]] = {}  # that a note lists
-        self._kept_peaks = 0, 0
+        self._kept_peaks = self._kept_needs = 0, 0
 
     def _allocator(self) -> CachingAllocator:
         room = self._total - self.context
@@ -72,16 +74,29 @@ class GPUState:
     @property
     def peak_allocated(self) -> int:
         """The most bytes that tensors held at once, as `torch.cuda.max_memory_allocated()`."""
-        return max(self._kept_peaks[0], self.memory.allocator.peak_allocated)
+        return max(self._kept_peaks[0], self.needed_allocated, self.memory.tried[0])
 
     @property
     def peak_reserved(self) -> int:
         """The most bytes that the allocator held at once, as `torch.cuda.max_memory_reserved()`."""
-        return max(self._kept_peaks[1], self.memory.allocator.peak_reserved)
+        return max(self._kept_peaks[1], self.needed_reserved, self.memory.tried[1])
 
-    def keep_peaks(self) -> None:
-        """Remember the peaks of the run so far, because the code is about to reset PyTorch's."""
+    @property
+    def needed_allocated(self) -> int:
+        """The most bytes that tensors held at once, without workspaces that `cudnn.benchmark` only tried."""
+        return max(self._kept_needs[0], self.memory.allocator.peak_allocated)
+
+    @property
+    def needed_reserved(self) -> int:
+        """The most bytes that the allocator held at once, without workspaces that `cudnn.benchmark` only tried."""
+        return max(self._kept_needs[1], self.memory.allocator.peak_reserved)
+
+    def reset_peaks(self) -> None:
+        """Reset PyTorch's peaks, and remember those of the run so far."""
         self._kept_peaks = self.peak_allocated, self.peak_reserved
+        self._kept_needs = self.needed_allocated, self.needed_reserved
+        self.memory.tried = 0, 0
+        self.memory.allocator.reset_peak_stats()
 
     @property
     def notes(self) -> list[str]:
@@ -135,6 +150,12 @@ class GPUState:
             self.context += size
             self.memory.context = self.context
             self.memory.allocator.capacity -= size
+
+    def free_on_card(self) -> int:
+        """Bytes of the card that nobody has taken, as `torch.cuda.mem_get_info()` tells them."""
+        if self.shared is not None:
+            return self.shared.free()
+        return max(0, self.memory.total - self.memory.context - self.memory.allocator.reserved)
 
     def mark_parameter(self, tensor: torch.Tensor) -> None:
         """Count a tensor's memory as a parameter's."""

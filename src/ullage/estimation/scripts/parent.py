@@ -145,7 +145,8 @@ def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
     entry = outcome.so_far.pop("interrupted")
     values["notes"].append(f"the process {outcome.failure}: what comes later is not in these figures")
     values["left_out"].append(entry)
-    values["upper"] += entry["adds"]
+    for bounds in (values, values.get("without_trials") or {"upper": 0}):
+        bounds["upper"] += entry["adds"]
     return outcome.so_far
 
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ullage.hardware import GPU
-from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Trial, Workspace
 
-OUTPUT, TEMPORARY, FREE, MAY_BE_LARGER = range(4)
+OUTPUT, TEMPORARY, FREE, MAY_BE_LARGER, TRIAL = range(5)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries
 
 
@@ -121,7 +121,8 @@ class Plan:
 
     A step is `(OUTPUT, place among the outputs)`, `(TEMPORARY, bytes)` or `(FREE, place among the temporaries)`;
     `(MAY_BE_LARGER, bytes)` says that the next temporary may have that many bytes; if none follows, that one of so
-    many bytes may be taken. Temporaries that no step frees are freed at the end, the last one first. Without steps the
+    many bytes may be taken. `(TRIAL, place among the trials)` is a convolution whose plans `cudnn.benchmark` tries, at
+    its first call. Temporaries that no step frees are freed at the end, the last one first. Without steps the
     outputs are taken in their order.
     """
 
@@ -135,6 +136,7 @@ class Plan:
     small: bool = False  # whether the values of an output can be followed; filled in by the mode
     library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use
     workspaces: dict[ConvolutionProblem, Workspace] | None = None  # of cuDNN, measured or guessed
+    trials: list[tuple[ConvolutionProblem, Trial]] | None = None  # of `cudnn.benchmark`
     note: tuple[str, str] | None = None  # for `GPUState.note`, at each call
 
 
@@ -165,6 +167,11 @@ class Steps:
     def or_larger(self, size: int) -> Steps:
         """What comes next, a temporary or nothing, may be a temporary of so many bytes."""
         self.steps.append((MAY_BE_LARGER, size))
+        return self
+
+    def trial(self, place: int) -> Steps:
+        """Run a convolution whose plans are tried at its first call."""
+        self.steps.append((TRIAL, place))
         return self
 
     def take(self, size: int) -> int:

@@ -29,7 +29,11 @@ class MemoryFunctions:
     def stats(self, device: int = 0) -> dict[str, Any]:
         """The nested dictionary from which PyTorch makes `memory_stats()`."""
         nested: dict[str, Any] = {}
-        for key, value in self._gpu.memory.allocator.memory_stats().items():
+        memory = self._gpu.memory
+        figures = memory.allocator.memory_stats()
+        for name, tried in zip(("allocated_bytes", "reserved_bytes"), memory.tried, strict=True):
+            figures[f"{name}.all.peak"] = max(figures[f"{name}.all.peak"], tried)
+        for key, value in figures.items():
             *path, last = key.split(".")
             table = nested
             for part in path:
@@ -39,8 +43,7 @@ class MemoryFunctions:
 
     def reset_peak(self, device: int = 0) -> None:
         """`reset_peak_memory_stats`; the virtual GPU itself keeps the highest peaks."""
-        self._gpu.keep_peaks()
-        self._gpu.memory.allocator.reset_peak_stats()
+        self._gpu.reset_peaks()
 
     def reset_accumulated(self, device: int = 0) -> None:
         """`reset_accumulated_memory_stats`."""
@@ -48,9 +51,7 @@ class MemoryFunctions:
 
     def empty_cache(self, *pool: Any) -> None:
         """`empty_cache`, of one private pool if it is given."""
-        memory = self._gpu.memory
-        memory.allocator.empty_cache(*pool[:1])
-        memory.note_reserved()
+        self._gpu.memory.empty_cache(*pool[:1])
 
     def set_fraction(self, fraction: float, device: int = 0) -> None:
         """`set_per_process_memory_fraction`."""
@@ -115,10 +116,7 @@ class MemoryFunctions:
 
 def memory_info(gpu: GPUState) -> tuple[int, int]:
     """Free and total bytes of the card, as `torch.cuda.mem_get_info()` gives them."""
-    memory = gpu.memory
-    if gpu.shared is not None:
-        return gpu.shared.free(), memory.total
-    return max(0, memory.total - memory.context - memory.allocator.reserved), memory.total
+    return gpu.free_on_card(), gpu.memory.total
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:

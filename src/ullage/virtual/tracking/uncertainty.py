@@ -60,6 +60,7 @@ NOTE_MEANINGS = {
     "sparse": NoteMeaning(LEFT_OUT, "sparse gradients (counted as dense)", False),
     "distributed": NoteMeaning(LEFT_OUT, "memory of NCCL", False),
     "cudnn": NoteMeaning(LEFT_OUT, "switches of cuDNN", False),
+    "trials": NoteMeaning(ASSUMED, "which plans cudnn.benchmark tries and keeps", False),
     "allocator": NoteMeaning(LEFT_OUT, "allocator settings", False),
     "settings": NoteMeaning(LEFT_OUT, "allocator settings", False),
     "growth": NoteMeaning(LEFT_OUT, "growth in later iterations", False),
@@ -137,8 +138,10 @@ def meanings_of(
     return list(found.values())
 
 
-def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
+def largest_reserved(memory: DeviceMemory, config: AllocatorConfig, tried: bool = False) -> int:
     """The peak of the reserved memory if every uncertain request were as large as it may be.
+
+    With `tried`, workspaces count that were only tried (`DeviceMemory.try_out`).
 
     >>> memory = DeviceMemory(CachingAllocator(1 << 30))
     >>> memory.possible_sizes.append((0, 64 << 20)); memory.give_back(memory.take(2 << 20))
@@ -151,16 +154,23 @@ def largest_reserved(memory: DeviceMemory, config: AllocatorConfig) -> int:
     blocks: list[Any] = []
     possible_sizes = iter(memory.possible_sizes)
     place, larger = next(possible_sizes)
+    left_out: set[int] = set() if tried else set(memory.tried_at)
     for index, number in enumerate(memory.requests):
         while place == index:
-            if number > 0 and number <= larger:
+            if index in left_out:
+                pass
+            elif number > 0 and number <= larger:
                 number = SideRequest(larger, lane_of(number))
             else:
                 allocator.free(allocator.malloc(larger))
             place, larger = next(possible_sizes, (-1, 0))
-        if number > 0:
+        if index in left_out:
+            blocks.append(None)
+        elif number > 0:
             blocks.append(allocator.malloc(number, lane_of(number)))
-        else:
+        elif number == 0:
+            allocator.empty_cache()
+        elif blocks[number] is not None:
             allocator.free(blocks[number])
             blocks[number] = None
     return allocator.peak_reserved

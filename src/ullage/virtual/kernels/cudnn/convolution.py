@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ullage.virtual.kernels.cudnn.workspaces import DATA, FILTER, FORWARD, ConvolutionProblem, Workspace, workspace
+from ullage.virtual.kernels.cudnn.workspaces import (
+    DATA,
+    FILTER,
+    FORWARD,
+    ConvolutionProblem,
+    Trial,
+    Workspace,
+    trial,
+    workspace,
+)
 from ullage.virtual.kernels.plan import (
     CONVOLUTION,
     Call,
@@ -228,7 +237,7 @@ def check_shapes(source: Operand, weight: Operand, settings: ConvolutionSettings
         )
 
 
-Ask = Callable[[ConvolutionProblem], Workspace]
+Ask = Callable[[ConvolutionProblem], Workspace | Trial]
 
 _KINDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
 
@@ -261,6 +270,7 @@ class _Run:
     def __init__(self, ask: Ask) -> None:
         self.steps, self.ask = Steps(), ask
         self.workspaces: dict[ConvolutionProblem, Workspace] = {}
+        self.trials: list[tuple[ConvolutionProblem, Trial]] = []
 
     def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
         """`tensor.contiguous(format)`, and the number of its temporary for `drop`."""
@@ -277,6 +287,11 @@ class _Run:
     def workspace(self, problem: ConvolutionProblem) -> None:
         """cuDNN's workspace lives as long as the kernel."""
         found = self.ask(problem)
+        if isinstance(found, Trial):
+            self.workspaces[problem] = found.winner
+            self.steps.trial(len(self.trials))
+            self.trials.append((problem, found))
+            return
         self.workspaces[problem] = found
         if found.larger > found.size:
             self.steps.or_larger(found.larger)
@@ -291,6 +306,7 @@ class _Run:
             single=single,
             library=CONVOLUTION if self.workspaces else "",
             workspaces=self.workspaces or None,
+            trials=self.trials or None,
         )
 
     def convolve(
@@ -447,8 +463,13 @@ def _cudnn_back(
 
 
 def _asker(call: Call) -> Ask:
-    spec = call.gpu
-    return lambda problem: workspace(problem, spec.compute_capability, spec.sms)
+    spec, get = call.gpu, torch._C
+    kind = spec.compute_capability, spec.sms
+    if not get._get_cudnn_benchmark():
+        return lambda problem: workspace(problem, *kind)
+    deterministic = get._get_cudnn_deterministic() or get._get_deterministic_algorithms()
+    tf32 = get._get_cudnn_allow_tf32()
+    return lambda problem: trial(problem, *kind, tf32, deterministic)
 
 
 @kernel("aten.convolution.default")

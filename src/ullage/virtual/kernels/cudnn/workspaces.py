@@ -62,6 +62,19 @@ class Workspace(NamedTuple):
     surprise: int = 0
 
 
+class Trial(NamedTuple):
+    """What `torch.backends.cudnn.benchmark` tries at the first call of a problem.
+
+    `sizes` are the workspaces of cuDNN's plans, the largest first; that one may also be `larger`. `winner` is the
+    workspace of the plan that proves to be the fastest.
+    """
+
+    sizes: tuple[int, ...]
+    larger: int
+    winner: Workspace
+    guessed: bool = True
+
+
 class Formula(NamedTuple):
     """A workspace as a sum: copies of the tensors, partial results in single precision, constants."""
 
@@ -456,8 +469,7 @@ def workspace(
 ) -> Workspace:
     """The workspace of a problem: measured for this kind of GPU, or else what the trees say.
 
-    Not covered: `torch.backends.cudnn.benchmark`, which tries plans and takes the fastest; double precision, which
-    runs without tensor cores and is taken to need none.
+    Not covered: double precision, which runs without tensor cores and is taken to need none.
 
     >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
     >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
@@ -473,3 +485,21 @@ def workspace(
     if known is not None:
         return Workspace(known, known)
     return by_votes(votes(problem), terms(problem))
+
+
+@lru_cache(maxsize=65536)
+def trial(
+    problem: ConvolutionProblem,
+    capability: tuple[int, int] | None,
+    multiprocessors: int | None,
+    tf32: bool,
+    deterministic: bool,
+) -> Trial:
+    """What `cudnn.benchmark` tries for a problem."""
+    first = workspace(problem, capability, multiprocessors)
+    if problem.kind not in ITEM_BYTES:
+        return Trial((), first.surprise, first)
+    parts = terms(problem)
+    sizes = {first.size, *(evaluate(formula, parts) for formula, _ in votes(problem))}
+    sizes.add(sum(_padded(tensor, PADDED) for tensor in (parts.source, parts.out, parts.weight)))
+    return Trial(tuple(sorted(sizes, reverse=True)), max(sizes), first)

@@ -1,0 +1,175 @@
+"""`torch.backends.cudnn.benchmark`: plans are tried in free memory, the cache is emptied, and the fastest is kept."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import ullage
+from ullage.allocator import CachingAllocator
+from ullage.estimation.over_gpus import estimate_over_gpus
+from ullage.hardware import gpu as find_gpu
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Trial, Workspace
+from ullage.virtual.memory import DeviceMemory
+from ullage.virtual.tracking.uncertainty import largest_reserved
+
+MIB = 1 << 20
+LAYER = ConvolutionProblem("f", (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f32", False)
+
+
+@pytest.fixture(autouse=True)
+def switches() -> Iterator[None]:
+    with torch.backends.cudnn.flags(enabled=True):
+        yield
+
+
+def convolve(layer: nn.Module, *size: int) -> None:
+    layer(torch.zeros(*size, device="cuda", requires_grad=True)).sum().backward()
+
+
+def trials(gpu: ullage.VirtualGPU) -> list[int]:
+    return [gpu.memory.requests[place] for place in gpu.memory.tried_at]
+
+
+def test_each_problem_is_tried_once() -> None:
+    torch.backends.cudnn.benchmark = True
+    with ullage.virtual_gpu("H200") as gpu:
+        layer = nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda()
+        convolve(layer, 8, 64, 56, 56)
+        first = len(trials(gpu))
+        convolve(layer, 8, 64, 56, 56)
+        assert first == len(trials(gpu)) == 3  # forward, the gradients of the input and of the filter
+        convolve(layer, 9, 64, 56, 56)
+    assert len(trials(gpu)) == 6
+    assert any("cudnn.benchmark is on" in note for note in gpu.notes)
+
+
+@pytest.mark.parametrize("how", ["switch", "flags", "core"])
+def test_every_way_to_switch_it_on_is_seen(how: str) -> None:
+    with ullage.virtual_gpu("H200") as gpu:
+        if how == "switch":
+            torch.backends.cudnn.benchmark = True
+        elif how == "core":
+            torch._C._set_cudnn_benchmark(True)
+        with torch.backends.cudnn.flags(enabled=True, benchmark=how == "flags" or torch.backends.cudnn.benchmark):
+            convolve(nn.Conv2d(64, 64, 3).cuda(), 8, 64, 56, 56)
+    assert trials(gpu)
+
+
+def test_a_convolution_that_does_not_run_in_cudnn_is_not_tried() -> None:
+    torch.backends.cudnn.benchmark = True
+    with ullage.virtual_gpu("H200") as gpu:
+        convolve(nn.Conv2d(64, 64, 3, groups=64).cuda(), 8, 64, 56, 56)
+    assert not trials(gpu)
+
+
+def test_a_thread_has_plans_of_its_own() -> None:
+    trial = Trial((64 * MIB,), 64 * MIB, Workspace(MIB, MIB))
+    with ullage.virtual_gpu("H200") as gpu:
+        for _ in range(2):
+            gpu.libraries.convolve(LAYER, trial)
+        other = threading.Thread(target=gpu.libraries.convolve, args=(LAYER, trial))
+        other.start()
+        other.join(60)
+    assert trials(gpu) == [64 * MIB, 64 * MIB]
+    assert gpu.memory.requests.count(MIB) == 3
+
+
+def test_the_cache_is_empty_after_a_trial() -> None:
+    with ullage.virtual_gpu("H200") as gpu:
+        del_me = torch.empty(200 * MIB, dtype=torch.uint8, device="cuda")
+        del del_me
+        gpu.libraries.convolve(LAYER, Trial((64 * MIB,), 64 * MIB, Workspace(0, 0)))
+        assert torch.cuda.memory_reserved() == 0
+        assert torch.cuda.max_memory_reserved() == 200 * MIB
+
+
+def test_what_is_tried_is_in_pytorchs_peaks_and_not_in_what_is_needed() -> None:
+    with ullage.virtual_gpu("H200") as gpu:
+        kept = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+        gpu.libraries.convolve(LAYER, Trial((640 * MIB, MIB), 700 * MIB, Workspace(30 * MIB, 30 * MIB)))
+        assert torch.cuda.max_memory_reserved() == torch.cuda.max_memory_allocated() == 740 * MIB
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_reserved() == 130 * MIB
+        del kept
+    assert gpu.peak_reserved == 740 * MIB
+    assert gpu.needed_reserved == 130 * MIB
+    assert gpu.upper - gpu.needed_upper >= 670 * MIB
+
+
+def test_less_is_tried_where_less_is_free() -> None:
+    sizes = (100 << 30, 10 << 30, MIB)
+    with ullage.virtual_gpu("T4") as gpu:
+        gpu.libraries.convolve(LAYER, Trial(sizes, sizes[0], Workspace(MIB, MIB)))
+        assert trials(gpu) == [10 << 30]
+        torch.cuda.set_per_process_memory_fraction(0.3)
+        gpu.libraries.convolve(LAYER._replace(groups=2), Trial(sizes, sizes[0], Workspace(MIB, MIB)))
+    assert trials(gpu)[1:] == [10 << 30 >> 2]  # PyTorch halves what it is refused
+    assert gpu.upper <= gpu.spec.usable
+
+
+def test_a_plan_without_room_gives_way_to_a_smaller_one() -> None:
+    trial = Trial((3 << 30, 2 << 30, MIB), 3 << 30, Workspace(2 << 30, 2 << 30))
+    with ullage.virtual_gpu("T4") as gpu:
+        everything = torch.empty(gpu.free_on_card() - (1 << 30), dtype=torch.uint8, device="cuda")
+        gpu.libraries.convolve(LAYER, trial)
+        assert gpu.memory.requests[-2] == MIB
+        assert gpu.memory.out_of_memory is None
+        del everything
+
+
+def test_the_bound_takes_a_trial_as_large_as_it_may_be() -> None:
+    memory = DeviceMemory(CachingAllocator(1 << 34))
+    memory.give_back(memory.take(3 * MIB))
+    memory.try_out([40 * MIB], room=1 << 34, larger=300 * MIB)
+    assert largest_reserved(memory, memory.allocator.config, tried=True) == 320 * MIB  # the cache is emptied afterwards
+    assert largest_reserved(memory, memory.allocator.config) == 20 * MIB
+
+
+class Big(nn.Module):
+    """Its plans want more than its tensors take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def train(batch: int = 16) -> None:
+    torch.backends.cudnn.benchmark = True
+    model = Big().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.zeros(batch, 3, 128, 128, device="cuda")).mean().backward()
+        optimizer.step()
+
+
+def test_the_estimate_tells_what_is_needed() -> None:
+    answer = ullage.estimate(train, gpu="H200")
+    needed = answer.without_trials
+    assert needed is not None
+    assert needed["process_memory"] == answer.needed <= (answer.process_memory or 0)
+    assert needed["upper"] == answer.bound <= (answer.upper or 0)
+    assert answer.headroom == answer.gpu_memory - answer.needed
+    assert "cudnn.benchmark" in str(answer)
+    assert ullage.Estimate.from_dict(answer.to_dict()).without_trials == needed
+
+
+def test_a_job_fits_where_its_trials_do_not() -> None:
+    answers = estimate_over_gpus(
+        lambda card: ullage.estimate(train, gpu=card), [find_gpu("A100-40GB"), find_gpu("A100-80GB")]
+    )
+    assert [answer.fits for answer in answers] == [True, True]
+    assert [answer.computed_on for answer in answers] == [None, None]  # what is tried depends on the card's memory
+
+
+def test_nothing_is_told_where_it_is_off() -> None:
+    def plain() -> None:
+        nn.Conv2d(3, 8, 3).cuda()(torch.zeros(1, 3, 8, 8, device="cuda")).sum().backward()
+
+    assert ullage.estimate(plain, gpu="H200").without_trials is None
