@@ -147,3 +147,19 @@ def test_descriptors_take_memory_from_the_function_that_was_set(name, taken):
         triton.set_allocator(allocate)
         triton_kernels.described_kernel[(1000,)](torch.ones(1000, 64, device="cuda"), 1000, BLOCK=64)
         assert sum(asked) == taken
+
+
+def test_operators_made_of_kernels_are_run(gpu, kernels):
+    import triton
+
+    @torch.library.triton_op("ullage_tests::add", mutates_args={})
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        torch.empty(3 * x.numel(), device=x.device)
+        torch.library.wrap_triton(kernels.add_kernel)[(triton.cdiv(x.numel(), 256),)](x, y, out, x.numel(), BLOCK=256)
+        return out
+
+    x = torch.ones(MIB, device="cuda")
+    assert add(x, x).shape == x.shape
+    assert gpu.peak_allocated == 20 * MIB
+    assert [note for note in gpu.notes if "add_kernel" in note]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ullage.errors import UnsupportedOperation
 from ullage.virtual.kernels.plan import (
     FREE,
     MAY_BE_LARGER,
@@ -31,6 +30,7 @@ from ullage.virtual.kernels.plan import (
 from ullage.virtual.native import is_gpu, view_without_data
 from ullage.virtual.operators import (  # noqa: F401  (they register their handlers)
     copies,
+    custom,
     data_dependent,
     gradient_sums,
     reading_values,
@@ -178,7 +178,7 @@ class _Operator:
         self.func, self.mode, self.gpu = func, mode, mode.gpu
         self.name = str(func)
         self.rule = RULES.get(self.name)
-        known = HANDLERS.get(self.name) or HANDLERS.get(func.namespace)
+        known = HANDLERS.get(self.name) or HANDLERS.get(func.namespace) or custom.handler_of(func)
         self.handler = list_operator if is_list_operator(self.name) else known
         self.composite = self.handler is None and self.rule is None and _is_composite(func)
         self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
@@ -234,10 +234,7 @@ class _Operator:
             except NotImplementedError as error:
                 if "sparse" in self.name:
                     self.gpu.refuse(f"{self.name}, a sparse tensor", "use dense ones (sparse=False in embeddings)")
-                raise UnsupportedOperation(
-                    f"the virtual GPU cannot follow {self.name}: PyTorch has no shape inference for it. "
-                    "Register one with torch.library.register_fake, or replace the operator."
-                ) from error
+                raise custom.without_fake(self.func) from error
 
         _check_devices(self.name, args)
         if self.rule is not None:
@@ -253,7 +250,7 @@ _IN_LIBRARIES = re.compile(r"aten\._?(fft_|linalg_(?!cross|vector_norm)|cholesky
 
 def _takes_more(func: Any) -> tuple[str, str] | None:
     """A note about an operator without a rule whose kernel may take memory beyond its outputs."""
-    if func.namespace not in ("aten", "prim", "prims"):
+    if custom.is_custom(func):
         return "operators", f"{func} is no operator of PyTorch: its outputs were counted, and nothing else"
     if _IN_LIBRARIES.match(str(func)):
         return "operators", f"{func} was counted by its outputs: the workspace of its library is not known"

@@ -1,0 +1,89 @@
+"""Operators that are not PyTorch's own: those of a script, or of a package with compiled kernels.
+
+One that is written in Python (`torch.library.custom_op`, `triton_op`, `Library.impl`) is run as it is: what it
+allocates beside its outputs is counted, and the Triton kernels in it are passed over. Where its code needs more than
+a virtual GPU has, its registered fake says what it returns. That is also all that is known of an operator that is
+compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ullage.errors import UnsupportedOperation
+from ullage.virtual.operators.registry import Handler
+from ullage.virtual.state import GPUState
+
+OF_PYTORCH = ("aten", "prim", "prims", "higher_order")
+_KEYS = ("CUDA", "CompositeExplicitAutograd")
+
+
+def is_custom(func: Any) -> bool:
+    """Whether an operator is not one of PyTorch."""
+    return func.namespace not in OF_PYTORCH
+
+
+def handler_of(func: Any) -> Handler | None:
+    """The handler for an operator that is written in Python."""
+    return _run_code if is_custom(func) and _key_of_code(func) is not None else None
+
+
+def _key_of_code(func: Any) -> str | None:
+    """The dispatch key for which Python code is registered that would run on a GPU."""
+    name = func._schema.name.partition("::")[2]
+    names = (f"{name}.{func._schema.overload_name}", name) if func._schema.overload_name else (name,)
+    written: Any = torch.library._impls  # "namespace/operator/key" of each kernel in Python
+    return next((key for key in _KEYS for name in names if f"{func.namespace}/{name}/{key}" in written), None)
+
+
+def _run_code(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not _on_gpu((*args, *kwargs.values())):
+        return NotImplemented
+    key = _key_of_code(func)
+    try:
+        with gpu.counting():
+            return func._op_dk(getattr(torch._C.DispatchKey, str(key)), *args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if not _has_fake(func):
+            raise
+        gpu.refused = None
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:100]
+        gpu.note("code", f"the code of {func} cannot run here ({what}): its fake was asked for its outputs")
+        return NotImplemented
+
+
+def _on_gpu(values: Any) -> bool:
+    return any(
+        _on_gpu(value)
+        if isinstance(value, list | tuple)
+        else getattr(value, "is_cuda", False) or (isinstance(value, torch.device) and value.type == "cuda")
+        for value in values
+    )
+
+
+def _has_fake(func: Any) -> bool:
+    definition: Any = torch._library.custom_ops.OPDEFS.get(func._schema.name)
+    if definition is not None:
+        return definition._abstract_fn is not None
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta"))
+
+
+def without_fake(func: Any) -> UnsupportedOperation:
+    """The error for an operator of which nothing tells what it returns."""
+    if not is_custom(func):
+        return UnsupportedOperation(
+            f"the virtual GPU cannot follow {func}: PyTorch has no shape inference for it. Replace the operator."
+        )
+    arguments = [argument.name for argument in func._schema.arguments]
+    tensors = [argument.name for argument in func._schema.arguments if "Tensor" in str(argument.type)]
+    made = ", ".join([f"torch.empty_like({tensors[0] if tensors else 'x'})"] * len(func._schema.returns)) or "None"
+    result = made if len(func._schema.returns) < 2 else f"({made})"
+    return UnsupportedOperation(
+        f"the virtual GPU cannot follow {func}: it is compiled code, and no fake is registered that says what it "
+        f'returns. Register one, such as torch.library.register_fake("{func._schema.name}")(lambda '
+        f"{', '.join(arguments)}: {result}), with the shapes that it really returns"
+    )
