@@ -27,7 +27,7 @@ from ullage.virtual.kernels.plan import (
     kernel_switches,
     span_of_elements,
 )
-from ullage.virtual.native import is_gpu, view_without_data
+from ullage.virtual.native import is_gpu, view_as_type, view_without_data
 from ullage.virtual.operators import (  # noqa: F401  (they register their handlers)
     copies,
     custom,
@@ -82,7 +82,8 @@ class ArgumentPlaces:
         size, stride = tuple(value.shape), value.stride()
         place = self.by_storage.get(value.untyped_storage()._cdata)
         if place is not None:
-            return Alias(place, size, stride, int(value.storage_offset()))
+            offset, turned = int(value.storage_offset()), (value.is_conj(), value.is_neg())
+            return Alias(place, size, stride, offset, value.dtype, *turned)
         return New(size, stride, value.dtype, span_of_elements(size, stride) * value.dtype.itemsize)
 
 
@@ -323,7 +324,14 @@ def _result(memory: Any, output: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if type(output) is Same:
         return argument_at(output.argument, args, kwargs)
     base = argument_at(output.argument, args, kwargs)
-    return view_without_data(base, output.size, output.stride, base.storage_offset() + output.offset)
+    if output.dtype is base.dtype and not output.conjugated and not output.negated:
+        return view_without_data(base, output.size, output.stride, base.storage_offset() + output.offset)
+    begin = base.storage_offset() * base.dtype.itemsize // output.dtype.itemsize
+    view = view_as_type(base, output.dtype).as_strided_(output.size, output.stride, begin + output.offset)
+    if output.dtype.is_complex:
+        torch._C._set_conj(view, base.is_conj() != output.conjugated)
+    torch._C._set_neg(view, base.is_neg() != output.negated)
+    return view
 
 
 def _describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
@@ -338,7 +346,7 @@ def _describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
             add(value.shape)
             add(value.stride())
             add(value.dtype)
-            add(cuda)
+            add((cuda, value.is_conj()) if value.dtype.is_complex else cuda)
         elif value is None or kind is torch.dtype:
             add(value)
         elif kind is float:

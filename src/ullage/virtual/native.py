@@ -128,6 +128,7 @@ class _Wrapper(torch.Tensor):
 _DEVICE = torch.device("cuda", 0)
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _without_subclasses = torch._C._DisableTorchDispatch  # the first call to a subclass imports a second's worth of modules
+_storage_of: Any = torch._C.TensorBase.untyped_storage
 _empty, _CPU = torch.empty, torch.device("cpu")  # named, because the script may have set another default
 
 
@@ -166,6 +167,16 @@ def view_without_data(base: torch.Tensor, size: Any, stride: Any, offset: int) -
     view = _empty(0, device=_CPU)
     view.data = base
     return view.as_strided_(size, stride, offset)
+
+
+def view_as_type(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The storage of `base` as a vector of numbers of another type."""
+    if dtype is base.dtype:
+        return same_memory(base)
+    length = _storage_of(base).nbytes() // max(dtype.itemsize, base.dtype.itemsize)
+    numbers = view_without_data(base, (length * max(1, dtype.itemsize // base.dtype.itemsize),), (1,), 0)
+    with _without_subclasses():
+        return torch.ops.aten.view.dtype(numbers, dtype)
 
 
 def backward_in_calling_thread() -> Any:

@@ -39,6 +39,9 @@ class Alias(NamedTuple):
     size: Sequence[int]
     stride: Sequence[int]
     offset: int
+    dtype: torch.dtype
+    conjugated: bool = False  # once more than the argument
+    negated: bool = False
 
 
 class Same(NamedTuple):

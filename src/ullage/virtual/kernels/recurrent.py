@@ -235,7 +235,7 @@ def cudnn_rnn(call: Call) -> Plan:
         buffer = new((network.parameters(),), weights[0].dtype)
         steps.output(4)
     else:
-        buffer = Alias(3, tuple(flat.shape), flat.stride(), 0)
+        buffer = Alias(3, tuple(flat.shape), flat.stride(), 0, flat.dtype)
     workspace = steps.take(network.workspace())
     steps.output(3).free(workspace)
     return Plan([out, hidden, cells, reserve, buffer], steps.steps, library=CUDNN, note=_FITTED)
