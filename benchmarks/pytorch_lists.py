@@ -57,10 +57,10 @@ def recorded() -> Iterator[list[int]]:
         torch.cuda.memory._record_memory_history(None)
 
 
-def calls(most: int, drawn: int, seed: int, part: tuple[int, int]) -> Iterator[tuple[list[Any], Any]]:
+def calls(most: int, drawn: int, seed: int, part: tuple[int, int], family: str) -> Iterator[tuple[list[Any], Any]]:
     """Every call of a part, and what runs it with a recorder."""
     first, parts = part
-    for call in draw(drawn, seed)[first - 1 :: parts]:
+    for call in draw(drawn, seed, family)[first - 1 :: parts]:
         yield ["drawn", *call], lambda recorder, call=call: run_drawn(call, "cuda", recorder)
     for entry in entries()[first - 1 :: parts] if most else ():
         try:
@@ -75,12 +75,12 @@ def calls(most: int, drawn: int, seed: int, part: tuple[int, int]) -> Iterator[t
             )
 
 
-def measure(most: int, drawn: int, seed: int, part: tuple[int, int], out: Path, skip: int) -> None:
+def measure(most: int, drawn: int, seed: int, part: tuple[int, int], family: str, out: Path, skip: int) -> None:
     """Write a line for each call; begin again after one that leaves the GPU unusable."""
     warm_up()
     end = time.monotonic() + float(os.environ.get("SECONDS_LEFT", "1e9"))
     with gzip.open(out, "at") as file:
-        for number, (label, run_with) in enumerate(calls(most, drawn, seed, part)):
+        for number, (label, run_with) in enumerate(calls(most, drawn, seed, part, family)):
             if number < skip:
                 continue
             if time.monotonic() > end:
@@ -211,6 +211,7 @@ def main() -> None:
     measuring.add_argument("--drawn", type=int, default=600)
     measuring.add_argument("--seed", type=int, default=1)
     measuring.add_argument("--part", default="1/1")
+    measuring.add_argument("--family", default="", help="only calls of this family are drawn: fft, linalg, ...")
     measuring.add_argument("--skip", type=int, default=0)
     measuring.add_argument("--out", type=Path, default=Path("lists_h200.jsonl.gz"))
     comparing = commands.add_parser("compare")
@@ -221,7 +222,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if given.command == "measure":
         first, parts = map(int, given.part.split("/"))
-        measure(given.samples, given.drawn, given.seed, (first, parts), given.out, given.skip)
+        measure(given.samples, given.drawn, given.seed, (first, parts), given.family, given.out, given.skip)
     else:
         compare(given.file, given.only, given.show)
 

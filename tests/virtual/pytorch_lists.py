@@ -509,10 +509,11 @@ def _indexing(chance):
 _FAMILIES = (_fft, _fft, _linalg, _linalg, _sorting, _reducing, _complex, _pointwise, _products, _indexing, _indexing)
 
 
-def draw(count, seed):
-    """So many calls, of each family in turn; none is chosen by what the rules say of it."""
+def draw(count, seed, only=""):
+    """So many calls, of each family in turn, or of one alone; none is chosen by what the rules say of it."""
     chance = random.Random(seed)
-    return [_FAMILIES[place % len(_FAMILIES)](chance) for place in range(count)]
+    families = [family for family in _FAMILIES if only in family.__name__] or _FAMILIES
+    return [families[place % len(families)](chance) for place in range(count)]
 
 
 def run_drawn(call, device, recorded=nothing):
