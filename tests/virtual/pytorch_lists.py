@@ -22,6 +22,7 @@ OPERATORS, MODULES = "operators", "modules"
 # Some results have no gradient, in general or where their values do not determine it.
 NO_GRADIENT = (NotImplementedError, RuntimeError)
 NO_GRADIENT_WORDS = ("is not implemented", "specified up to", "not differentiable")
+ARGUMENTS_ON_CPU = ("tensor_split",)  # indices that PyTorch wants there
 LOOKED_AT = 60  # samples of an entry from which some are chosen
 
 
@@ -103,7 +104,8 @@ def run(entry, sample, device, recorded=nothing):
     if entry.kind == OPERATORS:
         op = lists()[OPERATORS][entry.name]
         moved = _Moved(device)
-        first, args, kwargs = moved(sample.input), moved(sample.args), moved(sample.kwargs)
+        first, kwargs = moved(sample.input), moved(sample.kwargs)
+        args = sample.args if entry.name in ARGUMENTS_ON_CPU else moved(sample.args)
         return outcome(lambda: op(first, *args, **kwargs), moved, sample.output_process_fn_grad, recorded)
     given, moved = sample.constructor_input, _Moved(device)
     args, kwargs = given.args, dict(given.kwargs)

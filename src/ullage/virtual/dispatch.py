@@ -128,6 +128,9 @@ _FLOATS_MATTER = (
 )
 
 
+_ALIGNED = "aten._fft_r2c.default"  # copies an input that does not begin at an even place
+
+
 class VirtualMode(TorchDispatchMode):
     """The dispatch mode of one virtual GPU."""
 
@@ -226,6 +229,8 @@ class _Operator:
                 on_gpu |= _describe((value,), parts, self.floats_matter)
         if self.rule is not None:
             parts.append(kernel_switches())
+        if self.name == _ALIGNED:
+            parts.append(args[0].storage_offset() % 2)
         return tuple(parts), on_gpu
 
     def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

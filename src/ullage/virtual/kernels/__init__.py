@@ -16,5 +16,6 @@ from ullage.virtual.kernels import (  # noqa: F401
     recurrent,
     reductions,
     sorting,
+    spectral,
 )
 from ullage.virtual.kernels.cudnn import convolution  # noqa: F401

@@ -199,3 +199,10 @@ def trilinear_backward(call: Call) -> Plan:
 def contiguous_resampling_gradient(call: Call) -> Plan:
     """UpSampleBicubic2d.cu, UpSampleNearest3d.cu: a contiguous gradient."""
     return outputs_then_copies(call, call.args[0])
+
+
+@kernel("aten.fractional_max_pool3d_backward.default")
+def fractional_backward(call: Call) -> Plan:
+    """FractionalMaxPool3d.cu: as large as the input, and contiguous."""
+    source = call.args[1]
+    return Plan([new(tuple(source.shape), source.dtype)], single=True)

@@ -44,7 +44,7 @@ def iterate(
     (1024, 512)
     """
     rank = len(size)
-    reduced = {dim % rank for dim in dims} if dims else set(range(rank))
+    reduced = {dim % rank for dim in dims} if dims and rank else set(range(rank))
     out, step = [0] * rank, out_itemsize
     for dim in reversed(range(rank)):
         if dim not in reduced:
