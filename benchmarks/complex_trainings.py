@@ -220,7 +220,10 @@ class Operator(nn.Module):
     def __init__(self, width: int, modes: int, rank: int, layers: int) -> None:
         super().__init__()
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
-        self.lift, self.project = nn.Linear(3, width), nn.Sequential(nn.Linear(width, 128), nn.GELU(), nn.Linear(128, 1))
+        self.lift, self.project = (
+            nn.Linear(3, width),
+            nn.Sequential(nn.Linear(width, 128), nn.GELU(), nn.Linear(128, 1)),
+        )
         self.spectral = nn.ModuleList(SpectralConv(width, modes, rank) for _ in range(layers))
         self.local = nn.ModuleList(conv(width, width, 1) for _ in range(layers))
 

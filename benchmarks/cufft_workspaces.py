@@ -2,8 +2,8 @@
 
     python benchmarks/cufft_workspaces.py --seconds 60 --seed 1 --out cufft_h200.csv.gz
 
-A line a plan: kind (c2c, r2c, c2r), type (s, d or h), batch, stride and distance of the input, bytes, lengths. Plans are
-made as aten/src/ATen/native/cuda/CuFFTPlanCache.h makes them: the output lies in one piece. Nothing is transformed.
+A line a plan: kind (c2c, r2c, c2r), type (s, d or h), batch, stride and distance of the input, bytes, lengths. Plans
+are made as aten/src/ATen/native/cuda/CuFFTPlanCache.h makes them: the output lies in one piece. Nothing is transformed.
 """
 
 from __future__ import annotations
@@ -80,11 +80,15 @@ def draw(chance: random.Random) -> tuple[str, str, list[int], int, int, int]:
     for length in sizes:
         total *= length
     room = max(1, (1 << 26) // total)
-    batch = min(room, chance.choice([1, 1, 2, 3, 8, 64, 1000, int(2 ** chance.uniform(0, 14)), int(2 ** chance.uniform(0, 14))]))
+    batch = min(
+        room, chance.choice([1, 1, 2, 3, 8, 64, 1000, int(2 ** chance.uniform(0, 14)), int(2 ** chance.uniform(0, 14))])
+    )
     kind, dtype = chance.choice(["c2c", "r2c", "c2r"]), chance.choice("sssssd")
     stride, dist = 1, 0
     if rank == 1 and chance.random() < 0.25:
-        stride, dist = chance.choice([(batch, 1), (1, sizes[0] + chance.choice([1, 2, sizes[0]])), (chance.randint(1, 64), 1)])
+        stride, dist = chance.choice(
+            [(batch, 1), (1, sizes[0] + chance.choice([1, 2, sizes[0]])), (chance.randint(1, 64), 1)]
+        )
     return kind, dtype, sizes, batch, stride, dist
 
 

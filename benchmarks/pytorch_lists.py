@@ -31,7 +31,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from tests.virtual.pytorch_lists import Drawn, Entry, draw, entries, run, run_drawn, samples  # noqa: E402
+from tests.virtual.drawn_calls import Drawn, draw, run_drawn  # noqa: E402
+from tests.virtual.pytorch_lists import Entry, entries, run, samples  # noqa: E402
 
 STICKY = ("CUDA error", "device-side assert", "illegal memory")  # after these, a process can use the GPU no more
 
@@ -182,12 +183,30 @@ def compare(file: Path, only: str, show: int) -> None:
         found["layouts"] += [outputs, gradients] == [result.outputs, result.gradients]
         exact = forward == result.forward and backward == result.backward
         found["exact"] += exact
-        off = [peak_of(mine) - peak_of(theirs) for mine, theirs in ((result.forward, forward), (result.backward, backward))]
+        off = [
+            peak_of(mine) - peak_of(theirs) for mine, theirs in ((result.forward, forward), (result.backward, backward))
+        ]
         found["peaks"] += off == [0, 0]
         found["low"] += min(off) < 0
         if [outputs, gradients] != [result.outputs, result.gradients] or not exact:
-            worst.append((max(map(abs, off)), label, (off, [outputs, gradients] == [result.outputs, result.gradients],
-                          forward, result.forward, backward, result.backward, outputs, result.outputs, gradients, result.gradients)))
+            worst.append(
+                (
+                    max(map(abs, off)),
+                    label,
+                    (
+                        off,
+                        [outputs, gradients] == [result.outputs, result.gradients],
+                        forward,
+                        result.forward,
+                        backward,
+                        result.backward,
+                        outputs,
+                        result.outputs,
+                        gradients,
+                        result.gradients,
+                    ),
+                )
+            )
     print(dict(found))
     worst.sort(key=lambda row: -row[0])
     for size, label, what in worst[:show]:
@@ -196,7 +215,9 @@ def compare(file: Path, only: str, show: int) -> None:
             print("   ", what)
             continue
         print("    peaks off", what[0], "layouts equal", what[1])
-        for name, real, mine in zip(("forward", "backward", "outputs", "gradients"), what[2::2], what[3::2]):
+        for name, real, mine in zip(
+            ("forward", "backward", "outputs", "gradients"), what[2::2], what[3::2], strict=True
+        ):
             if real != mine:
                 print(f"    {name}: real {str(real)[:300]}")
                 print(f"    {name}: here {str(mine)[:300]}")

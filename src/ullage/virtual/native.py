@@ -176,7 +176,8 @@ def view_as_type(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     length = _storage_of(base).nbytes() // max(dtype.itemsize, base.dtype.itemsize)
     numbers = view_without_data(base, (length * max(1, dtype.itemsize // base.dtype.itemsize),), (1,), 0)
     with _without_subclasses():
-        return torch.ops.aten.view.dtype(numbers, dtype)
+        view: torch.Tensor = torch.ops.aten.view.dtype(numbers, dtype)
+    return view
 
 
 def backward_in_calling_thread() -> Any:

@@ -41,7 +41,7 @@ class _Transforms:
 
     def plan(self, layout: torch.Tensor, output: int) -> Plan:
         """What was asked for, with one of the buffers as the output."""
-        steps, places = Steps(), {}
+        steps, places = Steps(), dict[int, int]()
         for taken, buffer in self._events:
             if not taken:
                 steps.free(places[buffer])
@@ -55,7 +55,7 @@ class _Transforms:
     def run(self, source: torch.Tensor, size: Sequence[int], dims: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """_exec_fft: batch dimensions in front, by their strides, and joined; returns the layout of the output."""
         batch = [dim for dim in range(source.dim()) if dim not in dims]
-        batch.sort(key=lambda dim: -source.stride(dim))
+        batch.sort(key=lambda dim: -source.stride()[dim])
         permuted = source.permute(*batch, *dims)
         count = elements(permuted.shape[: len(batch)])
         joined = permuted.reshape(count, *permuted.shape[len(batch) :])
@@ -86,7 +86,7 @@ class _Transforms:
                 buffers.append(self.take(room))
             else:
                 buffers.reverse()
-            rest.sort(key=lambda dim: -working.stride(dim))
+            rest.sort(key=lambda dim: -working.stride()[dim])
             working = self.run(working, source.shape, rest[-_MOST_DIMENSIONS:], source.dtype)
             del rest[-_MOST_DIMENSIONS:]
         return working

@@ -76,9 +76,7 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     return out
 
 
-@handler(
-    "aten._unique.default", "aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default"
-)
+@handler("aten._unique.default", "aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default")
 def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Every element may be different."""
     source = args[0]
