@@ -26,7 +26,6 @@ def compile_extension():
         (lambda: torch.cuda.memory.CUDAPluggableAllocator("a.so", "take", "give"), "CUDAPluggableAllocator"),
         (lambda: torch.distributed.init_process_group("nccl", rank=0, world_size=2), "with 2 processes"),
         (lambda: torch.distributed.init_process_group(init_method="tcp://h:1?world_size=4"), "with 4 processes"),
-        (lambda: torch.zeros(3, device="cuda").untyped_storage().resize_(0), "UntypedStorage.resize_"),
         (compile_extension, "torch.utils.cpp_extension.load"),
     ],
 )

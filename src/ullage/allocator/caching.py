@@ -4,7 +4,7 @@
 cases are separate: new segments and failed requests in the methods below them, expandable segments in
 `expandable.py`, the pools of CUDA graphs in `private_pools.py`, reports in `statistics.py`.
 
-Not modelled: `record_stream` (a freed block is free at once).
+Which work is done when is not known here: `free_later` and `free_now` are told.
 """
 
 from __future__ import annotations
@@ -305,6 +305,34 @@ class CachingAllocator(Segments):
             more_split_bytes -= size
         if self._counts_inactive and (more_split or more_split_bytes):
             self.count_inactive(pool, more_split, more_split_bytes)
+
+    def free_later(self, block: Block) -> None:
+        """Count a block as free that must not be used yet: another stream is at work on it (`record_stream`).
+
+        >>> gpu = CachingAllocator(2**30); block = gpu.malloc(512); gpu.free_later(block); gpu.allocated
+        0
+        """
+        self._count_free(block, 1)
+
+    def free_now(self, block: Block) -> None:
+        """Give back a block that `free_later` counted as free.
+
+        >>> gpu = CachingAllocator(2**30); block = gpu.malloc(512); gpu.free_later(block); gpu.free_now(block)
+        >>> gpu.allocated
+        0
+        """
+        self._count_free(block, -1)
+        self.free(block)
+
+    def _count_free(self, block: Block, times: int) -> None:
+        pool = block.pool
+        assert pool is not None
+        pool.count_out += times
+        pool.allocated_out += times * block.size
+        pool.requested_out += times * block.requested
+        self.count -= times
+        self.allocated -= times * block.size
+        self.requested -= times * block.requested
 
     def empty_cache(self, pool: PoolId = NO_POOL) -> None:
         """Give every wholly free segment (and every wholly free page) back to the driver, or those of one pool.

@@ -111,6 +111,7 @@ def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _Generator = torch._C.Generator  # torch.Generator is another class while a virtual GPU is in use
 
 # Operators whose output shape depends on the value of a float argument; for all others the value is left out of the
@@ -146,9 +147,14 @@ class VirtualMode(TorchDispatchMode):
         self._operators: dict[int, _Operator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types:  # a DTensor, say, calls operators of the plain tensors that it is made of; a FakeTensor has none
+            is_made_of_others = any(hasattr(kind, "__tensor_flatten__") for kind in types)
+            return NotImplemented if is_made_of_others else func(*args, **(kwargs or {}))
         operator = self._operators.get(id(func))  # its own hash is computed in Python
         if operator is None:
             operator = self._operators[id(func)] = _Operator(func, self)
+        if operator.makes and _mode_of(_FAKE) is not None:  # PyTorch infers shapes; its own mode comes after this one
+            return func(*args, **(kwargs or {}))
         return operator(args, kwargs or {})
 
 
@@ -170,6 +176,7 @@ class _Operator:
         "func",
         "gpu",
         "handler",
+        "makes",
         "mode",
         "name",
         "outputs",
@@ -186,6 +193,7 @@ class _Operator:
         self.handler = list_operator if is_list_operator(self.name) else known
         self.composite = self.handler is None and self.rule is None and _is_composite(func)
         self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
+        self.makes = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
         self.written, self.outputs = _written_places(func)
         self.plans = _plans.setdefault((func, mode.gpu.spec.name if self.rule else ""), {})
 

@@ -12,7 +12,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,12 +26,13 @@ from ullage.allocator import (
     format_size,
     restore,
 )
-from ullage.allocator.private_pools import NO_POOL
-from ullage.virtual.native import tensor_without_data
+from ullage.allocator.private_pools import NO_POOL, stream_of
+from ullage.virtual.native import set_length, tensor_without_data
 from ullage.virtual.shared_card.process import SharedCard
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE, COPIES = range(6)
 WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
+QUEUE = 1024  # calls that the host is ahead of the GPU at most: launches wait where a stream has 1,024 of them
 LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
 KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace", "copies")
 
@@ -61,6 +62,15 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
     origin: int
     size: int
     value: Any  # a tensor of the CPU with the same values, where they are known (values.py)
+
+
+class _Waiting(NamedTuple):
+    """A block that was freed while other streams were at work on it."""
+
+    block: Block
+    number: int  # of its span
+    since: int  # in allocator calls
+    streams: set[int]
 
 
 class SideRequest(int):
@@ -119,6 +129,8 @@ class DeviceMemory:
         self._peak_reserved = 0
         self.out_of_memory: str | None = None  # the last such error; code may have caught it
         self.reserved_at: list[tuple[int, int]] = kept()
+        self._used_elsewhere: dict[int, set[int]] = {}  # the index of a span to the streams it was recorded on
+        self.waiting: list[_Waiting] = []  # freed, but other streams may be at work on them
         self._lock = threading.RLock()
         self._peak = -1
 
@@ -131,16 +143,56 @@ class DeviceMemory:
 
     def attach(self, tensor: torch.Tensor, nbytes: int) -> None:
         """Allocate memory for a tensor that was made without any."""
-        storage = _storage_of(tensor)
+        self._attach(_storage_of(tensor), nbytes, self.kind)
+
+    def _attach(self, storage: Any, nbytes: int, kind: int) -> None:
         with self._lock:
             block = self._block(nbytes)
             watch = _Watch(storage, self._storage_died)
-            watch.block, watch.size, watch.kind = block, block.size, self.kind
+            watch.block, watch.size, watch.kind = block, block.size, kind
             watch.begin, watch.end, watch.value, watch.origin = self.clock, -1, None, self.origin()
             spans = self.spans
             watch.index = len(spans)
             spans.append(watch)
             storage.ullage = watch  # this keeps the weak reference alive, too
+
+    def resize(self, storage: Any, nbytes: int) -> None:
+        """`UntypedStorage.resize_`: new memory is taken, then the old is given back (resize_bytes_cuda)."""
+        with self._lock:
+            before = getattr(storage, "ullage", None)
+            if nbytes:
+                self._attach(storage, nbytes, self.kind if before is None else before.kind)
+            if before is not None and before.block is not None:
+                self._free(before)
+            set_length(storage, nbytes)
+
+    def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
+        """`Tensor.record_stream`: the tensor's memory is not free before this stream is done with it."""
+        span = self.span_of(tensor)
+        if span is not None and span.block is not None and stream != stream_of(span.block.stream):
+            self._used_elsewhere.setdefault(span.index, set()).add(stream)
+
+    def read_back(self) -> None:
+        """The host waits for what the current stream has to do."""
+        if self.waiting:
+            self.synchronized(self.stream)
+
+    def synchronized(self, stream: int | None = None) -> None:
+        """All work is done, or all that one stream had."""
+        for entry in self.waiting:
+            entry.streams.difference_update(entry.streams if stream is None else (stream,))
+        self._free_what_is_done()
+
+    def _free_what_is_done(self) -> None:
+        """The queue of the GPU has a length: what lies further back is done."""
+        with self._lock:
+            oldest = self.clock - QUEUE
+            for entry in self.waiting:
+                if not entry.streams or entry.since < oldest:
+                    self.allocator.free_now(entry.block)
+                    self.requests.append(entry.number - len(self.spans))
+                    entry.streams.clear()
+            self.waiting = [entry for entry in self.waiting if entry.streams]
 
     def take(self, nbytes: int, kind: int | None = None) -> Span:
         """Allocate a block without a tensor, for a temporary or a workspace; `give_back` frees it."""
@@ -153,6 +205,8 @@ class DeviceMemory:
     def _block(self, nbytes: int) -> Block:
         if self.before_request is not None:
             self.before_request()
+        if self.waiting:
+            self._free_what_is_done()
         allocator = self.allocator
         try:
             block = allocator.malloc(nbytes, self.stream)
@@ -427,8 +481,18 @@ class DeviceMemory:
 
     def _free(self, span: Span | _Watch) -> None:
         assert span.block is not None
-        self.allocator.free(span.block)
-        self._note_free(span)
+        if span.index in self._used_elsewhere:
+            self._free_later(span, self._used_elsewhere.pop(span.index))
+        else:
+            self.allocator.free(span.block)
+            self._note_free(span)
+
+    def _free_later(self, span: Span | _Watch, streams: set[int]) -> None:
+        assert span.block is not None
+        self.allocator.free_later(span.block)
+        self.clock = span.end = self.clock + 1
+        self.waiting.append(_Waiting(span.block, span.index, self.clock, streams))
+        span.block = None
 
     def _note_free(self, span: Span | _Watch) -> None:
         span.block = None

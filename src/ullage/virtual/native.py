@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import platform
 from pathlib import Path
@@ -30,6 +31,7 @@ from ullage.errors import UnsupportedPlatform
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10/core/impl/DeviceGuardImplInterface.h
 _HOOKS = "_ZN2at6detail12getCUDAHooksEv"  # aten/src/ATen/detail/CUDAHooksInterface.h
 _CUDA = 1  # c10/core/DeviceType.h: the place of CUDA in the registry of guards
+_LONGEST_STORAGE = 12  # words, no more than a StorageImpl has
 _TABLE_LENGTH = 96  # more than the hooks have virtual functions (about 60)
 _Pointer = ctypes.c_void_p
 
@@ -178,6 +180,25 @@ def view_as_type(base: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     with _without_subclasses():
         view: torch.Tensor = torch.ops.aten.view.dtype(numbers, dtype)
     return view
+
+
+def set_length(storage: Any, nbytes: int) -> None:
+    """Give a storage another length in bytes; PyTorch's own way would ask the device for memory."""
+    words = (ctypes.c_int64 * _LONGEST_STORAGE).from_address(storage._cdata)
+    words[_place_of_length()] = nbytes
+
+
+@functools.cache
+def _place_of_length() -> int:
+    """Where a storage (c10/core/StorageImpl.h) keeps its length, found by looking for lengths that are known."""
+    places = set(range(_LONGEST_STORAGE))
+    for nbytes in (123_457, 987_653):
+        storage = torch.UntypedStorage(nbytes, device=_CPU)
+        words = (ctypes.c_int64 * _LONGEST_STORAGE).from_address(storage._cdata)
+        places &= {place for place, word in enumerate(words) if word == nbytes}
+    if len(places) != 1:
+        raise UnsupportedPlatform(_advice("the length of a storage was not found"))
+    return places.pop()
 
 
 def backward_in_calling_thread() -> Any:

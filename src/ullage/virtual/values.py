@@ -190,6 +190,7 @@ class KnownValues:
 
     def scalar(self, tensor: torch.Tensor) -> Any:
         """The answer to `.item()`."""
+        self._memory.read_back()
         known = self.known(tensor)
         if known is not None:
             working = (

@@ -31,7 +31,11 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
             gpu.mark_parameter(out)
         gpu.values.copied(source, out)
         gpu.memory.note_copy(source, out)
+        if not source.is_cuda and not kwargs.get("non_blocking"):
+            gpu.memory.read_back()
         return out
+    if not kwargs.get("non_blocking"):
+        gpu.memory.read_back()
     return gpu.values.on_host(source, dtype)
 
 
@@ -52,6 +56,8 @@ def clone(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def copy_in_place(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`target.copy_(source)`; a cast between devices is done on the CPU."""
     target, source = args[0], args[1]
+    if target.is_cuda != source.is_cuda and not (args[2:] and args[2]):
+        gpu.memory.read_back()
     if target.is_cuda:
         gpu.values.copied(source, target)
         gpu.memory.note_copy(source, target)

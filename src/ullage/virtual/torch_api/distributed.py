@@ -1,4 +1,4 @@
-"""torch.distributed with a single process. DistributedDataParallel keeps its buckets; collectives have nothing to send.
+"""torch.distributed with a single process. PyTorch's own DDP and FSDP run; collectives have nothing to send.
 
 Any backend becomes PyTorch's own fake backend. More than one process is refused.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -41,8 +40,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     if torch.version.cuda:
         replacements.put(homes[0].Reducer, "prepare_for_forward", lambda self: None)
     replacements.on_undo(_end_stand_in)
-    for module in ("torch.distributed.fsdp.fully_sharded_data_parallel", "torch.distributed.fsdp._fully_shard"):
-        replacements.when_imported(module, lambda loaded: _refuse_sharding(gpu, replacements, loaded))
 
 
 _asked_for: list[str] = []  # the backend of the group that stands, as it was named
@@ -145,20 +142,6 @@ def _end_stand_in() -> None:
     _asked_for.clear()
 
 
-def _refuse_sharding(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
-    def refuse(*args: Any, **options: Any) -> None:
-        gpu.refuse("FSDP", "its shards depend on the number of GPUs; estimate the model on one GPU without it")
-
-    if hasattr(module, "FullyShardedDataParallel"):
-        replacements.put(module.FullyShardedDataParallel, "__init__", refuse)
-    if hasattr(module, "fully_shard") and not isinstance(module.fully_shard, ModuleType):
-        replacements.put(module, "fully_shard", refuse)
-        for home in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
-            loaded = sys.modules.get(home)
-            if loaded is not None:
-                replacements.put_existing(loaded, "fully_shard", refuse)
-
-
 # Collective operators of a process group of one: what comes out is what went in, and nothing is sent.
 
 # torch/csrc/distributed/c10d/Ops.cpp; their outputs are their first argument, written in place
@@ -196,3 +179,18 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+
+
+# torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: operators written in Python that only move data
+
+
+@handler("fsdp")
+def sharding(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run what stands behind an operator of FSDP."""
+    home = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_collectives"]
+    name = func._schema.name.split("::")[1]
+    behind = getattr(home, f"{name}_cuda", None) or getattr(home, name, None)
+    if behind is None:
+        return NotImplemented
+    with gpu.counting():
+        return behind(*args, **kwargs)

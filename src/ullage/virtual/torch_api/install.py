@@ -34,6 +34,7 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
     memory.install,
     streams.install_events,
     streams.install,
+    streams.install_recording,
     graphs.install,
     device.install_accelerator,
     random.install,

@@ -38,12 +38,14 @@ class AnyEvent(_Event):  # type: ignore[misc]
         if kind != "cuda":
             return _Event(device=device, enable_timing=enable_timing, **named)
         event = _Event.__new__(cls, device="cuda", enable_timing=enable_timing)
-        event._timed, event._when = enable_timing, None
+        event._timed, event._when, event._stream = enable_timing, None, None
         return event
 
     def record(self, stream: Any = None) -> None:
         """Note the time."""
         self._when = time.perf_counter()
+        if _events_in_use:
+            self._stream = _events_in_use[-1].memory.stream if stream is None else stream.stream_id
 
     def wait(self, stream: Any = None) -> None:
         """Nothing to wait for."""
@@ -53,7 +55,9 @@ class AnyEvent(_Event):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """What was recorded is done."""
+        if _events_in_use:
+            _events_in_use[-1].memory.synchronized(self._stream)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds that the host took between two events; nothing ran on the virtual GPU."""
@@ -213,7 +217,8 @@ class AnyStream(_Stream):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """What the stream had to do is done."""
+        _in_use[-1].gpu.memory.synchronized(self.stream_id)
 
     def wait_event(self, event: Any) -> None:
         """Nothing to wait for."""
@@ -313,8 +318,23 @@ for _kind, _name, _module in (
 
 @handler("aten.record_stream.default")
 def record_stream(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """`Tensor.record_stream` delays the reuse of a block until another stream is done; the delay is left out."""
-    gpu.note("streams", "record_stream was followed without its delay")
+    """`Tensor.record_stream`: the memory is free only when another stream is done with it."""
+    tensor, stream = args
+    gpu.memory.record_stream(tensor, stream.stream_id)
+
+
+def install_recording(gpu: GPUState, replacements: Replacements) -> None:
+    """Replace the method `record_stream`: FSDP calls it while operators are not dispatched."""
+    original: Any = torch.Tensor.record_stream
+
+    def method(self: torch.Tensor, stream: Any) -> None:
+        """`Tensor.record_stream`."""
+        if not self.is_cuda or hasattr(self, "__tensor_flatten__"):
+            original(self, stream)
+        else:
+            gpu.memory.record_stream(self, stream.stream_id)
+
+    replacements.put(torch.Tensor, "record_stream", method)
 
 
 # Dispatch modes belong to a thread, so a thread that pins memory for a DataLoader, or copies ahead, would have none and

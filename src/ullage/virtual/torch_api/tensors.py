@@ -165,14 +165,15 @@ def _storage_methods(gpu: GPUState) -> dict[str, Any]:
         """The address of the storage."""
         watch = getattr(self, "ullage", None)
         if watch is not None:
-            return int(watch.block.address)
+            return 0 if watch.block is None else int(watch.block.address)
         return 0 if self.device.type == "cuda" else int(_StorageBase.data_ptr(self))
 
     def resize(self: Any, size: int) -> Any:
-        """Storages on the GPU keep their size."""
-        if self.device.type == "cuda":
-            gpu.refuse("UntypedStorage.resize_", "let the tensor go and make a new one")
-        return _StorageBase.resize_(self, size)
+        """More or less memory behind the same storage."""
+        if self.device.type != "cuda":
+            return _StorageBase.resize_(self, size)
+        gpu.memory.resize(self, size)
+        return self
 
     def share(self: Any, *args: Any, **options: Any) -> Any:
         gpu.refuse("a GPU tensor sent to another process", "send CPU tensors, or use one process")

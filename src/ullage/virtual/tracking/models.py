@@ -38,8 +38,10 @@ def weight_of(parameter: torch.Tensor) -> Weight:
     """
     shape = getattr(getattr(parameter, "quant_state", None), "shape", None)  # bitsandbytes packs two in a byte
     count = math.prod(shape) if shape is not None else parameter.numel()
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors_of(parameter)]
-    plain = parameter.dtype.is_floating_point and shape is None and not hasattr(parameter, "__tensor_flatten__")
+    parts = tensors_of(parameter)
+    sizes = [tensor.numel() * tensor.element_size() for tensor in parts]
+    converted = hasattr(parameter, "__tensor_flatten__") and any(part.dtype != parameter.dtype for part in parts)
+    plain = parameter.dtype.is_floating_point and shape is None and not converted
     kind = (
         str(parameter.dtype).removeprefix("torch.")
         if plain
@@ -52,7 +54,7 @@ def tensors_of(parameter: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that hold a parameter's values: itself, or what a tensor of another kind is made of."""
     if hasattr(parameter, "__tensor_flatten__"):
         inner = [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0]]
-        return [part for tensor in inner for part in tensors_of(tensor)]
+        return [part for tensor in inner if isinstance(tensor, torch.Tensor) for part in tensors_of(tensor)]
     own = [parameter] if parameter.layout is torch.strided else []
     return [*own, *_carried(vars(parameter), _DEEPEST)]
 

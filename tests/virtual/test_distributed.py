@@ -1,0 +1,103 @@
+"""One process of many: DDP's buckets and FSDP's parameters are those of PyTorch's own code."""
+
+import os
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ullage.units import MIB
+from ullage.virtual import virtual_gpu
+
+WIDTH = 512  # a layer has 1 MiB of weights
+
+
+@pytest.fixture
+def gpu():
+    with virtual_gpu("H200") as gpu:
+        torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        yield gpu
+
+
+def layers(count=8):
+    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count))).cuda()
+
+
+def train(model, steps=3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.zeros(4, WIDTH, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def allocated_by(make):
+    before = torch.cuda.memory_allocated()
+    made = make()
+    return (torch.cuda.memory_allocated() - before) / MIB, made
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
+def test_buckets_have_the_size_of_the_gradients(gpu, options):
+    model = layers()
+    buckets, model = allocated_by(lambda: DistributedDataParallel(model, device_ids=[0], **options))
+    assert buckets == pytest.approx(8, abs=0.01)
+    train(model)
+
+
+def test_gradients_that_are_views_of_buckets_take_no_memory(gpu):
+    model = DistributedDataParallel(layers(), device_ids=[0], gradient_as_bucket_view=True)
+    model(torch.zeros(4, WIDTH, device="cuda")).sum().backward()
+    taken, _ = allocated_by(lambda: model(torch.zeros(4, WIDTH, device="cuda")).sum().backward())
+    assert taken < 1
+    assert model.module[0].weight.grad.shape == (WIDTH, WIDTH)
+
+
+def test_fsdp_with_one_process_keeps_one_flat_parameter(gpu):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with pytest.warns(UserWarning, match="NO_SHARD"):
+        model = FullyShardedDataParallel(layers(), device_id=0)
+    train(model)
+    assert [parameter.numel() for parameter in model.parameters()] == [8 * WIDTH * WIDTH]
+
+
+def test_fully_shard_gathers_into_memory_of_its_own(gpu):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("needs fully_shard, which came with PyTorch 2.6")
+    model = layers()
+    for layer in model:
+        fsdp.fully_shard(layer)
+    fsdp.fully_shard(model)
+    train(model)
+    streams = {segment["stream"] for segment in torch.cuda.memory_snapshot()}
+    assert len(streams) > 1  # the default one, and those of FSDP
+    assert not any("fsdp" in note for note in gpu.notes)
+
+
+def test_a_storage_gives_its_memory_back_and_takes_it_again(gpu):
+    tensor = torch.zeros(MIB, device="cuda")
+    storage = tensor.untyped_storage()
+    before = torch.cuda.memory_allocated()
+    storage.resize_(0)
+    assert (storage.nbytes(), torch.cuda.memory_allocated()) == (0, before - 4 * MIB)
+    storage.resize_(4 * MIB)
+    assert (storage.nbytes(), torch.cuda.memory_allocated()) == (4 * MIB, before)
+    del tensor, storage
+    assert torch.cuda.memory_allocated() == before - 4 * MIB
+
+
+def test_a_group_of_one_is_joined_as_torchrun_starts_it(monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setitem(os.environ, name, value)
+    with virtual_gpu("H200"):
+        torch.distributed.init_process_group("nccl", device_id=torch.device("cuda:0"))
+        assert torch.distributed.get_world_size() == 1
+        assert torch.distributed.get_backend() == "nccl"
