@@ -101,3 +101,47 @@ def test_a_group_of_one_is_joined_as_torchrun_starts_it(monkeypatch):
         torch.distributed.init_process_group("nccl", device_id=torch.device("cuda:0"))
         assert torch.distributed.get_world_size() == 1
         assert torch.distributed.get_backend() == "nccl"
+
+
+def outside(gpu):
+    return gpu.context / MIB
+
+
+def test_nccl_takes_memory_at_the_first_collective_and_for_each_group(gpu):
+    before = outside(gpu)
+    torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
+    first = outside(gpu)
+    assert first - before == pytest.approx(558, abs=4)  # measured on an H200
+    torch.distributed.barrier()
+    torch.distributed.all_reduce(torch.zeros(1 << 20, device="cuda"))
+    assert outside(gpu) == first
+    group = torch.distributed.new_group([0])
+    assert outside(gpu) == first
+    torch.distributed.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    assert outside(gpu) - first == pytest.approx(388, abs=4)
+    assert gpu.upper - gpu.process_memory < 100 * MIB
+
+
+def test_nccl_takes_memory_at_once_if_the_device_is_named():
+    with virtual_gpu("H200") as gpu:
+        before = outside(gpu)
+        torch.distributed.init_process_group(
+            "nccl", store=torch.distributed.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda:0")
+        )
+        assert outside(gpu) - before == pytest.approx(558, abs=4)
+
+
+def test_fewer_channels_take_less_memory(gpu, monkeypatch):
+    monkeypatch.setenv("NCCL_MAX_NCHANNELS", "1")
+    before = outside(gpu)
+    DistributedDataParallel(layers(), device_ids=[0])
+    assert outside(gpu) - before == pytest.approx(180, abs=4)
+
+
+def test_gloo_takes_no_memory_of_nccl():
+    with virtual_gpu("H200") as gpu:
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        before = outside(gpu)
+        torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
+        assert outside(gpu) - before == pytest.approx(70, abs=4)
+        assert torch.distributed.get_backend() == "gloo"

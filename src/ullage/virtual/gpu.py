@@ -88,7 +88,8 @@ class VirtualGPU(GPUState):
         return self._bound(self.needed_reserved, largest)
 
     def _bound(self, reserved: int, largest: int) -> int:
-        context = max(self.context, (self.spec.context_upper or 0) - self.libraries.not_loaded)
+        usual = (self.spec.context_upper or 0) - self.libraries.not_loaded
+        context = max(self.context, usual + self.libraries.beyond)
         unmeasured = 0 if self.spec.context_measured else reserved // UNMEASURED_SHARE
         spread = self.uncertainty.spread(reserved)
         assumptions: int = sum(entry["adds"] for entry in self.assumed + self.left_out)

@@ -8,6 +8,7 @@ the product depends on the release of PyTorch (`releases.py`).
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -30,6 +31,27 @@ _LT_DEFAULT = 1 * MIB
 # with convolutions too 760 (758 to 766), with convolutions and no matrix product 632.
 CODE = {CUBLAS: 128 * MIB, CUDNN: 16 * MIB, CONVOLUTION: 2 * MIB}
 _PARTS = {CUBLAS: (CUBLAS,), CUBLAS_LT: (CUBLAS,), CUDNN: (CUDNN,), CONVOLUTION: (CUDNN, CONVOLUTION)}
+
+# Measured on an H200 too (NCCL 2.28): PyTorch's pool of side streams, made with the first of them, has 70 MiB; NCCL's
+# kernels 100, what sends to the process itself 248 more. A communicator of one process has 64 channels of 6 MiB each,
+# and 4 to 6 besides, or 8 each without CUDA's virtual memory. Neither the size nor the kind of messages, nor
+# NCCL_BUFFSIZE, changes that.
+SIDE_STREAMS, NCCL, NCCL_TO_ITSELF = "side streams", "NCCL", "NCCL to itself"
+BEYOND = {SIDE_STREAMS: 70 * MIB, NCCL: 100 * MIB, NCCL_TO_ITSELF: 248 * MIB}
+_COMMUNICATOR, _CHANNEL, _CHANNEL_BY_CUDA_MALLOC = 6 * MIB, 6 * MIB, 8 * MIB
+_MOST_CHANNELS = 64
+
+
+def communicator_size(environment: Mapping[str, str]) -> int:
+    """Bytes of one of NCCL's communicators, for a group of one process.
+
+    >>> communicator_size({}) // MIB, communicator_size({"NCCL_MAX_NCHANNELS": "1"}) // MIB
+    (390, 12)
+    """
+    limits = [environment.get(name, "") for name in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")]
+    channels = min([_MOST_CHANNELS, *(max(1, int(limit)) for limit in limits if limit.isdecimal())])
+    by_cuda_malloc = environment.get("NCCL_CUMEM_ENABLE") == "0"
+    return _COMMUNICATOR + channels * (_CHANNEL_BY_CUDA_MALLOC if by_cuda_malloc else _CHANNEL)
 
 
 TRIALS_NOTE = (
@@ -60,6 +82,8 @@ class Libraries:
         self._take_outside, self._note = take_outside, note
         self._workspaces: dict[Any, Any] = {}
         self._not_loaded = dict(CODE)
+        self.beyond = 0  # bytes outside the allocator that most trainings do not take
+        self._taken_beyond: set[str] = set()
         self._plans: dict[Any, int] = {}  # bytes of the plan that `cudnn.benchmark` has kept, by problem and thread
 
     @property
@@ -84,6 +108,22 @@ class Libraries:
             self._take_workspace("cublas", self.cublas_size, release.cublas_workspace)
         if library == CUBLAS_LT and release.cublas_lt_workspace != SHARED:
             self._take_workspace("cublaslt", lambda: _LT_DEFAULT, release.cublas_lt_workspace)
+
+    def need_beyond(self, what: str) -> None:
+        """Take what most trainings do not need, `BEYOND`, at its first use."""
+        if what not in self._taken_beyond:
+            self._taken_beyond.add(what)
+            self._take_more_outside(BEYOND[what])
+
+    def make_communicator(self) -> None:
+        """Take the memory of one of NCCL's communicators."""
+        self.need_beyond(SIDE_STREAMS)
+        self.need_beyond(NCCL)
+        self._take_more_outside(communicator_size(os.environ))
+
+    def _take_more_outside(self, size: int) -> None:
+        self.beyond += size
+        self._take_outside(size)
 
     def _take_workspace(self, library: str, size_of: Callable[[], int], until: str) -> None:
         if until == TAKEN_EACH_TIME:

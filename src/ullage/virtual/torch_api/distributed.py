@@ -14,13 +14,14 @@ from urllib.parse import parse_qs, urlparse
 import torch
 import torch.distributed
 
+from ullage.virtual.libraries import NCCL_TO_ITSELF, SIDE_STREAMS
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
 _c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
 _SEVERAL = "run it for one process with the batch that one GPU gets: every GPU of such a run takes about as much"
-_NCCL = "torch.distributed has one process here; what NCCL itself takes, outside PyTorch's allocator, is not counted"
+_NCCL = "what NCCL takes outside PyTorch's allocator was measured on an H200; it was counted as there"
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
@@ -29,8 +30,11 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         return
     from torch.distributed import distributed_c10d
 
+    groups = Groups(gpu)
+    _in_use.append(groups)
     homes: tuple[Any, Any] = (torch.distributed, distributed_c10d)
-    for name, value in (_process_group(gpu, distributed_c10d) | _object_collectives(distributed_c10d)).items():
+    functions = _process_group(gpu, groups, distributed_c10d) | _object_collectives(groups, distributed_c10d)
+    for name, value in functions.items():
         for home in homes:
             replacements.put(home, name, value)
     for home in homes:
@@ -39,14 +43,61 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
     if torch.version.cuda:
         replacements.put(homes[0].Reducer, "prepare_for_forward", lambda self: None)
-    replacements.on_undo(_end_stand_in)
+    replacements.on_undo(lambda: _end_stand_in(groups))
 
 
-_asked_for: list[str] = []  # the backend of the group that stands, as it was named
+class Groups:
+    """The process groups of one virtual GPU, each with the backend that was asked for, and NCCL's communicators.
+
+    NCCL makes a communicator at the first collective of a group, or with the group itself if its device was named.
+    """
+
+    def __init__(self, gpu: GPUState) -> None:
+        self._gpu = gpu
+        self._backends: dict[str, str] = {}  # of groups that stand, by name
+        self._communicators: set[str] = set()
+        self.eager = False
+
+    @property
+    def stand(self) -> bool:
+        """Whether there is a group."""
+        return bool(self._backends)
+
+    def add(self, group: Any, backend: str | None) -> None:
+        """A group was made."""
+        default = next(iter(self._backends.values()), "nccl")
+        self._backends[group.group_name] = default if backend is None else backend.split(":")[-1]
+        if self.eager:
+            self.communicate(group)
+
+    def backend(self, group: Any) -> str:
+        """The backend of a group, as it was named."""
+        return self._backends.get(group.group_name, "nccl")
+
+    def communicate(self, group: Any) -> None:
+        """The group's tensors on the GPU are about to be sent."""
+        if self.backend(group) != "nccl":
+            self._gpu.libraries.need_beyond(SIDE_STREAMS)
+        elif group.group_name not in self._communicators:
+            self._communicators.add(group.group_name)
+            self._gpu.libraries.make_communicator()
+            if not self._gpu.spec.context_measured:
+                self._gpu.note("distributed", _NCCL)
+
+    def remove(self, group: Any) -> None:
+        """A group, or all of them, was destroyed; what it took may come back, but its peak was there."""
+        names = list(self._backends) if group is None else [group.group_name]
+        for name in names:
+            self._backends.pop(name, None)
+            self._communicators.discard(name)
 
 
-def _process_group(gpu: GPUState, home: Any) -> dict[str, Any]:
+_in_use: list[Groups] = []
+
+
+def _process_group(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
     init, get_backend, destroy = home.init_process_group, home.get_backend, home.destroy_process_group
+    new, barrier = home.new_group, home.barrier
 
     def init_process_group(
         backend: Any = None,
@@ -64,25 +115,44 @@ def _process_group(gpu: GPUState, home: Any) -> dict[str, Any]:
         processes = _processes(init_method, world_size, store)
         if processes > 1:
             gpu.refuse(f"torch.distributed with {processes} processes", _SEVERAL)
-        gpu.note("distributed", _NCCL)
         init("fake", store=_c10d.HashStore(), rank=0, world_size=1)
-        _asked_for.append(str(backend or "nccl").split(":")[-1])
+        groups.eager = options.get("device_id") is not None
+        groups.add(home.group.WORLD, str(backend or "nccl"))
 
     def backend_of(group: Any = None) -> str:
         """`torch.distributed.get_backend`."""
         found = str(get_backend(group))
-        return _asked_for[-1] if found == "fake" and _asked_for else found
+        return groups.backend(group or home.group.WORLD) if found == "fake" else found
 
     def destroy_process_group(group: Any = None) -> None:
         """`torch.distributed.destroy_process_group`."""
+        groups.remove(None if group is home.group.WORLD else group)
         destroy(group)
-        if group is None:
-            _asked_for.clear()
+
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any) -> Any:
+        """`torch.distributed.new_group`."""
+        options.pop("pg_options", None)
+        made = new(ranks, timeout, None, **options)
+        if isinstance(made, _c10d.ProcessGroup):
+            groups.add(made, None if backend is None else str(backend))
+        return made
+
+    def wait_for_all(group: Any = None, *args: Any, **options: Any) -> Any:
+        """`torch.distributed.barrier`, which NCCL does by summing one number."""
+        group = group or home.group.WORLD
+        if groups.stand and groups.backend(group) == "nccl":
+            groups.communicate(group)
+            gpu.memory.give_back(gpu.memory.take(4))
+            gpu.memory.read_back()
+            return _work_that_is_done([]) if options.get("async_op") else None
+        return barrier(group, *args, **options)
 
     return {
         "init_process_group": init_process_group,
         "get_backend": backend_of,
         "destroy_process_group": destroy_process_group,
+        "new_group": new_group,
+        "barrier": wait_for_all,
     }
 
 
@@ -103,7 +173,7 @@ def _processes(init_method: str | None, world_size: int, store: Any) -> int:
     return 1
 
 
-def _object_collectives(home: Any) -> dict[str, Any]:
+def _object_collectives(groups: Groups, home: Any) -> dict[str, Any]:
     """Python objects stay as they are: through the GPU they would lose their data."""
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -126,20 +196,25 @@ def _object_collectives(home: Any) -> dict[str, Any]:
         "broadcast_object_list": broadcast_object_list,
         "scatter_object_list": scatter_object_list,
     }
-    return {name: _if_alone(home, value, getattr(home, name)) for name, value in made.items()}
+    return {name: _if_alone(groups, home, value, getattr(home, name)) for name, value in made.items()}
 
 
-def _if_alone(home: Any, here: Any, original: Any) -> Any:
+def _if_alone(groups: Groups, home: Any, here: Any, original: Any) -> Any:
     def call(*args: Any, **options: Any) -> Any:
-        return (here if _asked_for else original)(*args, **options)
+        if not groups.stand:
+            return original(*args, **options)
+        group = options.get("group") or home.group.WORLD
+        if groups.backend(group) == "nccl":  # whose objects travel by the GPU
+            groups.communicate(group)
+        return here(*args, **options)
 
     return call
 
 
-def _end_stand_in() -> None:
-    if _asked_for and torch.distributed.is_initialized():
+def _end_stand_in(groups: Groups) -> None:
+    if groups.stand and torch.distributed.is_initialized():
         sys.modules["torch.distributed.distributed_c10d"].destroy_process_group()
-    _asked_for.clear()
+    _in_use.remove(groups)
 
 
 # Collective operators of a process group of one: what comes out is what went in, and nothing is sent.
@@ -150,12 +225,20 @@ _NAMES = sorted(
 )
 
 
+_TO_ITSELF = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
+
+
 @handler(*(f"c10d.{name}.default" for name in _NAMES))
 def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Copy the inputs to the outputs, unless they are the same tensors, and return work that is done."""
     targets = list(_tensors(args[0]))
     if not any(tensor.is_cuda for tensor in targets):
         return gpu.host.call(func, args, kwargs)
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject) and _in_use and "ProcessGroup" in str(argument._type()):
+            _in_use[-1].communicate(_c10d.ProcessGroup.unbox(argument))
+    if func._schema.name in _TO_ITSELF:
+        gpu.libraries.need_beyond(NCCL_TO_ITSELF)
     sources = list(_tensors(args[1])) if len(args) > 1 else []
     with gpu.counting(), torch.no_grad():
         for target, source in zip(targets, sources, strict=False):

@@ -17,6 +17,7 @@ import torch
 from torch._C import _pop_torch_dispatch_stack, _push_on_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ullage.virtual.libraries import SIDE_STREAMS
 from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.native import backward_in_calling_thread
 from ullage.virtual.operators.registry import handler
@@ -154,6 +155,7 @@ class Streams:
         pool = 1 if priority < 0 else 0
         number = 1 + pool * _POOL + self._made[pool] % _POOL
         self._made[pool] += 1
+        self.gpu.libraries.need_beyond(SIDE_STREAMS)
         return number
 
     def external(self, pointer: int) -> int:

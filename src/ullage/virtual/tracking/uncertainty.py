@@ -58,7 +58,7 @@ NOTE_MEANINGS = {
     "graphs": NoteMeaning(LEFT_OUT, "CUDA graphs of torch.compile", False, THE_ACTIVATIONS),
     "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script (the Python code ran)", False),
     "sparse": NoteMeaning(LEFT_OUT, "sparse gradients (counted as dense)", False),
-    "distributed": NoteMeaning(LEFT_OUT, "memory of NCCL", False),
+    "distributed": NoteMeaning(ASSUMED, "memory of NCCL as on an H200", True, NOTHING),
     "cudnn": NoteMeaning(LEFT_OUT, "switches of cuDNN", False),
     "trials": NoteMeaning(ASSUMED, "which plans cudnn.benchmark tries and keeps", False),
     "allocator": NoteMeaning(LEFT_OUT, "allocator settings", False),
