@@ -92,3 +92,12 @@ def test_reserved_memory_is_in_segments():
     assert gpu.peak_allocated == 4096 + 3 * 2**20 + 34 * 2**20
     assert gpu.peak_reserved == (2 + 20 + 34) * 2**20
     assert gpu.process_memory == gpu.peak_reserved + gpu.context
+
+
+def test_a_product_into_a_given_tensor_takes_the_workspace_and_nothing_else():
+    def train():
+        a, out = torch.ones(512, 512, device="cuda"), torch.empty(512, 512, device="cuda")
+        torch.mm(a, a, out=out)
+        torch.addmm(out, a, a, out=out)
+
+    assert peak(train) == 2 * WEIGHT + CUBLAS

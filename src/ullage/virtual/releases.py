@@ -19,11 +19,12 @@ KEPT, SHARED, TAKEN_EACH_TIME = "kept", "shared", "taken each time"
 
 
 class Release(NamedTuple):
-    """A release of PyTorch, with the CUDA and the cuDNN of its build on PyPI."""
+    """A release of PyTorch, with the CUDA, the cuDNN and the Triton of its build on PyPI."""
 
     version: tuple[int, int]
     cuda: str
     cudnn: int
+    triton: str
 
     @property
     def name(self) -> str:
@@ -96,18 +97,18 @@ class Release(NamedTuple):
         return 4096 * 8 * KIB if capability[0] in large else 2 * 4096 * KIB + 8 * 16 * KIB
 
 
-# The builds that `pip install torch` brings on Linux: torch.version.cuda and cudnnGetVersion().
+# The builds that `pip install torch` brings on Linux: torch.version.cuda, cudnnGetVersion() and the Triton it needs.
 RELEASES = (
-    Release((2, 6), "12.4", 90100),
-    Release((2, 7), "12.6", 90501),
-    Release((2, 8), "12.8", 91002),
-    Release((2, 9), "12.8", 91002),
-    Release((2, 10), "12.8", 91002),
-    Release((2, 11), "13.0", 91900),
-    Release((2, 12), "13.0", 92000),
-    Release((2, 13), "13.0", 92000),
-    Release((2, 14), "13.0", 92400),
-    Release((2, 15), "13.2", 92600),
+    Release((2, 6), "12.4", 90100, "3.2"),
+    Release((2, 7), "12.6", 90501, "3.3"),
+    Release((2, 8), "12.8", 91002, "3.4"),
+    Release((2, 9), "12.8", 91002, "3.5"),
+    Release((2, 10), "12.8", 91002, "3.6"),
+    Release((2, 11), "13.0", 91900, "3.6"),
+    Release((2, 12), "13.0", 92000, "3.7"),
+    Release((2, 13), "13.0", 92000, "3.7"),
+    Release((2, 14), "13.0", 92400, "3.8"),
+    Release((2, 15), "13.2", 92600, "3.9"),
 )
 MEASURED, NEWEST = RELEASES[5], RELEASES[-1]
 

@@ -36,7 +36,7 @@ def _with_copies(plan: Plan, *matrices: torch.Tensor) -> Plan:
     return plan
 
 
-@kernel("aten.mm.default", "aten.bmm.default")
+@kernel("aten.mm.default", "aten.bmm.default", "aten.mm.out", "aten.bmm.out")
 def product(call: Call) -> Plan:
     """Blas.cpp: every product needs a cuBLAS handle with its workspace; the right factor is looked at first."""
     plan = call.infer()
@@ -44,7 +44,7 @@ def product(call: Call) -> Plan:
     return _with_copies(plan, call.args[1], call.args[0])
 
 
-@kernel("aten.mv.default")
+@kernel("aten.mv.default", "aten.mv.out")
 def product_with_vector(call: Call) -> Plan:
     """Blas.cpp, addmv_out_cuda: as a product of matrices."""
     plan = call.infer()
@@ -52,7 +52,7 @@ def product_with_vector(call: Call) -> Plan:
     return _with_copies(plan, call.args[0])
 
 
-@kernel("aten.baddbmm.default", "aten.addbmm.default")
+@kernel("aten.baddbmm.default", "aten.addbmm.default", "aten.baddbmm.out", "aten.addbmm.out")
 def sum_of_products(call: Call) -> Plan:
     """Blas.cpp, baddbmm_out_cuda_impl."""
     plan = call.infer()
@@ -60,7 +60,7 @@ def sum_of_products(call: Call) -> Plan:
     return _with_copies(plan, call.args[2], call.args[1])
 
 
-@kernel("aten.addmm.default", "aten.addmm_.default", "aten._addmm_activation.default")
+@kernel("aten.addmm.default", "aten.addmm_.default", "aten.addmm.out", "aten._addmm_activation.default")
 def product_with_bias(call: Call) -> Plan:
     """Blas.cpp, addmm_out_cuda_impl: a contiguous row of biases is added by cuBLASLt itself."""
     plan = call.infer()

@@ -208,6 +208,7 @@ def _install_timing(gpu: GPUState, replacements: Replacements, module: ModuleTyp
             fn()
             active = module.runtime.driver.active
             cache = active.get_empty_cache_for_benchmark() if flushes else None
+            fn()  # with the gradients of the first call; from here on they are cleared before each
             for tensor in given.arguments["grad_to_none"] or ():
                 tensor.grad = None
             fn()

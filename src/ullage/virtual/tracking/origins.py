@@ -21,6 +21,7 @@ from torch.optim import optimizer as optimizer_hooks
 
 from ullage.virtual.memory import ACTIVATIONS
 from ullage.virtual.state import GPUState
+from ullage.virtual.tracking.lookups import Lookups
 from ullage.virtual.tracking.models import Model
 
 OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
@@ -69,6 +70,7 @@ class RequestOrigins:
         self.roots_called: list[int] = []  # the numbers of modules that no other module called, in order
         self._last_backward = NOWHERE
         self._optimizer: int | None = None
+        self.lookups = Lookups(gpu)
 
     @property
     def is_inside_module(self) -> bool:
@@ -77,6 +79,8 @@ class RequestOrigins:
 
     def current(self) -> int:
         """The number of the present origin."""
+        if self.lookups.on_request is not None:
+            self.lookups.on_request()
         task = _graph_task()
         stack = self._stack
         if stack and stack[-1][1] == task:
@@ -130,10 +134,12 @@ class RequestOrigins:
             optimizer_hooks.register_optimizer_step_pre_hook(self._begin_step),
             optimizer_hooks.register_optimizer_step_post_hook(self._end_step),
         ]
+        end_lookups = self.lookups.install()
 
         def remove() -> None:
             for handle in handles:
                 handle.remove()
+            end_lookups()
 
         return remove
 
