@@ -95,3 +95,17 @@ def test_a_layer_with_one_trains(gpu):
     twice(layer(torch.ones(2, 8, device="cuda"))).sum().backward()
     optimizer.step()
     assert layer.weight.grad.shape == (8, 8)
+
+
+def test_an_extension_that_is_wrapped_is_known_by_its_fake(gpu):
+    from torch.utils.cpp_extension import load_inline
+
+    extension = load_inline("norms", cpp_sources="", cuda_sources="...", functions=["forward"])
+
+    @torch.library.custom_op("ullage_tests::norm", mutates_args=())
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return extension.forward(x)
+
+    norm.register_fake(lambda x: x.new_empty(x.shape[0]))
+    assert norm(torch.ones(5, 2, device="cuda")).shape == (5,)
+    assert any("norms.forward" in note for note in gpu.notes)

@@ -129,6 +129,15 @@ def test_timing_by_hand_takes_its_buffer_and_gives_it_back(gpu, kernels):
     assert torch.cuda.memory_allocated() < MIB
 
 
+def test_timing_by_a_graph_takes_no_buffer(gpu, kernels):
+    from triton.testing import do_bench_cudagraph
+
+    x = torch.ones(MIB, device="cuda")
+    assert do_bench_cudagraph(lambda: kernels.add(x, x)) > 0
+    assert 8 * MIB <= gpu.peak_allocated < 9 * MIB
+    assert [entry["what"] for entry in gpu.left_out] == ["CUDA graphs by which Triton times kernels"]
+
+
 @pytest.mark.parametrize(("name", "taken"), [("H200", 128 * 1000), ("A100-40GB", 0)])
 def test_descriptors_take_memory_from_the_function_that_was_set(name, taken):
     import triton

@@ -35,6 +35,7 @@ _PIP_NAMES = {  # of packages that are imported by another name
     "dotenv": "python-dotenv", "hydra": "hydra-core", "ignite": "pytorch-ignite", "git": "gitpython",
 }  # fmt: skip
 _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm", "causal_conv1d", "transformer_engine")
+_LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
 _ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
 _PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
 
@@ -252,6 +253,11 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
         return f"{shown} wrote more than an estimate may: {what}. Give it less to write, such as fewer checkpoints"
     if failure["type"] == "MemoryError":
         return f"{shown} asked for more memory than this machine has: {what}. Give it less data to hold"
+    if failure["missing"] and _LACKS_CUDA.search(failure["message"]):
+        return (
+            f"{shown} needs {failure['missing']}, an extension compiled for GPUs that cannot be loaded here: {what}. "
+            "Import and call it inside a torch.library.custom_op, and register with register_fake what that returns"
+        )
     if _ASKS_DRIVER.search(f"{failure['program']} {failure['message']}"):
         return (
             f"{shown} asked the NVIDIA driver, which a virtual GPU has not: {what}. Let it ask PyTorch, or leave it out"
@@ -297,7 +303,8 @@ def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
     if package in _COMPILED_FOR_GPUS:
         return (
             f"{shown} needs the package {package}{_at(failure)}, compiled code for GPUs that the virtual GPU cannot "
-            "follow. Estimate it with PyTorch's own operators instead, such as scaled_dot_product_attention"
+            "follow. Estimate it with PyTorch's own operators instead, such as scaled_dot_product_attention, or import "
+            "and call it inside a torch.library.custom_op with a fake"
         )
     needs = f"{shown} needs the package {package}, which is not installed for {failure['python']}{_at(failure)}"
     command = f"ullage estimate {shown.replace('-m ', '--module ')} --python"

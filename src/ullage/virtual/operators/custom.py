@@ -41,7 +41,7 @@ def _key_of_code(func: Any) -> str | None:
 def _run_code(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _on_gpu((*args, *kwargs.values())):
         return NotImplemented
-    key = _key_of_code(func)
+    key, refused = _key_of_code(func), gpu.refused
     try:
         with gpu.counting():
             return func._op_dk(getattr(torch._C.DispatchKey, str(key)), *args, **kwargs)
@@ -50,7 +50,7 @@ def _run_code(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     except Exception as error:
         if not _has_fake(func):
             raise
-        gpu.refused = None
+        gpu.refused = refused
         what = f"{type(error).__name__}: {error}".splitlines()[0][:100]
         gpu.note("code", f"the code of {func} cannot run here ({what}): its fake was asked for its outputs")
         return NotImplemented

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,10 @@ _COMPILED = "torch.compile was left out: the eager code was followed, whose memo
 _GRAPHS = (
     "torch.compile with mode={mode!r} records CUDA graphs, whose memory no other code can use: they were left out, and "
     "the bound counts the activations once more for them"
+)
+WRAP_IT = (
+    "compiled code reads data that is not there. Call it inside a torch.library.custom_op, and register with "
+    "register_fake what that returns"
 )
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
@@ -92,14 +97,31 @@ def _refuse_allocators(gpu: GPUState, replacements: Replacements) -> None:
         replacements.put_existing(home, "CUDAPluggableAllocator", refused)
 
 
-def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
-    for name in ("load", "load_inline"):
+class _Extension(ModuleType):
+    """In the place of an extension that is compiled when it is loaded: no function of it can be called."""
 
-        def load(*args: Any, _name: str = name, **options: Any) -> Any:
-            gpu.refuse(
-                f"torch.utils.cpp_extension.{_name}",
-                "use PyTorch operators: compiled code reads data that is not there",
-            )
+    def __init__(self, gpu: GPUState, name: str) -> None:
+        super().__init__(name)
+        self._gpu = gpu
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def function(*args: Any, **options: Any) -> Any:
+            self._gpu.refuse(f"{self.__name__}.{name}, a compiled extension", WRAP_IT)
+
+        return function
+
+
+def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
+    """Extensions are not compiled: code that only loads them goes on, as on a machine with a compiler for GPUs."""
+    for name in ("load", "load_inline"):
+        original = getattr(module, name)
+
+        def load(*args: Any, _original: Any = original, **options: Any) -> Any:
+            given = inspect.signature(_original).bind(*args, **options).arguments
+            return _Extension(gpu, given["name"])
 
         replacements.put(module, name, load)
 

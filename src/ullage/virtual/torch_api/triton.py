@@ -24,6 +24,7 @@ _PASSED_OVER = "Triton kernels were passed over; what they write to is counted, 
 _FIRST_TAKEN = (
     "Triton's autotuner took the first configuration; the 256 MiB that it takes to time kernels are counted: {names}"
 )
+_BY_GRAPHS = "Triton timed kernels by CUDA graphs of many launches, whose memory outside of PyTorch is not counted"
 _DESCRIPTOR_BYTES = 128  # of one tensor map, which a kernel that makes descriptors writes for each of its programs
 _DESCRIPTORS_SINCE = (9, 0)  # older cards have no tensor maps: descriptors become plain addresses
 _REGISTERS = 64  # a thread; what a compiled kernel would say is not known
@@ -195,40 +196,59 @@ def _install_autotuner(gpu: GPUState, replacements: Replacements, module: Module
 
 
 def _install_timing(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
+    """A function is timed at once: called as often as it takes to ask for the same memory as on a card."""
     _timed_on.append(gpu)
     replacements.on_undo(lambda: _timed_on.remove(gpu))
 
-    def timing(original: Any, flushes: bool) -> Any:
-        @functools.wraps(original)
-        def bench(fn: Any, *args: Any, **options: Any) -> Any:
-            if not _timed_on:
-                return original(fn, *args, **options)
-            given = inspect.signature(original).bind(fn, *args, **options)
-            given.apply_defaults()
-            fn()
-            active = module.runtime.driver.active
-            cache = active.get_empty_cache_for_benchmark() if flushes else None
-            fn()  # with the gradients of the first call; from here on they are cleared before each
-            for tensor in given.arguments["grad_to_none"] or ():
-                tensor.grad = None
-            fn()
-            del cache
-            wanted = given.arguments["quantiles"]
-            if wanted is not None:
-                return [_MILLISECONDS] * len(wanted) if len(wanted) > 1 else _MILLISECONDS
-            return [_MILLISECONDS] if given.arguments["return_mode"] == "all" else _MILLISECONDS
+    def flushed(fn: Any, forget: Any) -> None:
+        fn()
+        cache = module.runtime.driver.active.get_empty_cache_for_benchmark()
+        fn()  # with the gradients of the first call; from here on they are cleared before each
+        forget()
+        fn()
+        del cache
 
-        return bench
+    def captured(fn: Any, forget: Any) -> None:
+        gpu.note("timing", _BY_GRAPHS)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            fn()
+            forget()
+            fn()
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                forget()
+                fn()
 
-    for name, flushes in {
-        "do_bench": True,
-        "do_bench_proton": True,
-        "do_bench_cudagraph": False,
-        "do_bench_cudagraph_proton": True,
+    for name, times in {
+        "do_bench": flushed,
+        "do_bench_proton": flushed,
+        "do_bench_cudagraph": captured,
+        "do_bench_cudagraph_proton": captured,
     }.items():
         original = getattr(module, name, None)
         if original is not None:
-            replacements.put(module, name, timing(original, flushes))
+            replacements.put(module, name, _timing(original, times))
+
+
+def _timing(original: Any, call: Any) -> Any:
+    @functools.wraps(original)
+    def bench(*args: Any, **options: Any) -> Any:
+        if not _timed_on:
+            return original(*args, **options)
+        given = inspect.signature(original).bind(*args, **options)
+        given.apply_defaults()
+        cleared = given.arguments["grad_to_none"] or ()
+
+        def forget() -> None:
+            for tensor in cleared:
+                tensor.grad = None
+
+        call(given.arguments["fn"], forget)
+        wanted = given.arguments["quantiles"]
+        if wanted is not None:
+            return [_MILLISECONDS] * len(wanted) if len(wanted) > 1 else _MILLISECONDS
+        return [_MILLISECONDS] if given.arguments["return_mode"] == "all" else _MILLISECONDS
+
+    return bench
 
 
 def _forget_answers(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:

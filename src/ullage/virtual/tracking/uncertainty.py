@@ -56,6 +56,7 @@ NOTE_MEANINGS = {
     "version": NoteMeaning(ASSUMED, "the kernels of PyTorch 2.11", False),
     "compile": NoteMeaning(LEFT_OUT, "torch.compile (the eager code ran)", False),
     "graphs": NoteMeaning(LEFT_OUT, "CUDA graphs of torch.compile", False, THE_ACTIVATIONS),
+    "timing": NoteMeaning(LEFT_OUT, "CUDA graphs by which Triton times kernels", False),
     "lookups": NoteMeaning(LEFT_OUT, "kernels of packages that are not installed here", False),
     "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script (the Python code ran)", False),
     "sparse": NoteMeaning(LEFT_OUT, "sparse gradients (counted as dense)", False),
