@@ -141,6 +141,11 @@ class VirtualMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper against torch.compile costs microseconds a call and a second to import
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """The compiler sets the mode aside while it compiles; what it has compiled runs under it."""
+        return True
+
     def __init__(self, gpu: GPUState) -> None:
         super().__init__()
         self.gpu = gpu

@@ -26,8 +26,6 @@ _WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
     """Install the refusals."""
-    replacements.put(torch, "compile", _compile(gpu))
-    replacements.when_imported("torch._dynamo.eval_frame", lambda module: _run_eagerly(gpu, replacements, module))
     _refuse_allocators(gpu, replacements)
     replacements.when_imported(
         "torch.utils.cpp_extension", lambda module: _refuse_extensions(gpu, replacements, module)
