@@ -1,5 +1,7 @@
 """What an estimate says about itself: what was guessed, assumed and left out, and whether the bound covers it."""
 
+import importlib.util
+
 import pytest
 import torch
 from torch import nn
@@ -76,8 +78,15 @@ def test_the_bound_leaves_room_for_a_guess_that_all_trees_agree_on():
     assert guesses and all(guess.larger == guess.size and guess.surprise > 0 for guess in guesses)
 
 
+@pytest.fixture
+def without_triton(monkeypatch):
+    """As where Triton is not installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "triton" else find(name, *more))
+
+
 @pytest.mark.parametrize("before", [False, True])
-def test_torch_compile_is_left_out(before):
+def test_torch_compile_is_left_out_without_triton(without_triton, before):
     model = nn.Linear(32, 32)
     compiled = torch.compile(model, backend="eager") if before else None
 
@@ -89,10 +98,11 @@ def test_torch_compile_is_left_out(before):
     assert "left out: torch.compile (the eager code ran)" in e.certainty
     assert "for this, which may be too little" in e.certainty and e.upper_covers is False
     assert [entry["what"] for entry in e.left_out] == ["torch.compile (the eager code ran)"]
+    assert any("pip install 'ullage[triton]'" in note for note in e.notes)
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
-def test_cuda_graphs_of_torch_compile_count_the_activations_once_more(mode):
+def test_cuda_graphs_of_torch_compile_count_the_activations_once_more(without_triton, mode):
     plain = ullage.estimate(training(lambda: nn.Linear(512, 512), images(4096, 512)), gpu="H200")
     e = ullage.estimate(training(lambda: torch.compile(nn.Linear(512, 512), mode=mode), images(4096, 512)), gpu="H200")
     assert (e.peak_reserved, e.breakdown) == (plain.peak_reserved, plain.breakdown)
@@ -102,7 +112,7 @@ def test_cuda_graphs_of_torch_compile_count_the_activations_once_more(mode):
     assert ("CUDA graphs of torch.compile" in e.certainty) is (graphs > 0)
 
 
-def test_a_compiled_function_counts_when_it_is_called():
+def test_a_compiled_function_counts_when_it_is_called(without_triton):
     functions = []
 
     def run():

@@ -93,6 +93,14 @@ def lane_of(request: int) -> int:
     return request.lane if type(request) is SideRequest else 0
 
 
+def address_of(storage: Any) -> int:
+    """The address of a storage: that of its block, or the one that it was made for."""
+    watch = getattr(storage, "ullage", None)
+    if watch is not None and watch.block is not None:
+        return int(watch.block.address)
+    return int(getattr(storage, "ullage_address", 0))
+
+
 class DeviceMemory:
     """Tensors and workspaces over one caching allocator.
 
@@ -311,11 +319,18 @@ class DeviceMemory:
         """The allocation behind a tensor; `None` for a tensor that is not on this GPU."""
         return getattr(_storage_of(tensor), "ullage", None)
 
+    def adopt(self, storage: Any, span: Span) -> None:
+        """Let a storage hold an allocation that nobody holds, from now on."""
+        with self._lock:
+            watch = _Watch(storage, self._storage_died)
+            for name in Span.__slots__:
+                setattr(watch, name, getattr(span, name))
+            watch.value = None
+            self.spans[span.index] = storage.ullage = watch
+
     def address_of(self, tensor: torch.Tensor) -> int:
         """The address of a tensor's storage on the virtual card; 0 for one without elements."""
-        watch = getattr(_storage_of(tensor), "ullage", None)
-        block = watch.block if watch is not None else None
-        return block.address if block is not None else 0
+        return address_of(_storage_of(tensor))
 
     def written(self, tensor: torch.Tensor) -> None:
         """Something unknown was written to a tensor's memory."""

@@ -1,4 +1,1 @@
-"""`torch.compile` on the virtual GPU: the compiler runs as it is, its kernels are left out.
-
-Empty on purpose: import its modules.
-"""
+"""`torch.compile` on the virtual GPU: PyTorch's compiler runs as it is, and the kernels that it writes are left out."""

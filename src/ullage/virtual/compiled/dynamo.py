@@ -1,16 +1,17 @@
 """Dynamo on the virtual GPU: what traces a function is PyTorch's own, and must see nothing of Ullage.
 
-A compiled function is called in two parts. Dynamo traces it and hands graphs to a backend, for which the virtual GPU's
-mode is set aside, since shapes are all that is asked for. Then the compiled program runs, under the mode. The hooks by
+A compiled function is called in two parts. Dynamo traces it and hands graphs to a backend; the virtual GPU's mode is
+set aside for that, since shapes are all that is asked for. Then the compiled program runs, under the mode. The hooks by
 which the virtual GPU knows modules and optimizers belong to no program: Dynamo would trace them, or compile anew
 because they are there, so they are set aside while a compiled function runs.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
+import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from torch.nn.modules import module as module_hooks
@@ -20,7 +21,7 @@ from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
 _CONTEXT_ELEMENT = 4  # bytes of the tensor with which FakeTensor makes sure that CUDA has a context
-
+_FAILED = "torch.compile failed here, so the eager code was followed: {error}"
 _HOOKS = (
     (module_hooks, ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")),
     (optimizer_hooks, ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")),
@@ -29,15 +30,25 @@ _HOOKS = (
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
     """Let Dynamo work as soon as somebody imports it."""
-    replacements.when_imported(
-        "torch._dynamo.eval_frame", lambda module: _set_hooks_aside(gpu, replacements, module)
-    )
-    replacements.when_imported(
-        "torch._subclasses.fake_tensor", lambda module: _make_context(gpu, replacements, module)
-    )
+    for module, part in {
+        "torch._subclasses.fake_tensor": _make_context,
+        "torch._dynamo.eval_frame": _set_hooks_aside,
+        "torch._dynamo.convert_frame": _compile_under_the_mode,
+        "torch._dynamo.device_interface": _forget_device,
+    }.items():
+        replacements.when_imported(module, functools.partial(part, gpu, replacements))
+    _forget_compiled()
+    replacements.on_undo(_forget_compiled)
 
 
-def _make_context(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
+def _forget_compiled() -> None:
+    """What was compiled for one card is not run on another: neither a real one's here, nor ours elsewhere."""
+    reset: Any = getattr(sys.modules.get("torch._dynamo"), "reset", None)
+    if "torch._dynamo.convert_frame" in sys.modules and reset is not None:
+        reset()
+
+
+def _make_context(gpu: GPUState, replacements: Replacements, module: Any) -> None:
     seen: set[Any] = set()
 
     def init_gpu_context(device: Any = None) -> None:
@@ -52,30 +63,63 @@ def _make_context(gpu: GPUState, replacements: Replacements, module: ModuleType)
     replacements.put(module.FakeTensorMode, "avoid_device_init", property(lambda self: True))
 
 
-def _set_hooks_aside(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
+def _set_hooks_aside(gpu: GPUState, replacements: Replacements, module: Any) -> None:
     kind = module._TorchDynamoContext
     make = kind.__init__
 
-    def enter() -> Callable[[], None]:
-        """Called before a compiled function, and what it returns after it."""
-        taken = [(hooks, dict(hooks)) for owner, names in _HOOKS for hooks in (getattr(owner, name) for name in names)]
-        for hooks, _ in taken:
-            hooks.clear()
-
-        def leave() -> None:
-            for hooks, before in taken:
-                added = dict(hooks)
-                hooks.clear()
-                hooks.update(before | added)
-
-        return leave
-
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
-        self.enter_exit_hooks.append(enter)
+        self.enter_exit_hooks.append(_without_hooks)
 
     replacements.put(kind, "__init__", __init__)
     made_before = [made for made in gc.get_objects() if isinstance(made, kind)]
     for context in made_before:
-        context.enter_exit_hooks.append(enter)
-    replacements.on_undo(lambda: [context.enter_exit_hooks.remove(enter) for context in made_before] and None)
+        context.enter_exit_hooks.append(_without_hooks)
+        replacements.on_undo(functools.partial(context.enter_exit_hooks.remove, _without_hooks))
+
+
+def _without_hooks() -> Callable[[], None]:
+    """Set the global hooks aside; returns what puts them back."""
+    aside = [(hooks, dict(hooks)) for owner, names in _HOOKS for hooks in (getattr(owner, name) for name in names)]
+    for hooks, _ in aside:
+        hooks.clear()
+
+    def put_back() -> None:
+        for hooks, before in aside:
+            added = dict(hooks)
+            hooks.clear()
+            hooks.update(before | added)
+
+    return put_back
+
+
+def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    # Up to PyTorch 2.8 a mode cannot say that it lets its code be compiled.
+    replacements.put_existing(module, "is_in_torch_dispatch_mode", lambda include_infra_modes=True: False)
+    translate = module.CatchErrorsWrapper.__call__
+    as_it_is: Any = getattr(module, "ConvertFrameReturn", lambda: None)
+
+    @functools.wraps(translate)
+    def __call__(self: Any, *args: Any, **options: Any) -> Any:
+        """Translate one frame; one that fails is run as it is."""
+        try:
+            return translate(self, *args, **options)
+        except module.exc.TorchDynamoException as error:
+            if isinstance(error, module.exc.Unsupported):
+                raise
+            gpu.note("compile failed", _FAILED.format(error=_first_line(error)))
+            return as_it_is()
+
+    replacements.put(module.CatchErrorsWrapper, "__call__", __call__)
+
+
+def _first_line(error: BaseException) -> str:
+    cause = getattr(error, "inner_exception", None) or error
+    lines = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {lines[0] if lines else ''}"
+
+
+def _forget_device(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """PyTorch remembers the properties of devices."""
+    module.caching_worker_device_properties.clear()
+    replacements.on_undo(module.caching_worker_device_properties.clear)

@@ -8,6 +8,10 @@ compiled. Where several configurations of one are to be tried, the memory that t
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,18 +22,30 @@ from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
+_SETTINGS = {
+    "compile_threads": 1,
+    "force_disable_caches": True,
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "autotune_local_cache": False,
+    "autotune_remote_cache": False,
+}
+_FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
     """Let Inductor work as soon as somebody imports it."""
     replacements.put(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided(gpu))
-    for module, action in (
-        ("torch._inductor.config", _configure),
-        ("torch._inductor.constant_folding", _fold_on_the_card),
-        ("torch._inductor.fx_passes.pad_mm", _pad_on_the_card),
-        ("torch._inductor.runtime.triton_heuristics", _leave_kernels_out),
-        ("torch._inductor.runtime.benchmarking", _time_nothing),
-    ):
-        replacements.when_imported(module, lambda found, act=action: act(gpu, replacements, found))  # type: ignore[misc]
+    for module, part in {
+        "torch._inductor.config": _configure,
+        "torch._inductor.utils": _forget_answers,
+        "torch._inductor.codecache": _forget_programs,
+        "torch._inductor.constant_folding": _fold_on_the_card,
+        "torch._inductor.fx_passes.pad_mm": _pad_on_the_card,
+        "torch._inductor.runtime.triton_heuristics": _leave_kernels_out,
+        "torch._inductor.runtime.benchmarking": _time_nothing,
+    }.items():
+        replacements.when_imported(module, functools.partial(part, gpu, replacements))
 
 
 def _empty_strided(gpu: GPUState) -> Any:
@@ -42,18 +58,42 @@ def _empty_strided(gpu: GPUState) -> Any:
 
 
 def _configure(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """No processes that compile kernels, and no artefacts of another run, which would hold kernels."""
-    for name, value in (
-        ("compile_threads", 1),
-        ("force_disable_caches", True),
-        ("fx_graph_cache", False),
-        ("fx_graph_remote_cache", False),
-        ("autotune_local_cache", False),
-        ("autotune_remote_cache", False),
-    ):
-        before = getattr(module, name)
-        setattr(module, name, value)
-        replacements.on_undo(lambda name=name, before=before: setattr(module, name, before))  # type: ignore[misc]
+    """No processes that compile kernels, no artefacts of another run, and a folder of our own for what is written."""
+    for name, value in _SETTINGS.items():
+        if hasattr(module, name):
+            replacements.on_undo(functools.partial(setattr, module, name, getattr(module, name)))
+            setattr(module, name, value)
+    folder = tempfile.mkdtemp(prefix="ullage-inductor-")
+    replacements.on_undo(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    for variable in _FOLDERS:
+        before = os.environ.get(variable)
+        os.environ[variable] = folder
+        replacements.on_undo(functools.partial(_set_variable, variable, before))
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _forget_answers(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """Inductor remembers what it asked about a card."""
+
+    def forget() -> None:
+        for value in list(vars(module).values()):
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+    forget()
+    replacements.on_undo(forget)
+
+
+def _forget_programs(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """A program holds the function that allocates its buffers."""
+    module.PyCodeCache.cache_clear()
+    replacements.on_undo(module.PyCodeCache.cache_clear)
 
 
 def _fold_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:

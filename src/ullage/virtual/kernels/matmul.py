@@ -68,7 +68,7 @@ def product_with_bias(call: Call) -> Plan:
     scaled = call.kwargs.get("beta", 1) != 1
     fused = bias.dim() == 1 and bias.is_contiguous() and bias.dtype in _LT_TYPES and not scaled
     plan.library = CUBLAS_LT if fused and right.shape[0] > 1 and right.shape[1] > 1 else CUBLAS
-    return plan if isinstance(plan.outputs[0], Same) else _with_copies(plan, right, call.args[1])
+    return plan if plan.outputs[0] == Same(0) else _with_copies(plan, right, call.args[1])
 
 
 @kernel("aten._grouped_mm.default")

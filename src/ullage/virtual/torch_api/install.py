@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ullage.virtual.compiled import dynamo, inductor
+from ullage.virtual.compiled.install import install as install_compiler
 from ullage.virtual.compiler import no_compiler
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -52,8 +52,7 @@ _PARTS = (  # in this order: later ones build on what earlier ones put in place
     distributed.install,
     bitsandbytes.install,
     triton.install,
-    dynamo.install,
-    inductor.install,
+    install_compiler,
 )
 
 

@@ -353,6 +353,11 @@ class _ModeOfThread(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """As the mode that it passes calls on to."""
+        return True
+
     def __init__(self, gpu: GPUState, left: threading.Event) -> None:
         super().__init__()
         self._gpu, self._left = gpu, left

@@ -15,6 +15,7 @@ import torch
 from torch import _tensor_str
 from torch.utils import _device as torch_device
 
+from ullage.virtual.memory import address_of
 from ullage.virtual.native import view_without_data
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -163,10 +164,7 @@ def _copy_with_storage(gpu: GPUState, tensor: torch.Tensor, memo: dict[Any, Any]
 def _storage_methods(gpu: GPUState) -> dict[str, Any]:
     def data_ptr(self: Any) -> int:
         """The address of the storage."""
-        watch = getattr(self, "ullage", None)
-        if watch is not None:
-            return 0 if watch.block is None else int(watch.block.address)
-        return 0 if self.device.type == "cuda" else int(_StorageBase.data_ptr(self))
+        return address_of(self) if self.device.type == "cuda" else int(_StorageBase.data_ptr(self))
 
     def resize(self: Any, size: int) -> Any:
         """More or less memory behind the same storage."""
