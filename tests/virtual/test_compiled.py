@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import torch
-from torch import nn
 
 from ullage.virtual import virtual_gpu
 
@@ -24,16 +23,19 @@ def gpu():
         yield gpu
 
 
-def test_a_fused_function_takes_its_result_and_saves_its_input(gpu):
+def test_a_fused_function_takes_its_result_and_keeps_its_input(gpu):
     x = torch.randn(64 * MIB, device="cuda", requires_grad=True)
-    y = torch.compile(wave)(x)
-    assert gpu.peak_allocated == 2 * 256 * MIB + L2  # eagerly there are four temporaries
-    y.sum().backward()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    y = torch.compile(wave)(x)
-    assert torch.cuda.memory_allocated() - before == 0 or y is not None
-    assert not gpu.notes
+    compiled = torch.compile(wave)
+    y = compiled(x)
+    assert gpu.peak_allocated == 2 * 256 * MIB + L2  # eagerly the backward pass keeps four tensors more
+    y.backward(torch.ones_like(y))
+    assert torch.cuda.memory_allocated() == 3 * 256 * MIB and x.grad is not None
+    del y
+    before, requests = torch.cuda.memory_allocated(), len(gpu.memory.requests)
+    compiled(x)  # is there already: neither compiled nor timed again
+    assert [size for size in gpu.memory.requests[requests:] if size > 0] == [256 * MIB]
+    assert torch.cuda.memory_allocated() == before
+    assert [note for note in gpu.notes if "torch.compile" in note] == gpu.notes
 
 
 def test_what_was_compiled_is_forgotten_and_nothing_is_left_behind():
@@ -46,3 +48,35 @@ def test_what_was_compiled_is_forgotten_and_nothing_is_left_behind():
     assert dict(os.environ) == before
     inductor = sys.modules["torch._inductor.config"]
     assert inductor.compile_threads != 1 or (os.cpu_count() or 1) == 1
+
+
+class Branching(torch.nn.Module):
+    """A layer, a graph break and a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.layer(x).relu()
+        torch._dynamo.graph_break()
+        return self.head(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_a_model_trains_in_every_mode_and_settles(gpu, mode):
+    model = Branching().cuda()
+    compiled = torch.compile(model, mode=mode)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = torch.compile(optimizer.step) if mode == "default" else optimizer.step
+    peaks = []
+    for _ in range(4):
+        compiled(torch.randn(32, 64, device="cuda")).sum().backward()
+        step()
+        optimizer.zero_grad()
+        peaks.append(torch.cuda.memory_allocated())
+    assert peaks[2] == peaks[3] and gpu.peak_reserved > 0
+    assert not [note for note in gpu.notes if "failed" in note]
+    assert gpu.origins.models[0].name == "Branching"

@@ -82,7 +82,9 @@ def test_the_bound_leaves_room_for_a_guess_that_all_trees_agree_on():
 def without_triton(monkeypatch):
     """As where Triton is not installed."""
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "triton" else find(name, *more))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "triton" else find(name, *more)
+    )
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -137,6 +137,12 @@ class GPUState:
             names.append(name)
             self.note(kind, text.format(names=_few(names)))
 
+    def note_instead(self, kind: str, text: str) -> None:
+        """Add a line to the notes in the place of all others of its kind."""
+        for key in [key for key in self._notes if key[0] == kind]:
+            del self._notes[key]
+        self.note(kind, text)
+
     def refuse(self, what: str, advice: str) -> NoReturn:
         """Raise `UnsupportedOperation` for something that cannot be followed."""
         self.refused = f"the virtual GPU cannot follow {what}: {advice}"

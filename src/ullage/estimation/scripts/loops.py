@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+import torch
+
 import ullage
 from ullage.virtual.gpu import VirtualGPU
 from ullage.virtual.native import in_backward
@@ -50,7 +52,7 @@ class LoopWatcher:
 
     def install(self, replacements: Replacements) -> None:
         """Start watching."""
-        vars(builtins).update({_EACH: self._each, _AGAIN: self._again, _DUE: self._due})
+        vars(builtins).update(_unless_compiled(self._each, self._again, self._due))
         finder = _Finder()
         sys.meta_path.insert(0, finder)
 
@@ -95,6 +97,24 @@ class LoopWatcher:
 
     def _is_inside(self) -> bool:
         return self.card.origins.is_inside_module or in_backward()
+
+
+def _unless_compiled(
+    each: Callable[[Any], Any], again: Callable[[], Callable[[], bool]], due: Callable[..., Any]
+) -> dict[str, Callable[..., Any]]:
+    """The functions that loops and conditions ask; the compiler of PyTorch, which traces them, sees none of ours."""
+    is_compiling = torch.compiler.is_compiling
+
+    def each_item(iterable: Any) -> Any:
+        return iterable if is_compiling() else each(iterable)
+
+    def go_on() -> Callable[[], bool]:
+        return (lambda: True) if is_compiling() else again()
+
+    def is_due(holds: Any, *place: Any) -> Any:
+        return holds if is_compiling() else due(holds, *place)
+
+    return {_EACH: each_item, _AGAIN: go_on, _DUE: is_due}
 
 
 class _Period:

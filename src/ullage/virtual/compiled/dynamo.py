@@ -8,9 +8,11 @@ because they are there, so they are set aside while a compiled function runs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,9 @@ from ullage.virtual.state import GPUState
 
 _CONTEXT_ELEMENT = 4  # bytes of the tensor with which FakeTensor makes sure that CUDA has a context
 _FAILED = "torch.compile failed here, so the eager code was followed: {error}"
+_COMPILED = (
+    "torch.compile was followed as PyTorch compiles it ({functions} functions, {seconds} s); no kernel was built"
+)
 _HOOKS = (
     (module_hooks, ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")),
     (optimizer_hooks, ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")),
@@ -35,6 +40,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "torch._dynamo.eval_frame": _set_hooks_aside,
         "torch._dynamo.convert_frame": _compile_under_the_mode,
         "torch._dynamo.device_interface": _forget_device,
+        "torch._dynamo.variables.optimizer": _begin_state_on_the_card,
     }.items():
         replacements.when_imported(module, functools.partial(part, gpu, replacements))
     _forget_compiled()
@@ -43,9 +49,8 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 def _forget_compiled() -> None:
     """What was compiled for one card is not run on another: neither a real one's here, nor ours elsewhere."""
-    reset: Any = getattr(sys.modules.get("torch._dynamo"), "reset", None)
-    if "torch._dynamo.convert_frame" in sys.modules and reset is not None:
-        reset()
+    if "torch._dynamo.convert_frame" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 def _make_context(gpu: GPUState, replacements: Replacements, module: Any) -> None:
@@ -98,10 +103,12 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
     replacements.put_existing(module, "is_in_torch_dispatch_mode", lambda include_infra_modes=True: False)
     translate = module.CatchErrorsWrapper.__call__
     as_it_is: Any = getattr(module, "ConvertFrameReturn", lambda: None)
+    times: list[float] = []
 
     @functools.wraps(translate)
     def __call__(self: Any, *args: Any, **options: Any) -> Any:
         """Translate one frame; one that fails is run as it is."""
+        begin = time.monotonic()
         try:
             return translate(self, *args, **options)
         except module.exc.TorchDynamoException as error:
@@ -109,6 +116,9 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
                 raise
             gpu.note("compile failed", _FAILED.format(error=_first_line(error)))
             return as_it_is()
+        finally:
+            times.append(time.monotonic() - begin)
+            gpu.note_instead("compiled", _COMPILED.format(functions=len(times), seconds=round(sum(times))))
 
     replacements.put(module.CatchErrorsWrapper, "__call__", __call__)
 
@@ -117,6 +127,17 @@ def _first_line(error: BaseException) -> str:
     cause = getattr(error, "inner_exception", None) or error
     lines = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {lines[0] if lines else ''}"
+
+
+def _begin_state_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """The state of a compiled optimizer is not traced: it is made while its step is compiled."""
+    call = module.OptimizerVariable.call_method
+
+    def call_method(self: Any, tx: Any, name: str, *args: Any, **options: Any) -> Any:
+        with gpu.mode if name == "_init_group" else contextlib.nullcontext():
+            return call(self, tx, name, *args, **options)
+
+    replacements.put(module.OptimizerVariable, "call_method", call_method)
 
 
 def _forget_device(gpu: GPUState, replacements: Replacements, module: Any) -> None:

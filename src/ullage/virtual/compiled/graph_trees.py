@@ -67,7 +67,7 @@ class GraphTrees:
 
     def free(self, pointer: int) -> None:
         """Free the block of a storage that stays."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(pointer)
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(pointer)
         watch = getattr(storage, "ullage", None)
         if watch is not None and watch.block is not None:
             address = watch.block.address

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
+from ullage.virtual.compiled.clock import UNKNOWN, Clock
 from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -30,6 +31,8 @@ _SETTINGS = {
     "autotune_local_cache": False,
     "autotune_remote_cache": False,
 }
+_AUTOTUNED = "max-autotune times kernels on the GPU: what that takes is counted; PyTorch's own kernels are taken to win"
+_clocks: list[Clock] = []  # that run now
 _FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -42,8 +45,9 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "torch._inductor.codecache": _forget_programs,
         "torch._inductor.constant_folding": _fold_on_the_card,
         "torch._inductor.fx_passes.pad_mm": _pad_on_the_card,
+        "torch._inductor.select_algorithm": _choose_on_the_card,
         "torch._inductor.runtime.triton_heuristics": _leave_kernels_out,
-        "torch._inductor.runtime.benchmarking": _time_nothing,
+        "torch._inductor.runtime.benchmarking": _time_roughly,
     }.items():
         replacements.when_imported(module, functools.partial(part, gpu, replacements))
 
@@ -112,6 +116,24 @@ def _pad_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> 
     replacements.put(module, "no_dispatch", lambda: _on_the_card(gpu))
 
 
+def _choose_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """`max-autotune` times the kernels that it can choose from, on matrices made for that."""
+    kind = module.AlgorithmSelectorCache
+    make = kind.make_benchmark_fn
+
+    def make_benchmark_fn(*args: Any, **options: Any) -> Any:
+        benchmark = make(*args, **options)
+
+        def timed(*choices: Any, **more: Any) -> Any:
+            gpu.note("autotuning", _AUTOTUNED)
+            with _on_the_card(gpu):
+                return benchmark(*choices, **more)
+
+        return timed
+
+    replacements.put(kind, "make_benchmark_fn", staticmethod(make_benchmark_fn))
+
+
 @contextlib.contextmanager
 def _on_the_card(gpu: GPUState) -> Iterator[None]:
     """A `with` inside which operators run on the virtual GPU, whatever the compiler's modes do with them outside."""
@@ -119,34 +141,71 @@ def _on_the_card(gpu: GPUState) -> Iterator[None]:
         yield
 
 
-class _Launcher:
-    """A kernel of one configuration, which does nothing."""
+class _Kernel:
+    """A kernel in one of its configurations, as the result of its compilation and as what launches it: nothing."""
 
-    n_regs = n_spills = shared = 0
+    n_spills = shared = 0
     store_cubin = False
-    cache_hash = ""
+    hash = cache_hash = ""
 
-    def __init__(self, config: Any) -> None:
-        self.config = config
+    def __init__(self, config: Any, registers: int = 0) -> None:
+        self.config, self.kernel, self.n_regs = config, self, registers
+
+    def make_launcher(self) -> _Kernel:
+        """It launches itself."""
+        return self
 
     def __call__(self, *args: Any, **options: Any) -> None:
         """Launch it."""
+        for clock in _clocks:
+            clock.seconds += UNKNOWN
+
+
+def _registers(loads: int) -> int:
+    """How many registers a thread of a compiled kernel has, about, by how many values it loads."""
+    return 16 + 8 * loads
 
 
 def _leave_kernels_out(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    kind = module.CachingAutotuner
+    launch = kind.run
+
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        gpu.operator = self.inductor_meta.get("kernel_name") or "triton"
+        for name, value in zip(self.fn.arg_names, args, strict=False):
+            if name in self.mutated_arg_names and isinstance(value, torch.Tensor) and value.is_cuda:
+                gpu.memory.written(value)
+        return launch(self, *args, **options)
+
+    def precompile_config(self: Any, config: Any, *args: Any) -> _Kernel:
+        """A reduction that takes many registers is tried with smaller blocks beside, which take fewer."""
+        is_smaller = bool(self.compile_results)
+        return _Kernel(config, 0 if is_smaller else _registers(self.inductor_meta.get("num_load", 0)))
+
     def precompile(self: Any, *args: Any, **options: Any) -> None:
-        self.launchers = [_Launcher(config) for config in self.configs]
+        self.launchers = [_Kernel(config) for config in self.configs]
 
-    replacements.put(module.CachingAutotuner, "precompile", precompile)
+    replacements.put(kind, "run", run)
+    if hasattr(kind, "_make_launchers"):
+        replacements.put(kind, "_precompile_config", precompile_config)
+    else:  # PyTorch 2.6
+        replacements.put(kind, "precompile", precompile)
 
 
-def _time_nothing(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    def benchmark_gpu(self: Any, _callable: Any, *args: Any, **options: Any) -> float:
+def _time_roughly(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    def benchmark_gpu(self: Any, _callable: Any, *args: Any, **options: Any) -> Any:
         """As PyTorch's: the call by itself, then with a buffer that is as large as the cache of the card."""
-        _callable()
-        flushed = gpu.memory.take(torch.cuda.get_device_properties().L2_cache_size)
-        _callable()
-        gpu.memory.give_back(flushed)
-        return 1.0
+        with _on_the_card(gpu):
+            _callable()
+            flushed = gpu.memory.take(torch.cuda.get_device_properties().L2_cache_size)
+            try:
+                with Clock(gpu.spec) as clock:
+                    _clocks.append(clock)
+                    _callable()
+            finally:
+                _clocks.clear()
+                gpu.memory.give_back(flushed)
+        milliseconds = clock.seconds * 1e3
+        return [milliseconds] if options.get("return_mode") == "all" else milliseconds
 
     replacements.put(module.InductorBenchmarker, "benchmark_gpu", benchmark_gpu)

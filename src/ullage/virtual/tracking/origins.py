@@ -26,6 +26,7 @@ from ullage.virtual.tracking.models import Model
 
 OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 PASSES = ("outside", "forward", "backward", "optimizer")
+_COMPILED_FROM = "_orig_mod"  # torch._dynamo.eval_frame.OptimizedModule
 _HIGHEST = 100  # containers around a module
 NOWHERE = 0  # the module of what is asked for outside of any module
 # Nodes that add up a weight's gradient have no number of their own; they run right after the one that made it.
@@ -144,7 +145,7 @@ class RequestOrigins:
         return remove
 
     def _registered(self, module: Any, name: str, submodule: Any) -> None:
-        if submodule is not None:
+        if submodule is not None and name != _COMPILED_FROM:
             self._parents.setdefault(submodule, weakref.ref(module))
 
     def _enter(self, module: Any, args: Any) -> None:
@@ -176,6 +177,10 @@ class RequestOrigins:
 
     def _learn(self, module: Any) -> int:
         """Name a module that is called for the first time, and with a root all that is below it."""
+        original = module._modules.get(_COMPILED_FROM)
+        if original is not None:  # what `torch.compile` returns goes by the name of what it was given
+            number = self._known[module] = self._known.get(original) or self._learn(original)
+            return number
         if self._stack:  # made while its parent was running, or kept outside of PyTorch's registry
             return self._name(module, *self._paths[self._stack[-1][0]], type(module).__name__)
         top = self._top(module)
