@@ -29,8 +29,9 @@ MODELS = {
 }  # fmt: skip
 MNIST_PLACES = [
     "pytorch+examples/data", "pytorch+examples/mnist_forward_forward/data", "rtqichen+torchdiffeq/examples/.data/mnist",
-    "eriklindernoren+PyTorch-GAN/data/mnist", "yunjey+pytorch-tutorial/data", "locuslab+TCN/TCN/mnist_pixel/data/mnist",
-    "state-spaces+s4/data", "Lightning-AI+pytorch-lightning/examples/fabric/image_classifier/DATASETS",
+    "eriklindernoren+PyTorch-GAN/data/mnist", "yunjey+pytorch-tutorial/tutorials/data",
+    "locuslab+TCN/TCN/mnist_pixel/data/mnist", "Lightning-AI+pytorch-lightning/Datasets",
+    "Lightning-AI+pytorch-lightning/examples/fabric/image_classifier/DATASETS",
     "Lightning-AI+pytorch-lightning/examples/fabric/DATASETS",
 ]  # fmt: skip
 CORA_PLACES = ["pytorch+examples/gat/cora", "tkipf+pygcn/data/cora", "Diego999+pyGAT/data/cora"]
@@ -49,18 +50,23 @@ class Maker:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def mnist(self, train: int = 12_000, test: int = 2_000) -> None:
-        """MNIST's four files, and links to them where the scripts look."""
+        """MNIST's four files, and links to them where the scripts look; fewer images for a script of 100 epochs."""
         raw = self.data / "MNIST" / "raw"
-        for prefix, count in (("train", train), ("t10k", test)):
-            images = self.random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-            labels = (np.arange(count) % 10).astype(np.uint8)
-            self.write(raw / f"{prefix}-images-idx3-ubyte", struct.pack(">4I", 0x803, count, 28, 28) + images.tobytes())
-            self.write(raw / f"{prefix}-labels-idx1-ubyte", struct.pack(">2I", 0x801, count) + labels.tobytes())
+        self.digits(raw, train, test)
+        self.digits(self.src / "state-spaces+s4/data/MNIST/raw", 1000, 200)
         for place in MNIST_PLACES:
             link = self.src / place / "MNIST" / "raw"
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.exists():
                 link.symlink_to(raw)
+
+    def digits(self, raw: Path, train: int, test: int) -> None:
+        """So many images with their labels."""
+        for prefix, count in (("train", train), ("t10k", test)):
+            images = self.random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+            labels = (np.arange(count) % 10).astype(np.uint8)
+            self.write(raw / f"{prefix}-images-idx3-ubyte", struct.pack(">4I", 0x803, count, 28, 28) + images.tobytes())
+            self.write(raw / f"{prefix}-labels-idx1-ubyte", struct.pack(">2I", 0x801, count) + labels.tobytes())
 
     def picture(self, file: Path, size: tuple[int, int], mask: bool = False) -> None:
         """One image of coarse noise, or a mask of zeros and ones."""
@@ -88,7 +94,21 @@ class Maker:
         for split in ("train", "test"):
             for side in "AB":
                 self.pictures(translation / "monet2photo" / split / side, 60, (256, 256))
+        for split in ("train", "test", "val"):
             self.pictures(translation / "facades" / split, 60, (512, 256))
+
+    def small_pictures(self) -> None:
+        """Some of CIFAR-10, in a file of tensors for each split."""
+        import torch
+
+        for place in ("KellerJordan+cifar10-airbench/cifar10", "KellerJordan+cifar10-airbench/legacy/cifar10"):
+            folder = self.src / place
+            folder.mkdir(parents=True, exist_ok=True)
+            for split, count in (("train", 6000), ("test", 2000)):
+                images = torch.from_numpy(self.random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8))
+                labels = torch.arange(count) % 10
+                classes = [f"class{label}" for label in range(10)]
+                torch.save({"images": images, "labels": labels, "classes": classes}, folder / f"{split}.pt")
 
     def coco(self) -> None:
         """Images of many sizes with boxes, as COCO has them."""
@@ -129,6 +149,7 @@ class Maker:
             )
         tutorial = self.src / "yunjey+pytorch-tutorial/tutorials/02-intermediate/language_model/data"
         self.words(tutorial / "train.txt", 60_000, 10_000)
+        self.words(self.src / "Andras7+word2vec-pytorch/input.txt", 60_000, 10_000)
         self.words(self.data / "text" / "train.txt", 150_000, 8_000)
         self.words(self.data / "text" / "valid.txt", 15_000, 8_000)
         tokens = self.src / "karpathy+nanoGPT/data/shakespeare_char"
@@ -137,7 +158,8 @@ class Maker:
         known = {"vocab_size": 65, "itos": dict(enumerate(LETTERS)), "stoi": {c: i for i, c in enumerate(LETTERS)}}
         self.write(tokens / "meta.pkl", pickle.dumps(known))
         characters = "".join(LETTERS[index] for index in self.random.integers(0, 65, 300_000))
-        self.write(self.src / "karpathy+minGPT/projects/chargpt/input.txt", characters)
+        printable = "".join(chr(code) for code in self.random.integers(32, 127, 300_000))
+        self.write(self.src / "karpathy+minGPT/projects/chargpt/input.txt", printable)
         self.write(self.src / "karpathy+ng-video-lecture/input.txt", characters)
         lengths = self.random.integers(3, 15, 30_000)
         names = ["".join(chr(97 + letter) for letter in self.random.integers(0, 26, length)) for length in lengths]
@@ -218,10 +240,11 @@ class Maker:
 
 
 def make_data(root: Path) -> None:
-    """Everything that the scripts below `root/src` read, about 30 MB in all."""
+    """Everything that the scripts below `root/src` read, about 60 MB in all."""
     maker = Maker(root)
     (maker.src / "pytorch+examples/vae/results").mkdir(parents=True, exist_ok=True)
     for part in (
         maker.mnist, maker.image_folders, maker.coco, maker.text, maker.models, maker.graphs, maker.tables,
+        maker.small_pictures,
     ):  # fmt: skip
         part()
