@@ -54,8 +54,8 @@ class Maker:
         raw = self.data / "MNIST" / "raw"
         self.digits(raw, train, test)
         self.digits(self.src / "state-spaces+s4/data/MNIST/raw", 1000, 200)
-        for place in MNIST_PLACES:
-            link = self.src / place / "MNIST" / "raw"
+        for place in (*(self.src / place / "MNIST" for place in MNIST_PLACES), self.data / "FashionMNIST"):
+            link = place / "raw"
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.exists():
                 link.symlink_to(raw)
@@ -174,6 +174,7 @@ class Maker:
         self.write(self.data / "bert" / "vocab.txt", "\n".join(vocabulary) + "\n")
         tokenizer = {"tokenizer_class": "BertTokenizer", "model_max_length": 512}
         self.write(self.data / "bert" / "tokenizer_config.json", json.dumps(tokenizer))
+        self.write(self.data / "fsdp.json", json.dumps({"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}))
         half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": 224, "width": 224}}
         processor = json.dumps({"image_processor_type": "ViTImageProcessor", **half})
         self.write(self.data / "vit" / "preprocessor_config.json", processor)

@@ -65,6 +65,7 @@ def draw(folder: Path, seed: int, count: int, rows: Iterable[str]) -> None:
             (folder / f"{name}.py").write_text(text)
             order = {"id": name, "row": row, "script": f"{name}.py", "cwd": str(folder), "estimate": {"upper": MOST}}
             lists["alone" if row in ALONE else "runs"].append(order)
+    lists["runs"].sort(key=lambda order: order["row"] != "compile")  # the longest first
     for name, orders in lists.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(order) + "\n" for order in orders))
 
@@ -80,7 +81,7 @@ def estimate(script: Path, gpu: str) -> dict[str, Any]:
         return row | {"seconds": LIMIT, "failed": f"took longer than {LIMIT:.0f} s"}
     row["seconds"] = round(time.monotonic() - begin, 1)
     if done.returncode:
-        return row | {"failed": done.stderr.strip()[-500:]}
+        return row | {"failed": done.stderr.strip()[:500]}
     found = json.loads(done.stdout)
     return row | {name: found[name] for name in ("peak_allocated", "peak_reserved", "process_memory", "upper", "notes")}
 

@@ -20,6 +20,8 @@ def compiled(chance: random.Random, number: int) -> str:
         part = chance.choice((perceptron, gpt))(chance)
     elif kind == "default":
         part = chance.choice((_small_images, unet, convolutions, language, gpt, perceptron))(chance)
+    elif kind in ("dynamic", "reduce-overhead"):
+        part = chance.choice((convolutions, perceptron, gpt, gpt))(chance)
     else:
         part = chance.choice((_small_images, convolutions, language, gpt, gpt))(chance)
     precisions = ("amp_bf16", "bf16") if kind == "flex" else ("fp32", "tf32", "amp_bf16", "amp_bf16", "bf16")
@@ -29,6 +31,7 @@ def compiled(chance: random.Random, number: int) -> str:
         how = ", dynamic=True"
     elif kind in ("reduce-overhead", "max-autotune-no-cudagraphs"):
         how = f', mode="{kind}"'
+        script.accumulate = 1  # a graph's outputs live until it runs again
     elif kind == "fullgraph":
         how = ", fullgraph=True"
     if kind == "breaks":

@@ -1,6 +1,7 @@
 """Scripts with complex numbers: state spaces, Fourier operators, spectral losses."""
 
 import random
+from dataclasses import replace
 
 from drawn_scripts.parts import Part, gpt, usual
 
@@ -23,7 +24,10 @@ def complex_types(chance: random.Random, number: int) -> str:
 
 
 def _done(chance: random.Random, title: str, part: Part, *precisions: str) -> str:
-    return usual(chance, title, part, precisions=precisions or ("fp32", "fp32", "tf32")).text()
+    script = usual(chance, title, part, precisions=precisions or ("fp32", "fp32", "tf32"))
+    if "cfloat" in part.definitions:  # fused optimizers refuse complex parameters
+        script.optimizer = script.optimizer.replace(", fused=True", "")
+    return script.text()
 
 
 def _state_space(chance: random.Random) -> str:
@@ -332,8 +336,6 @@ def _rotary(chance: random.Random) -> str:
 
 
 '''
-    from dataclasses import replace
-
     return _done(
         chance, "A GPT with rotary positions by complex numbers.", replace(part, definitions=lead + text),
         "fp32", "amp_bf16", "bf16", "tf32",

@@ -1,6 +1,7 @@
 """Scripts with kernels that PyTorch does not bring: Triton by hand and autotuned, Liger, fla, operators with fakes."""
 
 import random
+import textwrap
 from dataclasses import replace
 
 from drawn_scripts.parts import Part, gpt, language, usual
@@ -223,7 +224,7 @@ _TRITON = ("import triton", "import triton.language as tl")
 
 def own_kernels(chance: random.Random, number: int) -> str:
     """One of the kinds."""
-    kinds = (_norm, _liger_model, _matmul, _fla, _gate, _liger_loss, _softmax, _operator, _norm, _fla, _liger_layers)
+    kinds = (_norm, _liger_model, _matmul, _fla, _gate, _liger_loss, _softmax, _operator, _norm, _gate, _liger_layers)
     return kinds[number % len(kinds)](chance)
 
 
@@ -238,14 +239,10 @@ def _with(part: Part, imports: tuple[str, ...], *changes: tuple[str, str]) -> Pa
 
 def _done(chance: random.Random, title: str, part: Part, kernels: str, *precisions: str) -> str:
     script = usual(chance, title, part, precisions=precisions)
-    script.part = replace(part, definitions=kernels.strip("\n") + "\n\n\n" + _flat(part.definitions))
+    script.part = replace(
+        part, definitions=kernels.strip("\n") + "\n\n\n" + textwrap.dedent(part.definitions).strip("\n")
+    )
     return script.text()
-
-
-def _flat(text: str) -> str:
-    import textwrap
-
-    return textwrap.dedent(text).strip("\n")
 
 
 def _norm(chance: random.Random) -> str:
