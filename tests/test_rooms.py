@@ -30,6 +30,7 @@ ROOMS = [
     "estimation.estimators",
     "estimation.asking",
     "estimation.largest_batch",
+    "estimation.jobs",
     "pytest_plugin",
     "monitor",
     "placement",

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from ullage.errors import InvalidValue
-from ullage.isolation import child
+from ullage.isolation import child, waiting
 from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import run
@@ -230,7 +230,11 @@ def asks_a_nested_one(request):
 
 
 def where(request):
-    return {"folder": os.getcwd(), "user": os.getuid(), "groups": os.getgroups()}
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {
+        "folder": os.getcwd(), "user": os.getuid(), "groups": os.getgroups(), "forked": waiting.can_fork(),
+        "capabilities": sum(int(status[kind], 16) for kind in ("CapEff", "CapPrm", "CapInh", "CapAmb")),
+    }  # fmt: skip
 
 
 def reads(request):
@@ -259,3 +263,18 @@ def reads_one(request):
 
 def reads_all_variables(request):
     return {"count": len(dict(os.environ))}
+
+
+def leaves_a_trace(request):
+    """What it finds of an earlier one: a module, a variable and a value that it leaves itself."""
+    found = {
+        "loaded": request["module"] in sys.modules,
+        "terminal": os.environ.get("SSH_TTY"),
+        "trace": getattr(os, "trace", None) or os.environ.get("TRACE"),
+    }
+    os.trace = os.environ["TRACE"] = "left"
+    return found
+
+
+def text_of(request):
+    return {"text": __import__(request["module"]).text}

@@ -13,9 +13,12 @@ from ullage.isolation import world
 from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import run, start
+from ullage.isolation.warm import WarmProcesses
 
+PRELOADED = "wave"  # nothing else imports it
 MODES = {
     "overlays": Private(),
+    "forked": Private(),  # as the one before, but from a process that waits
     "redirection": Private(overlays=False),
     "without the kernel": Private(overlays=False, namespaces=False),
 }
@@ -25,13 +28,24 @@ MODES = {
 def possible(tmp_path_factory):
     """The means that this system lets us use."""
     tried = run("os.path:split", {}, private=Private(), cwd=str(tmp_path_factory.mktemp("tried")))
-    return {tried.private, "without the kernel", *(["redirection"] if tried.private == "overlays" else [])}
+    more = ["forked", "redirection"] if tried.private == "overlays" else []
+    return {tried.private, "without the kernel", *more}
+
+
+@pytest.fixture(scope="module")
+def warm():
+    processes = WarmProcesses([PRELOADED])
+    yield processes
+    processes.close()
 
 
 @pytest.fixture(params=MODES)
-def private(request, possible):
+def private(request, possible, warm, monkeypatch):
     if request.param not in possible:
         pytest.skip("this system refuses namespaces or overlays")
+    if request.param == "forked":
+        for function in (run, start):
+            monkeypatch.setitem(function.__kwdefaults__, "warm", warm)
     return MODES[request.param]
 
 
@@ -166,8 +180,10 @@ sys.path.insert(0, {sys.path[0]!r})
 from ullage.isolation.guard import Private
 from ullage.isolation.environment import environment
 from ullage.isolation.parent import run
+from ullage.isolation.warm import WarmProcesses
 request = {{"code": "import time; mark = '{mark}'; time.sleep(600)", "file": "last.pt"}}
-run("children:saves_for_ever", request, env=environment(import_from=sys.path), private={private!r})
+run("children:saves_for_ever", request, env=environment(import_from=sys.path), private={private!r},
+    warm={"WarmProcesses([])" if run.__kwdefaults__["warm"] else None})
 """
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=folder)
     until(lambda: running(mark) or parent.poll() is not None, "the child has begun")
@@ -250,3 +266,31 @@ def test_the_users_own_code_runs_in_the_world_and_not_before(private, tmp_path, 
 
 def test_this_process_is_in_no_world():
     assert not world.is_private()
+
+
+def test_a_process_that_waits_saves_the_imports_and_keeps_nothing(possible, warm, env, folder):
+    if "forked" not in possible:
+        pytest.skip("this system refuses namespaces or overlays")
+    seen = []
+    for number in range(2):
+        given = {**env, "SSH_TTY": f"/dev/pts/{number}"}
+        outcome = run("children:leaves_a_trace", {"module": PRELOADED}, env=given, private=Private(), warm=warm)
+        seen.append(outcome.answer)
+    assert [each["loaded"] for each in seen] == [True, True]
+    assert [each["terminal"] for each in seen] == ["/dev/pts/0", "/dev/pts/1"]
+    assert not any(each["trace"] for each in seen), "the first must not be seen by the second"
+
+
+def test_what_changes_what_is_imported_is_imported_anew(possible, warm, env, tmp_path):
+    if "forked" not in possible:
+        pytest.skip("this system refuses namespaces or overlays")
+    module = tmp_path / "of_the_user.py"
+    own = WarmProcesses([module.stem])
+    try:
+        for text in ("first", "second and longer"):
+            module.write_text(f"text = {text!r}")
+            given = {**env, "PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}"}
+            outcome = run("children:text_of", {"module": module.stem}, env=given, private=Private(), warm=own)
+            assert outcome.answer == {"text": text}
+    finally:
+        own.close()

@@ -16,13 +16,14 @@ RUN = """
 import json, sys
 from ullage.isolation.guard import Private
 from ullage.isolation.parent import run
+from ullage.isolation.warm import WarmProcesses
 order = json.loads(sys.argv[1])
 private = None if order["private"] is None else Private(**order["private"])
 outcome = run("children:" + order["name"], order["request"], env=order["env"], cwd=order["cwd"],
-              rights=order["rights"], private=private)
+              rights=order["rights"], private=private, warm=WarmProcesses([]) if order["forked"] else None)
 print(json.dumps([outcome.answer, outcome.failure, outcome.private, outcome.output]))
 """
-PRIVATE = {"overlays": {}, "redirection": {"overlays": False, "namespaces": False}, "open": None}
+PRIVATE = {"overlays": {}, "forked": {}, "redirection": {"overlays": False, "namespaces": False}, "open": None}
 
 
 @pytest.fixture(params=PRIVATE)
@@ -38,6 +39,7 @@ def as_user(request):
         known = pwd.getpwnam(user)
         order = {
             "name": function, "request": values, "cwd": str(cwd), "private": PRIVATE[request.param],
+            "forked": request.param == "forked",
             "rights": {"uid": known.pw_uid, "gid": known.pw_gid, "user": user},
             "env": {"PYTHONPATH": f"{path}:{Path(__file__).parent}", "HOME": "/tmp", **dict(env)},
         }  # fmt: skip
@@ -91,7 +93,8 @@ def test_a_child_has_the_rights_of_its_user(as_user, homes):
     answer, _, private, _ = as_user(ANN, "where", homes / ANN / "project")
     assert (private is None) == (as_user.mode == "open")
     assert answer["folder"] == str(homes / ANN / "project") and answer["user"] == pwd.getpwnam(ANN).pw_uid
-    assert 0 not in answer["groups"]
+    assert 0 not in answer["groups"] and answer["capabilities"] == 0
+    assert answer["forked"] == (as_user.mode == "forked" and private == "overlays")
     _, failure, _, _ = as_user(ANN, "reads_one", homes / ANN / "project", file=str(homes / BOB / "project/last.pt"))
     assert failure.startswith("PermissionError")
 

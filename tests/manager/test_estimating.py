@@ -19,7 +19,9 @@ from tests.manager.test_users import as_user
 from tests.paths import public_python
 
 from ullage.errors import InvalidValue
+from ullage.estimation.jobs.command import python_of, script_of
 from ullage.isolation import parent
+from ullage.isolation.guard import Private
 from ullage.isolation.parent import Outcome
 from ullage.isolation.process_identity import start_of
 from ullage.isolation.recording import Reads
@@ -30,7 +32,6 @@ from ullage.manager.core.estimates import (
     Estimates,
     key_of,
 )
-from ullage.manager.core.job_command import python_of, script_of
 from ullage.manager.settings import EstimateSettings
 from ullage.workloads.job_files import JobSpec
 
@@ -134,6 +135,7 @@ def make_all(requests, **rules):
             estimates.want(job, request)
         while estimates.wanted:
             await asyncio.sleep(0.01)
+        await estimates.close()
 
     asyncio.run(run())
     return answers
@@ -433,6 +435,24 @@ def test_a_script_is_estimated_in_the_python_of_its_job(tmp_path, other_python):
     answer = make(dataclasses.replace(request, questions=[EstimateQuestion("train.py", program=theirs)]))
     assert f"needs the package rich, which is not installed for {theirs}" in answer.note and answer.own_failure
     assert answer.reads is not None and any(path.startswith(str(other_python)) for path in answer.reads.files)
+
+
+def test_the_next_estimate_is_forked_from_a_process_that_waits(tmp_path, other_python):
+    """In the Python of the job, which the first answer told; it is as private, and is told as the first one was."""
+    theirs = f"{other_python}/bin/python"
+    text = "import os, sys\nopen('made', 'x')\nraise ValueError('ullage.estimation.jobs.child' in sys.modules)"
+    request = asked(tmp_path, text)
+    requests = [
+        dataclasses.replace(request, key=str(number), questions=[EstimateQuestion("train.py", program=theirs)])
+        for number in range(3)
+    ]
+    notes = [answer.note for _, answer in make_all(requests, at_once=1)]
+    why = "(line 3 of train.py: raise ValueError('ullage.estimation.jobs.child' in sys.modules))"
+    forked = notes[1].startswith("not estimated: train.py fails: ValueError: True")
+    if not forked and parent.run("os.path:split", {}, private=Private(), cwd=str(tmp_path)).private != "overlays":
+        pytest.skip("this system refuses namespaces or overlays")
+    assert notes == [f"not estimated: train.py fails: ValueError: {seen} {why}" for seen in (False, True, True)]
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_key_is_one_users_and_follows_what_is_asked():

@@ -63,6 +63,7 @@ def _load_package() -> None:
     assert spec is not None and spec.loader is not None
     package = importlib.util.module_from_spec(spec)
     sys.modules["ullage"] = package
+    package.is_guest = True  # type: ignore[attr-defined]  # see `environment`
     spec.loader.exec_module(package)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -37,7 +38,8 @@ def main(entry: str, channel: str, told: str) -> None:
         redirection.start(options["redirect"], network=options["network"])
     elif world.is_private():
         world.mend_renames()
-    request = json.load(sys.stdin.buffer)
+    with open(0, "rb", closefd=False) as given:
+        request = json.load(given)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request
     if options["record"] is not None:
@@ -70,6 +72,17 @@ def give_so_far(found: dict[str, Any]) -> None:
     """Say what the answer would be now: it counts if this process ends without one."""
     assert _channel is not None, "not in a child process"
     _channel.so_far(found)
+
+
+def end(code: int) -> None:
+    """End this process, which was forked, as Python ends one that was started; what forked it is left alone."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads that are no daemons
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def function_named(entry: str) -> Callable[..., Any]:

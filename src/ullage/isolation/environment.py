@@ -7,6 +7,8 @@ import site
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import ullage
+
 HOME = str(Path(__file__).resolve().parents[2])  # the folder that `ullage` is imported from
 
 
@@ -23,13 +25,19 @@ def environment(
     True
     """
     base = os.environ if base is None else base
-    own = [HOME] if ours and HOME not in _installed() else []  # site-packages in front would hide what the user has
+    is_found = not ours or is_guest() or HOME in _installed()
+    own = [] if is_found else [HOME]  # site-packages in front would hide what the user has
     places = [*own, *(place or os.getcwd() for place in import_from)]
     places += filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
     found = {"PYTHONUNBUFFERED": "1", **base}
     if places:
         found["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
     return found
+
+
+def is_guest() -> bool:
+    """Whether this is another Python than Ullage's own, which `boot` has put it into."""
+    return getattr(ullage, "is_guest", False)
 
 
 def _installed() -> list[str]:

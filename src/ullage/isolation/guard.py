@@ -17,19 +17,21 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue, MissingPackage
 from ullage.isolation import kernel, world
+from ullage.isolation.handover import Line
 from ullage.isolation.process_identity import Process, is_alive
 from ullage.isolation.protocol import Channel, Exceeded, encode, error_text
 
 _EVERY = 0.1  # seconds between two looks
 COVERED, REDIRECTED = "overlays", "redirection"  # how a child's files are kept
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
+SPACES = ("pid", "ipc", "mnt")  # what a child that waited joins, beside the network where that is one of its own
 BOOT = "import sys; sys.path.append(sys.argv[1]); from ullage.isolation.guard import main; main(sys.argv[2])"
 
 
@@ -49,7 +51,9 @@ class Private(NamedTuple):
 class Order(NamedTuple):
     """What the guard is to do. `command` is the child's; `told` is what the child is told, as its last argument.
 
-    Where there are no overlays, what the child writes goes to `folder`, which does not exist yet.
+    Where there are no overlays, what the child writes goes to `folder`, which does not exist yet. `line` leads to a
+    process that waits (`waiting`) and will be the child; where that does not come about, one is started. `waits`: the
+    child is to be such a process itself.
     """
 
     command: list[str]
@@ -60,6 +64,8 @@ class Order(NamedTuple):
     private: Private | None
     written: int
     folder: str
+    line: int | None = None
+    waits: bool = False
 
     def to_text(self) -> str:
         """As one argument of a command line."""
@@ -80,7 +86,7 @@ def main(text: str) -> None:
     try:
         if order.private is None:
             _become(order)
-        code = _guard(order, channel)
+        code = _guard_waiting(order) if order.waits else _guard(order, channel)
     except OSError as error:
         channel.error(error)
         code = 1
@@ -95,28 +101,76 @@ def _guard(order: Order, channel: Channel) -> int:
         kernel.adopt_orphans()
     try:
         if sys.platform == "linux" and order.private.namespaces:
-            spaces = _Namespaces(order)
-            found = spaces.start()
-            if found is not None:
-                first, how = found
-                channel.private(how)
-                return spaces.watch(first, channel)
+            for spaces in _worlds(order):
+                found = spaces.start()
+                if found is not None:
+                    first, how = found
+                    channel.private(how)
+                    return spaces.watch(first, channel)
         channel.private(REDIRECTED)
         return _redirect(order, channel)
     finally:
         _remove(order.folder)
 
 
+def _guard_waiting(order: Order) -> int:
+    """Start a process that waits, and end it when its asker is gone; with it ends all that it has started."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    kernel.adopt_orphans()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            _cover(order)
+            _become(order)
+        finally:
+            os._exit(1)
+    try:
+        while _reap(child) is None and not _wait_a_moment() and is_alive(order.parent):
+            pass
+    finally:
+        _end_all()
+    return 0
+
+
 def _become(order: Order, **told: Any) -> None:
     """Go on as the child, in its folder."""
-    if order.cwd is not None:
-        try:
-            os.chdir(order.cwd)
-        except OSError as error:
-            Channel(order.channel).error(InvalidValue(f"cannot enter the folder {order.cwd}: {error.strerror}"))
-            os._exit(1)
+    enter(order.cwd, order.channel)
     os.set_inheritable(order.channel, True)
     os.execv(order.command[0], [*order.command, json.dumps({**order.told, **told})])
+
+
+def enter(folder: str | None, channel: int) -> None:
+    """Enter the child's folder, or say on its channel why not and end."""
+    try:
+        if folder is not None:
+            os.chdir(folder)
+    except OSError as error:
+        Channel(channel).error(InvalidValue(f"cannot enter the folder {folder}: {error.strerror}"))
+        os._exit(1)
+
+
+def _cover(order: Order) -> None:
+    """Give this process files and a network of its own, and let it keep the right to enter worlds of the same users."""
+    entered, say = os.pipe()
+    process = os.getpid()
+    mapper = os.fork()
+    if mapper == 0:
+        os.read(entered, 1)
+        _map_users(process)
+        os._exit(0)
+    assert order.private is not None
+    kernel.enter_namespaces(network=order.private.network, processes=False)
+    os.write(say, b"e")
+    if os.waitpid(mapper, 0)[1]:
+        raise PermissionError("users cannot be mapped")
+    for descriptor in (entered, say):
+        os.close(descriptor)
+    if world.build(order.written, order.cwd, _near(), only_imports=True) is None:
+        raise PermissionError("files cannot be covered")
+    kernel.keep_rights_to_join()
+    kernel.gain_no_rights()
 
 
 def _leave(code: int) -> None:
@@ -134,11 +188,23 @@ class _Refused(Exception):
     """The system does not let us make a private world."""
 
 
-class _Namespaces:
-    """A world made by the kernel."""
+def _worlds(order: Order) -> Iterator[_Namespaces]:
+    """The worlds to try, one after the other: one whose child was waiting, and one whose child is started."""
+    if order.line is not None:
+        line = Line(order.line)
+        while not select.select([line], [], [], _EVERY)[0]:
+            if signal.SIGTERM in signal.sigpending() or not is_alive(order.parent):
+                _leave(-signal.SIGKILL)
+        if found := line.receive():
+            yield _Namespaces(order, found[1][0], line)
+    yield _Namespaces(order)
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+
+class _Namespaces:
+    """A world made by the kernel; its child is started, or comes from the process at the other end of the line."""
+
+    def __init__(self, order: Order, users: int | None = None, line: Line | None = None) -> None:
+        self._order, self._users, self._line = order, users, line
         self._life, self._words = os.pipe(), os.pipe()  # the world ends when `_life` is closed; it speaks on `_words`
         self._torn = b""
 
@@ -149,7 +215,8 @@ class _Namespaces:
             os.close(descriptor)
         try:
             self._hear("entered")
-            _map_users(helper)
+            if self._users is None:
+                _map_users(helper)
             os.write(self._life[1], b"m")
             first = int(self._hear("first"))
             os.waitpid(helper, 0)  # this process is the parent of the first one now
@@ -176,7 +243,7 @@ class _Namespaces:
         for descriptor in (self._life[1], self._words[0]):
             os.close(descriptor)
         assert self._order.private is not None
-        kernel.enter_namespaces(network=self._order.private.network)
+        kernel.enter_namespaces(network=self._order.private.network, users=self._users)
         self._say({"entered": True})
         if os.read(self._life[0], 1):
             self._say({"first": self._fork(self._first)})
@@ -192,7 +259,9 @@ class _Namespaces:
             kernel.raise_loopback()
         memory = world.build(order.written, order.cwd, _near(), order.private.overlays)
         self._say({"ready": REDIRECTED if memory is None else COVERED})
-        child = self._fork(lambda: self._child(memory is None))
+        child = self._call_child() if memory is not None and self._line is not None else None
+        if child is None:
+            child = self._fork(lambda: self._child(memory is None))
         taken = partial(_taken, order.folder) if memory is None else partial(world.written, memory)
         os.close(order.channel)
         for stream in (0, 1, 2):
@@ -205,6 +274,28 @@ class _Namespaces:
             else:
                 self._say({"end": [end, taken()]})
                 return
+
+    def _call_child(self) -> int | None:
+        """Let the process that waits be the child; its number, or `None` if it did not come."""
+        order = self._order
+        assert self._line is not None and order.private is not None
+        record = order.told["record"]
+        streams = [0, 1, 2, order.channel, *([] if record is None else [record])]
+        spaces = kernel.namespaces(*SPACES, *([] if order.private.network else ["net"]))
+        message = {
+            "entry": order.command[-2], "told": order.told, "env": dict(os.environ), "cwd": order.cwd,
+            "streams": len(streams),
+        }  # fmt: skip
+        try:
+            self._line.send(message, [*streams, *spaces])
+            answer = self._line.receive()
+        except OSError:
+            return None
+        finally:
+            self._line.close()
+            for space in spaces:
+                os.close(space)
+        return int(answer[0]["child"]) if answer else None
 
     def _child(self, redirect: bool) -> None:
         for descriptor in (self._life[0], self._words[1]):

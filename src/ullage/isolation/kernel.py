@@ -8,6 +8,7 @@ import fcntl
 import os
 import struct
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 _CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000
@@ -18,10 +19,12 @@ MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAPABILITIES = 47, 2, 0x20080522
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_MOUNT_SETATTR = 442  # the same on every architecture, as all newer calls are
 _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = -100, 0x8000, 1
 _KEPT_BY_ROOT = {0, 1, 2, 3, 4, 5, 6, 7, 10}  # capabilities over files, processes, users and low ports
+_TO_JOIN = {8, 18, 21}  # capabilities to enter another world of the same users, and to give up capabilities there
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -46,13 +49,28 @@ def syscall(number: int, *args: Any) -> int:
     return call("syscall", ctypes.c_long(number), *args)
 
 
-def enter_namespaces(*, network: bool) -> None:
+def enter_namespaces(*, network: bool, processes: bool = True, users: int | None = None) -> None:
     """Leave the system's users, mounts, processes, messages and (without `network`) network for new, private ones.
 
-    The process itself stays among the processes that it is one of; the next that it forks is the first of the new ones.
+    `users` is a namespace of users to join in place of a new one. The process itself stays among the processes that it
+    is one of; the next that it forks is the first of the new ones. Without `processes` that one stays there, too.
     """
-    flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC
+    flags = _CLONE_NEWNS | _CLONE_NEWIPC | (_CLONE_NEWPID if processes else 0)
+    if users is not None:
+        join(users)
+    else:
+        flags |= _CLONE_NEWUSER
     call("unshare", flags if network else flags | _CLONE_NEWNET)
+
+
+def namespaces(*names: str) -> list[int]:
+    """Descriptors of this process's namespaces ("user", "mnt", "pid", "ipc", "net")."""
+    return [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
+
+
+def join(namespace: int) -> None:
+    """Enter the namespace of a descriptor; for one of processes, the next that this process forks is in it."""
+    call("setns", namespace, 0)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
@@ -107,13 +125,32 @@ def gain_no_rights() -> None:
 
 
 def drop_capabilities() -> None:
-    """What root in a world of its own must not do there: mount, above all."""
+    """What root in a world of its own must not do there: mount, above all. Others have no capabilities."""
     for capability in range(64):
         if capability not in _KEPT_BY_ROOT:
             try:
                 call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
             except OSError:
-                return  # the kernel has no more
+                break  # the kernel has no more
+    _set_capabilities(_kept())
+
+
+def keep_rights_to_join() -> None:
+    """Let the program that this process becomes keep the capabilities with which it can enter other namespaces."""
+    kept = _kept() | _TO_JOIN
+    _set_capabilities(kept, inherited=kept)
+    for capability in kept:
+        call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability, 0, 0)
+
+
+def _kept() -> set[int]:
+    return _KEPT_BY_ROOT if os.getuid() == 0 else set()
+
+
+def _set_capabilities(own: set[int], inherited: Iterable[int] = ()) -> None:
+    bits, passed = (sum(1 << each for each in which) for which in (own, inherited))
+    words = [word >> shift & 0xFFFFFFFF for shift in (0, 32) for word in (bits, bits, passed)]
+    call("capset", struct.pack("Ii", _CAPABILITIES, 0), struct.pack("6I", *words))
 
 
 def raise_loopback() -> None:

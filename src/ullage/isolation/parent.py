@@ -11,37 +11,35 @@ whole process group with it.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import io
 import json
 import os
 import selectors
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from ullage.isolation import boot, recording, redirection
-from ullage.isolation.environment import HOME, environment
-from ullage.isolation.guard import BOOT, Order, Private
+from ullage.isolation import boot, recording, redirection, waiting
+from ullage.isolation.environment import environment, is_guest
+from ullage.isolation.guard import Order, Private
 from ullage.isolation.limits import MOST_WRITTEN, NO_LIMITS, Limits, Watch
 from ullage.isolation.process_identity import this_process
-from ullage.isolation.protocol import Exceeded, LimitKind, Messages, encode
+from ullage.isolation.protocol import Exceeded, LimitKind, Messages
 from ullage.isolation.recording import Reads, reads_of
+from ullage.isolation.starting import Forked, Rights, Started, as_file, end_guard, kill_group, start_guard, started
+from ullage.isolation.warm import WarmProcesses
 from ullage.isolation.world import is_private
 from ullage.units import format_bytes
 
 _LOOK, _LAST_LOOK = 0.05, 0.005  # seconds: between two looks at a child, and at one that has closed its channel
 _CHUNK = 1 << 16
 _KEPT = 1 << 16  # bytes of a child's output, the last ones
-_PATIENCE = 5.0  # seconds for a guard to end what it guards
 _MOST_NOTED = 1 << 28  # bytes
 _PIPE = 1 << 20  # bytes: the most that a pipe holds
 
@@ -70,17 +68,6 @@ class Outcome:
         return "\n".join([line for line in lines if line.strip()][-count:])
 
 
-class _Process(Protocol):
-    """What is needed of a process, whoever started it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> Any: ...
-
-
 def run(
     entry: str,
     request: dict[str, Any],
@@ -88,17 +75,18 @@ def run(
     limits: Limits = NO_LIMITS,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
-    rights: Mapping[str, int | str] | None = None,
+    rights: Rights | None = None,
     private: Private | None = None,
     record: bool = False,
     python: str | None = None,
+    warm: WarmProcesses | None = None,
     show: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
     child = start(
         entry, request, env=env, cwd=cwd, rights=rights, private=private, written=limits.written, record=record,
-        python=python,
+        python=python, warm=warm,
     )  # fmt: skip
     return child.wait(limits, show=show, stop=stop)
 
@@ -109,11 +97,12 @@ def start(
     *,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
-    rights: Mapping[str, int | str] | None = None,
+    rights: Rights | None = None,
     private: Private | None = None,
     written: int | None = None,
     record: bool = False,
     python: str | None = None,
+    warm: WarmProcesses | None = None,
 ) -> Child:
     """Start a fresh process for a function. `env` defaults to `environment()`.
 
@@ -121,6 +110,8 @@ def start(
     before it enters `cwd`. With `private` it has a private world, in which it may write so many bytes (`written`). A
     process that is in a private world itself has the same one for its children. With `record` the outcome says what
     the run depended on. `python` is another Python than this one for it, which has PyTorch and need not have Ullage.
+    With `warm` a child in a private world is forked from a process that has imported already, where that is possible;
+    a child of such a child is forked from it.
     """
     inside = redirection.current()
     if inside is not None or private is not None and is_private():
@@ -135,28 +126,30 @@ def start(
         "parent": None if private else parent, "record": here,
         "redirect": inside and inside.folder, "network": inside and inside.network,
     }  # fmt: skip
+    python = sys.executable if python is None and is_guest() else python
     program = [sys.executable, "-P", "-m", "ullage.isolation"] if python is None else [python, boot.__file__]
     command = [*program, entry, str(child_answers)]
     folder = os.path.join(tempfile.gettempdir(), f"ullage-{uuid.uuid4().hex}")
-    if private is not None or rights:
-        cwd = os.getcwd() if cwd is None and not rights else cwd
-        order = Order(
-            command=command, told=told, channel=child_answers, parent=parent, cwd=cwd, private=private,
-            written=written or MOST_WRITTEN, folder=folder,
-        )  # fmt: skip
-        command = [sys.executable, "-I", "-S", "-c", BOOT, HOME, order.to_text()]
-        cwd = "/"
-    else:
-        command.append(json.dumps(told))
+    passed = [child_answers, *([] if here is None else [here])]
+    line = None
+    process: Started
     try:
-        with recording.paused(), tempfile.TemporaryFile() as file:  # a pipe would block on a long request
-            file.write(encode(request))
-            file.seek(0)
-            process = subprocess.Popen(
-                command, stdin=file, stdout=child_output, stderr=child_output,
-                pass_fds=[child_answers, *([] if here is None else [here])],
-                start_new_session=True, cwd=cwd, env=given, **_as_user(rights),
-            )  # fmt: skip
+        with as_file(request) as file:
+            if private is not None or rights:
+                if warm is not None and private is not None:
+                    line = warm.line(program, given, cwd, rights, private.network)
+                order = Order(
+                    command=command, told=told, channel=child_answers, parent=parent,
+                    cwd=os.getcwd() if cwd is None and not rights else cwd, private=private,
+                    written=written or MOST_WRITTEN, folder=folder, line=None if line is None else line.fileno(),
+                )  # fmt: skip
+                passed += [] if line is None else [line.fileno()]
+                process = start_guard(order, file, child_output, given, passed, rights)
+            elif python in (None, sys.executable) and waiting.can_fork():
+                standard = [file.fileno(), child_output, child_output]
+                process = Forked(entry, child_answers, told, standard, given, cwd, [answers, output])
+            else:
+                process = started([*command, json.dumps(told)], file, child_output, given, passed, cwd)
     except BaseException:
         os.close(answers)
         os.close(output)
@@ -164,6 +157,8 @@ def start(
     finally:
         os.close(child_answers)
         os.close(child_output)
+        if line is not None:
+            line.close()
     guarded = None if private is None else _Guarded(folder, is_ours=not rights)
     reads = None if noted is None else _Noted(noted, given)
     return Child(process, answers, output, guarded=guarded, noted=reads, python=python)
@@ -183,19 +178,12 @@ class _Noted(NamedTuple):
     env: Mapping[str, str]
 
 
-def _as_user(rights: Mapping[str, int | str] | None) -> dict[str, Any]:
-    if not rights:
-        return {}
-    groups = os.getgrouplist(str(rights["user"]), int(rights["gid"]))
-    return {"user": rights["uid"], "group": rights["gid"], "extra_groups": groups}
-
-
 class Child:
     """A child process at work, to be waited for once."""
 
     def __init__(
         self,
-        process: _Process,
+        process: Started,
         answers: int,
         output: int,
         *,
@@ -260,17 +248,8 @@ class Child:
     def _end(self) -> None:
         """End the process and its group, if they have not ended by themselves. A guard ends what it guards first."""
         if self._guarded is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, signal.SIGTERM)
-            deadline = time.monotonic() + _PATIENCE
-            while self._process.poll() is None and time.monotonic() < deadline:
-                time.sleep(_LAST_LOOK)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        if self._process.poll() is None:  # it had not come to be a group of its own, or is about to be gone
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, signal.SIGKILL)
-        self._process.wait()
+            end_guard(self._process)
+        kill_group(self._process)
         if self._guarded is not None and self._guarded.is_ours:
             shutil.rmtree(self._guarded.folder, ignore_errors=True)
 

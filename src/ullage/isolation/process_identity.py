@@ -24,13 +24,16 @@ class Process(NamedTuple):
 
 def this_process() -> Process:
     """The calling process."""
-    return _this(os.getpid())
+    return _this()
 
 
 @functools.cache
-def _this(pid: int) -> Process:
-    start = start_of(pid)
-    return Process(pid, 0 if start is None else start)
+def _this() -> Process:
+    start = start_of(os.getpid())
+    return Process(os.getpid(), 0 if start is None else start)
+
+
+os.register_at_fork(after_in_child=_this.cache_clear)
 
 
 def is_alive(process: Process) -> bool:

@@ -202,7 +202,16 @@ def reads_of(descriptor: int, env: Mapping[str, str]) -> Reads:
 
 def _counts(name: str, all_variables: bool) -> bool:
     """Whether a variable counts that the run did not ask for by its name."""
-    return bool(_ALWAYS.fullmatch(name) or all_variables and not _OF_A_SESSION.fullmatch(name))
+    return bool(_ALWAYS.fullmatch(name) or all_variables and not is_of_session(name))
+
+
+def is_of_session(name: str) -> bool:
+    """Whether a variable is about the terminal or the session that a program was started from.
+
+    >>> is_of_session("SSH_TTY"), is_of_session("HOME")
+    (True, False)
+    """
+    return _OF_A_SESSION.fullmatch(name) is not None
 
 
 def _tells_more(signature: str, known: str | None) -> bool:
@@ -242,10 +251,23 @@ def note(path: str | os.PathLike[str]) -> None:
 
 
 def start(descriptor: int, own: str | None = None) -> None:
-    """Record from now on what this process and those that it forks read; `own` is a folder of the run's own."""
+    """Record from now on what this process and those that it forks read; `own` is a folder of the run's own.
+
+    A fork of a process that records goes on with what was recorded there.
+    """
     global _recorder
-    _recorder = Recorder(descriptor, own)
-    _recorder.install()
+    if _recorder is None:
+        _recorder = Recorder(descriptor, own)
+        _recorder.install()
+    elif _recorder.descriptor != descriptor:
+        _recorder.move(descriptor)
+
+
+def leave() -> None:
+    """In a fork of a process that records: record nothing more."""
+    if _recorder is not None:
+        os.close(_recorder.descriptor)
+        _recorder.descriptor = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 class _Paused(threading.local):
@@ -268,6 +290,13 @@ class Recorder:
         self._made: dict[str, set[str]] = {}  # names that the run made, by folder
         places = [*_packages(), *filter(None, [own])]
         self._skipped = (*_NO_FILES, *{f"{os.path.abspath(place)}/" for place in places})
+
+    def move(self, descriptor: int) -> None:
+        """Write to another file from now on, and there first what was written until now."""
+        size = os.fstat(self.descriptor).st_size
+        os.write(descriptor, os.pread(self.descriptor, size, 0))
+        os.close(self.descriptor)
+        self.descriptor = descriptor
 
     def paused(self) -> _Paused:
         """While this thread reads for itself."""

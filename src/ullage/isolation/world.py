@@ -92,20 +92,25 @@ def mend_renames() -> None:
     os.rename, os.replace = mended(os.rename), mended(os.replace)
 
 
-def build(limit: int, cwd: str | None, near: Iterable[str], overlays: bool = True) -> int | None:
+def build(
+    limit: int, cwd: str | None, near: Iterable[str], overlays: bool = True, only_imports: bool = False
+) -> int | None:
     """Cover everything; returns a descriptor of the memory that it is written to, for `written`.
 
     `near` are places where something is likely to be written, beside the folder `cwd`. Returns `None`, with nothing
-    covered, without `overlays` and where they are not good enough.
+    covered, without `overlays` and where they are not good enough. A process that
+    `only_imports` has no processes of its own, and need not be able to write to every file.
     """
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    if only_imports:
+        return _cover(limit, cwd, near, processes=False)
     memory = _cover(limit, cwd, near) if overlays and not _has_files_of_others(cwd or "/") else None
     if memory is None:
         _show_processes("/proc")
     return memory
 
 
-def _cover(limit: int, cwd: str | None, near: Iterable[str]) -> int | None:
+def _cover(limit: int, cwd: str | None, near: Iterable[str], processes: bool = True) -> int | None:
     there = mounts()
     place = next(folder for folder in ("/tmp", "/mnt", "/run", "/var") if os.path.isdir(folder))
     size = f"size={limit + WRITTEN_UNNOTICED},nr_inodes={_MOST_FILES},mode=0755"
@@ -122,7 +127,8 @@ def _cover(limit: int, cwd: str | None, near: Iterable[str]) -> int | None:
     cover.cover("/")
     for path in [*filter(None, [cwd]), *near]:
         cover.cover_near(path)
-    _show_processes("/new/proc")
+    if processes:
+        _show_processes("/new/proc")
     for path in _KERNEL:
         with suppress(FileNotFoundError):
             kernel.mount(f"/new{path}", f"/new{path}", flags=kernel.MS_BIND)

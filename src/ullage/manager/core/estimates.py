@@ -17,13 +17,14 @@ from functools import cached_property, partial
 from typing import Any
 
 import ullage
+from ullage.estimation.jobs.command import script_of
 from ullage.isolation.environment import environment
 from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits, machine_memory
 from ullage.isolation.parent import Outcome, run
 from ullage.isolation.protocol import error_text
 from ullage.isolation.recording import Reads
-from ullage.manager.core.job_command import script_of
+from ullage.isolation.warm import WarmProcesses
 from ullage.manager.settings import EstimateSettings
 from ullage.text import plain
 from ullage.units import GIB, format_duration
@@ -90,11 +91,15 @@ def _torch_version() -> str | None:
         return None
 
 
+_ALONE = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # no GPU, and one core
 NOT_ESTIMATED = "not estimated: "
-_ENTRY = "ullage.manager.core.estimating_child:estimate_here"
+_ENTRY = "ullage.estimation.jobs.child:estimate_here"
+_PRELOAD = ["ullage.estimation.jobs.child", "ullage.estimation.asking", "ullage.estimation.scripts.child"]
 _COMPARE = "ullage.isolation.recording:first_that_holds"
 _COMPARE_LIMITS = Limits(seconds=30.0, memory=GIB)
 _COMPARED_AT_ONCE = 4
+_MOST_KNOWN = 1000  # Pythons
+_WARM_AT_LEAST = 2  # processes that wait with PyTorch loaded, each about a quarter of a gigabyte
 _LONGEST_ANSWER, _LONGEST_NOTE = 1 << 20, 400  # bytes, characters
 _LARGEST_BOUND = 1 << 50  # bytes
 
@@ -142,7 +147,18 @@ class EstimateRequest:
     @cached_property
     def variables(self) -> dict[str, str]:
         """All variables of the process that estimates."""
-        return {**environment(self.env), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        return {**environment(self.env), **_ALONE}
+
+    @property
+    def variables_elsewhere(self) -> dict[str, str]:
+        """All variables of a process that estimates in another Python than Ullage's own."""
+        return {**environment(self.env, ours=False), **_ALONE}
+
+    @cached_property
+    def where_its_python_is(self) -> str:
+        """What decides which Python the script runs in, as long as nothing is changed on disk."""
+        scripts = [(each.source, each.module, each.program, each.launcher) for each in self.questions]
+        return json.dumps([self.uid, self.cwd, self.conda, self.env.get("PATH"), scripts])
 
     @cached_property
     def identity(self) -> str:
@@ -192,6 +208,9 @@ class Estimates:
         self._order: dict[_Work, int] | None = None  # place in the queue; None after a change
         self._threads = ThreadPoolExecutor(self.at_once, "estimate")  # one waits for each child
         self._comparers = ThreadPoolExecutor(_COMPARED_AT_ONCE, "compare")
+        limits = Limits(memory=rules.memory, processes=rules.processes)
+        self._pythons: dict[str, str | None] = {}  # that scripts ran in; `None` is Ullage's own
+        self._warm = WarmProcesses(_PRELOAD, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
 
     def want(self, job: int, request: EstimateRequest) -> None:
         """Ask for an estimate. The same that has not begun yet is made once; one that has begun is compared with."""
@@ -373,10 +392,27 @@ class Estimates:
             written=rules.written,
         )  # fmt: skip
         ask = partial(
-            run, _ENTRY, request, limits=limits, env=wanted.variables, cwd=wanted.cwd, rights=wanted.rights,
+            run, _ENTRY, request, limits=limits, cwd=wanted.cwd, rights=wanted.rights,
             private=Private(network=rules.network), record=True, stop=work.stop,
         )  # fmt: skip
-        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask_warm_or_cold, wanted, ask)
+
+    def _ask_warm_or_cold(self, wanted: EstimateRequest, ask: Callable[..., Outcome]) -> Outcome:
+        """Ask a process that is warm if it is known which Python is wanted. That is told with the first answer."""
+        place = wanted.where_its_python_is
+        is_ours = bool(wanted.questions) and all(question.program is None for question in wanted.questions)
+        if is_ours or place in self._pythons:
+            python = self._pythons.get(place)
+            env = wanted.variables if python is None else wanted.variables_elsewhere
+            outcome = ask(env=env, python=python, warm=self._warm)
+            if python is None or outcome.reason not in ("error", "died"):
+                return outcome
+            self._pythons.pop(place, None)
+        outcome = ask(env=wanted.variables)
+        python = (outcome.answer or {}).get("python", "")
+        if len(self._pythons) < _MOST_KNOWN and (python is None or isinstance(python, str) and os.path.isabs(python)):
+            self._pythons[place] = python
+        return outcome
 
     async def close(self) -> None:
         """Give up all that are under way; their jobs are asked about again later."""
@@ -388,6 +424,7 @@ class Estimates:
         await asyncio.gather(*tasks.values(), return_exceptions=True)
         self._threads.shutdown()
         self._comparers.shutdown()
+        self._warm.close()
 
 
 def estimates_at_once(rules: EstimateSettings) -> tuple[int, int]:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from ullage.errors import ScriptFailed, UllageError
+from ullage.estimation.jobs.command import ScriptCommand, python_of
 from ullage.isolation.conda import in_conda
-from ullage.manager.core.job_command import ScriptCommand, python_of
+from ullage.isolation.environment import is_guest
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """The bound over all kinds of GPU that the request names, from the first question that can be answered.
 
     Where none can be: why not, and whether it is the script's own failure (`own`). A script runs in the Python that the
-    job will run it in.
+    job will run it in: `python` says which, if it is another than Ullage's own.
     """
+    ran_in: dict[str, Any] = {}
+    return _first_answer(request, ran_in) | ran_in
+
+
+def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:
     try:
         if request["conda"] is not None:
             os.environ.update(in_conda(request["conda"], os.environ))
@@ -24,7 +31,7 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     refused, own = [], False
     for question in request["questions"]:
         try:
-            return _answer(question, request)
+            return _answer(question, request, ran_in)
         except UllageError as error:
             refused.append(str(error).splitlines()[0])
             own = own or isinstance(error, ScriptFailed) and error.own and question["program"] is not None
@@ -33,7 +40,7 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     return {"failed": "; ".join(refused) or "there is nothing to estimate", "own": own}
 
 
-def _answer(question: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:
     from ullage.estimation.asking import estimate as ask
 
     options: dict[str, Any] = dict(question["options"])
@@ -43,7 +50,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]
         options["module"] = True
     source: str = question["source"]
     if question["module"] or source.endswith(".py"):
-        options |= {"timeout": request["timeout"], "network": request["network"], **_python(question)}
+        options |= {"timeout": request["timeout"], "network": request["network"], **_python(question, ran_in)}
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
         source = os.path.abspath(source)
     answers = [ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]]
@@ -52,7 +59,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]
     return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": worst.gpu}
 
 
-def _python(question: dict[str, Any]) -> dict[str, Any]:
+def _python(question: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:
     """The option that names the job's Python, where it is known and another one than this."""
     if question["program"] is None:
         return {}
@@ -61,4 +68,5 @@ def _python(question: dict[str, Any]) -> dict[str, Any]:
     )
     found = python_of(command, os.environ)
     os.environ.update(found.env)
+    ran_in["python"] = sys.executable if found.is_ours and is_guest() else None if found.is_ours else found.path
     return {} if found.is_ours else {"python": found.path}
