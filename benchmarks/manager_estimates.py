@@ -1,10 +1,13 @@
 """How long estimates hold up the queue: an array of seeds, and another user's job that comes after it.
 
-python benchmarks/manager_estimates.py [--elements 20]
+python benchmarks/manager_estimates.py [--elements 20] [--each] [--against CHECKOUT]
 
 Starts a daemon of its own on virtual GPUs in a temporary home and submits an array of one script with `--seed {index}`.
 As root, a job of another user (nobody) is submitted after it. Prints after how many seconds the last element, and the
 other user's job, might start.
+
+With `--each` every element is estimated, none speaks for others, and the estimates a second are printed. `--against`
+does the same with the daemon of another checkout, in turns.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import grp
 import json
 import os
 import pwd
+import resource
 import subprocess
 import sys
 import tempfile
@@ -25,7 +29,9 @@ from manager_submit import start
 from ullage.manager.client import Client
 from ullage.workloads.job_files import JobSpec
 
+HERE = Path(__file__).resolve().parents[1]
 OTHER = "nobody"
+TURNS = 2
 SCRIPT = """
 import argparse, torch
 parser = argparse.ArgumentParser()
@@ -51,22 +57,41 @@ print(answer["jobs"][0])
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--elements", type=int, default=20)
-    elements = parser.parse_args().elements
-    with tempfile.TemporaryDirectory(prefix="ullage-bench-") as folder:
-        os.chmod(folder, 0o755)
-        daemon = prepared(Path(folder))
-        try:
-            measure(Path(folder), elements)
-        finally:
-            daemon.kill()
-            daemon.wait()
+    parser.add_argument("--each", action="store_true", help="estimate every element")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout to compare with")
+    options = parser.parse_args()
+    checkouts = [HERE, *([options.against.resolve()] if options.against else [])]
+    for checkout in checkouts * (TURNS if options.against else 1):
+        if options.against:
+            print(f"{checkout}:")
+            os.environ["PYTHONPATH"] = str(checkout / "src")
+        with tempfile.TemporaryDirectory(prefix="ullage-bench-") as folder:
+            os.chmod(folder, 0o755)
+            daemon = prepared(Path(folder), options.each)
+            began = processor_seconds()
+            try:
+                measure(Path(folder), options.elements, options.each)
+            finally:
+                daemon.terminate()
+                daemon.wait()
+            if options.each:
+                taken = processor_seconds() - began
+                print(
+                    f"processor seconds an estimate, with the daemon's own: {taken / options.elements:.2f}", flush=True
+                )
 
 
-def prepared(home: Path) -> subprocess.Popen[bytes]:
+def processor_seconds() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def prepared(home: Path, each: bool) -> subprocess.Popen[bytes]:
     """A daemon that answers, with the script that is estimated."""
-    (home / "settings.toml").write_text(
-        f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam(OTHER).pw_gid).gr_name}"\n' if os.geteuid() == 0 else ""
-    )
+    group = f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam(OTHER).pw_gid).gr_name}"\n' if os.geteuid() == 0 else ""
+    samples = "[estimating]\narray_samples = 0\nper_user = 2\nat_once = 2\n" if each else ""
+    (home / "settings.toml").write_text(group + samples)
     (home / "train.py").write_text(SCRIPT)
     return start(home, "--settings", f"{home}/settings.toml")
 
@@ -75,14 +100,14 @@ def job(home: Path, command: list[str], **more: Any) -> dict[str, Any]:
     return {"command": [sys.executable, "train.py", *command], "cwd": str(home), "env": dict(os.environ), **more}
 
 
-def measure(home: Path, elements: int) -> None:
+def measure(home: Path, elements: int, each: bool) -> None:
     client = Client(home)
     waiting: dict[int, str] = {}
     array = JobSpec.model_validate(job(home, ["--seed", "{index}"], array=list(range(1, elements + 1))))
     began = time.monotonic()
     for number in client.submit_spec(array)["jobs"]:
         waiting[number] = f"the array of {elements}"
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and not each:
         words = [sys.executable, "-c", AS_OTHER, OTHER, str(home), json.dumps(job(home, ["--seed", "0"]))]
         waiting[int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)] = f"the job of {OTHER}"
     last: dict[str, float] = {}
@@ -93,7 +118,8 @@ def measure(home: Path, elements: int) -> None:
                 last[what] = time.monotonic() - began
         time.sleep(0.2)
     for what, seconds in last.items():
-        print(f"{what}: the last one might start after {seconds:.0f} s")
+        rate = f": {elements / seconds:.2f} estimates a second, two at once" if each else ""
+        print(f"{what}: the last one might start after {seconds:.0f} s{rate}", flush=True)
     print(f"promises: {sorted({str(each['promise']) for each in client.call('history', limit=1000)})}")
     client.call("cancel", jobs=[each["id"] for each in client.call("queue")]) if client.call("queue") else None
 

@@ -58,9 +58,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     """Add the memory of its virtual GPUs to the report of a test that failed."""
     used = item.stash.get(_USED, None)
     if used is not None and call.excinfo is not None:
-        from ullage.estimation.scripts.failures import end_at_user
+        from ullage.estimation.scripts.failures import as_user_sees
 
-        call.excinfo = pytest.ExceptionInfo.from_exception(end_at_user(call.excinfo.value))
+        call.excinfo = pytest.ExceptionInfo.from_exception(as_user_sees(call.excinfo.value))
     outcome: Any = yield
     report = outcome.get_result()
     if report.failed and used:

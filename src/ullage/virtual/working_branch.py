@@ -15,7 +15,8 @@ from types import CodeType, FrameType
 import torch
 
 _LIBRARIES = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, torch.__file__))
-_CALLS = ("CALL", "PRECALL", "CALL_FUNCTION_EX")
+_ASKING = ("CALL", "PRECALL", "COMPARE_OP")  # since Python 3.13 a comparison asks for the flag itself
+_NOTHING = ("CACHE", "NOT_TAKEN")
 
 
 def working_answer(supposed: bool = False) -> bool | None:
@@ -32,8 +33,8 @@ def working_answer(supposed: bool = False) -> bool | None:
 
 @functools.lru_cache(maxsize=4096)
 def _answer_at(code: CodeType, place: int, supposed: bool) -> bool | None:
-    following = [line for line in dis.get_instructions(code) if line.offset >= place and line.opname != "CACHE"]
-    while following and (following[0].opname == "TO_BOOL" or following[0].offset == place and _is_call(following[0])):
+    following = [line for line in dis.get_instructions(code) if line.offset >= place and line.opname not in _NOTHING]
+    while following and (following[0].opname == "TO_BOOL" or following[0].offset == place and _asks(following[0])):
         following = following[1:]
     if len(following) < 2 or "JUMP" not in following[0].opname or "_IF_" not in following[0].opname:
         return None
@@ -47,8 +48,8 @@ def _answer_at(code: CodeType, place: int, supposed: bool) -> bool | None:
     return jump.opname.endswith("TRUE") is on_going
 
 
-def _is_call(line: dis.Instruction) -> bool:
-    return line.opname.startswith(_CALLS)
+def _asks(line: dis.Instruction) -> bool:
+    return line.opname.startswith(_ASKING)
 
 
 def _only_raises(lines: list[dis.Instruction]) -> bool:

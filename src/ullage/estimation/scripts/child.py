@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ullage.estimation.from_virtual_gpu import estimate_from
-from ullage.estimation.scripts.failures import describe, end_at_user, where_now
+from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
 from ullage.estimation.scripts.loops import compiled
 from ullage.estimation.scripts.processes import Processes
@@ -201,8 +201,8 @@ class ScriptRun:
             self._give_estimate()
             return 0
         self._give_failure(describe(error))
-        trace = _without_our_frames(end_at_user(error))
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        error = as_user_sees(error)
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
 
     def time_is_over(self) -> None:
@@ -274,12 +274,3 @@ class ScriptRun:
                 self._trace.fill(card)
                 answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()
         return answer
-
-
-def _without_our_frames(error: BaseException) -> Any:
-    """The traceback from the script's own first line on, as `python` prints it."""
-    trace = error.__traceback__
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
-        trace = trace.tb_next
-    return trace

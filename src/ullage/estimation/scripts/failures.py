@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 import threading
 import traceback
@@ -37,27 +38,30 @@ _PIP_NAMES = {  # of packages that are imported by another name
 _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm", "causal_conv1d", "transformer_engine")
 _LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
 _ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
+_RUNPY = (runpy.__file__, "<frozen runpy>")
 _PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
 
 
-def end_at_user(error: BaseException) -> BaseException:
-    """What Ullage raises on purpose, with a traceback that ends where the user's code asked for it.
+def as_user_sees(error: BaseException) -> BaseException:
+    """An exception with the traceback that it would have without Ullage.
 
-    The frames of Ullage and PyTorch below that line are left out. Any other exception is left as it is.
+    It begins with the first line that is not of what runs the script. For what Ullage raises on purpose it ends where
+    the user's code asked for it: the frames of Ullage and PyTorch below that line are left out.
     """
     frames = []
     trace = error.__traceback__
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    if _kind(error) not in ("out of memory", "unsupported") or not frames or not _file(frames[-1]).startswith(_PACKAGE):
-        return error
-    while frames and (_file(frames[-1]).startswith(_PACKAGE) or "torch" in _file(frames[-1]).split("/")):
-        frames.pop()
+    if _kind(error) in ("out of memory", "unsupported") and frames and _file(frames[-1]).startswith(_PACKAGE):
+        while frames and (_file(frames[-1]).startswith(_PACKAGE) or "torch" in _file(frames[-1]).split("/")):
+            frames.pop()
+    while frames and _file(frames[0]).startswith((_PACKAGE, *_RUNPY)):
+        frames.pop(0)
     shown: TracebackType | None = None
     for frame in reversed(frames):
         shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return error if shown is None else error.with_traceback(shown)
+    return error.with_traceback(shown)
 
 
 def _file(trace: TracebackType) -> str:
