@@ -83,6 +83,14 @@ def test_the_next_gpu_tunes_again():
             assert gpu.peak_allocated > 256 * MIB
 
 
+def test_the_cache_of_timings_on_the_disk_is_neither_read_nor_written(gpu, kernels, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels.softmax_kernel, "cache_results", True, raising=False)
+    kernels.Softmax.apply(torch.ones(8, 256, device="cuda"), torch.ones(1, device="cuda"))
+    assert gpu.peak_allocated > 256 * MIB
+    assert not list(tmp_path.rglob("*.json"))
+
+
 @pytest.mark.parametrize(("name", "capability"), [("H200", 90), ("A100-40GB", 80), ("T4", 75)])
 def test_the_driver_answers_as_the_named_gpu(name, capability):
     import triton
@@ -148,6 +156,7 @@ def test_descriptors_take_memory_from_the_function_that_was_set(name, taken):
         if not hasattr(triton, "set_allocator"):
             pytest.skip("this Triton has no descriptors")
         asked = []
+        triton_kernels.described_kernel[(1000,)](torch.ones(1000, 64, device="cuda"), 1000, BLOCK=64)
 
         def allocate(size, alignment, stream):
             asked.append(size)
