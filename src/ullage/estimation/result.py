@@ -346,7 +346,7 @@ class Estimate:
 
 
 AT_THEIR_MAXIMUM = "data-dependent shapes at their maximum"
-_COUNTABLE = ("data-dependent shapes", "values", "numbers", "operators", "sparse gradients")
+_COUNTABLE = ("data-dependent shapes", "values", "numbers", "operators")
 _TIMES = re.compile(r" \(([0-9]+) times\)$")
 _NUMBERS = re.compile(r"\(?[0-9]+(?:, ?[0-9]*)*\)?")
 

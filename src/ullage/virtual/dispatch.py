@@ -7,6 +7,7 @@ This plan is worked out once and remembered, so a repeated call costs microsecon
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,8 +34,10 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their handl
     custom,
     data_dependent,
     gradient_sums,
+    layouts,
     reading_values,
     recurrent,
+    sparse,
     views,
 )
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
@@ -54,13 +57,13 @@ class ArgumentPlaces:
     def __init__(self) -> None:
         self.by_tensor: dict[int, Any] = {}
         self.by_storage: dict[int, Any] = {}
-        self.twins: list[torch.Tensor] = []
+        self.twins: list[tuple[torch.Tensor, torch.Size, Any]] = []
 
     def twin(self, value: Any, place: Any) -> Any:
         """The same value with tensors and devices replaced by meta ones."""
         if isinstance(value, torch.Tensor):
             twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
-            self.twins.append(twin)
+            self.twins.append((twin, value.shape, place))
             self.by_tensor[id(twin)] = place
             self.by_storage[twin.untyped_storage()._cdata] = place
             return twin
@@ -71,6 +74,10 @@ class ArgumentPlaces:
         if isinstance(value, list | tuple):
             return type(value)(self.twin(item, (place, index)) for index, item in enumerate(value))
         return value
+
+    def resized(self) -> tuple[tuple[Any, Sequence[int]], ...]:
+        """Arguments that the call has given another size, as it does with `out` tensors."""
+        return tuple((place, tuple(twin.shape)) for twin, before, place in self.twins if twin.shape != before)
 
     def output(self, value: Any) -> Output:
         """How an output came to be."""
@@ -99,8 +106,9 @@ def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     meta_kwargs = {name: places.twin(value, name) for name, value in kwargs.items()}
     result = func(*meta_args, **meta_kwargs)
     if isinstance(result, list | tuple):
-        return Plan([places.output(value) for value in result], as_list=isinstance(result, list))
-    return Plan([places.output(result)], single=True)
+        outputs = [places.output(value) for value in result]
+        return Plan(outputs, as_list=isinstance(result, list), resized=places.resized())
+    return Plan([places.output(result)], single=True, resized=places.resized())
 
 
 def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,6 +213,10 @@ class _Operator:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         gpu = self.gpu
         gpu.operator = self.name
+        if gpu.other_layouts:
+            keys = layouts.keys_of(args) or layouts.keys_of(kwargs.values())
+            if keys is not None:
+                return self._in_other_layout(args, kwargs, keys)
         if self.handler is not None:
             result = self.handler(self.gpu, self.func, args, kwargs)
             if result is not NotImplemented:
@@ -226,12 +238,16 @@ class _Operator:
             written = [args[place] for place in self.written if place < len(args) and args[place] is not None]
             gpu.values.follow_in_place(self.func, args, kwargs, written)
         elif self.outputs:
-            for name in self.outputs:
-                if kwargs.get(name) is not None:
-                    gpu.memory.written(kwargs[name])
+            gpu.values.follow_out(self.func, args, kwargs, self.outputs)
         elif plan.small:
             gpu.values.follow(self.func, args, kwargs, result)
         return result
+
+    def _in_other_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any], keys: Any) -> Any:
+        if self.composite:
+            with self.mode:
+                return self.func.decompose(*args, **kwargs)
+        return layouts.follow(self.gpu, self.func, args, kwargs, keys)
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         parts: list[Any] = []
@@ -251,8 +267,6 @@ class _Operator:
             try:
                 return infer(self.func, args, kwargs)
             except NotImplementedError as error:
-                if "sparse" in self.name:
-                    self.gpu.refuse(f"{self.name}, a sparse tensor", "use dense ones (sparse=False in embeddings)")
                 raise custom.without_fake(self.func) from error
 
         _check_devices(self.name, args)
@@ -290,6 +304,8 @@ def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str
         gpu.uncertainty.add_convolutions(plan.workspaces)
     if plan.note:
         gpu.note(*plan.note)
+    for place, size in plan.resized:
+        views.resize_to(gpu, argument_at(place, args, kwargs), size)
     if plan.steps is None:
         results = [_result(memory, output, args, kwargs) for output in plan.outputs]
     else:

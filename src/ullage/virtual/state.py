@@ -54,6 +54,7 @@ class GPUState:
             spec, self.release, self.memory, self.environment, self.take_outside, self.note, self.free_on_card
         )
         self.operator = ""  # the one that runs now
+        self.other_layouts = False  # whether there was a sparse tensor
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertainty = Uncertainty()
         self.attention_kernels: set[str] = set()  # that `scaled_dot_product_attention` took

@@ -170,6 +170,17 @@ class KnownValues:
             for tensor in known:
                 self._memory.written(tensor)
 
+    def follow_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:
+        """An operator has written to the tensors that were given by these names, as `out` is."""
+        written = [kwargs[name] for name in names if kwargs.get(name) is not None]
+        for tensor in written:
+            self._memory.written(tensor)
+        if len(written) == 1 and written[0].numel() <= LARGEST_KNOWN:
+            out = torch.empty(0, dtype=written[0].dtype, device=_CPU)
+            known = self.computed(func, args, kwargs | {names[0]: out})
+            if known is not None and known[0].shape == written[0].shape:
+                self.set(written[0], known[0])
+
     def _has_values(self, tensor: _Tensor) -> bool:
         watch = getattr(_storage_of(tensor), "ullage", None)
         return watch is not None and watch.value is not None

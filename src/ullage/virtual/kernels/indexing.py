@@ -213,9 +213,6 @@ def embedding_bag(call: Call) -> Plan:
 def embedding_bag_backward(call: Call) -> Plan:
     """EmbeddingBag.cu, _embedding_bag_dense_backward_cuda: sums as for an embedding, over bags."""
     is_front = call.func._schema.name.endswith("bag_backward")  # it has the offsets too, and whether it is sparse
-    note = (
-        ("sparse", "sparse gradients of an EmbeddingBag were counted as dense") if is_front and call.args[9] else None
-    )
     grad, indices = call.args[:2]
     weights, by_frequency, mode = call.args[6:9] if is_front else call.args[5:8]
     out = new((weights, grad.shape[1]), grad.dtype)
@@ -224,10 +221,10 @@ def embedding_bag_backward(call: Call) -> Plan:
         steps.temporary(copy_size(grad))
     count = indices.numel()
     if mode == _MAX or count == 0:
-        return Plan([out], steps.output(0).steps, single=True, note=note)
+        return Plan([out], steps.output(0).steps, single=True)
     _add_sorted_indices(steps, call, indices, by_frequency)
     add_segment_sums(steps, call, out, grad.dtype, indices, count, bags=True)
-    return Plan([out], steps.steps, single=True, note=note)
+    return Plan([out], steps.steps, single=True)
 
 
 def _add_sorted_indices(steps: Steps, call: Call, indices: torch.Tensor, by_frequency: bool) -> None:

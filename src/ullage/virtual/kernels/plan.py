@@ -141,6 +141,7 @@ class Plan:
     workspaces: dict[ConvolutionProblem, Workspace] | None = None  # of cuDNN, measured or guessed
     trials: list[tuple[ConvolutionProblem, Trial]] | None = None  # of `cudnn.benchmark`
     note: tuple[str, str] | None = None  # for `GPUState.note`, at each call
+    resized: tuple[tuple[Any, Sequence[int]], ...] = ()  # arguments given as `out` that get another size
 
 
 class Steps:

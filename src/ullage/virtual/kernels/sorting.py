@@ -114,12 +114,23 @@ def scan(count: int, itemsize: int, is_plain_number: bool = True) -> int:
     return _tile_states(count, 128 * items, itemsize, is_plain_number)
 
 
+def merge_sort(count: int, key: int, value: int) -> int:
+    """cub::DeviceMergeSort::SortPairs, which Thrust takes for a comparison that is no plain "less than"."""
+    tile = 256 * max(1, 11 * 4 // max(4, key, value))
+    return _packed((-(-count // tile) + 1) * 8, count * key, count * value, 0)
+
+
 _UNIQUE_TILES = {(9, 8): 640 * 7, (9, 4): 512 * 14, (8, 8): 256 * 7, (8, 4): 256 * 11, (7, 8): 64 * 5, (7, 4): 64 * 11}
 
 
 def unique_by_key(count: int, key: int, gpu: GPU) -> int:
     """cub::DeviceSelect::UniqueByKey with 32-bit values."""
     return _tile_states(count, _UNIQUE_TILES[_generation(gpu), key], _COUNT)
+
+
+def unique_by_key_in_place(count: int, key: int, gpu: GPU) -> int:
+    """thrust::unique_by_key with 64-bit values."""
+    return _packed(_tile_states(count, _UNIQUE_TILES[_generation(gpu), key], _COUNT), _COUNT)
 
 
 # tuning_scan_by_key.cuh: keys and sums of 8 bytes each, or of 4

@@ -8,6 +8,7 @@ import torch
 
 from ullage.virtual.kernels.plan import contiguous_strides, is_dense, span_of_elements
 from ullage.virtual.native import is_gpu
+from ullage.virtual.operators import layouts
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.state import GPUState
 
@@ -21,7 +22,7 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if not to_gpu and not source.is_cuda:
         return gpu.host.call(func, args, kwargs)
     if source.layout is not torch.strided:
-        gpu.refuse("a sparse tensor", "use a dense one (x.to_dense())")
+        return layouts.copy(gpu, func, args, kwargs)
     dtype = kwargs.get("dtype") or source.dtype
     memory_format = kwargs.get("memory_format")
     if to_gpu:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,10 +52,15 @@ def set_source(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 @handler("aten.resize_.default")
 def resize(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`resize_`: a larger storage is a new allocation."""
-    tensor, size = args[0], list(args[1])
+    tensor = args[0]
     if not tensor.is_cuda:
         gpu.host.fill(tensor)
         return func(*args, **kwargs)
+    return resize_to(gpu, tensor, list(args[1]))
+
+
+def resize_to(gpu: GPUState, tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Give a tensor another size, and more memory if it needs it."""
     stride = contiguous_strides(size)
     nbytes = span_of_elements(size, stride) * tensor.element_size()
     if nbytes > tensor.untyped_storage().nbytes():

@@ -61,7 +61,6 @@ NOTE_MEANINGS = {
     "timing": NoteMeaning(LEFT_OUT, "CUDA graphs by which Triton times kernels", False),
     "lookups": NoteMeaning(LEFT_OUT, "kernels of packages that are not installed here", False),
     "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script (the Python code ran)", False),
-    "sparse": NoteMeaning(LEFT_OUT, "sparse gradients (counted as dense)", False),
     "distributed": NoteMeaning(ASSUMED, "memory of NCCL as on an H200", True, NOTHING),
     "cudnn": NoteMeaning(LEFT_OUT, "switches of cuDNN", False),
     "trials": NoteMeaning(ASSUMED, "which plans cudnn.benchmark tries and keeps", False),
