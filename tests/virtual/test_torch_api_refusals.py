@@ -31,9 +31,3 @@ def compile_extension():
 def test_it_is_refused_by_name(gpu, call, name):
     with pytest.raises(UnsupportedOperation, match=name):
         call()
-
-
-@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
-def test_a_sparse_tensor_is_refused_in_one_line_that_says_what_to_do(gpu, sparse):
-    with pytest.raises(UnsupportedOperation, match="sparse tensor: use a dense one"):
-        sparse(torch.eye(4)).cuda()

@@ -115,14 +115,6 @@ def test_lbfgs_keeps_its_direction_and_the_last_gradient(gpu):
     assert before - gpu.memory.allocator.allocated == 2 * 3072  # 650 numbers, rounded up to 512 bytes
 
 
-def test_sparse_gradients_are_refused_with_what_to_do(gpu):
-    table = nn.Embedding(1000, 64, sparse=True).cuda()
-    optimizer = torch.optim.SparseAdam(table.parameters())
-    with pytest.raises(ullage.UllageError, match=r"a sparse tensor: use dense ones \(sparse=False in embeddings\)"):
-        table(torch.randint(0, 1000, (8, 16), device="cuda")).sum().backward()
-    assert optimizer.state == {} and table.weight.grad is None
-
-
 def test_gradient_accumulation_and_clipping(gpu):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

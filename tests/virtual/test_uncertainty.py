@@ -162,15 +162,25 @@ def test_each_kind_of_doubt_adds_a_twentieth_and_numbers_that_are_printed_nothin
     assert plain.peak_reserved == counted.peak_reserved
 
 
-def test_sparse_gradients_that_are_counted_as_dense_are_said():
+def test_sparse_gradients_are_known_unless_their_indices_decide():
     def tokens():
         return torch.randint(0, 1000, (8, 16), device="cuda")
 
-    e = ullage.estimate(training(lambda: nn.EmbeddingBag(1000, 64, sparse=True), tokens), gpu="H200")
-    assert KNOWN not in e.certainty and "sparse gradients (counted as dense)" in e.certainty
-    assert e.left_out[0]["count"] == 3 and e.upper_covers is False
-    dense = ullage.estimate(training(lambda: nn.EmbeddingBag(1000, 64), tokens), gpu="H200")
-    assert KNOWN in dense.certainty and dense.peak_reserved == e.peak_reserved
+    def estimate(**options):
+        return ullage.estimate(training(lambda: nn.EmbeddingBag(100_000, 64, **options), tokens), gpu="H200")
+
+    sparse, dense = estimate(sparse=True), estimate()
+    assert KNOWN in sparse.certainty and sparse.upper_covers
+    assert sparse.peak_allocated < dense.peak_allocated - 100_000 * 64 * 4 * 0.9
+
+    def train():
+        embedding = nn.Embedding(1000, 64, sparse=True).cuda()
+        embedding(tokens()).sum().backward()
+        torch.optim.SparseAdam(list(embedding.parameters())).step()
+
+    coalesced = ullage.estimate(train, gpu="H200")
+    assert KNOWN not in coalesced.certainty and coalesced.upper_covers
+    assert coalesced.assumed[0]["what"] == "data-dependent shapes at their maximum"
 
 
 def test_shapes_at_their_maximum_are_counted_and_covered():

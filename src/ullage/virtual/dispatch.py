@@ -30,6 +30,7 @@ from ullage.virtual.kernels.plan import (
 )
 from ullage.virtual.native import is_gpu, view_as_type, view_without_data
 from ullage.virtual.operators import (  # noqa: F401  (they register their handlers)
+    compressed,
     copies,
     custom,
     data_dependent,
@@ -244,6 +245,8 @@ class _Operator:
         return result
 
     def _in_other_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any], keys: Any) -> Any:
+        if not layouts.is_for_gpu(args, kwargs):
+            return self.gpu.host.call(self.func, args, kwargs)
         if self.composite:
             with self.mode:
                 return self.func.decompose(*args, **kwargs)

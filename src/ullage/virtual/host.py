@@ -96,10 +96,14 @@ class Host:
         """Make sure that a CPU tensor has its values."""
         if not self._unfilled or tensor.device.type != "cpu":
             return
+        if tensor.layout is torch.sparse_coo:
+            self.fill(tensor._indices())
+            self.fill(tensor._values())
+            return
         try:
             unfilled = self._unfilled.get(_storage_of(tensor)._cdata)
         except (RuntimeError, NotImplementedError):
-            return  # sparse tensors and the like have no storage
+            return  # some kinds of tensors have no storage
         if unfilled is not None:
             self._run(unfilled, tensor)
 

@@ -114,10 +114,22 @@ def scan(count: int, itemsize: int, is_plain_number: bool = True) -> int:
     return _tile_states(count, 128 * items, itemsize, is_plain_number)
 
 
+def reduce(count: int, itemsize: int, gpu: GPU) -> int:
+    """cub::DeviceReduce: one number for each block of a full card, unless one block does it all."""
+    if count <= 256 * 16:
+        return 1
+    return _packed((gpu.sms or 1) * 8 * 5 * itemsize)
+
+
+def select(count: int) -> int:
+    """cub::DeviceSelect::Flagged: 16 bytes a tile."""
+    return _packed((-(-count // (256 * 10)) + _WARP) * 16)
+
+
 def merge_sort(count: int, key: int, value: int) -> int:
     """cub::DeviceMergeSort::SortPairs, which Thrust takes for a comparison that is no plain "less than"."""
-    tile = 256 * max(1, 11 * 4 // max(4, key, value))
-    return _packed((-(-count // tile) + 1) * 8, count * key, count * value, 0)
+    tile = 512 * max(1, 17 * 4 // max(4, key))
+    return _packed((-(-count // tile) + 1) * _COUNT, count * key, count * value)
 
 
 _UNIQUE_TILES = {(9, 8): 640 * 7, (9, 4): 512 * 14, (8, 8): 256 * 7, (8, 4): 256 * 11, (7, 8): 64 * 5, (7, 4): 64 * 11}
@@ -129,8 +141,9 @@ def unique_by_key(count: int, key: int, gpu: GPU) -> int:
 
 
 def unique_by_key_in_place(count: int, key: int, gpu: GPU) -> int:
-    """thrust::unique_by_key with 64-bit values."""
-    return _packed(_tile_states(count, _UNIQUE_TILES[_generation(gpu), key], _COUNT), _COUNT)
+    """thrust::unique_by_key with 64-bit values: states of the tiles, and how many are left."""
+    tile = 448 * 22 if _generation(gpu) >= 9 else _UNIQUE_TILES[_generation(gpu), key]
+    return _packed(_packed((-(-count // tile) + _WARP) * 16), _COUNT)
 
 
 # tuning_scan_by_key.cuh: keys and sums of 8 bytes each, or of 4

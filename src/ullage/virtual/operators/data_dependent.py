@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ullage.virtual.kernels import sorting
 from ullage.virtual.kernels.plan import contiguous_strides
 from ullage.virtual.operators.gradient_sums import called_by_engine
 from ullage.virtual.operators.registry import handler
@@ -35,9 +36,12 @@ def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
         return func(source, places, *args[2:], **kwargs)
 
 
+_COUNT = 4  # bytes
+
+
 @handler("aten.nonzero.default")
 def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every element may be non-zero."""
+    """Nonzero.cu: counted first, then written. Every element may be non-zero."""
     source = args[0]
     if not source.is_cuda:
         return gpu.host.call(func, args, kwargs)
@@ -48,7 +52,11 @@ def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         count = source.numel()
         gpu.note("shapes", f"nonzero of {tuple(source.shape)} taken as all {count} elements")
     size, stride = (count, source.dim()), (1, max(count, 1))  # CUDA writes it transposed
+    counted = gpu.memory.take(_COUNT)
+    gpu.memory.give_back(gpu.memory.take(sorting.reduce(source.numel(), _COUNT, gpu.spec)))
     out = gpu.memory.tensor(size, stride, torch.int64, count * source.dim() * 8)
+    gpu.memory.give_back(gpu.memory.take(sorting.select(source.numel())))
+    gpu.memory.give_back(counted)
     if known is not None:
         gpu.values.set(out, known[0])
     return out

@@ -2,8 +2,8 @@
 
 A sparse tensor on the virtual GPU is PyTorch's own object over indices and values that lie on the virtual GPU. Most of
 its operators are written once in PyTorch, for CPU and CUDA alike, by operators on dense tensors. Those run as they are,
-under the CPU's name, and what they call is counted. Where CUDA has a kernel of its own, it is written out in `sparse.py`
-and registered with `own_kernel`.
+under the CPU's name, and what they call is counted. Where CUDA has a kernel of its own, it is written out in
+`sparse.py` or `compressed.py` and registered with `own_kernel`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ _Tensor = torch.Tensor
 _STRIDED = torch.strided
 
 OwnKernel = Callable[..., Any]
-_OWN: dict[str, OwnKernel] = {}
+_OWN_BY_COORDINATES: dict[str, OwnKernel] = {}
+_OWN_BY_ROWS: dict[str, OwnKernel] = {}
 
 
-def own_kernel(*names: str) -> Callable[[OwnKernel], OwnKernel]:
-    """Register what an operator does with sparse tensors on CUDA alone; it returns `NotImplemented` for all others."""
-    return register(_OWN, names)
+def own_kernel(*names: str, compressed: bool = False) -> Callable[[OwnKernel], OwnKernel]:
+    """Register what an operator does on CUDA alone with sparse tensors, by coordinates or compressed.
+
+    The function may return `NotImplemented` for what CUDA does as the CPU.
+    """
+    return register(_OWN_BY_ROWS if compressed else _OWN_BY_COORDINATES, names)
 
 
 def _keys(name: str) -> torch._C.DispatchKeySet:
@@ -53,7 +57,7 @@ def keys_of(values: Any) -> Any:
 
 def follow(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], keys: Any) -> Any:
     """Run an operator by PyTorch's own code for CPU and CUDA, or by what CUDA does in its place."""
-    own = _OWN.get(str(func))
+    own = (_OWN_BY_ROWS if keys is _BY_ROWS else _OWN_BY_COORDINATES).get(str(func))
     args = _with_tensors(func, args)
     with gpu.counting():
         if own is not None:
@@ -88,6 +92,8 @@ _COMPRESSED_MAKERS = (
     "aten._sparse_bsr_tensor_unsafe.default",
     "aten._sparse_bsc_tensor_unsafe.default",
     "aten._sparse_compressed_tensor_with_dims.default",
+    "aten.sparse_compressed_tensor.comp_plain_value",
+    "aten.sparse_compressed_tensor.comp_plain_value_size",
 )
 _FROM_DENSE = (
     "aten._to_sparse.default",
@@ -102,7 +108,7 @@ _FROM_DENSE = (
 @handler(*_MAKERS, *_COMPRESSED_MAKERS, *_FROM_DENSE)
 def make(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A sparse tensor out of its parts, or out of a dense one."""
-    if not _is_for_gpu(args, kwargs):
+    if not is_for_gpu(args, kwargs):
         return gpu.host.call(func, args, kwargs)
     gpu.other_layouts = True
     name = str(func)
@@ -117,11 +123,11 @@ def embedding_bag_backward(gpu: GPUState, func: Any, args: tuple[Any, ...], kwar
     return make(gpu, func, args, kwargs) if is_sparse else NotImplemented
 
 
-@handler("aten.empty.memory_format")
+@handler("aten.empty.memory_format", "aten.zeros.default")
 def empty(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.empty` of a sparse layout takes no memory."""
+    """`torch.empty` and `torch.zeros` of a sparse layout."""
     keys = _KEYS.get(kwargs.get("layout"))
-    if keys is None or not _is_for_gpu(args, kwargs):
+    if keys is None or not is_for_gpu(args, kwargs):
         return NotImplemented
     gpu.other_layouts = True
     return follow(gpu, func, args, kwargs, keys)
@@ -130,12 +136,26 @@ def empty(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 @own_kernel("aten.detach.default", "aten.alias.default")
 def detach(gpu: GPUState, source: Any) -> Any:
     """Another tensor over the same indices and values."""
-    if source.layout is torch.sparse_coo:
-        return coo(source._indices(), source._values(), source.shape, source.is_coalesced())
-    by_rows = source.layout in (torch.sparse_csr, torch.sparse_bsr)
-    inner = (source.crow_indices(), source.col_indices()) if by_rows else (source.ccol_indices(), source.row_indices())
-    options = {"dtype": source.dtype, "layout": source.layout, "device": source.device}
-    return torch.ops.aten._sparse_compressed_tensor_unsafe(*inner, source.values(), source.shape, **options)
+    return coo(source._indices(), source._values(), source.shape, source.is_coalesced())
+
+
+@own_kernel("aten.detach.default", "aten.alias.default", compressed=True)
+def detach_compressed(gpu: GPUState, source: Any) -> Any:
+    """Another tensor over the same indices and values."""
+    return compressed(*inner_indices(source), source.values(), source.shape, source.layout)
+
+
+def inner_indices(source: Any) -> tuple[Any, Any]:
+    """The compressed and the plain indices of a compressed tensor."""
+    if source.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return source.crow_indices(), source.col_indices()
+    return source.ccol_indices(), source.row_indices()
+
+
+def compressed(pointers: Any, indices: Any, values: Any, size: Any, layout: torch.layout) -> Any:
+    """A compressed sparse tensor over these parts, which are not checked."""
+    options = {"dtype": values.dtype, "layout": layout, "device": values.device}
+    return torch.ops.aten._sparse_compressed_tensor_unsafe(pointers, indices, values, size, **options)
 
 
 def coo(indices: Any, values: Any, size: Any, coalesced: bool | None = None) -> Any:
@@ -152,8 +172,25 @@ def copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return follow(gpu, func, args, kwargs, keys_of(args))
 
 
-def _is_for_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+@handler("aten._validate_compressed_sparse_indices.default")
+def validate(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """ValidateCompressedIndicesCommon.h: the checks write to one number each."""
+    if not args[1].is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    checks = [gpu.memory.take(args[1].element_size()) for _ in range(2)]
+    for taken in reversed(checks):
+        gpu.memory.give_back(taken)
+    return None
+
+
+def is_for_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor of a call lies on the virtual GPU, or what it makes will."""
     device = kwargs.get("device")
-    if device is not None:
-        return bool(device.type == "cuda")
-    return any(isinstance(value, _Tensor) and value.is_cuda for value in args)
+    return (device is not None and device.type == "cuda") or _has_gpu_tensor(args) or _has_gpu_tensor(kwargs.values())
+
+
+def _has_gpu_tensor(values: Any) -> bool:
+    return any(
+        value.is_cuda if isinstance(value, _Tensor) else isinstance(value, list | tuple) and _has_gpu_tensor(value)
+        for value in values
+    )

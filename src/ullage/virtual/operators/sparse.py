@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ullage.virtual.kernels import sorting
+from ullage.virtual.kernels.plan import ceil_div
 from ullage.virtual.operators.gradient_sums import adds_in_place
 from ullage.virtual.operators.layouts import coo, own_kernel
 from ullage.virtual.state import GPUState
@@ -66,10 +67,8 @@ def _flat_indices(gpu: GPUState, source: Any, clone: bool) -> Any:
     if sparse_dim == 1:
         flat = indices.squeeze(0)
         return flat.clone(memory_format=torch.contiguous_format) if clone else flat
-    hashed = torch.arange(indices.shape[1], device=indices.device)
+    flat = torch.empty(indices.shape[1], dtype=torch.int64, device=indices.device)
     known = gpu.values.known(indices)
-    flat = torch.empty_like(hashed)
-    del hashed
     if known is not None:
         number = torch.zeros(indices.shape[1], dtype=torch.int64)
         for row, size in zip(known, source.shape, strict=False):
@@ -91,6 +90,19 @@ def _rows(source: Any) -> int:
     return int(source.shape[: source.sparse_dim()].numel())
 
 
+@own_kernel("aten.clone.default")
+def clone(gpu: GPUState, source: Any, memory_format: Any = None) -> Any:
+    """accumulate_grad.h: a leaf takes over its first gradient if that is contiguous, except under a dispatch mode."""
+    indices, values = source._indices(), source._values()
+    if not (_is_first_gradient() and indices.is_contiguous() and values.is_contiguous()):
+        return NotImplemented
+    return coo(indices, values, source.shape, source.is_coalesced())
+
+
+def _is_first_gradient() -> bool:
+    return not torch.is_grad_enabled() and type(torch._C._current_autograd_node()).__name__ == "AccumulateGrad"
+
+
 @own_kernel("aten.add.Tensor")
 def add(gpu: GPUState, first: Any, second: Any, alpha: Any = 1) -> Any:
     """A dense gradient to which autograd adds a sparse one is added to in place, except under a dispatch mode."""
@@ -109,21 +121,20 @@ def add_out(gpu: GPUState, first: Any, second: Any, alpha: Any = 1, *, out: Any)
     if not second._nnz():
         return out.copy_(first)
     if not first._nnz():
-        return NotImplemented
+        out.data = coo(second._indices().clone(), second._values().mul(alpha), second.shape, second.is_coalesced())
+        return out
     common = torch.result_type(first, second)
-    old, new = first._values().to(common), second._values().to(common)
+    old_indices, old, new = first._indices(), first._values().to(common), second._values().to(common)
     if alpha != 1:
         new = new.mul(alpha)
-    indices = torch.cat([first._indices(), second._indices()], 1)
+    indices = torch.cat([old_indices, second._indices()], 1)
     values = torch.cat([old, new], 0)
-    del new, old
     made = coo(indices, values, second.shape)
     del indices, values
     if out.dtype is not common or made._nnz() > made.numel():
         made = made.coalesce()
-    if out.dtype is not common:
-        made = coo(made._indices(), made._values().to(out.dtype), made.shape)
-    out.data = made
+    out.data = coo(made._indices(), made._values().to(out.dtype), made.shape)
+    del made, new, old, old_indices
     return out
 
 
@@ -159,8 +170,6 @@ def _add_to_dense(gpu: GPUState, dense: Any, sparse: Any, alpha: Any, out: Any) 
 @own_kernel("aten.addmm.default")
 def addmm(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """SparseCUDATensorMath.cu, addmm_sparse_dense_cuda."""
-    if first.layout is not torch.sparse_coo:
-        return NotImplemented
     out = torch.empty(0, dtype=start.dtype, device=start.device)
     return _multiply(gpu, out, start, first, second, beta)
 
@@ -168,13 +177,13 @@ def addmm(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any = 1, 
 @own_kernel("aten.addmm.out")
 def addmm_out(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any = 1, alpha: Any = 1, out: Any) -> Any:
     """addmm_out_sparse_dense_cuda"""
-    return _multiply(gpu, out, start, first, second, beta) if first.layout is torch.sparse_coo else NotImplemented
+    return _multiply(gpu, out, start, first, second, beta)
 
 
 @own_kernel("aten.addmm_.default")
 def addmm_in_place(gpu: GPUState, out: Any, first: Any, second: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """s_addmm_sparse_dense_cuda_"""
-    return _multiply(gpu, out, out, first, second, beta) if first.layout is torch.sparse_coo else NotImplemented
+    return _multiply(gpu, out, out, first, second, beta)
 
 
 def _multiply(gpu: GPUState, out: Any, start: Any, first: Any, second: Any, beta: Any) -> Any:
@@ -190,9 +199,7 @@ def _multiply(gpu: GPUState, out: Any, start: Any, first: Any, second: Any, beta
     columns_of = torch.empty(count, dtype=torch.int32, device=out.device)
     by_column = out if out.stride() == (1, rows) else out.t().clone(memory_format=torch.contiguous_format)
     dense = second if _is_packed(second) else second.contiguous()
-    buffer = spmm_buffer(rows, count, columns)
-    if buffer:
-        _taken(gpu, buffer)
+    _taken(gpu, spmm_buffer(count, columns, out.element_size()))
     del dense, by_column, columns_of, compressed
     gpu.memory.written(out)
     return out
@@ -203,9 +210,74 @@ def _is_packed(matrix: Any) -> bool:
     return matrix.stride() in ((1, rows), (columns, 1))
 
 
-def spmm_buffer(rows: int, count: int, columns: int) -> int:
-    """Bytes that cusparseSpMM asks for."""
-    return 0
+def spmm_buffer(count: int, columns: int, itemsize: int) -> int:
+    """Bytes that cusparseSpMM asks for with CUSPARSE_SPMM_CSR_ALG1, measured with CUDA 13.0."""
+    elements_a_block = 256 if columns > 1 else 4096 if itemsize == 4 else 3584
+    return 4 * ceil_div(count, elements_a_block) + 7
+
+
+@own_kernel("aten.hspmm.default")
+def hspmm(gpu: GPUState, first: Any, second: Any) -> Any:
+    """SparseCUDATensorMath.cu, hspmm_out_sparse_cuda: rows with values, each a product of its own."""
+    coalesced = first.coalesce()
+    count, device = coalesced._nnz(), second.device
+    indices = torch.empty((1, count), dtype=torch.int64, device=device)
+    values = torch.empty((second.shape[1], count), dtype=second.dtype, device=device).t()
+    copied = coalesced.clone()
+    rows = coo(copied._indices(), copied._values(), (count, first.shape[1]), coalesced=True)
+    _multiply(gpu, values, values, rows, second, 0)
+    return coo(indices, values, (first.shape[0], second.shape[1]))
+
+
+@own_kernel("aten.bmm.default")
+def bmm(gpu: GPUState, first: Any, second: Any) -> Any:
+    """SparseCUDATensorMath.cu, bmm_out_sparse_cuda: 32-bit indices, and where each matrix ends."""
+    matrices, rows, _ = first.shape
+    out = torch.empty((matrices, second.shape[2], rows), dtype=second.dtype, device=second.device)
+    dense = second.contiguous()
+    coalesced = first.coalesce()
+    indices = coalesced._indices()
+    narrow = indices[1].to(torch.int32), indices[2].to(torch.int32)
+    _taken(gpu, matrices * _INDEX)
+    del narrow, indices, coalesced, dense
+    return out.transpose(1, 2)
+
+
+@own_kernel("aten._sparse_sparse_matmul.default")
+def sparse_sparse_matmul(gpu: GPUState, first: Any, second: Any) -> Any:
+    """SparseMatMul.cu, sparse_sparse_matmul_cuda_kernel, with cusparseSpGEMM."""
+    other, one = second.coalesce(), first.coalesce()
+    rows, columns, device = first.shape[0], second.shape[1], first.device
+    inner = [_compressed_rows(matrix) for matrix in (one, other)]
+    count = _products(gpu, one, other)
+    pointers = torch.empty(rows + 1, dtype=torch.int32, device=device)
+    buffers = gpu.memory.take(12 * one._nnz() + 1079), gpu.memory.take(20 * count + 18 * rows + 4900)
+    values = torch.empty(count, dtype=first.dtype, device=device)
+    places = torch.empty(count, dtype=torch.int32, device=device)
+    for buffer in reversed(buffers):
+        gpu.memory.give_back(buffer)
+    indices = torch.empty((2, count), dtype=torch.int64, device=device)
+    gpu.note("operators", "a product of two sparse matrices was counted with a formula for cuSPARSE's buffers")
+    del pointers, places, inner
+    return coo(indices, values, (rows, columns), coalesced=True)
+
+
+def _compressed_rows(matrix: Any) -> Any:
+    """Pointers to rows, and columns, in 32 bits."""
+    pointers = torch.empty(matrix.shape[0] + 1, dtype=torch.int32, device=matrix.device)
+    matrix._indices()[0].to(torch.int32)
+    return pointers, matrix._indices()[1].to(torch.int32)
+
+
+def _products(gpu: GPUState, first: Any, second: Any) -> int:
+    """How many elements a product of sparse matrices has, at most as many as there are products."""
+    most: int = first.shape[0] * second.shape[1]
+    columns, rows = gpu.values.known(first._indices()), gpu.values.known(second._indices())
+    if columns is not None and rows is not None:
+        lengths = torch.bincount(rows[0], minlength=second.shape[0])
+        return min(most, int(lengths[columns[1]].sum()))
+    gpu.note("shapes", f"a product of sparse matrices taken as all {most} elements")
+    return most
 
 
 @own_kernel("aten.mul.out")
@@ -250,9 +322,9 @@ def _intersection(gpu: GPUState, first: Any, second: Any, dtype: torch.dtype) ->
     device, count = source.device, source._nnz()
     places = torch.arange(max(known._nnz(), count), device=device)
     hashed = torch.empty(known._nnz(), dtype=torch.int64, device=device)
-    order = hashed, places
+    order: Any = None
     if not known.is_coalesced():
-        order = tuple(hashed.sort())
+        order = hashed.sort()
     found = torch.empty((2, count), dtype=torch.int64, device=device)
     torch.empty(1, dtype=torch.int64, device=device)
     indices = source._indices().clone()
@@ -268,8 +340,6 @@ _MOST_COPIES = 50  # MAX_COPIES_PER_THREAD
 @own_kernel("aten.index_select.default")
 def index_select(gpu: GPUState, source: Any, dim: int, index: Any) -> Any:
     """Indexing.cu, index_select_sparse_cuda: each wanted index may be found at every element."""
-    if source.layout is not torch.sparse_coo:
-        return NotImplemented
     dim = dim % source.dim()
     indices, values, sparse_dim = source._indices(), source._values(), source.sparse_dim()
     size = [*source.shape[:dim], len(index), *source.shape[dim + 1 :]]
@@ -279,7 +349,7 @@ def index_select(gpu: GPUState, source: Any, dim: int, index: Any) -> Any:
     wanted = torch.empty_like(index)
     row = indices[dim].contiguous()
     numbers, places = torch.arange(len(index), device=device), torch.arange(count, device=device)
-    ordered = (row, places) if dim == 0 and source.is_coalesced() else tuple(row.sort())
+    ordered: Any = None if dim == 0 and source.is_coalesced() else row.sort()
     counts, matches = torch.zeros_like(wanted), torch.zeros_like(wanted)
     total = counts.sum()
     known, asked = gpu.values.known(row), gpu.values.known(index)
@@ -299,3 +369,63 @@ def index_select(gpu: GPUState, source: Any, dim: int, index: Any) -> Any:
     made = coo(picked, values.index_select(0, chosen), size)
     del picked, chosen, found, matches, counts, ordered, numbers, places, row, wanted
     return made
+
+
+@own_kernel(
+    "aten._sparse_softmax.default",
+    "aten._sparse_log_softmax.default",
+    "aten._sparse_softmax_backward_data.default",
+    "aten._sparse_log_softmax_backward_data.default",
+)
+def softmax(gpu: GPUState, source: Any, *rest: Any) -> Any:
+    """SoftMax.cu: the elements are sorted into pools, one for each place in the other dimensions."""
+    backward = isinstance(rest[0], torch.Tensor)
+    dim = (rest[1] if backward else rest[0]) % source.dim()
+    coalesced = source.coalesce()
+    others = [rest[0].coalesce()] if backward else []
+    indices, values = coalesced._indices(), coalesced._values()
+    new_values = torch.empty_like(values)
+    new_indices = indices.clone()
+    count, sparse_dim = coalesced._nnz(), source.sparse_dim()
+    if dim < sparse_dim and count:
+        _add_pools(gpu, source, dim, count, values[0].numel() * values.element_size(), backward)
+    del others
+    return coo(new_indices, new_values, source.shape, coalesced=True)
+
+
+def _add_pools(gpu: GPUState, source: Any, dim: int, count: int, width: int, backward: bool) -> None:
+    sparse_dim = source.sparse_dim()
+    pools = min(count, _rows(source) // max(1, source.shape[dim]))
+    known = gpu.values.known(source._indices())
+    if known is not None and sparse_dim > 1:
+        pools = torch.unique(torch.cat([known[:dim], known[dim + 1 :]]), dim=1).shape[1]
+    sizes = gpu.memory.take(sparse_dim * _INDEX)
+    taken = [gpu.memory.take(count * _INDEX)]
+    gpu.memory.give_back(sizes)
+    taken.append(gpu.memory.take(count * _INDEX))
+    _taken(gpu, sorting.merge_sort(count, _INDEX, 0))
+    taken.append(gpu.memory.take(count * _INDEX))
+    _taken(gpu, sorting.unique_by_key_in_place(count, _INDEX, gpu.spec))
+    taken.append(gpu.memory.take(pools * _INDEX))
+    _taken(gpu, sorting.scan(pools, _INDEX))
+    if not backward:
+        taken.append(gpu.memory.take(pools * width))
+    for span in taken:
+        gpu.memory.give_back(span)
+
+
+@own_kernel("aten._sparse_sum_backward.default")
+def sum_backward(gpu: GPUState, grad: Any, source: Any, dims: Any) -> Any:
+    """SparseCUDATensorMath.cu, _sparse_sum_backward_cuda."""
+    coalesced = source.coalesce()
+    indices, values, sparse_dim = coalesced._indices(), coalesced._values(), source.sparse_dim()
+    summed = {dim % source.dim() for dim in dims}
+    if grad.layout is torch.sparse_coo and not summed.isdisjoint(range(sparse_dim)):
+        mine = grad.coalesce()
+        made = torch.empty_like(values, dtype=grad.dtype)
+        found = [torch.zeros(size, dtype=torch.int64, device=grad.device) for size in (mine._nnz(), len(values))]
+        found.append(torch.empty_like(found[1]))
+        del found, mine
+    else:
+        made = torch.empty_like(values, dtype=grad.dtype)
+    return coo(indices.clone(), made, source.shape, source.is_coalesced())
