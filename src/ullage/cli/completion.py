@@ -31,6 +31,16 @@ def sources(incomplete: str) -> list[str]:
     return found + sorted(str(file) for file in Path().glob(f"{incomplete}*.py"))
 
 
+def measurable(incomplete: str) -> list[str]:
+    """What `ullage measure` takes: the word for cuDNN's plans, scripts and lists of runs in this folder.
+
+    >>> measurable("cud")
+    ['cudnn']
+    """
+    words = [word for word in ("cudnn",) if word.startswith(incomplete)]
+    return words + sorted(str(file) for kind in ("py", "jsonl") for file in Path().glob(f"{incomplete}*.{kind}"))
+
+
 def gpus(incomplete: str) -> list[str]:
     """GPUs in the catalogue.
 

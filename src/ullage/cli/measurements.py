@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ullage.cli import completion
 from ullage.cli.options import MeasuredGpu, ScriptArguments, Seed
 from ullage.cli.progress import each
 from ullage.errors import InvalidValue, UllageError, UnknownName
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 _EXAMPLES = """Run training on this machine's GPU and write down what it took.
 
 WHAT is a file of runs (.jsonl, one a line: a configuration, or a script), a training script (.py), or nothing with
---random.
+--random. 'cudnn' asks cuDNN instead which plans it has for convolutions, and how much workspace each would take: those
+of a list ('ullage convolutions list'), of a script, or random ones. No tensor is needed, and nothing is run.
 
 Examples:
 
@@ -30,12 +32,19 @@ Examples:
   ullage measure --random 200 --seed 7 --out fresh.jsonl --cap
 
   ullage measure train.py --out measured.jsonl -- --batch-size 64
+
+  ullage measure cudnn --random 1000 --out plans.jsonl
+
+  ullage measure cudnn tasks.json.gz --out plans.jsonl --workers 16
+
+  ullage measure cudnn train.py --out plans.jsonl -- --batch-size 64
 """
 
 
 def measure(
     what: Annotated[
-        Path | None, typer.Argument(help="Configurations (.jsonl) or a training script (.py).", metavar="WHAT")
+        Path | None, typer.Argument(help="Configurations (.jsonl), a training script (.py), or 'cudnn'.",
+                                    metavar="WHAT", autocompletion=completion.measurable)
     ] = None,
     args: ScriptArguments = None,
     out: Annotated[
@@ -59,10 +68,17 @@ def measure(
         str, typer.Option(help="Give up on a run after this long, such as 90s or 10m.", metavar="TIME")
     ] = "5m",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the runs, and measure nothing.")] = False,
-) -> None:
+    description: Annotated[
+        Path | None, typer.Option(help="With 'cudnn': ask about the GPU that this file describes (JSON, as cuDNN gives "
+                                  "it of this machine's).", metavar="FILE")
+    ] = None,
+) -> None:  # fmt: skip
     """Run training on this machine's GPU and write down what it took."""
     from ullage.research.measure import runs
 
+    if what == Path("cudnn"):
+        _ask_cudnn(list(args or []), out, random, seed, workers, description, dry_run)
+        return
     orders = _orders(what, list(args or []), random, seed, avoid, histories, steps)
     if dry_run:
         for order in orders:
@@ -81,6 +97,49 @@ def measure(
 
 
 measure.__doc__ = _EXAMPLES
+
+
+def _ask_cudnn(
+    args: list[str], out: Path, random: int, seed: int, workers: int, description: Path | None, dry_run: bool
+) -> None:
+    """Ask cuDNN about convolutions, and write each answer as it comes."""
+    from ullage.research.cudnn_tables import asking
+
+    if bool(args) == bool(random):
+        raise InvalidValue("needed either a list of calls, a script, or --random COUNT after 'cudnn'")
+    source = Path(args[0]) if args else None
+    for path in (source, description):
+        if path is not None and not path.is_file():
+            raise InvalidValue(f"cannot read {path}: no such file")
+    if source is None:
+        problems = asking.random_problems(random, seed)
+    elif source.suffix == ".py":
+        problems = asking.problems_of_script(source, args[1:])
+    else:
+        problems = asking.listed_problems(source)
+    if dry_run:
+        for problem in problems:
+            print(json.dumps(problem))
+        return
+    done = asking.asked_before(out)
+    left = [problem for problem in problems if problem not in done]
+    if done:
+        Console(stderr=True).print(f"{len(done)} convolutions are in {out} already; {len(left)} are left")
+    answers = asking.ask(left, workers, description.read_text() if description else None)
+    _write_answers(answers, len(left), out)
+
+
+def _write_answers(answers: Any, count: int, out: Path) -> None:
+    declined = 0
+    try:
+        file = out.open("a")
+    except OSError as error:
+        raise InvalidValue(f"cannot write {out}: {error.strerror}") from None
+    with file:
+        for row in each(answers, "asking cuDNN", count):
+            file.write(json.dumps(row) + "\n")
+            declined += "declined" in row
+    print(f"cuDNN answered for {count - declined} convolutions and declined {declined}: {out}")
 
 
 def _orders(

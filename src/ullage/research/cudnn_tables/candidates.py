@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.errors import UllageError
+from ullage.virtual import current
 from ullage.virtual.kernels.cudnn.convolution import strides_of
 from ullage.virtual.kernels.cudnn.workspaces import DATA, FILTER, FORWARD, ConvolutionProblem
 
@@ -66,7 +67,7 @@ class Cudnn:
     """The cuDNN of this process. `description` is JSON for another GPU than the machine's own."""
 
     def __init__(self, description: str | None = None) -> None:
-        if not torch.cuda.is_available():
+        if current() is not None or not torch.cuda.is_available():
             raise CudnnError("needed a machine with an NVIDIA GPU to ask cuDNN; PyTorch finds none")
         one = torch.zeros(1, 1, 1, 1, device="cuda")
         torch.conv2d(one, one)  # loads the library

@@ -1,0 +1,158 @@
+"""Asks cuDNN about many convolutions: `ullage measure cudnn`.
+
+The problems come from a list of calls (`ullage convolutions list`), from a script that is followed on a virtual GPU, or
+are drawn at random. A line of the result is JSON: `problem` (the fields of a `ConvolutionProblem`), `gpu`, `cudnn` (its
+version), and `candidates`, in the order in which PyTorch tries them, each with `engine`, `notes` and `workspace`. Where
+cuDNN declined there is `declined` instead. Lines that are there already are not asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import runpy
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ullage.research.cudnn_tables.candidates import Cudnn, CudnnError
+from ullage.research.cudnn_tables.collect import arbitrary_configurations, random_layer
+from ullage.research.cudnn_tables.tasks import LAYOUTS, TYPES, ConvolutionLayer, layout_strides, read_tasks
+from ullage.virtual import virtual_gpu
+from ullage.virtual.kernels.cudnn.convolution import Operand, backward_plan, forward_plan, settings_of
+from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
+from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
+
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_AT_ONCE = 32  # problems that a process is given
+_LIKE_MODELS = 0.5  # of the random problems; the others have any whole numbers as channels and sides
+_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+
+
+def problems_of(layer: ConvolutionLayer, batch: int, kind: str, layout: str) -> list[ConvolutionProblem]:
+    """What a layer's forward and backward calls give to cuDNN.
+
+    >>> layer = ConvolutionLayer((3, 8, 8), (16, 3, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 1, False)
+    >>> [problem.direction for problem in problems_of(layer, 4, "f32", "c")]
+    ['f', 'd', 'w']
+    """
+    found: list[ConvolutionProblem] = []
+
+    def ask(problem: ConvolutionProblem) -> Workspace:
+        found.append(problem)
+        return Workspace(0, 0)
+
+    def operand(size: tuple[int, ...]) -> Operand:
+        return Operand(size, layout_strides(size, layout), _DTYPES[kind])
+
+    source, weight, out = map(operand, ((batch, *layer.input), layer.weight, (batch, *layer.output())))
+    settings = settings_of(layer[2:8], len(layer.input) - 1)
+    forward_plan(source, weight, settings, True, ask)
+    backward_plan(out, source, weight, settings, [True, True, False], True, ask)
+    return found
+
+
+def listed_problems(path: Path) -> list[ConvolutionProblem]:
+    """Those of a list of calls, in its order."""
+    layers, tasks = read_tasks(path)
+    calls = dict.fromkeys((task.layer, task.batch, TYPES[task.type], LAYOUTS[task.layout]) for task in tasks)
+    found = (problem for number, *call in calls for problem in problems_of(layers[number], *call))
+    return list(dict.fromkeys(found))
+
+
+def random_problems(count: int, seed: int) -> list[ConvolutionProblem]:
+    """Drawn problems, of layers such as models have and of any others.
+
+    >>> len(random_problems(5, seed=1))
+    5
+    """
+    chance, found = random.Random(seed), dict[ConvolutionProblem, None]()
+    arbitrary = arbitrary_configurations(count, seed)
+    while len(found) < count:
+        if chance.random() < _LIKE_MODELS:
+            layer, batch = random_layer(chance), chance.choice(_BATCHES)
+            kind, layout = chance.choice(TYPES), chance.choice(LAYOUTS)
+        else:
+            layer, batch, *numbers = next(arbitrary)
+            kind, layout = TYPES[numbers[0]], LAYOUTS[numbers[1]]
+        if min(layer.output()) > 0:
+            found.update(dict.fromkeys(problems_of(layer, batch, kind, layout)))
+    return list(found)[:count]
+
+
+def problems_of_script(path: Path, args: Sequence[str]) -> list[ConvolutionProblem]:
+    """What a training script gives to cuDNN, by following it on a virtual GPU in this process."""
+    virtual = virtual_gpu("H200")
+    before, sys.argv = sys.argv, [str(path), *args]
+    try:
+        with virtual:
+            virtual.progress.on_step = ConvergenceWatch(virtual).after_step
+            runpy.run_path(str(path), run_name="__main__")
+    except (MemoryConverged, SystemExit):
+        pass
+    finally:
+        sys.argv = before
+    return list(virtual.uncertainty.convolutions)
+
+
+def asked_before(path: Path) -> set[ConvolutionProblem]:
+    """The problems in a file of answers."""
+    from ullage.workloads.configuration import cut_torn_line, read_rows
+
+    if not path.exists():
+        return set()
+    cut_torn_line(path)
+    return {problem_from(row["problem"]) for row in read_rows(path) if "problem" in row}
+
+
+def problem_from(values: Sequence[Any]) -> ConvolutionProblem:
+    """A problem as JSON has it.
+
+    >>> problem_from(["f", [1, 8, 4, 4], [8, 8, 1, 1], [1, 8, 4, 4], [1, 1], [0, 0], [1, 1], 1, "f32", False]).weight
+    (8, 8, 1, 1)
+    """
+    return ConvolutionProblem._make(tuple(value) if isinstance(value, list) else value for value in values)
+
+
+_asked: list[Cudnn] = []
+
+
+def _open(description: str | None) -> None:
+    torch.set_num_threads(1)
+    _asked.append(Cudnn(description))
+
+
+def _ask(problems: Sequence[ConvolutionProblem]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for problem in problems:
+        try:
+            rows.append({"problem": problem, "candidates": _asked[0].candidates(problem)})
+        except CudnnError as error:
+            rows.append({"problem": problem, "declined": str(error)})
+    return rows
+
+
+def ask(
+    problems: Iterable[ConvolutionProblem], workers: int = 4, description: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Ask cuDNN about problems, in several processes; yields a row for each, in their order.
+
+    `description` is that of another GPU, as `ullage measure cudnn --describe` prints this machine's.
+    """
+    cudnn = Cudnn(description)  # says in this process what is missing
+    about = {
+        "gpu": json.loads(description)["deviceName"] if description else torch.cuda.get_device_name(),
+        "cudnn": cudnn.version,
+    }
+    waiting = list(problems)
+    chunks = [waiting[start : start + _AT_ONCE] for start in range(0, len(waiting), _AT_ONCE)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_open, initargs=(description,)) as pool:
+        for rows in pool.map(_ask, chunks):
+            for row in rows:
+                yield about | row

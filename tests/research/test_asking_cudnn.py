@@ -1,0 +1,89 @@
+"""`ullage measure cudnn`: which convolutions are asked about, and how answers are kept. The questions need a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.commands import ullage as run
+
+import ullage
+from ullage.research.cudnn_tables import asking
+from ullage.research.cudnn_tables.candidates import (
+    DOWN_CONVERT,
+    NONDETERMINISTIC,
+    TENSOR_CORE,
+    CandidatePlan,
+    Cudnn,
+    CudnnError,
+)
+from ullage.research.cudnn_tables.tasks import ConvolutionLayer, ConvolutionTask, write_tasks
+
+LAYER = ConvolutionLayer((8, 9, 9), (8, 16, 4, 4), (2, 2), (1, 1), (1, 1), True, (0, 0), 1, False)
+
+
+def test_a_transposed_layer_is_the_data_gradient_of_the_one_it_transposes() -> None:
+    forward, back, weight = asking.problems_of(LAYER, 2, "f16", "cl")
+    assert (forward.direction, back.direction, weight.direction) == ("d", "f", "w")
+    assert forward.source == (2, 16, 18, 18) and forward.out == (2, 8, 9, 9)
+    assert all(problem.channels_last for problem in (forward, back, weight))
+
+
+def test_depthwise_layers_that_pytorch_runs_itself_are_not_asked_about() -> None:
+    depthwise = ConvolutionLayer((8, 9, 9), (8, 1, 3, 3), (1, 1), (1, 1), (1, 1), False, (0, 0), 8, False)
+    assert asking.problems_of(depthwise, 2, "f32", "c") == []
+    assert len(asking.problems_of(depthwise, 2, "f32", "cl")) == 3
+
+
+def test_a_list_of_calls_gives_each_problem_once(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json.gz"
+    write_tasks(path, [LAYER], [ConvolutionTask(0, 2, 0, 0, direction) for direction in (0, 1)])
+    assert asking.listed_problems(path) == asking.problems_of(LAYER, 2, "f32", "c")
+
+
+def test_random_problems_are_drawn_by_the_seed() -> None:
+    assert asking.random_problems(40, 1) == asking.random_problems(40, 1) != asking.random_problems(40, 2)
+
+
+def test_a_script_is_followed_for_its_problems(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\n"
+        "layer = torch.nn.Conv2d(3, 8, 3).cuda()\n"
+        "layer(torch.zeros(int(sys.argv[1]), 3, 8, 8, device='cuda')).sum().backward()\n"
+    )
+    assert {problem.source[0] for problem in asking.problems_of_script(script, ["5"])} == {5}
+
+
+def test_what_was_asked_is_not_asked_again(tmp_path: Path) -> None:
+    path, problems = tmp_path / "plans.jsonl", asking.problems_of(LAYER, 2, "f32", "c")
+    row = {"problem": problems[0], "candidates": [CandidatePlan(1, 0, 512)]}
+    path.write_text(json.dumps(row) + "\n" + json.dumps({"problem": problems[1]})[:20])  # the last line was cut off
+    assert asking.asked_before(path) == {problems[0]}
+
+
+def test_plans_are_left_out_as_pytorch_does() -> None:
+    def allowed(note: int, kind: str = "f32", **switches: bool) -> bool:
+        return CandidatePlan(1, 1 << note, 0).allowed(kind, **switches)
+
+    assert not allowed(DOWN_CONVERT)
+    assert allowed(TENSOR_CORE) and not allowed(TENSOR_CORE, tf32=False)
+    assert allowed(TENSOR_CORE, kind="bf16", tf32=False)
+    assert allowed(NONDETERMINISTIC) and not allowed(NONDETERMINISTIC, deterministic=True)
+
+
+def test_cudnn_is_asked_on_a_real_gpu_only() -> None:
+    with ullage.virtual_gpu("H200"), pytest.raises(CudnnError, match="NVIDIA GPU"):
+        Cudnn()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    answer = run("measure", "cudnn", "--random", "3", "--out", str(tmp_path / "plans.jsonl"))
+    assert answer.returncode == 1 and "needed a machine with an NVIDIA GPU" in answer.stderr
+    answer = run("measure", "cudnn")
+    assert answer.returncode == 2 and "--random" in answer.stderr
+    answer = run("measure", "cudnn", "nowhere.json.gz")
+    assert answer.returncode == 2 and "no such file" in answer.stderr
+    printed = run("measure", "cudnn", "--random", "3", "--dry-run").stdout.splitlines()
+    assert [len(json.loads(line)) for line in printed] == [10, 10, 10]
