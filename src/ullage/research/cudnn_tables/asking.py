@@ -61,8 +61,8 @@ def listed_problems(path: Path) -> list[ConvolutionProblem]:
     """Those of a list of calls, in its order."""
     layers, tasks = read_tasks(path)
     calls = dict.fromkeys((task.layer, task.batch, TYPES[task.type], LAYOUTS[task.layout]) for task in tasks)
-    found = (problem for number, *call in calls for problem in problems_of(layers[number], *call))
-    return list(dict.fromkeys(found))
+    found = (problems_of(layers[number], batch, kind, layout) for number, batch, kind, layout in calls)
+    return list(dict.fromkeys(problem for several in found for problem in several))
 
 
 def random_problems(count: int, seed: int) -> list[ConvolutionProblem]:
