@@ -1,8 +1,10 @@
 """What is made of measured workspaces: formulas that give their sizes again, and which layers are odd."""
 
+import json
 import random
 
 import numpy as np
+import pytest
 
 from ullage.research.cudnn_tables import table
 from ullage.research.cudnn_tables.table import find_formulas, has_odd_channels, label
@@ -62,3 +64,18 @@ def test_features_are_whole_numbers_that_single_precision_orders():
     assert len(small) == len(large) < 128  # a tree names a feature in one byte
     assert all(isinstance(value, int) and value >= 0 for value in small + large)
     assert np.isfinite(np.array(large, dtype=np.float32)).all()
+
+
+def test_the_largest_plans_are_read_from_what_cudnn_was_asked(tmp_path):
+    asked = ["f", [1, 8, 4, 4], [8, 8, 1, 1], [1, 8, 4, 4], [1, 1], [0, 0], [1, 1], 1, "f32", False]
+    plans = [[3, 1 << 3, 900], [62, 1, 40], [22, 2, 5000]]  # the last one converts its inputs to half precision
+    rows = [{"problem": asked, "candidates": plans}, {"problem": asked, "declined": "cuDNN declined the graph"}]
+    path = tmp_path / "plans.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(table.asked_problems(path).values()) == [table.LargestPlans(transform=900, others=40)]
+
+
+def test_a_size_gets_the_nearest_formula():
+    parts = terms(problem(4, 24, 32))
+    for size in (0, sum(sizes[1] for sizes in (parts.source, parts.out)), 12345):
+        assert evaluate(table.nearest_formula(size, parts), parts) == pytest.approx(size, rel=0.03)

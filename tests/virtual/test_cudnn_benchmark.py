@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,13 @@ import ullage
 from ullage.allocator import CachingAllocator
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.hardware import gpu as find_gpu
-from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Trial, Workspace
+from ullage.virtual.kernels.cudnn.workspaces import (
+    ConvolutionProblem,
+    Trial,
+    Workspace,
+    transform_bytes,
+    trial,
+)
 from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.tracking.uncertainty import largest_reserved
 
@@ -126,6 +133,35 @@ def test_the_bound_takes_a_trial_as_large_as_it_may_be() -> None:
     memory.try_out([40 * MIB], room=1 << 34, larger=300 * MIB)
     assert largest_reserved(memory, memory.allocator.config, tried=True) == 320 * MIB  # the cache is emptied afterwards
     assert largest_reserved(memory, memory.allocator.config) == 20 * MIB
+
+
+# What cuDNN 9.19 says on an H200 of its plans by Fourier transforms.
+TRANSFORMS = [
+    ("f", (16, 540, 28, 28), (216, 540, 1, 1), (16, 216, 28, 28), 1, 0, 1, "f32", False, 1090903680),
+    ("f", (100, 64, 128, 128), (64, 64, 3, 3), (100, 64, 128, 128), 1, 1, 1, "f32", False, 5546065920),
+    ("f", (48, 128, 14, 14), (128, 128, 3, 3), (48, 128, 14, 14), 1, 1, 1, "f32", True, 62717968),
+    ("f", (4, 1024, 56, 56), (1024, 32, 3, 3), (4, 1024, 56, 56), 1, 1, 32, "f32", False, 337412224),
+    ("d", (8, 48, 64, 64), (96, 48, 3, 3), (8, 96, 64, 64), 1, 1, 1, "f32", False, 30081024),
+    ("d", (16, 128, 64, 64), (256, 128, 4, 4), (16, 256, 32, 32), 2, 1, 1, "f32", False, 732430352),
+    ("w", (128, 256, 64, 64), (64, 256, 1, 1), (128, 64, 64, 64), 1, 0, 1, "f32", False, 1518338048),
+    ("w", (9, 1024, 16, 16), (2048, 1024, 1, 1), (9, 2048, 16, 16), 1, 0, 1, "f32", False, 4850712576),
+]
+
+
+@pytest.mark.parametrize("row", TRANSFORMS, ids=lambda row: f"{row[0]}-{row[-1]}")
+def test_plans_by_fourier_transforms_have_a_formula(row: tuple[Any, ...]) -> None:
+    direction, source, weight, out, stride, padding, groups, kind, last, size = row
+    pairs = (stride, stride), (padding, padding), (1, 1)
+    assert transform_bytes(ConvolutionProblem(direction, source, weight, out, *pairs, groups, kind, last)) == size
+
+
+def test_the_largest_plan_is_looked_up_or_guessed() -> None:
+    layer = ConvolutionProblem(*TRANSFORMS[1][:4], (1, 1), (1, 1), (1, 1), 1, "f32", False)
+    found = trial(layer, (9, 0), 132, True, False)
+    assert found.sizes[0] == TRANSFORMS[1][-1]
+    assert list(found.sizes) == sorted(found.sizes, reverse=True)
+    assert trial(layer, (8, 0), 108, True, False).guessed
+    assert trial(layer._replace(kind="f64"), (9, 0), 132, True, False).sizes == ()
 
 
 class Big(nn.Module):

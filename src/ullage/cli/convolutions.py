@@ -110,7 +110,8 @@ def measure(
 @convolutions.command()
 def fit(
     measured: Annotated[
-        list[Path], typer.Argument(help="Files of 'ullage convolutions measure'.", metavar="FILE", show_default=False)
+        list[Path], typer.Argument(help="Files of 'ullage convolutions measure', or with --trials of 'ullage measure "
+                                   "cudnn'.", metavar="FILE", show_default=False)
     ],
     out: Annotated[
         Path | None, typer.Option(help="Write the table and the trees into this folder.", metavar="FOLDER")
@@ -130,7 +131,10 @@ def fit(
             help="Fit without every seventh layer and print how well those are predicted.",
         ),
     ] = False,
-) -> None:
+    trials: Annotated[
+        bool, typer.Option("--trials", help="Fit what cudnn.benchmark tries, instead of what cuDNN chooses without it.")
+    ] = False,
+) -> None:  # fmt: skip
     """Fit what estimates know of cuDNN's workspaces: a table of measured calls, and trees for all others.
 
     Needs scikit-learn.
@@ -140,23 +144,25 @@ def fit(
       ullage convolutions fit measured.jsonl.gz --out tables --describe '{"gpu": "NVIDIA H200"}'
 
       ullage convolutions fit measured.jsonl.gz --held-out
+
+      ullage convolutions fit plans.jsonl --trials --out tables --describe '{"gpu": "NVIDIA H200"}'
     """
-    from ullage.research.cudnn_tables.table import evaluate_held_out, measured_problems, write_fit
+    from ullage.research.cudnn_tables import table
 
     described = _described(describe)
     if not held_out and (out is None or described is None):
         raise InvalidValue("needed --out and --describe, or --held-out")
-    found: dict[Any, int] = {}
+    found: dict[Any, Any] = {}
     for path in measured:
         if not path.is_file():
             raise InvalidValue(f"cannot read {path}: no such file")
-        found |= measured_problems(path)
+        found |= table.asked_problems(path) if trials else table.measured_problems(path)
     if not found:
         raise InvalidValue(f"no measured convolution in {', '.join(map(str, measured))}")
     if held_out:
-        evaluate_held_out(found, trees, leaves, print)
+        (table.evaluate_held_out_trials if trials else table.evaluate_held_out)(found, trees, leaves, print)
     elif out is not None and described is not None:
-        write_fit(found, out, described, trees, leaves, print)
+        (table.write_trials if trials else table.write_fit)(found, out, described, trees, leaves, print)
 
 
 def _described(text: str | None) -> dict[str, Any] | None:

@@ -14,31 +14,42 @@ import importlib
 import io
 import itertools
 import json
+import math
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ullage.errors import InvalidValue
+from ullage.research.cudnn_tables.asking import problem_from
+from ullage.research.cudnn_tables.candidates import FOURIER, CandidatePlan
 from ullage.research.cudnn_tables.tasks import read_calls, workspaces_of
 from ullage.virtual.kernels.cudnn.workspaces import (
     NONE,
+    OTHERS,
     PADDED,
+    PLAIN,
     TABLE,
+    TIMES_AN_OCTAVE,
+    TRANSFORM,
     TREES,
+    TRIAL_TABLE,
+    TRIAL_TREES,
     WIDE,
     ConvolutionProblem,
     Formula,
     Terms,
+    all_copies,
     by_votes,
     evaluate,
     features,
     hash_of,
     terms,
 )
+from ullage.workloads.configuration import read_rows
 
 _SAMPLE = 25_000  # problems that formulas are looked for in
 _LEAST = 6  # of the sample that a formula has to explain
@@ -332,6 +343,110 @@ def write_fit(
             arrays[f"{direction}_{name}"] = values
         arrays[f"{direction}_formulas"] = np.array(formulas, dtype=np.int64)
     np.savez_compressed(out / TREES, **arrays)
+
+
+# What `cudnn.benchmark` tries: the largest of the candidates that cuDNN names (`ullage measure cudnn`).
+
+
+class LargestPlans(NamedTuple):
+    """The largest workspaces of a problem's candidates: with Fourier transforms, 0 if there are none, and without."""
+
+    transform: int
+    others: int
+
+
+def asked_problems(path: Path) -> dict[ConvolutionProblem, LargestPlans]:
+    """Every problem in a file of `ullage measure cudnn`, with what PyTorch would try of it."""
+    found: dict[ConvolutionProblem, LargestPlans] = {}
+    for row in read_rows(path):
+        if "candidates" in row:
+            problem = problem_from(row["problem"])
+            plans = [CandidatePlan(*plan) for plan in row["candidates"]]
+            found[problem] = largest_plans([plan for plan in plans if plan.allowed(problem.kind)])
+    return found
+
+
+def largest_plans(plans: Sequence[CandidatePlan]) -> LargestPlans:
+    """
+    >>> largest_plans([CandidatePlan(3, 1 << FOURIER, 900), CandidatePlan(62, 1, 40), CandidatePlan(22, 1, 50)])
+    LargestPlans(transform=900, others=50)
+    """
+    transforms = [plan.workspace for plan in plans if plan.notes >> FOURIER & 1]
+    others = [plan.workspace for plan in plans if not plan.notes >> FOURIER & 1]
+    return LargestPlans(max(transforms, default=0), max(others, default=0))
+
+
+_NEARLY = 0.004  # of a workspace: so near a formula counts as the right one
+_NOTHING = Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
+_BY_TRANSFORM = _NOTHING._replace(transform=1)
+_COPIES = [Formula(*modes, NONE, 0, 0, 0) for modes in _MODES if max(modes) in (PLAIN, PADDED)]
+
+
+def nearest_formula(size: int, parts: Terms) -> Formula:
+    """Copies of some tensors, or the copies of all times a rounded number.
+
+    >>> nearest_formula(150, Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)).out
+    1
+    """
+    if size == 0:
+        return _NOTHING
+    for formula in _COPIES:
+        if abs(evaluate(formula, parts) - size) <= _NEARLY * size:
+            return formula
+    return _NOTHING._replace(times=round(math.log2(size / all_copies(parts)) * TIMES_AN_OCTAVE) or 1)
+
+
+def _questions(
+    rows: Sequence[tuple[ConvolutionProblem, LargestPlans]],
+) -> Iterator[tuple[str, Measured, list[Formula]]]:
+    """What the trees of trials answer: the question, the problems with the right sizes, and the right formulas."""
+    others = _part([(problem, plans.others) for problem, plans in rows])
+    pairs = zip(rows, others.parts, strict=True)
+    yield OTHERS, others, [nearest_formula(plans.others, parts) for (_, plans), parts in pairs]
+    transform = others._replace(sizes=np.array([plans.transform for _, plans in rows], dtype=np.int64))
+    yield TRANSFORM, transform, [_BY_TRANSFORM if plans.transform else _NOTHING for _, plans in rows]
+
+
+def _grow_for(part: Measured, formulas: Sequence[Formula], trees: int, leaves: int) -> tuple[list[Any], list[Formula]]:
+    numbers = {formula: number for number, formula in enumerate(dict.fromkeys(formulas))}
+    return grow(part, [numbers[formula] for formula in formulas], trees, leaves), list(numbers)
+
+
+def write_trials(
+    found: dict[ConvolutionProblem, LargestPlans],
+    out: Path,
+    header: dict[str, Any],
+    trees: int,
+    leaves: int,
+    say: Callable[[str], None],
+) -> None:
+    """Write the table and the trees of what `cudnn.benchmark` tries into a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_table(out / TRIAL_TABLE, {problem: max(plans) for problem, plans in found.items()}, header)
+    arrays: dict[str, Any] = {}
+    for direction in _DIRECTIONS:
+        rows = [row for row in found.items() if row[0].direction == direction]
+        for question, part, formulas in _questions(rows):
+            grown, known = _grow_for(part, formulas, trees, leaves)
+            say(f"{direction}{question} {len(rows)} problems, {len(known)} formulas")
+            for name, values in export(grown).items():
+                arrays[f"{direction}{question}_{name}"] = values
+            arrays[f"{direction}{question}_formulas"] = np.array(known, dtype=np.int64)
+    np.savez_compressed(out / TRIAL_TREES, **arrays)
+
+
+def evaluate_held_out_trials(
+    found: dict[ConvolutionProblem, LargestPlans], trees: int, leaves: int, say: Callable[[str], None]
+) -> None:
+    """Fit trials without every seventh layer and say how well the trees do on those layers; nothing is written."""
+    for direction in _DIRECTIONS:
+        rows = [row for row in found.items() if row[0].direction == direction]
+        learnt = [row for row in rows if layer_of(row[0]) % _EVERY]
+        held = dict(
+            (question, part) for question, part, _ in _questions([row for row in rows if not layer_of(row[0]) % _EVERY])
+        )
+        for question, part, formulas in _questions(learnt):
+            say(f"{direction}{question} held out: {judge(*_grow_for(part, formulas, trees, leaves), held[question])}")
 
 
 def evaluate_held_out(

@@ -75,6 +75,9 @@ class Trial(NamedTuple):
     guessed: bool = True
 
 
+TIMES_AN_OCTAVE = 16
+
+
 class Formula(NamedTuple):
     """A workspace as a sum: copies of the tensors, partial results in single precision, constants."""
 
@@ -85,6 +88,8 @@ class Formula(NamedTuple):
     partials: int  # how many; a negative number counts them by the sample
     constant: int
     per_group: int
+    transform: int = 0  # 1: Fourier transforms of all tensors, see `transform_bytes`
+    times: int = 0  # the padded copies of all tensors times 2 ** (times / TIMES_AN_OCTAVE), unless it is 0
 
 
 class Terms(NamedTuple):
@@ -96,6 +101,7 @@ class Terms(NamedTuple):
     partial: tuple[int, ...]  # one partial result: the tensor that is computed, in single precision
     batch: int
     groups: int
+    transform: int = 0
 
 
 def round_up(number: int, unit: int) -> int:
@@ -144,7 +150,77 @@ def terms(problem: ConvolutionProblem) -> Terms:
     partial = [size // item * 4 for size in computed]
     if problem.direction == FILTER and groups > 1:
         partial.append(round_up(groups * outer, 64) * inner * taps // item * 4)
-    return Terms(source, out, weight, tuple(partial), problem.source[0], groups)
+    return Terms(source, out, weight, tuple(partial), problem.source[0], groups, transform_bytes(problem))
+
+
+_TILE = 32  # lengths of the Fourier transforms by which a data gradient is computed
+_TILE_BYTES = _TILE * (_TILE // 2 + 1) * 8
+_LEAST_TRANSFORM = 16
+_GROUPS_AT_ONCE = 8
+
+
+def transform_bytes(problem: ConvolutionProblem) -> int:
+    """The workspace of cuDNN's plans by Fourier transforms, by far the largest that `cudnn.benchmark` tries.
+
+    Forward and filter gradient transform whole images, of the next power of two in length, twice each: once in either
+    layout. Data gradients go tile by tile. A strided one is that of a filter with more channels. With channels last,
+    and for groups, tensors are copied first.
+
+    >>> sizes = (64, 1344, 14, 14), (2520, 1344, 1, 1), (64, 2520, 14, 14)
+    >>> transform_bytes(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f32", False))
+    8015099904
+    """
+    if len(problem.source) != 4:
+        return 0
+    groups = problem.groups
+    batch, channels, height, width = problem.source
+    inner, outer = channels // groups, problem.out[1] // groups
+    rows, columns = problem.weight[2:]
+    item = ITEM_BYTES.get(problem.kind, 8)
+    source = batch * inner * height * width * item
+    out = batch * outer * product(problem.out[2:]) * item
+    weight = inner * outer * rows * columns * item
+    copies = source + out + 16 + (weight if rows * columns > 1 else 0)
+    through, kept, written = batch * inner, inner * outer, batch * outer
+    if problem.direction == DATA:
+        step = problem.stride[0]
+        if step > 1:
+            source_height, source_width = -(-height // step), -(-width // step)
+            rows, columns = (
+                _reach(length, padding, step) for length, padding in zip((rows, columns), problem.padding, strict=True)
+            )
+            through, kept = step * step * through, step * step * kept
+            tall, wide = problem.out[2:] if rows % 2 else (source_height + rows - 1, source_width + columns - 1)
+            copies = through * source_height * source_width + written * tall * wide + kept * rows * columns
+            copies = copies * item + 16
+            height, width = source_height, source_width
+        if max(rows, columns) > _TILE:
+            return 0
+        tiles = min(2, -(-height // (_TILE + 1 - rows)) * -(-width // (_TILE + 1 - columns)))
+        size = _TILE_BYTES * (tiles * through + kept + tiles * written)
+        if step > 1:
+            return (size + copies) * min(groups, _GROUPS_AT_ONCE)
+    else:
+        length = _LEAST_TRANSFORM
+        while length < max(height + 2 * problem.padding[0], width + 2 * problem.padding[1]):
+            length *= 2
+        both = 2 * length * (length // 2 + 1) * 8
+        if problem.direction == FORWARD:
+            size = both * max(through + kept, written) + round_up(weight, 16)
+        else:
+            size = both * max(through + written, kept) + round_up(out, 16)
+    if groups > 1:
+        return (size + source + out + 16) * min(groups, _GROUPS_AT_ONCE)
+    return size + copies if problem.channels_last else size
+
+
+def _reach(length: int, padding: int, step: int) -> int:
+    """Taps of a filter along one dimension once a stride has become channels.
+
+    >>> _reach(4, 1, 2), _reach(3, 1, 2)
+    (3, 2)
+    """
+    return (step - 1 + padding) // step + (length - 1 - padding) // step + 1
 
 
 def evaluate(formula: Formula, parts: Terms) -> int:
@@ -155,8 +231,15 @@ def evaluate(formula: Formula, parts: Terms) -> int:
     """
     count = formula.partials if formula.partials >= 0 else -formula.partials * parts.batch
     size = formula.constant + formula.per_group * parts.groups + count * _padded(parts.partial, formula.partial)
-    size += _padded(parts.source, formula.source)
+    size += _padded(parts.source, formula.source) + formula.transform * parts.transform
+    if formula.times:
+        size += int(all_copies(parts) * 2 ** (formula.times / TIMES_AN_OCTAVE))
     return size + _padded(parts.out, formula.out) + _padded(parts.weight, formula.weight)
+
+
+def all_copies(parts: Terms) -> int:
+    """Bytes of copies of all tensors, channels padded to 16 bytes."""
+    return sum(_padded(sizes, PADDED) for sizes in (parts.source, parts.out, parts.weight))
 
 
 def _padded(sizes: tuple[int, ...], padding: int) -> int:
@@ -181,7 +264,7 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
     size = max(shares, key=lambda candidate: (shares[candidate], candidate))
     total = sum(shares.values())
     largest = max(size, *(other for other, share in shares.items() if share >= _RUNNER_UP * total))
-    copies = sum(_padded(sizes, PADDED) for sizes in (parts.source, parts.out, parts.weight))
+    copies = all_copies(parts)
     against = max(1 - shares[size] / total, _LEAST_DOUBT)
     return Workspace(size, largest, guessed=True, surprise=int(copies * against))
 
@@ -190,6 +273,8 @@ def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
 
 DATA_FOLDER = Path(__file__).with_name("data")
 TABLE, TREES = "convolution_table.npz", "convolution_trees.npz"
+TRIAL_TABLE, TRIAL_TREES = "trial_table.npz", "trial_trees.npz"
+OTHERS, TRANSFORM = "o", "t"  # the largest plan without Fourier transforms, and whether there is one with them
 _MULTIPROCESSORS = 132  # of the GPU that was measured
 # 1 in 17.7 million problems that were never measured is taken for one of the 996,558 in the table.
 HASH_BITS = 44
@@ -241,10 +326,10 @@ def _numpy() -> Any:
 
 
 @cache
-def tables(folder: Path) -> dict[tuple[tuple[int, ...], int], Path]:
+def tables(folder: Path, kind: str = "convolution") -> dict[tuple[tuple[int, ...], int], Path]:
     """The tables in a folder by compute capability and number of multiprocessors; only their headers are read."""
     found, np = {}, _numpy()
-    for path in sorted(folder.glob("convolution_table*.npz")):
+    for path in sorted(folder.glob(f"{kind}_table*.npz")):
         with np.load(path) as file:
             header = json.loads(bytes(file["header"]).decode())
         found[tuple(header["compute_capability"]), header["multiprocessors"]] = path
@@ -264,12 +349,15 @@ def table(path: Path) -> WorkspaceTable:
 
 
 def measured(
-    problem: ConvolutionProblem, capability: tuple[int, int] | None, multiprocessors: int | None
+    problem: ConvolutionProblem,
+    capability: tuple[int, int] | None,
+    multiprocessors: int | None,
+    kind: str = "convolution",
 ) -> int | None:
-    """The measured workspace of this very problem on this kind of GPU."""
+    """The measured workspace of this very problem on this kind of GPU; of `kind` "trial", the largest plan's."""
     if not use_table or capability is None or multiprocessors is None:
         return None
-    path = tables(DATA_FOLDER).get((tuple(capability), multiprocessors))
+    path = tables(DATA_FOLDER, kind).get((tuple(capability), multiprocessors))
     if path is None:
         return None
     found, wanted = table(path), _numpy().uint64(hash_of(problem))
@@ -341,6 +429,8 @@ class ProblemFeatures(NamedTuple):
     group_inputs_plus_outputs: int
     batch_times_height: int
     out_width: int
+    transform_kib: int  # by Fourier transforms, see `transform_bytes`
+    transform_per_100_copies: int
 
 
 def features(problem: ConvolutionProblem) -> ProblemFeatures:
@@ -358,6 +448,7 @@ def features(problem: ConvolutionProblem) -> ProblemFeatures:
     weight_bytes = outer * groups * depth * item
     unit = 16 // item
     inner_padded, outer_padded = round_up(inner, unit), round_up(outer, unit)
+    transform = transform_bytes(problem)
     plain = taps == 1 and problem.stride[-1] == 1 and problem.padding[-1] == 0  # a matrix product
     return ProblemFeatures(
         type={"f32": 0, "f16": 1, "bf16": 2}[problem.kind],
@@ -416,6 +507,8 @@ def features(problem: ConvolutionProblem) -> ProblemFeatures:
         group_inputs_plus_outputs=inner + outer,
         batch_times_height=batch * source[-2],
         out_width=out[-1],
+        transform_kib=transform >> 10,
+        transform_per_100_copies=100 * transform // (source_bytes + out_bytes + weight_bytes),
     )
 
 
@@ -426,12 +519,12 @@ def _multiple(number: int) -> int:
 
 @cache
 def trees(path: Path) -> dict[str, WorkspaceTrees]:
-    """Read the trees of all directions."""
+    """Read the trees in a file, by what they are for: a direction, and for trials one of their two questions."""
     if not path.exists():
         return {}
     found, np = {}, _numpy()
     with np.load(path) as file:
-        for direction in "fdw":
+        for direction in [name.removesuffix("_roots") for name in file if name.endswith("_roots")]:
             part = {name: file[f"{direction}_{name}"] for name in ("roots", "feature", "step", "labels", "shares")}
             leaf, step = part["feature"] < 0, part["step"]
             ends = np.cumsum(np.where(leaf, step, 0))
@@ -446,9 +539,9 @@ def trees(path: Path) -> dict[str, WorkspaceTrees]:
     return found
 
 
-def votes(problem: ConvolutionProblem) -> list[tuple[Formula, float]]:
+def votes(problem: ConvolutionProblem, file: str = TREES, question: str = "") -> list[tuple[Formula, float]]:
     """What the trees say of a problem: formulas, each with its shares of the measured calls in the leaves."""
-    grown = trees(DATA_FOLDER / TREES).get(problem.direction)
+    grown = trees(DATA_FOLDER / file).get(problem.direction + question)
     if grown is None:
         return []
     values = features(problem)
@@ -495,11 +588,23 @@ def trial(
     tf32: bool,
     deterministic: bool,
 ) -> Trial:
-    """What `cudnn.benchmark` tries for a problem."""
+    """What `cudnn.benchmark` tries for a problem: asked of cuDNN for this kind of GPU, or else what the trees say.
+
+    The fastest plan is taken to be the one that cuDNN names first: so it was, as far as memory goes, for 83 % of the
+    problems that were run. The bound allows for one that copies all tensors.
+
+    Not covered: plans that `allow_tf32=False` and `deterministic=True` rule out, which are seldom the largest.
+    """
     first = workspace(problem, capability, multiprocessors)
     if problem.kind not in ITEM_BYTES:
         return Trial((), first.surprise, first)
     parts = terms(problem)
-    sizes = {first.size, *(evaluate(formula, parts) for formula, _ in votes(problem))}
-    sizes.add(sum(_padded(tensor, PADDED) for tensor in (parts.source, parts.out, parts.weight)))
-    return Trial(tuple(sorted(sizes, reverse=True)), max(sizes), first)
+    winner = first._replace(larger=max(first.larger, all_copies(parts)), guessed=True)
+    known = measured(problem, capability, multiprocessors, "trial")
+    others = by_votes(votes(problem, TRIAL_TREES, OTHERS), parts)
+    transform = by_votes(votes(problem, TRIAL_TREES, TRANSFORM), parts)
+    guesses = {first.size, others.size, transform.size} - {0}
+    if known is not None:
+        sizes = {known, *(size for size in guesses if size < known)}
+        return Trial(tuple(sorted(sizes, reverse=True)), known, winner, guessed=False)
+    return Trial(tuple(sorted(guesses, reverse=True)), max(first.size, others.larger, transform.larger), winner)
