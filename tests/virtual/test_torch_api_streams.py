@@ -99,3 +99,51 @@ def test_classes_imported_before_give_the_same_streams():
     with virtual_gpu("H200"):
         assert isinstance(Stream(), torch.cuda.Stream)
         assert Event().query()
+
+
+def test_a_backward_pass_runs_on_the_streams_of_its_forward_pass(gpu):
+    weight = torch.ones(1 << 20, device="cuda", requires_grad=True)
+    side = torch.cuda.Stream()
+    here = weight * 2
+    with torch.cuda.stream(side):
+        there = here * 3
+    used = []
+    there.register_hook(lambda gradient: used.append(torch.cuda.current_stream()))
+    here.register_hook(lambda gradient: used.append(stream_of(gradient)))
+    there.sum().backward()
+    assert used[1] == side.stream_id  # the gradient that `* 3` gave
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def reserved_by_batches(gpu, read):
+    """Copy batches ahead in a side stream, and work on them in the default one."""
+    side = torch.cuda.Stream()
+    for _ in range(8):
+        with torch.cuda.stream(side):
+            batch = torch.zeros(16 << 20, dtype=torch.uint8, device="cuda")
+        batch.record_stream(torch.cuda.current_stream())
+        del batch
+        loss = torch.zeros(1, device="cuda")
+        if read:
+            loss.item()
+    return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot() if segment["stream"] == side.stream_id)
+
+
+def test_recorded_memory_is_not_free_at_once(gpu):
+    assert reserved_by_batches(gpu, read=False) > 2 * (16 << 20)
+    assert gpu.upper - gpu.process_memory >= 8 * (16 << 20)
+    assert any("record_stream" in note for note in gpu.notes)
+
+
+def test_recorded_memory_is_free_when_the_host_has_waited(gpu):
+    assert reserved_by_batches(gpu, read=True) == 16 << 20
+
+
+def test_recorded_memory_counts_as_free(gpu):
+    batch = torch.zeros(16 << 20, dtype=torch.uint8, device="cuda")
+    batch.record_stream(torch.cuda.Stream())
+    del batch
+    assert torch.cuda.memory_allocated() == 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 0

@@ -93,6 +93,7 @@ class VirtualGPU(GPUState):
         unmeasured = 0 if self.spec.context_measured else reserved // UNMEASURED_SHARE
         spread = self.uncertainty.spread(reserved)
         assumptions: int = sum(entry["adds"] for entry in self.assumed + self.left_out)
+        assumptions += self.memory.most_late
         return context + largest + unmeasured + spread + assumptions + LARGE_SEGMENT
 
     @property

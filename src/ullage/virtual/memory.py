@@ -27,12 +27,12 @@ from ullage.allocator import (
     restore,
 )
 from ullage.allocator.private_pools import NO_POOL, stream_of
-from ullage.virtual.native import set_length, tensor_without_data
+from ullage.virtual.native import current_stream, set_length, tensor_without_data
 from ullage.virtual.shared_card.process import SharedCard
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE, COPIES = range(6)
 WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
-QUEUE = 1024  # calls that the host is ahead of the GPU at most: launches wait where a stream has 1,024 of them
+AHEAD, MOST_AHEAD = 40, 2048  # allocator calls that the host is ahead of the GPU: as seen, and at most (1,024 launches)
 LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
 KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace", "copies")
 
@@ -68,7 +68,7 @@ class _Waiting(NamedTuple):
     """A block that was freed while other streams were at work on it."""
 
     block: Block
-    number: int  # of its span
+    number: int  # of its span, or its size in bytes
     since: int  # in allocator calls
     streams: set[int]
 
@@ -116,7 +116,6 @@ class DeviceMemory:
         self.allocator = allocator
         self.keeps_history = keeps_history
         self.context, self.total = context, total
-        self.stream = 0
         self.kind = ACTIVATIONS
         kept: Callable[[], list[Any]] = list if keeps_history else _Forgetful
         self.spans: list[Span | _Watch] = kept()
@@ -139,8 +138,19 @@ class DeviceMemory:
         self.reserved_at: list[tuple[int, int]] = kept()
         self._used_elsewhere: dict[int, set[int]] = {}  # the index of a span to the streams it was recorded on
         self.waiting: list[_Waiting] = []  # freed, but other streams may be at work on them
+        self._late: list[_Waiting] = []  # those that would wait if the host were as far ahead as it can be
+        self.most_late = 0  # bytes of these at their peak
         self._lock = threading.RLock()
         self._peak = -1
+
+    @property
+    def stream(self) -> int:
+        """The number of the stream that is current; native code sets it too, in a backward pass."""
+        return current_stream.value
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        current_stream.value = number
 
     def tensor(self, size: Any, stride: Any, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
         """Make a tensor; raises `torch.OutOfMemoryError` if the GPU is full."""
@@ -187,14 +197,15 @@ class DeviceMemory:
 
     def synchronized(self, stream: int | None = None) -> None:
         """All work is done, or all that one stream had."""
-        for entry in self.waiting:
-            entry.streams.difference_update(entry.streams if stream is None else (stream,))
+        for entry in self.waiting + self._late:
+            entry.streams.difference_update(list(entry.streams) if stream is None else (stream,))
+        self._late = [entry for entry in self._late if entry.streams]
         self._free_what_is_done()
 
     def _free_what_is_done(self) -> None:
-        """The queue of the GPU has a length: what lies further back is done."""
+        """The GPU is not far behind the host: what was freed longer ago is done."""
         with self._lock:
-            oldest = self.clock - QUEUE
+            oldest = self.clock - AHEAD
             for entry in self.waiting:
                 if not entry.streams or entry.since < oldest:
                     self.allocator.free_now(entry.block)
@@ -219,6 +230,9 @@ class DeviceMemory:
         try:
             block = allocator.malloc(nbytes, self.stream)
         except OutOfMemory as error:
+            if self.waiting:  # the host waits for the GPU before it gives up
+                self.synchronized()
+                return self._block(nbytes)
             self.out_of_memory = self._message(error)
             raise torch.OutOfMemoryError(self.out_of_memory) from None
         self.clock = clock = self.clock + 1
@@ -233,6 +247,7 @@ class DeviceMemory:
     def empty_cache(self, pool: PoolId = NO_POOL) -> None:
         """Give what is cached back to the card, or what one private pool has cached."""
         with self._lock:
+            self.synchronized()
             self.allocator.empty_cache(pool)
             if self.requests and pool == NO_POOL:
                 self.requests.append(0)
@@ -507,6 +522,9 @@ class DeviceMemory:
         self.allocator.free_later(span.block)
         self.clock = span.end = self.clock + 1
         self.waiting.append(_Waiting(span.block, span.index, self.clock, streams))
+        self._late = [entry for entry in self._late if entry.since >= self.clock - MOST_AHEAD]
+        self._late.append(_Waiting(span.block, span.size, self.clock, set(streams)))
+        self.most_late = max(self.most_late, sum(entry.number for entry in self._late))
         span.block = None
 
     def _note_free(self, span: Span | _Watch) -> None:

@@ -31,6 +31,7 @@ from ullage.errors import UnsupportedPlatform
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10/core/impl/DeviceGuardImplInterface.h
 _HOOKS = "_ZN2at6detail12getCUDAHooksEv"  # aten/src/ATen/detail/CUDAHooksInterface.h
 _CUDA = 1  # c10/core/DeviceType.h: the place of CUDA in the registry of guards
+_GUARD_LENGTH = 24  # fewer than a device guard has virtual functions, in any release
 _LONGEST_STORAGE = 12  # words, no more than a StorageImpl has
 _TABLE_LENGTH = 96  # more than the hooks have virtual functions (about 60)
 _Pointer = ctypes.c_void_p
@@ -47,7 +48,7 @@ class CUDAStandIn:
         self._guards, self._hooks = _find_native_objects()
         self._real_guard = self._guards[_CUDA]
         self._real_table: int = self._hooks.value
-        self._noop_guard = self._make_noop_guard()
+        self._noop_guard = self._with_streams(self._make_noop_guard())
         self._table = self._make_table()
 
     def install(self) -> None:
@@ -77,6 +78,21 @@ class CUDAStandIn:
         if guard is None or guard == ctypes.addressof(counts_none):
             raise UnsupportedPlatform(_advice("PyTorch made no device guard for CUDA"))
         return int(guard)
+
+    def _with_streams(self, guard: int) -> int:
+        """The same guard with the streams of the virtual GPU: autograd runs a node on the stream of its forward pass.
+
+        On other machines than x86-64 all nodes run on the stream that is current.
+        """
+        if platform.machine().lower() not in ("x86_64", "amd64"):
+            return guard
+        functions = (_Pointer * _GUARD_LENGTH).from_address(_Pointer.from_address(guard).value or 0)
+        table = (_Pointer * _GUARD_LENGTH)(*functions)
+        self._code = {place: _native_function(code) for place, code in _STREAM_FUNCTIONS.items()}
+        for place, code in self._code.items():
+            table[place] = ctypes.addressof(ctypes.c_char.from_buffer(code))
+        self._guard_with_streams = (_Pointer * 1)(ctypes.addressof(table)), table
+        return ctypes.addressof(self._guard_with_streams[0])
 
     def _make_table(self) -> Any:
         """A copy of the hooks' table that says: CUDA is there, and no device has a context yet."""
@@ -243,11 +259,28 @@ def _native_guard() -> Any:
     machine = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
     if machine not in _ONE_AND_ZERO:
         raise UnsupportedPlatform(_advice(f"it has no device guard for CUDA on {machine}"))
-    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    page.write(_ONE_AND_ZERO[machine])
+    page = _native_function(_ONE_AND_ZERO[machine])
     table = (_Pointer * 64)(*[ctypes.addressof(ctypes.c_char.from_buffer(page))] * 64)
     guard = (_Pointer * 1)(ctypes.addressof(table))
     return guard, table, page
+
+
+def _native_function(code: bytes) -> mmap.mmap:
+    """Memory with machine code, to be kept for as long as it is in use."""
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    return page
+
+
+# The number of the stream that is current on the virtual GPU, where native code can read and write it; and machine code
+# (x86-64) for two functions of c10/core/impl/DeviceGuardImplInterface.h, by their place among its virtual functions.
+# A stream is returned in two registers, its device (cuda:0 is 1) and its number.
+current_stream = ctypes.c_int64(0)
+_WHERE = b"\x48\xb9" + ctypes.addressof(current_stream).to_bytes(8, "little")  # mov rcx, the address
+_STREAM_FUNCTIONS = {
+    5: _WHERE + bytes.fromhex("488b11 b801000000 c3"),  # getStream: rdx = [rcx], eax = 1
+    9: _WHERE + bytes.fromhex("488b01 488911 4889c2 b801000000 c3"),  # exchangeStream: rdx is the new, then the old one
+}
 
 
 def _watcher(watched: list[int], entry: int) -> Any:

@@ -45,6 +45,7 @@ class ConvergenceWatch:
         new is known to come.
         """
         memory = self._gpu.memory
+        memory.synchronized()  # what is freed late belongs to this step
         self._marks.append(len(memory.requests))
         self._in_use.append(memory.allocator.allocated)
         done = len(self._marks) - 1
