@@ -113,7 +113,7 @@ def test_a_pool_goes_back_to_a_checkpoint(gpu):
     state = torch._C._cuda_getCheckpointState(0, pool)
     del dropped
     later = torch.zeros(1 << 18, device="cuda")
-    held = torch._C._cuda_setCheckpointPoolState(0, state, [], [])
+    held = gpu.memory.restore_pool(state)
     torch._C._cuda_endAllocateToPool(0, pool)
     assert set(held) == {kept.data_ptr(), gone}
     assert torch._C._cuda_checkPoolLiveAllocations(0, pool, set(held))

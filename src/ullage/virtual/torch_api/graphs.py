@@ -177,9 +177,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.on_undo(lambda: _in_use.remove(graphs))
     memory = gpu.memory
 
-    def set_checkpoint(device: int, state: Any, stale: Any = (), live: Any = ()) -> Any:
-        return memory.restore_pool(state)
-
     functions = {
         "_graph_pool_handle": lambda: next(graphs.user_pools),
         "_cuda_isCurrentStreamCapturing": lambda: bool(graphs.capturing and memory.stream),
@@ -190,7 +187,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "_cuda_releasePool": lambda device, pool: graphs.pools.release(pool),
         "_cuda_checkPoolLiveAllocations": lambda device, pool, expected: graphs.live_addresses(pool) == set(expected),
         "_cuda_getCheckpointState": lambda device, pool: memory.checkpoint_pool(pool),
-        "_cuda_setCheckpointPoolState": set_checkpoint,
         "_host_emptyCache": lambda: None,
     }
     replacements.put_all(torch._C, functions)
