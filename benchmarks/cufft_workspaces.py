@@ -1,6 +1,10 @@
 """What cuFFT says that its plans need as a workspace, for transforms drawn at random; needs a GPU.
 
     python benchmarks/cufft_workspaces.py --seconds 60 --seed 1 --out cufft_h200.csv.gz
+    python benchmarks/cufft_workspaces.py --lengths 1/2 --out lengths_h200.csv.gz
+
+The second asks for every length of which no rule is known whether cuFFT has a kernel without a workspace (`1/2`: the
+first of two parts).
 
 A line a plan: kind (c2c, r2c, c2r), type (s, d or h), batch, stride and distance of the input, bytes, lengths. Plans
 are made as aten/src/ATen/native/cuda/CuFFTPlanCache.h makes them: the output lies in one piece. Nothing is transformed.
@@ -13,8 +17,11 @@ import ctypes
 import gzip
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 REAL, COMPLEX = {"s": 0, "d": 1, "h": 2}, {"s": 4, "d": 5, "h": 6}  # library_types.h, cudaDataType
@@ -92,18 +99,72 @@ def draw(chance: random.Random) -> tuple[str, str, list[int], int, int, int]:
     return kind, dtype, sizes, batch, stride, dist
 
 
+def _largest_factor(number: int) -> int:
+    largest, factor = 1, 2
+    while factor * factor <= number:
+        while number % factor == 0:
+            largest, number = factor, number // factor
+        factor += 1
+    return max(largest, number)
+
+
+def lengths() -> list[tuple[str, str, list[int], int, int, int]]:
+    """Transforms of one dimension of every length of which no rule is known, four of each."""
+    found: list[tuple[str, str, list[int], int, int, int]] = []
+    for length in range(1, 65537):
+        factor = _largest_factor(length)
+        if factor > 127 or (factor > 7 and length > 16384):
+            continue
+        for dtype in "sd":
+            if factor <= 7 or length <= 16384:
+                found.append(("c2c", dtype, [length], 4, 1, 0))
+            if factor <= 7 or length <= 8192:
+                found.append(("c2c", dtype, [length], 4, 4, 1))
+            if factor <= 7 or length <= 4096:
+                found.append(("r2c", dtype, [length], 4, 1, 0))
+                found.append(("c2r", dtype, [length], 4, 1, 0))
+    return found
+
+
+def write_table(files: list[Path], out: Path) -> None:
+    """Write the lengths of single transforms that need no workspace: the table of `virtual/kernels/cufft.py`."""
+    found: dict[str, dict[int, bool]] = {}
+    for file in files:
+        for line in gzip.decompress(file.read_bytes()).decode().splitlines():
+            kind, dtype, _, stride, _, size, *sizes = line.strip().split(",")
+            if len(sizes) == 1:
+                strided = stride != "1"
+                name = f"{'strided' if strided else kind}_{dtype}"
+                if not strided or kind == "c2c":
+                    known = found.setdefault(name, {})
+                    known[int(sizes[0])] = size == "0" and known.get(int(sizes[0]), True)
+    lists = {name: sorted(n for n, nothing in known.items() if nothing) for name, known in found.items()}
+    np.savez_compressed(out, **{name: np.array(values, dtype=np.int32) for name, values in lists.items()})
+    print({name: len(values) for name, values in lists.items()})
+
+
 def main() -> None:
     """Ask for as long as was said."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lengths", metavar="PART/PARTS")
     parser.add_argument("--out", type=Path, default=Path("cufft_h200.csv.gz"))
+    parser.add_argument("--table", type=Path, nargs="+", help="write the table from such files, without a GPU")
     given = parser.parse_args()
+    if given.table:
+        write_table(given.table, given.out)
+        return
     cufft, chance = library(), random.Random(given.seed)
     end, count = time.monotonic() + given.seconds, 0
+    drawn: Iterator[Any] = iter(lambda: draw(chance), None)
+    if given.lengths:
+        part, parts = map(int, given.lengths.split("/"))
+        drawn = iter(lengths()[part - 1 :: parts])
     with gzip.open(given.out, "wt") as file:
-        while time.monotonic() < end:
-            kind, dtype, sizes, batch, stride, dist = draw(chance)
+        for kind, dtype, sizes, batch, stride, dist in drawn:
+            if time.monotonic() > end:
+                break
             size = workspace(cufft, kind, dtype, sizes, batch, stride, dist)
             file.write(",".join(map(str, [kind, dtype, batch, stride, dist, size, *sizes])) + "\n")
             count += 1

@@ -146,10 +146,14 @@ def test_an_operator_that_is_not_pytorchs_is_counted_by_its_outputs_and_said():
     assert any("halve" in note for note in e.notes)
 
 
-def test_a_workspace_of_cusolver_or_cufft_is_not_known():
-    e = ullage.estimate(lambda: torch.linalg.eigh(torch.ones(64, 64, device="cuda")), gpu="H200")
-    assert KNOWN not in e.certainty and "linalg_eigh" in e.notes[0]
-    assert KNOWN not in ullage.estimate(lambda: torch.fft.rfft(torch.ones(64, device="cuda")), gpu="H200").certainty
+def test_workspaces_of_cusolver_are_fitted_those_of_cufft_known_and_others_not():
+    def estimate(function, *size):
+        return ullage.estimate(lambda: function(torch.ones(*size, device="cuda")), gpu="H200")
+
+    fitted, unknown = estimate(torch.linalg.eigh, 64, 64), estimate(torch.linalg.ldl_factor, 64, 64)
+    assert KNOWN not in fitted.certainty and "workspaces of cuSOLVER by fitted formulas" in fitted.assumed[0]["what"]
+    assert KNOWN not in unknown.certainty and "linalg_ldl_factor" in unknown.notes[0]
+    assert KNOWN in estimate(torch.fft.rfft, 64).certainty
 
 
 def test_each_kind_of_doubt_adds_a_twentieth_and_numbers_that_are_printed_nothing():

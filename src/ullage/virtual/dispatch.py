@@ -280,8 +280,8 @@ class _Operator:
         return plan
 
 
-# Operators of PyTorch that run in cuSOLVER, MAGMA or cuFFT.
-_IN_LIBRARIES = re.compile(r"aten\._?(fft_|linalg_(?!cross|vector_norm)|cholesky|geqrf|ormqr|triangular_solve)")
+# Operators of PyTorch without a rule that run in cuSOLVER, MAGMA or Thrust.
+_IN_LIBRARIES = re.compile(r"aten\._?(linalg_(?!cross|vector_norm)|ormqr|mode|segment_reduce)")
 
 
 def _takes_more(func: Any) -> tuple[str, str] | None:

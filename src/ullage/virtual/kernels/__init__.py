@@ -8,6 +8,7 @@ from __future__ import annotations
 from ullage.virtual.kernels import (  # noqa: F401
     attention,
     indexing,
+    linalg,
     losses,
     matmul,
     normalization,

@@ -130,6 +130,17 @@ def _are_apart(expanded: list[Any]) -> bool:
     return used[-1] - used[0] + 1 != len(used)
 
 
+@kernel("aten.masked_scatter_.default")
+def masked_scatter(call: Call) -> Plan:
+    """IndexKernel.cpp, masked_scatter__cuda: how many flags are set before each place."""
+    target = call.args[0]
+    count = target.numel()
+    steps = Steps()
+    if count:
+        steps.temporary(count * _INDEX, sorting.scan(count, _INDEX)).free(-1)
+    return Plan([Same(0)], steps.steps, single=True)
+
+
 # Gradients of embeddings: indices are sorted, and equal ones are summed in parts.
 
 _FEW_INDICES = 3072  # Embedding.cu, embedding_dense_backward_cuda: up to so many, one kernel without sorting

@@ -114,7 +114,9 @@ def multilabel_margin(call: Call) -> Plan:
     """MultiLabelMarginCriterion.cu: flags of the labels, one number a row, then their sum."""
     plan = call.infer()
     source = call.args[0]
-    if call.argument(2, "reduction", _MEAN) == 0 or source.dim() < 2:
+    if source.dim() < 2:
+        return Plan([new((), source.dtype), plan.outputs[1]], Steps().output(1, 0).steps)
+    if call.argument(2, "reduction", _MEAN) == 0:
         return Plan(plan.outputs, Steps().output(1, 0).steps)
     rows = torch.empty(source.shape[0], dtype=source.dtype, device="meta")
     steps = Steps().output(1).temporary(_bytes(rows)).output(0)

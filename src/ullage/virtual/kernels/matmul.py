@@ -22,11 +22,15 @@ _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def _copy_for_cublas(matrix: torch.Tensor) -> int:
-    """Blas.cpp, prepare_matrix_for_cublas: bytes of a copy, unless rows or columns lie together in memory."""
+    """Blas.cpp, prepare_matrix_for_cublas: bytes of a copy, unless rows or columns lie together in memory.
+
+    cuBLAS conjugates as it transposes: a conjugate view is copied where it would not be transposed.
+    """
     rows, columns = matrix.shape[-2:]
     down, along = matrix.stride()[-2:]
-    usable = (down == 1 and along >= max(1, rows)) or (along == 1 and down >= max(1, columns))
-    return 0 if usable else matrix.numel() * matrix.element_size()
+    by_columns, by_rows = down == 1 and along >= max(1, rows), along == 1 and down >= max(1, columns)
+    conjugated = matrix.is_conj() and (by_rows if matrix.dim() == 3 else not by_columns)
+    return 0 if (by_columns or by_rows) and not conjugated else matrix.numel() * matrix.element_size()
 
 
 def _with_copies(plan: Plan, *matrices: torch.Tensor) -> Plan:

@@ -154,7 +154,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []
-        self._sizes: list[int] = []
+        self.sizes: list[int] = []
 
     def output(self, *places: int) -> Steps:
         """Take the memory of these outputs now."""
@@ -165,7 +165,7 @@ class Steps:
         """Take temporaries of so many bytes now; they are numbered from 0 in the order of taking."""
         for size in sizes:
             self.steps.append((TEMPORARY, size))
-            self._sizes.append(size)
+            self.sizes.append(size)
         return self
 
     def or_larger(self, size: int) -> Steps:
@@ -181,13 +181,13 @@ class Steps:
     def take(self, size: int) -> int:
         """Take one temporary now and return its number, for `free`."""
         self.temporary(size)
-        return len(self._sizes) - 1
+        return len(self.sizes) - 1
 
     def free(self, *places: int) -> Steps:
         """Give these temporaries back now; -1 is the last one taken."""
         for place in places:
-            number = place if place >= 0 else len(self._sizes) + place
-            if self._sizes[number]:
+            number = place if place >= 0 else len(self.sizes) + place
+            if self.sizes[number]:
                 self.steps.append((FREE, number))
         return self
 

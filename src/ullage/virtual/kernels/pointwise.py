@@ -42,6 +42,25 @@ def power_of_number(call: Call) -> Plan:
     return Plan(plan.outputs, Steps().output(0).temporary(8).steps, single=True)
 
 
+@kernel("aten.abs.default")
+def magnitude(call: Call) -> Plan:
+    """UnaryOps.cpp, unary_op_impl_with_complex_to_float_out: complex results first, of which the real part is kept."""
+    plan, source = call.infer(), call.args[0]
+    if not source.is_complex():
+        return plan
+    return Plan(plan.outputs, Steps().output(0).temporary(source.numel() * source.element_size()).steps, single=True)
+
+
+@kernel("aten._cdist_backward.default")
+def distance_backward(call: Call) -> Plan:
+    """Distance.cpp, _cdist_backward; DistanceKernel.cu: the gradient of every pair before it is summed."""
+    plan, left, right = call.infer(), call.args[1], call.args[2]
+    out = plan.outputs[0]
+    assert isinstance(out, New)
+    pairs = left.numel() * right.shape[-2] * left.element_size()
+    return Plan(plan.outputs, Steps().output(0).temporary(pairs).steps, single=True)
+
+
 @kernel("aten.unfold_backward.default")
 def unfold_backward(call: Call) -> Plan:
     """UnfoldBackward.h: an index along the unfolded dimension."""

@@ -422,10 +422,17 @@ def _moment_dims(call: Call) -> list[int]:
 
 @kernel("aten.var.correction", "aten.std.correction")
 def variance(call: Call) -> Plan:
-    """ReduceOps.cpp, std_var_out."""
+    """ReduceOps.cpp, std_var_out: of complex numbers the sum of both parts' variances."""
     plan = call.infer()
     source, out = call.args[0], plan.outputs[0]
     assert isinstance(out, New)
+    if source.is_complex():
+        steps = Steps()
+        part = torch.view_as_real(twin(source)).select(-1, 0)
+        for _ in range(2):
+            steps.temporary(out.nbytes)
+            add_buffers(steps, call, part, _moment_dims(call), welford_kind(part.dtype), out.dtype.itemsize)
+        return Plan(plan.outputs, steps.output(0).steps, single=True)
     steps = Steps().output(0)
     add_buffers(steps, call, source, _moment_dims(call), welford_kind(source.dtype), out.dtype.itemsize)
     return Plan(plan.outputs, steps.steps, single=True)

@@ -1,7 +1,6 @@
 """Fourier transforms. aten/src/ATen/native/cuda/SpectralOps.cpp and CuFFTPlanCache.h are followed step by step.
 
-cuFFT's workspaces are taken from PyTorch's allocator for each transform; how large they are is cuFFT's own decision
-(`workspace_of`).
+cuFFT's workspaces are taken from PyTorch's allocator for each transform; how large they are is in `cufft.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ullage.virtual.kernels import cufft
 from ullage.virtual.kernels.plan import Call, New, Plan, Steps, contiguous_strides, elements, kernel, like, twin
 
 _MOST_DIMENSIONS = 3  # of one transform of cuFFT
@@ -67,7 +67,7 @@ class _Transforms:
             copies.append(self.take(nbytes))
             joined = torch.empty_like(joined, memory_format=torch.contiguous_format)
         out_size = [count, *[size[dim] for dim in dims]]
-        workspace = self.take(workspace_of(joined, out_size, lengths, dtype))
+        workspace = self.take(workspace_of(joined, lengths, dtype))
         self.free(workspace, *reversed(copies))
         strides, inner = [0] * source.dim(), contiguous_strides(out_size)
         step = inner[0]
@@ -107,9 +107,15 @@ def _fits_cufft(joined: torch.Tensor, lengths: Sequence[int]) -> bool:
     return True
 
 
-def workspace_of(joined: torch.Tensor, out_shape: Sequence[int], lengths: Sequence[int], out: torch.dtype) -> int:
-    """Bytes that cuFFT wants for a plan."""
-    return 0
+def workspace_of(joined: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes that cuFFT wants for a plan from this input to an output of this type."""
+    if joined.numel() == 0:
+        return 0
+    kind = "c2r" if not dtype.is_complex else "c2c" if joined.dtype.is_complex else "r2c"
+    number = joined.dtype if joined.dtype.is_complex else dtype
+    strided = not joined.is_contiguous()
+    precision = "d" if number is torch.complex128 else "s"
+    return cufft.workspace(kind, precision, tuple(lengths), joined.shape[0], strided) * number.itemsize
 
 
 @kernel("aten._fft_c2c.default")

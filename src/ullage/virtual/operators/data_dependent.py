@@ -8,6 +8,7 @@ import torch
 
 from ullage.virtual.kernels import sorting
 from ullage.virtual.kernels.plan import contiguous_strides
+from ullage.virtual.kernels.sorting import radix_sort
 from ullage.virtual.operators.gradient_sums import called_by_engine
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.state import GPUState
@@ -17,7 +18,8 @@ from ullage.virtual.state import GPUState
 def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """IndexingUtils.h, expandTensors: a mask of flags is turned into the places where it is true."""
     source, indices = args[0], args[1]
-    if func is torch.ops.aten.index_put.default and source.is_cuda and called_by_engine(frames_up=3):
+    added = len(args) > 3 and args[3]
+    if added and func is torch.ops.aten.index_put.default and source.is_cuda and called_by_engine(frames_up=3):
         # FunctionsManual.cpp, index_backward: in place, except under a dispatch mode
         with gpu.counting():
             return torch.ops.aten._index_put_impl_(source, indices, args[2], True, True)
@@ -95,10 +97,20 @@ def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return tuple(gpu.values.tensor(value) for value in known)
     gpu.note("shapes", f"unique of {tuple(source.shape)} taken as all different")
     count, memory = source.numel(), gpu.memory
+    _sort_for_unique(gpu, source, with_places=len(args) > 2 and bool(args[2] or args[3:4] == (True,)))
     values = memory.tensor((count,), (1,), source.dtype, count * source.element_size())
     inverse = memory.tensor(source.shape, contiguous_strides(source.shape), torch.int64, count * 8)
     counts = memory.tensor((count,), (1,), torch.int64, count * 8)
     return values, inverse, counts
+
+
+def _sort_for_unique(gpu: GPUState, source: torch.Tensor, with_places: bool) -> None:
+    """Unique.cu, compute_unique: sorted first, together with the places where those are asked for."""
+    count, itemsize = source.numel(), source.element_size()
+    sizes = [count * itemsize, *([count * 8, count * 8] if with_places else [])]
+    sizes.append(radix_sort(count, itemsize, 8 if with_places else 0, 8 * itemsize, gpu.spec))
+    for taken in [gpu.memory.take(max(1, size)) for size in sizes][::-1]:
+        gpu.memory.give_back(taken)
 
 
 @handler("aten.bincount.default")

@@ -417,6 +417,33 @@ def _self_attention(
     return torch.nn.functional.linear(found.transpose(1, 2).reshape(batch, length, size), proj_weight, proj_bias)
 
 
+@handler("aten.linalg_pinv.atol_rtol_tensor")
+def pinv(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """LinearAlgebra.cpp, linalg_pinv: one operator with a gradient of its own, of several kernels."""
+    matrix = args[0]
+    if not matrix.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    with gpu.counting():
+        absolute, relative = (
+            kwargs[name] if kwargs.get(name) is not None else torch.zeros((), dtype=torch.float64, device="cuda")
+            for name in ("atol", "rtol")
+        )
+        if matrix.numel() == 0:
+            return torch.empty(
+                *matrix.shape[:-2], matrix.shape[-1], matrix.shape[-2], dtype=matrix.dtype, device="cuda"
+            )
+        if args[1] if len(args) > 1 else kwargs.get("hermitian", False):
+            values, vectors = torch.linalg.eigh(matrix)
+            sizes, left, right = values.abs(), vectors, vectors.mH
+        else:
+            left, sizes, right = torch.linalg.svd(matrix, full_matrices=False)
+            values = sizes
+        limit = torch.maximum(absolute.unsqueeze(-1), relative.unsqueeze(-1) * sizes.amax(-1, keepdim=True))
+        inverse = torch.where(sizes > limit, values.reciprocal(), 0.0).to(matrix.dtype)
+        del sizes, values, limit
+        return torch.matmul(right.mH * inverse.unsqueeze(-2), left.mH)
+
+
 _DECOMPOSED: dict[str, Callable[..., Any]] = {
     "batch_norm": batch_norm,
     "linear": linear,

@@ -22,6 +22,7 @@ from ullage.virtual.state import GPUState
 _storage_of: Any = torch._C.TensorBase.untyped_storage
 _ENGINE = run_backward.__code__
 _MEASURING = (-1, -1)
+_WITH_SUMS = ("Linalg", "Cholesky", "Lu")  # nodes whose formulas add matrices that nobody else holds
 _alone: tuple[int, int] | None = None
 
 
@@ -40,7 +41,10 @@ def adds_in_place(args: tuple[Any, ...], frames_up: int) -> bool:
     if _alone == _MEASURING:
         _alone = held
         return True
-    return held == _alone and not torch.is_grad_enabled() and is_dense(first.shape, first.stride())
+    if held != _alone or torch.is_grad_enabled() or not is_dense(first.shape, first.stride()):
+        return False
+    node = torch._C._current_autograd_node()
+    return node is None or not node.name().startswith(_WITH_SUMS)
 
 
 def measure_reference_counts(run: Callable[[Callable[[], None]], None]) -> None:
@@ -67,11 +71,26 @@ def add(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return NotImplemented
 
 
-@handler("aten.scatter_add.default", "aten.index_add.default")
+# Gradients that PyTorch writes into zeros in place, and out of place under a dispatch mode (FunctionsManual.cpp), with
+# the argument that tells such a call from the same operator's in another formula.
+_INTO_ZEROS = {
+    "aten.scatter_add.default": None,  # gather_backward
+    "aten.index_add.default": None,  # index_select_backward
+    "aten.scatter.src": None,  # value_selecting_reduction_backward
+    "aten.masked_scatter.default": None,  # masked_select_backward
+    "aten.index_fill.int_Tensor": None,  # trace_backward
+    "aten.put.default": 3,  # take_backward
+}
+
+
+@handler(*_INTO_ZEROS)
 def add_at_indices(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """FunctionsManual.cpp, gather_backward and index_select_backward: in place, except under a dispatch mode."""
-    if args[0].is_cuda and called_by_engine(frames_up=3):
-        with gpu.counting():
-            in_place = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::") + "_").default
-            return in_place(*args, **kwargs)
-    return NotImplemented
+    """In place, where the engine calls it."""
+    if not args[0].is_cuda or not called_by_engine(frames_up=3):
+        return NotImplemented
+    accumulates = _INTO_ZEROS[str(func)]
+    if accumulates is not None and not (len(args) > accumulates and args[accumulates]):
+        return NotImplemented
+    with gpu.counting():
+        in_place = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::") + "_")
+        return getattr(in_place, func._overloadname or "default")(*args, **kwargs)

@@ -36,6 +36,9 @@ def equal(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if known is not None:
         return known[0]
     gpu.note("values", "torch.equal or allclose compared tensors without data: answered by their sizes")
+    if func is torch.ops.aten.allclose.default:
+        with gpu.counting():
+            torch.isclose(*args[:2]).all()
     return args[0].shape == args[1].shape
 
 

@@ -51,6 +51,7 @@ NOTE_MEANINGS = {
     "operators": NoteMeaning(ASSUMED, "operators that take no more than their outputs", False),
     "triton": NoteMeaning(ASSUMED, "that Triton kernels take no memory of their own", True, NOTHING),
     "recurrent": NoteMeaning(ASSUMED, "memory of cuDNN's recurrent networks by fitted formulas", False),
+    "solvers": NoteMeaning(ASSUMED, "workspaces of cuSOLVER by fitted formulas", False),
     "streams": NoteMeaning(ASSUMED, "the timing of side streams", True, NOTHING),
     "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False),
     "version": NoteMeaning(ASSUMED, "the kernels of PyTorch 2.11", False),
