@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+AFTER_THE_TIME = "what comes after the time limit"  # of an estimate: what was left out
+
 
 def plain(text: str) -> str:
     """The text with `?` for control, bidirectional and invisible characters, and blanks for ends of lines and tabs.

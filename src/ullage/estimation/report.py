@@ -172,8 +172,9 @@ def print_layers(estimate: Estimate, console: Console | None = None, depth: int 
 
 
 def _head(estimate: Estimate) -> Group:
-    style = "bold yellow" if estimate.tight else "bold green" if estimate.fits else "bold red"
-    lines = [Text(f"{'✓' if estimate.fits else '✗'} {estimate.verdict}", style=style)]
+    doubtful = estimate.tight or estimate.mark == "?"
+    style = "bold yellow" if doubtful else "bold green" if estimate.fits else "bold red"
+    lines = [Text(f"{estimate.mark} {estimate.verdict}", style=style)]
     if estimate.source:
         lines.insert(0, Text(estimate.source, style="bold"))
     return Group(*lines, Text())

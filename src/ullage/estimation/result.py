@@ -11,6 +11,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import nobody_named
+from ullage.text import AFTER_THE_TIME
 from ullage.units import format_bytes, format_duration
 from ullage.virtual.releases import MEASURED
 
@@ -183,6 +184,8 @@ class Estimate:
     @property
     def verdict(self) -> str:
         """The answer in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB of room"."""
+        if self.fits and self.before_training:
+            return f"fits so far on {self.gpu}: {_pair(self.needed, self.gpu_memory)}, but it has not trained one step"
         if self.fits:
             room = format_bytes(self.headroom)
             needs = "" if self.without_trials is None else "needs "
@@ -190,6 +193,16 @@ class Estimate:
         over = f", {format_bytes(-self.headroom)} too much" if self.headroom < 0 else ""
         takes, has = format_bytes(self.needed), format_bytes(self.gpu_memory)
         return f"DOES NOT FIT on {self.gpu}: takes {takes} where {has} can be had{over}"
+
+    @property
+    def before_training(self) -> bool:
+        """Whether the time was over before the first optimizer step."""
+        return not self.steps and any(entry["what"] == AFTER_THE_TIME for entry in self.left_out)
+
+    @property
+    def mark(self) -> str:
+        """✓ where the job fits, ✗ where it does not, ? where training was not seen."""
+        return ("?" if self.before_training else "✓") if self.fits else "✗"
 
     @property
     def peak_words(self) -> str | None:
@@ -443,12 +456,11 @@ BREAKDOWN_COLOURS = {
 
 def notebook_html(estimate: Estimate) -> str:
     """An estimate as HTML for a notebook, with a style of its own; text has the notebook's colours, light or dark."""
-    good = estimate.fits
-    colour, word = ("#1a7f4b", "✓") if good else ("#c9372c", "✗")
+    colour = {"✓": "#1a7f4b", "?": "#9a6700", "✗": "#c9372c"}[estimate.mark]
     parts = [
         '<div style="max-width:760px;border:1px solid #8884;border-radius:10px;padding:12px 16px;line-height:1.45">',
         f"<div><b>{escape(estimate.source)}</b></div>" if estimate.source else "",
-        f'<div style="font-weight:600;font-size:1.1em;color:{colour}">{word} {escape(estimate.verdict)}</div>',
+        f'<div style="font-weight:600;font-size:1.1em;color:{colour}">{estimate.mark} {escape(estimate.verdict)}</div>',
         _bar(estimate),
         f"<div>At the peak{escape(estimate.peak_moment)}:</div>" if estimate.breakdown else "",
         _table(estimate),

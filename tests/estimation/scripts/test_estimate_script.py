@@ -146,6 +146,13 @@ def test_when_the_time_is_over_what_was_seen_is_the_answer(script):
     assert cut["covered"] is False and cut["adds"] > 0
 
 
+def test_an_estimate_that_has_seen_no_training_does_not_say_that_the_job_fits(script):
+    before = "import time, torch\nx = torch.zeros(1 << 20, device='cuda')\ntime.sleep(60)"
+    estimate = estimate_script(script(before), gpu="H200", timeout=4.0)
+    assert estimate.before_training and estimate.mark == "?"
+    assert estimate.verdict.startswith("fits so far on H200") and "has not trained one step" in estimate.verdict
+
+
 def test_what_was_seen_before_the_process_was_killed_is_the_answer(script):
     estimate = estimate_script(script(BUSY.replace("sizes =", "os.kill(os.getpid(), 9)\nsizes =")))
     assert estimate.steps >= 3 and estimate.peak_allocated > 3 << 20

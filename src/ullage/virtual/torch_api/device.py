@@ -70,7 +70,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
             "_cached_device_count": 1,
             "_is_in_bad_fork": lambda: False,
             "_exchange_device": exchange_device,
-            "_maybe_exchange_device": exchange_device,
+            "_maybe_exchange_device": maybe_exchange_device,
             "_get_device_properties": lambda device=0: properties,
             "_CudaDeviceProperties": _CudaDeviceProperties,
             "_cudart": _runtime(gpu),
@@ -97,6 +97,11 @@ def exchange_device(device: int) -> int:
         return -1
     check_device(device)
     return 0
+
+
+def maybe_exchange_device(device: int) -> int:
+    """The same under its other name: to the compiler these are two functions."""
+    return exchange_device(device)
 
 
 def _device_functions(gpu: GPUState) -> dict[str, Any]:

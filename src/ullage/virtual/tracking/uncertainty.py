@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
+from ullage.text import AFTER_THE_TIME
 from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
 from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory, SideRequest, lane_of
 
@@ -72,7 +73,7 @@ NOTE_MEANINGS = {
     "after": NoteMeaning(LEFT_OUT, "what comes after training", False),
     "lengths": NoteMeaning(ASSUMED, "that no item is larger than those looked at", False),
     "interrupted": NoteMeaning(LEFT_OUT, "what comes after the process ended", False),
-    "timeout": NoteMeaning(LEFT_OUT, "what comes after the time limit", False),
+    "timeout": NoteMeaning(LEFT_OUT, AFTER_THE_TIME, False),
 }
 
 
