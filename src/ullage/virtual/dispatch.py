@@ -269,8 +269,8 @@ class _Operator:
         def inferred() -> Plan:
             try:
                 return infer(self.func, args, kwargs)
-            except NotImplementedError as error:
-                raise custom.without_fake(self.func) from error
+            except NotImplementedError:
+                raise custom.without_fake(self.func) from None
 
         _check_devices(self.name, args)
         if self.rule is not None:

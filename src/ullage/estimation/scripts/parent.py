@@ -63,7 +63,7 @@ def estimate_script(
     >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
     True
 
-    Not covered: several GPUs, CUDA graphs, Triton and other custom kernels (`ScriptFailed` says so).
+    Not covered: several GPUs, and compiled code that is no operator with a fake (`ScriptFailed` says so).
     """
     shown = f"-m {path}" if module else str(path)
     interpreter = find_interpreter(sys.executable if python is None else os.fspath(python))
