@@ -47,7 +47,8 @@ def test_buckets_have_the_size_of_the_gradients(gpu, options):
 
 def test_gradients_that_are_views_of_buckets_take_no_memory(gpu):
     model = DistributedDataParallel(layers(), device_ids=[0], gradient_as_bucket_view=True)
-    model(torch.zeros(4, WIDTH, device="cuda")).sum().backward()
+    for _ in range(2):
+        model(torch.zeros(4, WIDTH, device="cuda")).sum().backward()
     taken, _ = allocated_by(lambda: model(torch.zeros(4, WIDTH, device="cuda")).sum().backward())
     assert taken < 1
     assert model.module[0].weight.grad.shape == (WIDTH, WIDTH)
@@ -145,3 +146,16 @@ def test_gloo_takes_no_memory_of_nccl():
         torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
         assert outside(gpu) - before == pytest.approx(70, abs=4)
         assert torch.distributed.get_backend() == "gloo"
+
+
+def test_old_buckets_are_there_when_new_ones_are_built(gpu):
+    model = DistributedDataParallel(layers(), device_ids=[0])
+
+    def step():
+        model(torch.zeros(4, WIDTH, device="cuda")).sum().backward()
+        model.zero_grad()
+
+    step()
+    before = torch.cuda.memory_allocated()
+    step()  # builds them anew
+    assert torch.cuda.memory_allocated() - before == pytest.approx(8 * MIB, abs=MIB)  # until NCCL's watchdog looks

@@ -77,6 +77,13 @@ class Release(NamedTuple):
         """check_data_ptr_alignment_mem_efficient"""
         return self.version >= (2, 14)
 
+    # torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
+
+    @property
+    def keeps_what_is_sent(self) -> bool:
+        """stashed_for_allocator_safety_: an asynchronous collective keeps its tensors; before, `record_stream` did."""
+        return self.version >= (2, 8)
+
     # aten/src/ATen/cuda/CublasHandlePool.cpp, CUDABlas.cpp
 
     @property

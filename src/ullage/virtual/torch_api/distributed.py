@@ -15,6 +15,7 @@ import torch
 import torch.distributed
 
 from ullage.virtual.libraries import NCCL_TO_ITSELF, SIDE_STREAMS
+from ullage.virtual.native import in_backward
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -56,6 +57,7 @@ class Groups:
         self._gpu = gpu
         self._backends: dict[str, str] = {}  # of groups that stand, by name
         self._communicators: set[str] = set()
+        self._kept: list[tuple[int, list[torch.Tensor]]] = []
         self.eager = False
 
     @property
@@ -84,12 +86,25 @@ class Groups:
             if not self._gpu.spec.context_measured:
                 self._gpu.note("distributed", _NCCL)
 
+    def keep(self, tensors: list[torch.Tensor]) -> None:
+        """Keep what an asynchronous collective of DDP was given, until NCCL's watchdog has seen that it is done.
+
+        DDP waits for the future and not for the work, so nobody else lets go of the tensors (ProcessGroupNCCL.cpp,
+        `stashed_for_allocator_safety_`). The watchdog looks every 100 ms, and what it found is let go with the next
+        collective. So when DDP builds its buckets anew after the first step, the old ones are there, too.
+        """
+        now = self._gpu.memory.clock
+        self._kept = [(since, kept) for since, kept in self._kept if since > now - _WATCHDOG]
+        self._kept.append((now, tensors))
+
     def remove(self, group: Any) -> None:
         """A group, or all of them, was destroyed; what it took may come back, but its peak was there."""
         names = list(self._backends) if group is None else [group.group_name]
         for name in names:
             self._backends.pop(name, None)
             self._communicators.discard(name)
+        if not self._backends:
+            self._kept.clear()
 
 
 _in_use: list[Groups] = []
@@ -225,6 +240,7 @@ _NAMES = sorted(
 )
 
 
+_WATCHDOG = 2000  # calls of the allocator in 100 ms, about
 _TO_ITSELF = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
 
 
@@ -237,6 +253,8 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     for argument in args:
         if isinstance(argument, torch.ScriptObject) and _in_use and "ProcessGroup" in str(argument._type()):
             _in_use[-1].communicate(_c10d.ProcessGroup.unbox(argument))
+    if in_backward() and gpu.release.keeps_what_is_sent and _is_asynchronous(func, args, kwargs):
+        _in_use[-1].keep(targets)
     if func._schema.name in _TO_ITSELF:
         gpu.libraries.need_beyond(NCCL_TO_ITSELF)
     sources = list(_tensors(args[1])) if len(args) > 1 else []
@@ -247,6 +265,13 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     returned = len(func._schema.returns)
     done = _work_that_is_done(targets)
     return None if returned == 0 else done if returned == 1 else (args[0], done)
+
+
+def _is_asynchronous(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name in ("async_op", "asyncOp"):
+            return bool(args[place] if place < len(args) else kwargs.get(argument.name, True))
+    return False
 
 
 def _work_that_is_done(results: list[torch.Tensor]) -> Any:
