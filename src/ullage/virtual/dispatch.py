@@ -431,6 +431,7 @@ _MAY_MIX_DEVICES = (
     "_like",
     ".new_",
     "copy",
+    "device_put",
     "index",
     "where",
     "lift",

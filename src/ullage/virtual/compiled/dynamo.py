@@ -11,22 +11,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
+import ullage
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
 _CONTEXT_ELEMENT = 4  # bytes of the tensor with which FakeTensor makes sure that CUDA has a context
 _FAILED = "torch.compile failed here, so the eager code was followed: {error}"
-_COMPILED = (
-    "torch.compile was followed as PyTorch compiles it ({functions} functions, {seconds} s); no kernel was built"
-)
+_COMPILED = "torch.compile was followed as PyTorch compiles it: {functions} functions in {seconds} s"
+_OURS = os.path.dirname(ullage.__file__) + os.sep
 _HOOKS = (
     (module_hooks, ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")),
     (optimizer_hooks, ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")),
@@ -37,6 +39,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     """Let Dynamo work as soon as somebody imports it."""
     for module, part in {
         "torch._subclasses.fake_tensor": _make_context,
+        "torch.fx.experimental.proxy_tensor": _make_constants_on_the_card,
         "torch._dynamo.eval_frame": _set_hooks_aside,
         "torch._dynamo.convert_frame": _compile_under_the_mode,
         "torch._dynamo.device_interface": _forget_device,
@@ -66,6 +69,18 @@ def _make_context(gpu: GPUState, replacements: Replacements, module: Any) -> Non
         replacements.put_existing(module, name, init_gpu_context)
     # Constants stay on the CPU until the program runs, as where PyTorch has no GPU to make them on.
     replacements.put(module.FakeTensorMode, "avoid_device_init", property(lambda self: True))
+
+
+def _make_constants_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """What is computed from constants alone is computed while a graph is traced, outside of its modes."""
+    leave_fakes = module.unset_fake_temporarily
+
+    @contextlib.contextmanager
+    def unset_fake_temporarily() -> Iterator[Any]:
+        with leave_fakes() as before, gpu.mode:
+            yield before
+
+    replacements.put(module, "unset_fake_temporarily", unset_fake_temporarily)
 
 
 def _set_hooks_aside(gpu: GPUState, replacements: Replacements, module: Any) -> None:
@@ -106,19 +121,22 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
     times: list[float] = []
 
     @functools.wraps(translate)
-    def __call__(self: Any, *args: Any, **options: Any) -> Any:
-        """Translate one frame; one that fails is run as it is."""
+    def __call__(self: Any, frame: Any, *args: Any, **options: Any) -> Any:
+        """Translate one frame; one that fails is run as it is, and so is one of ours, which PyTorch has called."""
+        if frame.f_code.co_filename.startswith(_OURS):
+            return as_it_is()
         begin = time.monotonic()
         try:
-            return translate(self, *args, **options)
-        except module.exc.TorchDynamoException as error:
-            if isinstance(error, module.exc.Unsupported):
-                raise
+            done = translate(self, frame, *args, **options)
+        except (module.exc.Unsupported, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
             gpu.note("compile failed", _FAILED.format(error=_first_line(error)))
             return as_it_is()
-        finally:
+        if getattr(done, "guarded_code", done) is not None:
             times.append(time.monotonic() - begin)
             gpu.note_instead("compiled", _COMPILED.format(functions=len(times), seconds=round(sum(times))))
+        return done
 
     replacements.put(module.CatchErrorsWrapper, "__call__", __call__)
 
