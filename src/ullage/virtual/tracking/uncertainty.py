@@ -57,6 +57,7 @@ NOTE_MEANINGS = {
     "repetition": NoteMeaning(ASSUMED, "that later steps take no more", False),
     "version": NoteMeaning(ASSUMED, "the kernels of PyTorch 2.11", False),
     "compile": NoteMeaning(LEFT_OUT, "torch.compile (the eager code ran)", False),
+    "compiled": NoteMeaning(ASSUMED, "what torch.compile times and pads on the card", True),
     "autotuning": NoteMeaning(ASSUMED, "which kernels max-autotune takes", False),
     "compile failed": NoteMeaning(LEFT_OUT, "parts of torch.compile that failed (the eager code ran)", False),
     "graphs": NoteMeaning(LEFT_OUT, "CUDA graphs of torch.compile", False, THE_ACTIVATIONS),
