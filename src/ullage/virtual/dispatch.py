@@ -106,10 +106,15 @@ def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     meta_args = [places.twin(value, index) for index, value in enumerate(args)]
     meta_kwargs = {name: places.twin(value, name) for name, value in kwargs.items()}
     result = func(*meta_args, **meta_kwargs)
-    if isinstance(result, list | tuple):
-        outputs = [places.output(value) for value in result]
-        return Plan(outputs, as_list=isinstance(result, list), resized=places.resized())
-    return Plan([places.output(result)], single=True, resized=places.resized())
+    single = not isinstance(result, list | tuple)
+    results = [result] if single else result
+    return Plan(
+        [places.output(value) for value in results],
+        single=single,
+        as_list=isinstance(result, list),
+        defaults={place: value for place, value in enumerate(results) if isinstance(value, int | float)} or None,
+        resized=places.resized(),
+    )
 
 
 def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -331,8 +331,11 @@ class DeviceMemory:
             self._free(taken)
 
     def span_of(self, tensor: torch.Tensor) -> Span | _Watch | None:
-        """The allocation behind a tensor; `None` for a tensor that is not on this GPU."""
-        return getattr(_storage_of(tensor), "ullage", None)
+        """The allocation behind a tensor; `None` for one that is not on this GPU, or that `torch.func` made."""
+        try:
+            return getattr(_storage_of(tensor), "ullage", None)
+        except NotImplementedError:
+            return None
 
     def adopt(self, storage: Any, span: Span) -> None:
         """Let a storage hold an allocation that nobody holds, from now on."""

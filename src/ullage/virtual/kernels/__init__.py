@@ -14,6 +14,7 @@ from ullage.virtual.kernels import (  # noqa: F401
     normalization,
     pointwise,
     pooling,
+    quantization,
     recurrent,
     reductions,
     sorting,

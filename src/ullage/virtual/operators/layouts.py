@@ -183,6 +183,19 @@ def validate(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return None
 
 
+@handler(
+    "aten.quantize_per_tensor.default",
+    "aten.quantize_per_tensor.tensor_qparams",
+    "aten.quantize_per_channel.default",
+    "aten.quantize_per_tensor_dynamic.default",
+)
+def quantize(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Quantized tensors are objects of C++ with a storage on a real GPU; a bare type would not know its scale."""
+    if not args[0].is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    gpu.refuse("a quantized tensor", "use torch.int8 or float8 types, or fake quantization, or quantize on the CPU")
+
+
 def is_for_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a tensor of a call lies on the virtual GPU, or what it makes will."""
     device = kwargs.get("device")

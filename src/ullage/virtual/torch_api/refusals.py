@@ -70,10 +70,14 @@ def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
     functions. What was scripted before the `with` statement runs as it is.
     """
 
+    original = torch.jit.script
+
     def script(obj: Any = None, *args: Any, **options: Any) -> Any:
-        """`torch.jit.script`: returns what it is given."""
+        """`torch.jit.script`: returns what it is given, except PyTorch's own formulas, which its C++ part runs."""
         if obj is None:
             return script
+        if getattr(obj, "__module__", "").startswith("torch._decomp"):
+            return original(obj, *args, **options)
         gpu.note("scripting", "torch.jit.script was left out: the Python code was followed")
         return obj
 
