@@ -70,3 +70,11 @@ def test_quantized_tensors_and_eight_bits(gpu):
     assert torch._scaled_mm(eight, eight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16).shape == (64, 64)
     whole = eight.to(torch.int8)
     assert torch._int_mm(whole, whole).dtype is torch.int32
+
+
+def test_products_of_eight_bits_take_cublas_workspace():
+    with ullage.virtual_gpu("H200") as gpu:
+        eight = torch.ones(64, 64, device="cuda").to(torch.float8_e4m3fn)
+        one, before = torch.ones((), device="cuda"), gpu.memory.allocator.allocated
+        torch._scaled_mm(eight, eight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        assert gpu.memory.allocator.allocated - before >= 32 << 20

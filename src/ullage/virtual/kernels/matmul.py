@@ -103,3 +103,11 @@ def _grouped_output(left: torch.Tensor, right: torch.Tensor, groups: int) -> New
     row = ceil_div(size[-1] * left.element_size(), 16) * 16 // left.element_size()
     stride = (row, 1) if len(size) == 2 else (size[1] * row, row, 1)
     return New(size, stride, left.dtype, size[0] * stride[0] * left.element_size())
+
+
+@kernel("aten._scaled_mm.default", "aten._int_mm.default")
+def product_of_eight_bits(call: Call) -> Plan:
+    """Blas.cpp, _scaled_mm_out_cuda and _int_mm_out_cuda: cuBLASLt alone multiplies float8 and int8."""
+    plan = call.infer()
+    plan.library = CUBLAS_LT
+    return plan
