@@ -46,6 +46,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "torch._inductor.constant_folding": _fold_on_the_card,
         "torch._inductor.fx_passes.pad_mm": _pad_on_the_card,
         "torch._inductor.select_algorithm": _choose_on_the_card,
+        "torch._inductor.codegen.triton": _fuse_on_the_card,
         "torch._inductor.runtime.triton_heuristics": _leave_kernels_out,
         "torch._inductor.runtime.benchmarking": _time_roughly,
     }.items():
@@ -132,6 +133,23 @@ def _choose_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) 
         return timed
 
     replacements.put(kind, "make_benchmark_fn", staticmethod(make_benchmark_fn))
+
+
+def _fuse_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """Whether a kernel of `max-autotune` is fused with its neighbours is timed, too."""
+    kind = module.TritonScheduling
+
+    def on_the_card(method: Any) -> Any:
+        @functools.wraps(method)
+        def call(*args: Any, **options: Any) -> Any:
+            with _on_the_card(gpu):
+                return method(*args, **options)
+
+        return call
+
+    for name in ("benchmark_codegened_module", "benchmark_combo_kernel"):
+        if name in vars(kind):
+            replacements.put(kind, name, on_the_card(vars(kind)[name]))
 
 
 @contextlib.contextmanager
