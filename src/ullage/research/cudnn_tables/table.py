@@ -48,6 +48,7 @@ from ullage.virtual.kernels.cudnn.workspaces import (
     features,
     hash_of,
     terms,
+    transforms,
 )
 from ullage.workloads.configuration import read_rows
 
@@ -403,7 +404,8 @@ def _questions(
     others = _part([(problem, plans.others) for problem, plans in rows])
     pairs = zip(rows, others.parts, strict=True)
     yield OTHERS, others, [nearest_formula(plans.others, parts) for (_, plans), parts in pairs]
-    transform = others._replace(sizes=np.array([plans.transform for _, plans in rows], dtype=np.int64))
+    rows = [row for row in rows if transforms(row[0])]
+    transform = _part([(problem, plans.transform) for problem, plans in rows])
     yield TRANSFORM, transform, [_BY_TRANSFORM if plans.transform else _NOTHING for _, plans in rows]
 
 

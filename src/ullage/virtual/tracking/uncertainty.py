@@ -66,7 +66,7 @@ NOTE_MEANINGS = {
     "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script (the Python code ran)", False),
     "distributed": NoteMeaning(ASSUMED, "memory of NCCL as on an H200", True, NOTHING),
     "cudnn": NoteMeaning(LEFT_OUT, "switches of cuDNN", False),
-    "trials": NoteMeaning(ASSUMED, "which plans cudnn.benchmark tries and keeps", False),
+    "trials": NoteMeaning(ASSUMED, "which plans cudnn.benchmark tries and keeps", True),
     "allocator": NoteMeaning(LEFT_OUT, "allocator settings", False),
     "settings": NoteMeaning(LEFT_OUT, "allocator settings", False),
     "growth": NoteMeaning(LEFT_OUT, "growth in later iterations", False),

@@ -155,7 +155,7 @@ def terms(problem: ConvolutionProblem) -> Terms:
 
 _TILE = 32  # lengths of the Fourier transforms by which a data gradient is computed
 _TILE_BYTES = _TILE * (_TILE // 2 + 1) * 8
-_LEAST_TRANSFORM = 16
+_LEAST_TRANSFORM, _LONGEST_TRANSFORM = 16, 256
 _GROUPS_AT_ONCE = 8
 
 
@@ -212,6 +212,23 @@ def transform_bytes(problem: ConvolutionProblem) -> int:
     if groups > 1:
         return (size + source + out + 16) * min(groups, _GROUPS_AT_ONCE)
     return size + copies if problem.channels_last else size
+
+
+def transforms(problem: ConvolutionProblem) -> bool:
+    """Whether cuDNN has plans by Fourier transforms for such a problem at all; which it names is another question.
+
+    >>> sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
+    >>> transforms(ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "bf16", False))
+    False
+    """
+    if len(problem.source) != 4 or problem.kind not in ("f32", "f16"):
+        return False
+    if problem.direction == DATA:
+        return max(problem.weight[2:]) > 2 and max(problem.dilation) == 1
+    lengths = (length + 2 * padding for length, padding in zip(problem.source[2:], problem.padding, strict=True))
+    if problem.stride != (1, 1) or max(lengths) > _LONGEST_TRANSFORM:
+        return False
+    return problem.direction == FORWARD or problem.kind == "f32"
 
 
 def _reach(length: int, padding: int, step: int) -> int:
@@ -602,7 +619,7 @@ def trial(
     winner = first._replace(larger=max(first.larger, all_copies(parts)), guessed=True)
     known = measured(problem, capability, multiprocessors, "trial")
     others = by_votes(votes(problem, TRIAL_TREES, OTHERS), parts)
-    transform = by_votes(votes(problem, TRIAL_TREES, TRANSFORM), parts)
+    transform = by_votes(votes(problem, TRIAL_TREES, TRANSFORM) if transforms(problem) else [], parts)
     guesses = {first.size, others.size, transform.size} - {0}
     if known is not None:
         sizes = {known, *(size for size in guesses if size < known)}
