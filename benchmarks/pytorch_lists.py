@@ -9,6 +9,10 @@ number of the request. `--part 2/8` takes every eighth call from the second on.
     python benchmarks/pytorch_lists.py compare lists_h200.jsonl.gz
 
 compares such a file with the virtual GPU. That needs no GPU.
+
+    python benchmarks/pytorch_lists.py exceptions
+
+prints, as tables, what the tests of the lists leave out, and where the CPU differs from a GPU, with the reasons.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from tests.virtual.drawn_calls import Drawn, draw, run_drawn  # noqa: E402
-from tests.virtual.pytorch_lists import Entry, entries, run, samples  # noqa: E402
+from tests.virtual.pytorch_lists import DIFFERENT, LEFT_OUT, Entry, entries, run, samples  # noqa: E402
 
 STICKY = ("CUDA error", "device-side assert", "illegal memory")  # after these, a process can use the GPU no more
 
@@ -223,8 +227,17 @@ def compare(file: Path, only: str, show: int) -> None:
                 print(f"    {name}: here {str(mine)[:300]}")
 
 
+def print_exceptions() -> None:
+    """Print two tables."""
+    for title, reasons in (("left out", LEFT_OUT), ("different from the CPU", DIFFERENT)):
+        print(f"| {title} | why |\n| --- | --- |")
+        for name, why in reasons.items():
+            print(f"| `{name}` | {why} |")
+        print()
+
+
 def main() -> None:
-    """Measure, or compare."""
+    """Measure, compare, or say what is left out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     measuring = commands.add_parser("measure")
@@ -235,6 +248,7 @@ def main() -> None:
     measuring.add_argument("--family", default="", help="only calls of this family are drawn: fft, linalg, ...")
     measuring.add_argument("--skip", type=int, default=0)
     measuring.add_argument("--out", type=Path, default=Path("lists_h200.jsonl.gz"))
+    commands.add_parser("exceptions")
     comparing = commands.add_parser("compare")
     comparing.add_argument("file", type=Path)
     comparing.add_argument("--only", default="")
@@ -244,6 +258,8 @@ def main() -> None:
     if given.command == "measure":
         first, parts = map(int, given.part.split("/"))
         measure(given.samples, given.drawn, given.seed, (first, parts), given.family, given.out, given.skip)
+    elif given.command == "exceptions":
+        print_exceptions()
     else:
         compare(given.file, given.only, given.show)
 
