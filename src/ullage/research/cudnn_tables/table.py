@@ -377,6 +377,7 @@ def largest_plans(plans: Sequence[CandidatePlan]) -> LargestPlans:
     return LargestPlans(max(transforms, default=0), max(others, default=0))
 
 
+_WORTH_TABLING = 80 << 20  # bytes; the trees answer for smaller ones
 _NEARLY = 0.004  # of a workspace: so near a formula counts as the right one
 _NOTHING = Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
 _BY_TRANSFORM = _NOTHING._replace(transform=1)
@@ -424,7 +425,8 @@ def write_trials(
 ) -> None:
     """Write the table and the trees of what `cudnn.benchmark` tries into a folder."""
     out.mkdir(parents=True, exist_ok=True)
-    write_table(out / TRIAL_TABLE, {problem: max(plans) for problem, plans in found.items()}, header)
+    worth = {problem: max(plans) for problem, plans in found.items() if max(plans) >= _WORTH_TABLING}
+    write_table(out / TRIAL_TABLE, worth, header)
     arrays: dict[str, Any] = {}
     for direction in _DIRECTIONS:
         rows = [row for row in found.items() if row[0].direction == direction]
