@@ -76,9 +76,7 @@ def main() -> None:
                 daemon.wait()
             if options.each:
                 taken = processor_seconds() - began
-                print(
-                    f"processor seconds an estimate, with the daemon's own: {taken / options.elements:.2f}", flush=True
-                )
+                print(f"processor seconds an estimate, with the daemon's: {taken / options.elements:.2f}", flush=True)
 
 
 def processor_seconds() -> float:
@@ -103,7 +101,7 @@ def job(home: Path, command: list[str], **more: Any) -> dict[str, Any]:
 def measure(home: Path, elements: int, each: bool) -> None:
     client = Client(home)
     waiting: dict[int, str] = {}
-    array = JobSpec.model_validate(job(home, ["--seed", "{index}"], array=list(range(1, elements + 1))))
+    array = JobSpec.model_validate(job(home, ["--seed", "{index}"], array=list(range(1, elements + 1)), hold=each))
     began = time.monotonic()
     for number in client.submit_spec(array)["jobs"]:
         waiting[number] = f"the array of {elements}"
@@ -113,7 +111,8 @@ def measure(home: Path, elements: int, each: bool) -> None:
     last: dict[str, float] = {}
     while waiting:
         for number, what in list(waiting.items()):
-            if client.status(number)["state"] != "estimating":
+            found = client.status(number)
+            if found["estimate"] if each else found["state"] != "estimating":
                 del waiting[number]
                 last[what] = time.monotonic() - began
         time.sleep(0.2)

@@ -273,7 +273,7 @@ def test_a_process_that_waits_saves_the_imports_and_keeps_nothing(possible, warm
         pytest.skip("this system refuses namespaces or overlays")
     seen = []
     for number in range(2):
-        given = {**env, "SSH_TTY": f"/dev/pts/{number}"}
+        given = {**env, "SSH_TTY": f"/dev/pts/{number}", "NOT_READ_ON_IMPORT": str(number)}
         outcome = run("children:leaves_a_trace", {"module": PRELOADED}, env=given, private=Private(), warm=warm)
         seen.append(outcome.answer)
     assert [each["loaded"] for each in seen] == [True, True]
@@ -291,6 +291,12 @@ def test_what_changes_what_is_imported_is_imported_anew(possible, warm, env, tmp
             module.write_text(f"text = {text!r}")
             given = {**env, "PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}"}
             outcome = run("children:text_of", {"module": module.stem}, env=given, private=Private(), warm=own)
+            assert outcome.answer == {"text": text}
+        module.write_text("import os; text = os.environ['TEXT']")
+        for text in ("by a variable", "by another"):
+            outcome = run(
+                "children:text_of", {"module": module.stem}, env={**given, "TEXT": text}, private=Private(), warm=own
+            )
             assert outcome.answer == {"text": text}
     finally:
         own.close()

@@ -85,8 +85,11 @@ rules = st.builds(
 )
 
 
+Scene = tuple[str, list[Job], list[Running], list[Slot], Ledger, Rules]
+
+
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[str, list[Job], list[Running], list[Slot], Ledger, Rules]:
+def scenes(draw: st.DrawFn) -> Scene:
     """A cluster on which an earlier pass has put jobs, some of which were then seen to use memory."""
     slots, chosen, site = draw(clusters()), draw(st.sampled_from(policies())), draw(rules)
     host = draw(st.sampled_from([None, HostShare(4, 50), HostShare(10, 100)]))
@@ -103,13 +106,11 @@ def scenes(draw: st.DrawFn) -> tuple[str, list[Job], list[Running], list[Slot], 
     return chosen, draw(jobs(1, 10)), running, slots, ledger, site
 
 
-def decided(scene: tuple[str, list[Job], list[Running], list[Slot], Ledger, Rules]) -> PassOutcome:
+def decided(scene: Scene) -> PassOutcome:
     return decide(*scene, now=1000.0)
 
 
-@settings(max_examples=400, deadline=None)
-@given(scenes())
-def test_every_decision_can_be_promised_and_every_job_is_answered_once(scene) -> None:
+def every_decision_can_be_promised_and_every_job_is_answered_once(scene: Scene) -> None:
     """The ledger is the judge: it refuses what would overbook, share what is exclusive or a MIG instance, or use a
     slot that is drained or lost. Nothing is refused."""
     chosen, waiting, _, slots, ledger, site = scene
@@ -123,9 +124,7 @@ def test_every_decision_can_be_promised_and_every_job_is_answered_once(scene) ->
     assert all(each.reason for each in outcome.waiting)
 
 
-@settings(max_examples=300, deadline=None)
-@given(scenes())
-def test_jobs_get_what_they_asked_for(scene) -> None:
+def jobs_get_what_they_asked_for(scene: Scene) -> None:
     chosen, waiting, _, slots, ledger, site = scene
     by_id, by_slot = {job.id: job for job in waiting}, {slot.id: slot for slot in slots}
     outcome = decided(scene)
@@ -154,17 +153,13 @@ def test_jobs_get_what_they_asked_for(scene) -> None:
         assert not here or site.max_jobs_per_gpu is None or together <= site.max_jobs_per_gpu
 
 
-@settings(max_examples=200, deadline=None)
-@given(scenes())
-def test_the_same_question_has_the_same_answer_and_the_order_of_the_arguments_does_not_matter(scene) -> None:
+def the_same_question_has_the_same_answer_and_the_order_of_the_arguments_does_not_matter(scene: Scene) -> None:
     chosen, waiting, running, slots, ledger, site = scene
     turned = (chosen, waiting[::-1], running[::-1], slots[::-1], ledger, site)
     assert decided(scene).placed == decided(scene).placed == decided(turned).placed
 
 
-@settings(max_examples=200, deadline=None)
-@given(scenes())
-def test_a_second_pass_places_nobody_who_was_told_to_wait(scene) -> None:
+def a_second_pass_places_nobody_who_was_told_to_wait(scene: Scene) -> None:
     """Nothing has changed but that the placed jobs are there: the answers hold. (Without reservations: a job that
     reserves and the jobs placed after it may make others' room.)"""
     chosen, waiting, running, slots, ledger, site = scene
@@ -178,11 +173,26 @@ def test_a_second_pass_places_nobody_who_was_told_to_wait(scene) -> None:
     assert decide(chosen, left, running, slots, ledger, site, now=1000.0).placed == ()
 
 
-@settings(max_examples=500, deadline=None)
-@given(scenes())
-def test_the_quick_no_is_never_wrong(scene) -> None:
+def the_quick_no_is_never_wrong(scene: Scene) -> None:
     """Every job that is refused without looking would have been refused by looking."""
     quick = decided(scene)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deciding._Pass, "_hopeless", lambda self, job: False)
         assert decided(scene).placed == quick.placed
+
+
+RULES = [
+    every_decision_can_be_promised_and_every_job_is_answered_once,
+    jobs_get_what_they_asked_for,
+    the_same_question_has_the_same_answer_and_the_order_of_the_arguments_does_not_matter,
+    a_second_pass_places_nobody_who_was_told_to_wait,
+    the_quick_no_is_never_wrong,
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(scenes())
+def test_every_rule_holds_in_any_scene(scene) -> None:
+    """A scene takes longer to draw than to judge: each is judged by all rules."""
+    for rule in RULES:
+        rule(copy.deepcopy(scene))

@@ -31,6 +31,9 @@ _LONGEST_LISTING = 10_000  # names
 _MOST = 20_000  # files of one process
 _LONGEST_RECORD = 64 << 20  # bytes
 _ALWAYS = re.compile(r"(PYTORCH_|TORCH_|CUDA|CUBLAS|CUDNN|NVIDIA_).*|OMP_NUM_THREADS|PYTHONPATH")
+_AT_START = re.compile(
+    r"(PYTHON|LD_|MALLOC_|GLIBC_|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|BLIS_|ATEN_|C10_|NCCL_|LC_).*|LANG|LANGUAGE|TZ|HOME|PATH"
+)
 _NO_FILES = ("/proc/", "/sys/", "/dev/")
 _MODULES = (".py", ".so", ".pyc", ".dist-info", ".egg-info", ".egg-link")
 _LIBRARY = os.path.dirname(os.__file__)
@@ -202,16 +205,16 @@ def reads_of(descriptor: int, env: Mapping[str, str]) -> Reads:
 
 def _counts(name: str, all_variables: bool) -> bool:
     """Whether a variable counts that the run did not ask for by its name."""
-    return bool(_ALWAYS.fullmatch(name) or all_variables and not is_of_session(name))
+    return bool(_ALWAYS.fullmatch(name) or all_variables and not _OF_A_SESSION.fullmatch(name))
 
 
-def is_of_session(name: str) -> bool:
-    """Whether a variable is about the terminal or the session that a program was started from.
+def matters_at_start(name: str) -> bool:
+    """Whether compiled code may read a variable when a Python starts or loads PyTorch, which is not recorded.
 
-    >>> is_of_session("SSH_TTY"), is_of_session("HOME")
+    >>> matters_at_start("LD_PRELOAD"), matters_at_start("BATCH")
     (True, False)
     """
-    return _OF_A_SESSION.fullmatch(name) is not None
+    return bool(_ALWAYS.fullmatch(name) or _AT_START.fullmatch(name))
 
 
 def _tells_more(signature: str, known: str | None) -> bool:

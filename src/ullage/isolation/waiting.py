@@ -51,7 +51,7 @@ def wait(request: dict[str, Any]) -> None:
         with_guard = Line(asked[1][0])
         if os.fork() == 0:
             line.close()
-            _serve(with_guard)
+            _serve(with_guard, imported)
         with_guard.close()
 
 
@@ -65,13 +65,16 @@ def _is_current(imported: recording.Reads) -> bool:
         return imported.same_files()
 
 
-def _serve(guard: Line) -> None:
-    """In a process that was forked: join the world that the guard has made, and be the child in it."""
+def _serve(guard: Line, imported: recording.Reads) -> None:
+    """In a process that was forked: join the world that the guard has made, and be the child in it.
+
+    Where a variable that was read on import is another one for the child, it does not come, and one is started.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         guard.send({}, kernel.namespaces("user"))
         asked = guard.receive()
-        if asked is None:
+        if asked is None or not imported.same_variables(asked[0]["env"]):
             os._exit(0)
         order, files = asked
         streams, spaces = files[: order["streams"]], files[order["streams"] :]

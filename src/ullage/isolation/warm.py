@@ -19,7 +19,7 @@ from ullage.isolation.guard import Order, Private
 from ullage.isolation.handover import Line, pair
 from ullage.isolation.limits import Limits, Watch
 from ullage.isolation.process_identity import this_process
-from ullage.isolation.recording import is_of_session
+from ullage.isolation.recording import matters_at_start
 from ullage.isolation.starting import Rights, as_file, end_guard, kill_group, start_guard
 
 _ENTRY = "ullage.isolation.waiting:wait"
@@ -29,10 +29,10 @@ _OFTEN, _SELDOM, _YOUNG = 0.1, 5.0, 10.0  # seconds between two looks at one, wh
 
 
 class WarmProcesses:
-    """At most `most` processes that wait, each for one user, one Python and one set of variables.
+    """At most `most` processes that wait, each for one user, one Python and the variables that matter when it starts.
 
-    Those of a session (the terminal, its window) do not count: a child gets its own. `limits` are those of a process
-    that waits, while it imports and later.
+    Of other variables those count that were read on import: a child for which one of them is another is started.
+    `limits` are those of a process that waits, while it imports and later.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class WarmProcesses:
         """A line for a guard to a process that waits, which is started if there is none."""
         places = env.get("PYTHONPATH", "").split(os.pathsep)
         cwd = "/" if all(os.path.isabs(place) for place in places if place) else cwd  # it imports from there
-        variables = tuple(sorted((name, value) for name, value in env.items() if not is_of_session(name)))
+        variables = tuple(sorted((name, value) for name, value in env.items() if matters_at_start(name)))
         key = (*program, cwd, network, variables, tuple(sorted((rights or {}).items())))
         with self._lock:
             warm = self._known.pop(key, None)
