@@ -297,7 +297,8 @@ def sharding(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """Run what stands behind an operator of FSDP."""
     home = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_collectives"]
     name = func._schema.name.split("::")[1]
-    behind = getattr(home, f"{name}_cuda", None) or getattr(home, name, None)
+    names = (f"{name}_cuda", f"_{name}_default", name)  # the plain one may be what calls the operator
+    behind = next((getattr(home, each) for each in names if hasattr(home, each)), None)
     if behind is None:
         return NotImplemented
     with gpu.counting():
