@@ -9,8 +9,8 @@ part of this project and nothing is fetched: clone each repository, at its commi
     python benchmarks/public_scripts.py estimate ROOT [NAME ...] --out estimates.jsonl
     python benchmarks/public_scripts.py compare measured.jsonl estimates.jsonl
 
-The last one prints a table in Markdown. By default it compares the files that are shipped; `--faster` leaves all out but
-the scripts that use what `real_kernels.py` draws, and says what they use.
+The last one prints a table in Markdown. By default it compares the files that are shipped; with `--faster` only the
+scripts that use what `real_kernels.py` draws, and says what they use.
 """
 
 import argparse
