@@ -11,10 +11,10 @@ after another, the largest workspace serves all. `data/cufft_lengths.npz` has th
 from __future__ import annotations
 
 import functools
+import zipfile
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from ullage.virtual.kernels.plan import elements
 
@@ -27,8 +27,9 @@ _SINGLE, _DOUBLE = "s", "d"
 
 @functools.cache
 def _without_workspace(kind: str, precision: str) -> frozenset[int]:
-    with np.load(TABLE) as table:
-        return frozenset(table[f"{kind}_{precision}"].tolist())
+    with zipfile.ZipFile(TABLE) as table:  # a script's Python may have no NumPy
+        data = table.read(f"{kind}_{precision}.npy")
+    return frozenset(array("i", data[10 + int.from_bytes(data[8:10], "little") :]))
 
 
 @functools.cache
