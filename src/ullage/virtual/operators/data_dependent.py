@@ -128,6 +128,23 @@ def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     return gpu.memory.tensor((bins,), (1,), torch.int64, bins * 8)
 
 
+@handler("aten._padded_dense_to_jagged_forward.default")
+def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """NestedTensorTransformerFunctions.cu: one row for each place that is no padding; at most every place is one."""
+    padded, offsets = args[0], args[1]
+    if not padded.is_cuda:
+        return gpu.host.call(func, args, kwargs)
+    rows = args[2] if len(args) > 2 else kwargs.get("total_L")
+    known = gpu.values.known(offsets[-1])
+    if rows is None and known is not None:
+        rows = int(known.max())
+    if rows is None:
+        rows = padded.shape[:-1].numel()
+        gpu.note("shapes", f"a padded tensor of {tuple(padded.shape)} taken as without padding")
+    width = padded.shape[-1]
+    return gpu.memory.tensor((rows, width), (width, 1), padded.dtype, rows * width * padded.element_size())
+
+
 @handler("aten.repeat_interleave.Tensor")
 def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Needs the sum of the repeats: `output_size`, the known values, or one each."""
