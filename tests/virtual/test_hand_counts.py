@@ -101,3 +101,15 @@ def test_a_product_into_a_given_tensor_takes_the_workspace_and_nothing_else():
         torch.addmm(out, a, a, out=out)
 
     assert peak(train) == 2 * WEIGHT + CUBLAS
+
+
+@pytest.mark.skipif("dtype" not in torch.ops.aten.addmm.overloads(), reason="PyTorch before 2.8 has no out_dtype")
+def test_a_product_of_short_numbers_is_summed_in_the_type_that_is_asked_for():
+    def train():
+        a = torch.ones(512, 512, device="cuda", dtype=torch.bfloat16)
+        total = torch.addmm(torch.zeros(512, 512, device="cuda"), a, a, out_dtype=torch.float32)
+        torch.addmm(total, a, a, out_dtype=torch.float32, out=total)
+        assert total.dtype is torch.float32
+        assert torch.mm(a, a, out_dtype=torch.float32).dtype is torch.float32
+
+    assert peak(train) == WEIGHT // 2 + 2 * WEIGHT + CUBLAS

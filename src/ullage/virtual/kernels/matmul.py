@@ -14,6 +14,7 @@ from ullage.virtual.kernels.plan import (
     Steps,
     ceil_div,
     kernel,
+    new,
 )
 
 _POINTER, _STRIDE, _PROBLEM_SIZE = 8, 8, 12  # bytes; three 32-bit sizes make a problem
@@ -40,7 +41,16 @@ def _with_copies(plan: Plan, *matrices: torch.Tensor) -> Plan:
     return plan
 
 
-@kernel("aten.mm.default", "aten.bmm.default", "aten.mm.out", "aten.bmm.out")
+def _sum(call: Call) -> Plan:
+    """The sum of a product and a tensor; PyTorch's own inference fails where `out_dtype` asks for another type."""
+    if not (len(call.args) > 3 and isinstance(call.args[3], torch.dtype)):
+        return call.infer()
+    size = (*call.args[1].shape[:-1], call.args[2].shape[-1])
+    return Plan([Same("out") if "out" in call.kwargs else new(size, call.args[3])], single=True)
+
+
+@kernel("aten.mm.default", "aten.bmm.default", "aten.mm.out", "aten.bmm.out", "aten.mm.dtype", "aten.bmm.dtype",
+        "aten.mm.dtype_out", "aten.bmm.dtype_out")  # fmt: skip
 def product(call: Call) -> Plan:
     """Blas.cpp: every product needs a cuBLAS handle with its workspace; the right factor is looked at first."""
     plan = call.infer()
@@ -56,18 +66,20 @@ def product_with_vector(call: Call) -> Plan:
     return _with_copies(plan, call.args[0])
 
 
-@kernel("aten.baddbmm.default", "aten.addbmm.default", "aten.baddbmm.out", "aten.addbmm.out")
+@kernel("aten.baddbmm.default", "aten.addbmm.default", "aten.baddbmm.out", "aten.addbmm.out", "aten.baddbmm.dtype",
+        "aten.baddbmm.dtype_out")  # fmt: skip
 def sum_of_products(call: Call) -> Plan:
     """Blas.cpp, baddbmm_out_cuda_impl."""
-    plan = call.infer()
+    plan = _sum(call)
     plan.library = CUBLAS
     return _with_copies(plan, call.args[2], call.args[1])
 
 
-@kernel("aten.addmm.default", "aten.addmm_.default", "aten.addmm.out", "aten._addmm_activation.default")
+@kernel("aten.addmm.default", "aten.addmm_.default", "aten.addmm.out", "aten._addmm_activation.default",
+        "aten.addmm.dtype", "aten.addmm.dtype_out")  # fmt: skip
 def product_with_bias(call: Call) -> Plan:
     """Blas.cpp, addmm_out_cuda_impl: a contiguous row of biases is added by cuBLASLt itself."""
-    plan = call.infer()
+    plan = _sum(call)
     bias, _, right = call.args[:3]
     scaled = call.kwargs.get("beta", 1) != 1
     fused = bias.dim() == 1 and bias.is_contiguous() and bias.dtype in _LT_TYPES and not scaled
