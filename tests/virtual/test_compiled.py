@@ -80,3 +80,13 @@ def test_a_model_trains_in_every_mode_and_settles(gpu, mode):
     assert peaks[2] == peaks[3] and gpu.peak_reserved > 0
     assert not [note for note in gpu.notes if "failed" in note]
     assert gpu.origins.models[0].name == "Branching"
+
+
+def test_a_compiled_convolution_has_the_layout_of_cudnn(gpu):
+    def convolved(x, weight):
+        return torch.nn.functional.conv2d(x, weight).relu()
+
+    x = torch.randn(2, 8, 16, 16, device="cuda").to(memory_format=torch.channels_last)
+    weight = torch.randn(4, 8, 3, 3, device="cuda")
+    assert torch.compile(convolved)(x, weight).is_contiguous(memory_format=torch.channels_last)
+    assert torch.compile(convolved)(x.contiguous(), weight).is_contiguous()

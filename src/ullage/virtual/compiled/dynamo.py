@@ -22,6 +22,7 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
 import ullage
+from ullage.virtual.kernels.cudnn.convolution import Operand, prefers_channels_last
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
@@ -39,6 +40,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     """Let Dynamo work as soon as somebody imports it."""
     for module, part in {
         "torch._subclasses.fake_tensor": _make_context,
+        "torch._subclasses.fake_impls": _lay_out_convolutions,
         "torch.fx.experimental.proxy_tensor": _make_constants_on_the_card,
         "torch._dynamo.eval_frame": _set_hooks_aside,
         "torch._dynamo.convert_frame": _compile_under_the_mode,
@@ -69,6 +71,27 @@ def _make_context(gpu: GPUState, replacements: Replacements, module: Any) -> Non
         replacements.put_existing(module, name, init_gpu_context)
     # Constants stay on the CPU until the program runs, as where PyTorch has no GPU to make them on.
     replacements.put(module.FakeTensorMode, "avoid_device_init", property(lambda self: True))
+
+
+def _lay_out_convolutions(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """A build without cuDNN knows nothing of its layouts, so Inductor would expect another result than it gets."""
+    determine = torch._C._conv_determine_backend_memory_format
+
+    def plain(tensor: Any) -> Operand:
+        sizes = (
+            [n.node.hint if isinstance(n, torch.SymInt) else n for n in ns] for ns in (tensor.shape, tensor.stride())
+        )
+        return Operand(*map(tuple, sizes), tensor.dtype)
+
+    def memory_format(source: Any, weight: Any, backend: Any) -> Any:
+        device = getattr(source, "fake_device", None)
+        if device is None or device.type != "cuda":
+            return determine(source, weight, backend)
+        if not prefers_channels_last(plain(source), plain(weight)):
+            return torch.contiguous_format
+        return torch.channels_last if source.dim() == 4 else torch.channels_last_3d
+
+    replacements.put(torch._C, "_conv_determine_backend_memory_format", memory_format)
 
 
 def _make_constants_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
