@@ -77,11 +77,11 @@ def _lay_out_convolutions(gpu: GPUState, replacements: Replacements, module: Any
     """A build without cuDNN knows nothing of its layouts, so Inductor would expect another result than it gets."""
     determine = torch._C._conv_determine_backend_memory_format
 
+    def numbers(sizes: Any) -> tuple[int, ...]:
+        return tuple(size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes)
+
     def plain(tensor: Any) -> Operand:
-        sizes = (
-            [n.node.hint if isinstance(n, torch.SymInt) else n for n in ns] for ns in (tensor.shape, tensor.stride())
-        )
-        return Operand(*map(tuple, sizes), tensor.dtype)
+        return Operand(numbers(tensor.shape), numbers(tensor.stride()), tensor.dtype)
 
     def memory_format(source: Any, weight: Any, backend: Any) -> Any:
         device = getattr(source, "fake_device", None)
