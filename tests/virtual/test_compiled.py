@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import torch._dynamo.device_interface  # before there is a virtual GPU: it keeps the functions of that time
 
 from ullage.virtual import virtual_gpu
 

@@ -182,6 +182,12 @@ def _begin_state_on_the_card(gpu: GPUState, replacements: Replacements, module: 
 
 
 def _forget_device(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """PyTorch remembers the properties of devices."""
+    """PyTorch remembers the properties of devices, and the functions that there were when it was imported."""
     module.caching_worker_device_properties.clear()
     replacements.on_undo(module.caching_worker_device_properties.clear)
+    for name, function in {
+        "exchange_device": torch.cuda._exchange_device,
+        "maybe_exchange_device": torch.cuda._maybe_exchange_device,
+        "get_raw_stream": torch._C._cuda_getCurrentRawStream,
+    }.items():
+        replacements.put_existing(module.CudaInterface, name, staticmethod(function))
