@@ -55,6 +55,28 @@ def test_a_script_is_followed_for_its_problems(tmp_path: Path) -> None:
     assert {problem.source[0] for problem in asking.problems_of_script(script, ["5"])} == {5}
 
 
+def test_a_script_that_is_followed_changes_no_file(tmp_path: Path) -> None:
+    script, weights = tmp_path / "train.py", tmp_path / "weights.pt"
+    weights.write_text("of three weeks")
+    script.write_text(
+        "import torch\n"
+        "layer = torch.nn.Conv2d(3, 8, 3).cuda()\n"
+        "layer(torch.zeros(2, 3, 8, 8, device='cuda')).sum().backward()\n"
+        f"torch.save(layer.state_dict(), {str(weights)!r})\n"
+    )
+    assert asking.problems_of_script(script, [])
+    assert weights.read_text() == "of three weeks"
+
+
+def test_a_file_that_holds_no_answers_is_left_as_it_is(tmp_path: Path) -> None:
+    for text in ("a diary\nwithout an end", '{"one": "document"\n}'):
+        diary = tmp_path / "diary.txt"
+        diary.write_text(text)
+        with pytest.raises(ullage.UllageError, match="line 1: not JSON"):
+            asking.asked_before(diary)
+        assert diary.read_text() == text
+
+
 def test_what_was_asked_is_not_asked_again(tmp_path: Path) -> None:
     path, problems = tmp_path / "plans.jsonl", asking.problems_of(LAYER, 2, "f32", "c")
     row = {"problem": problems[0], "candidates": [CandidatePlan(1, 0, 512)]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,20 +127,21 @@ def _ask_cudnn(
     if done:
         Console(stderr=True).print(f"{len(done)} convolutions are in {out} already; {len(left)} are left")
     answers = asking.ask(left, workers, description.read_text() if description else None)
-    _write_answers(answers, len(left), out)
+    declined = sum("declined" in row for row in _appended(answers, "asking cuDNN", len(left), out))
+    print(f"cuDNN answered for {len(left) - declined} convolutions and declined {declined}: {out}")
 
 
-def _write_answers(answers: Any, count: int, out: Path) -> None:
-    declined = 0
+def _appended(rows: Iterable[dict[str, Any]], doing: str, count: int, out: Path) -> Iterator[dict[str, Any]]:
+    """The rows, each written to a file as it comes."""
     try:
         file = out.open("a")
     except OSError as error:
         raise InvalidValue(f"cannot write {out}: {error.strerror}") from None
     with file:
-        for row in each(answers, "asking cuDNN", count):
+        for row in each(rows, doing, count):
             file.write(json.dumps(row) + "\n")
-            declined += "declined" in row
-    print(f"cuDNN answered for {count - declined} convolutions and declined {declined}: {out}")
+            file.flush()
+            yield row
 
 
 def _orders(
@@ -165,32 +167,22 @@ def _orders(
 
 
 def _measured_before(out: Path) -> set[str]:
-    from ullage.workloads.configuration import cut_torn_line, read_rows
+    from ullage.workloads.configuration import rows_so_far
 
-    if not out.exists():
-        return set()
-    cut_torn_line(out)
-    return {str(row.get("id")) for row in read_rows(out)}
+    return {str(row.get("id")) for row in rows_so_far(out)}
 
 
 def _follow(found: Any, count: int, out: Path, console: Console) -> None:
     """Write each row as it comes, and say in the end how the runs went."""
     tally = {"measured": 0, "ran out of memory": 0, "failed": 0, "survived": 0, "capped": 0}
-    try:
-        file = out.open("a")
-    except OSError as error:
-        raise InvalidValue(f"cannot write {out}: {error.strerror}") from None
-    with file:
-        for row in each(found, "measuring", count):
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            outcome = "failed" if "failed" in row else "ran out of memory" if "oom" in row else "measured"
-            tally[outcome] += 1
-            if "capped" in row:
-                tally["capped"] += 1
-                tally["survived"] += row["capped"]["survived"]
-            if outcome != "measured":
-                console.print(f"{row['id']} {row.get('model', '')}: {row.get('failed') or row.get('oom')}")
+    for row in _appended(found, "measuring", count, out):
+        outcome = "failed" if "failed" in row else "ran out of memory" if "oom" in row else "measured"
+        tally[outcome] += 1
+        if "capped" in row:
+            tally["capped"] += 1
+            tally["survived"] += row["capped"]["survived"]
+        if outcome != "measured":
+            console.print(f"{row['id']} {row.get('model', '')}: {row.get('failed') or row.get('oom')}")
     print(f"{tally['measured']} measured, {tally['ran out of memory']} out of memory, {tally['failed']} failed: {out}")
     if tally["capped"]:
         print(f"under the bound of the estimate {tally['survived']} of {tally['capped']} survived")

@@ -45,6 +45,17 @@ class Replacements:
         """Add an action for `undo`."""
         self._undo.append(action)
 
+    def forget_answers(self, module: ModuleType) -> None:
+        """Functions of a module that remember what they answered forget it, now and when all is undone."""
+
+        def forget() -> None:
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
+
+        forget()
+        self.on_undo(forget)
+
     def when_imported(self, module: str, action: Action) -> None:
         """Call `action` with a module now, or as soon as it is imported."""
         loaded = sys.modules.get(module)

@@ -305,12 +305,20 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
+def rows_so_far(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file that more are to be added to; there may be no file yet."""
+    if not file.exists():
+        return []
+    cut_torn_line(file)
+    return list(read_rows(file))
+
+
 def cut_torn_line(file: Path) -> None:
-    """Cut off an incomplete last line, as a writer leaves it that was killed."""
+    """Cut off an incomplete last row, as a writer leaves it that was killed. Other text is left alone."""
     try:
         content = file.read_bytes()
         whole = content.rfind(b"\n") + 1
-        if whole != len(content):
+        if content[:1] == content[whole : whole + 1] == b"{":
             os.truncate(file, whole)
     except OSError as error:
         raise InvalidValue(f"cannot read {file}: {error.strerror}") from None

@@ -273,4 +273,6 @@ class ScriptRun:
             if self._trace is not None:
                 self._trace.fill(card)
                 answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()
+            if self._request.convolutions:
+                answer["convolutions"] = list(card.uncertainty.convolutions)
         return answer

@@ -65,15 +65,11 @@ def estimate_script(
 
     Not covered: several GPUs, and compiled code that is no operator with a fake (`ScriptFailed` says so).
     """
-    shown = f"-m {path}" if module else str(path)
     interpreter = find_interpreter(sys.executable if python is None else os.fspath(python))
     if steps is not None and steps < 1:
         raise InvalidValue(f"needed at least one step to follow; found {steps}")
     if not timeout > 0:
         raise InvalidValue(f"needed a time limit above zero seconds; found {timeout}")
-    check_script(path, module and interpreter.is_ours)
-    if framework := other_framework(str(path), module):
-        raise ScriptFailed(only_pytorch(shown, framework))
     request = ScriptRequest(
         path=str(path),
         args=[str(value) for value in args],
@@ -85,6 +81,35 @@ def estimate_script(
         config=config,
         traced=trace_file is not None,
     )
+    answer, notes, out_of_memory = _followed(request, interpreter, network, show_output)
+    if trace_file is not None:
+        _write(base64.b64decode(answer["trace"]), trace_file)
+    return _estimate(answer["estimate"], notes, out_of_memory, _shown(request))
+
+
+def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = ()) -> list[list[Any]]:
+    """The fields of each `ConvolutionProblem` that a script gives to cuDNN on an H200, followed as for an estimate."""
+    request = ScriptRequest(
+        path=str(path), args=[str(value) for value in args], module=False, gpu=find_gpu("H200"), steps=3,
+        timeout=DEFAULT_TIMEOUT, limited=True, convolutions=True,
+    )  # fmt: skip
+    answer, _, _ = _followed(request, find_interpreter(sys.executable), network=False, show_output=False)
+    found: list[list[Any]] = answer["convolutions"]
+    return found
+
+
+def _shown(request: ScriptRequest) -> str:
+    return f"-m {request.path}" if request.module else request.path
+
+
+def _followed(
+    request: ScriptRequest, interpreter: Interpreter, network: bool, show_output: bool
+) -> tuple[dict[str, Any], list[str], str | None]:
+    """The answer for a script, notes on how it was run, and how it ran out of memory, if it did."""
+    path, module, shown = request.path, request.module, _shown(request)
+    check_script(path, module and interpreter.is_ours)
+    if framework := other_framework(path, module):
+        raise ScriptFailed(only_pytorch(shown, framework))
     private = Private(network=network)
     notes = [] if interpreter.is_ours else [f"the script ran in {interpreter.path}"]
     answer = _run(request, interpreter, private, show_output)
@@ -97,11 +122,9 @@ def estimate_script(
         notes.append("ran out of memory; the figures are those of a card without limit")
         answer = _run(dataclasses.replace(request, limited=False), interpreter, private, show_output)
     if answer["status"] == "failed":
-        answer |= _circumstances(answer, str(path), module)
-        raise ScriptFailed(message(answer, shown, timeout, network), answer["output"], is_own(answer))
-    if trace_file is not None:
-        _write(base64.b64decode(answer["trace"]), trace_file)
-    return _estimate(answer["estimate"], notes, out_of_memory, shown)
+        answer |= _circumstances(answer, path, module)
+        raise ScriptFailed(message(answer, shown, request.timeout, network), answer["output"], is_own(answer))
+    return answer, notes, out_of_memory
 
 
 def _estimate(values: dict[str, Any], notes: list[str], out_of_memory: str | None, shown: str) -> Estimate:

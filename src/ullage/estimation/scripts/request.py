@@ -13,7 +13,10 @@ GRACE = 5.0  # seconds that a script has for its own cleaning up after it was st
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRequest:
-    """What the child process is asked to do; with `traced` every request is part of its answer."""
+    """What the child process is asked to do; with `traced` every request is part of its answer.
+
+    With `convolutions` it is what was given to cuDNN.
+    """
 
     path: str
     args: list[str]
@@ -24,6 +27,7 @@ class ScriptRequest:
     limited: bool
     config: AllocatorConfig | None = None
     traced: bool = False
+    convolutions: bool = False
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> ScriptRequest:

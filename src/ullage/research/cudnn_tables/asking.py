@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
-import runpy
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -20,13 +18,13 @@ from typing import Any
 
 import torch
 
+from ullage.estimation.scripts.parent import convolutions_of_script
 from ullage.research.cudnn_tables.candidates import Cudnn, CudnnError
 from ullage.research.cudnn_tables.collect import arbitrary_configurations, random_layer
 from ullage.research.cudnn_tables.tasks import LAYOUTS, TYPES, ConvolutionLayer, layout_strides, read_tasks
-from ullage.virtual import virtual_gpu
 from ullage.virtual.kernels.cudnn.convolution import Operand, backward_plan, forward_plan, settings_of
 from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
-from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
+from ullage.workloads.configuration import rows_so_far
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _AT_ONCE = 32  # problems that a process is given
@@ -86,28 +84,13 @@ def random_problems(count: int, seed: int) -> list[ConvolutionProblem]:
 
 
 def problems_of_script(path: Path, args: Sequence[str]) -> list[ConvolutionProblem]:
-    """What a training script gives to cuDNN, by following it on a virtual GPU in this process."""
-    virtual = virtual_gpu("H200")
-    before, sys.argv = sys.argv, [str(path), *args]
-    try:
-        with virtual:
-            virtual.progress.on_step = ConvergenceWatch(virtual).after_step
-            runpy.run_path(str(path), run_name="__main__")
-    except (MemoryConverged, SystemExit):
-        pass
-    finally:
-        sys.argv = before
-    return list(virtual.uncertainty.convolutions)
+    """What a training script gives to cuDNN, by following it as `estimate_script` does."""
+    return [problem_from(values) for values in convolutions_of_script(path, args)]
 
 
 def asked_before(path: Path) -> set[ConvolutionProblem]:
     """The problems in a file of answers."""
-    from ullage.workloads.configuration import cut_torn_line, read_rows
-
-    if not path.exists():
-        return set()
-    cut_torn_line(path)
-    return {problem_from(row["problem"]) for row in read_rows(path) if "problem" in row}
+    return {problem_from(row["problem"]) for row in rows_so_far(path) if "problem" in row}
 
 
 def problem_from(values: Sequence[Any]) -> ConvolutionProblem:
@@ -142,7 +125,7 @@ def ask(
 ) -> Iterator[dict[str, Any]]:
     """Ask cuDNN about problems, in several processes; yields a row for each, in their order.
 
-    `description` is that of another GPU, as `ullage measure cudnn --describe` prints this machine's.
+    `description` is that of another GPU, in cuDNN's own JSON.
     """
     cudnn = Cudnn(description)  # says in this process what is missing
     about = {

@@ -28,7 +28,7 @@ from typing import Any
 from ullage.errors import InvalidValue, UllageError
 from ullage.isolation.forking import ForkedHere, Pause
 from ullage.units import GIB, MIB
-from ullage.workloads.configuration import Configuration, cut_torn_line, read_rows
+from ullage.workloads.configuration import Configuration, read_rows, rows_so_far
 
 Row = dict[str, Any]
 Answer = dict[str, Any]
@@ -383,10 +383,7 @@ def _logs(plan: MeasurementSettings) -> Any:
 
 def mend(out: Path, kind: str) -> set[str]:
     """The ids that a file has measured in this way. A last line that was cut off by a kill is taken away first."""
-    if not out.exists():
-        return set()
-    cut_torn_line(out)
-    return {str(row["id"]) for row in read_rows(out) if "id" in row and row.get("pass") == kind}
+    return {str(row["id"]) for row in rows_so_far(out) if "id" in row and row.get("pass") == kind}
 
 
 def _last_header(out: Path) -> dict[str, Any] | None:

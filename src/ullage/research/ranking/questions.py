@@ -15,7 +15,7 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.research.ranking.truth import MeasuredRun, TruthSet, sample
 from ullage.research.ranking.worker import Ask, Record, ask_apart
-from ullage.workloads.configuration import FILE_KEYS, Configuration, cut_torn_line, read_rows
+from ullage.workloads.configuration import FILE_KEYS, Configuration, rows_so_far
 
 _FIELDS = {spec.name for spec in fields(Record)}
 
@@ -98,11 +98,8 @@ def code_version() -> str:
 
 def read_answers(file: Path) -> dict[str, Record]:
     """The answers in a file by their keys; a last line that was cut off by a crash is asked for again."""
-    if not file.exists():
-        return {}
-    cut_torn_line(file)
     found = {}
-    for row in read_rows(file):
+    for row in rows_so_far(file):
         try:
             values: dict[str, Any] = {name: row[name] for name in row.keys() & _FIELDS}
             found[str(row["key"])] = Record(**values | {"notes": tuple(row.get("notes", ()))})

@@ -41,7 +41,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided(gpu))
     for module, part in {
         "torch._inductor.config": _configure,
-        "torch._inductor.utils": _forget_answers,
         "torch._inductor.codecache": _forget_programs,
         "torch._inductor.constant_folding": _fold_on_the_card,
         "torch._inductor.fx_passes.pad_mm": _pad_on_the_card,
@@ -51,6 +50,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "torch._inductor.runtime.benchmarking": _time_roughly,
     }.items():
         replacements.when_imported(module, functools.partial(part, gpu, replacements))
+    replacements.when_imported("torch._inductor.utils", replacements.forget_answers)  # about a card
 
 
 def _empty_strided(gpu: GPUState) -> Any:
@@ -81,18 +81,6 @@ def _set_variable(name: str, value: str | None) -> None:
         os.environ.pop(name, None)
     else:
         os.environ[name] = value
-
-
-def _forget_answers(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """Inductor remembers what it asked about a card."""
-
-    def forget() -> None:
-        for value in list(vars(module).values()):
-            if hasattr(value, "cache_clear"):
-                value.cache_clear()
-
-    forget()
-    replacements.on_undo(forget)
 
 
 def _forget_programs(gpu: GPUState, replacements: Replacements, module: Any) -> None:

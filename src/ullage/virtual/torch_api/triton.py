@@ -39,9 +39,9 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "triton.runtime.jit": _install_launch,
         "triton.runtime.autotuner": _install_autotuner,
         "triton.testing": _install_timing,
-        "torch.utils._triton": _forget_answers,
     }.items():
         replacements.when_imported(module, functools.partial(part, gpu, replacements))
+    replacements.when_imported("torch.utils._triton", replacements.forget_answers)  # whether Triton can be used
 
 
 class _Utilities:
@@ -254,15 +254,3 @@ def _timing(original: Any, call: Any) -> Any:
         return [_MILLISECONDS] if given.arguments["return_mode"] == "all" else _MILLISECONDS
 
     return bench
-
-
-def _forget_answers(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
-    """PyTorch remembers whether Triton can be used, and on what."""
-
-    def forget() -> None:
-        for value in list(vars(module).values()):
-            if hasattr(value, "cache_clear"):
-                value.cache_clear()
-
-    forget()
-    replacements.on_undo(forget)
