@@ -103,6 +103,7 @@ def test_cudnn_is_asked_on_a_real_gpu_only() -> None:
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     answer = run("measure", "cudnn", "--random", "3", "--out", str(tmp_path / "plans.jsonl"))
     assert answer.returncode == 1 and "needed a machine with an NVIDIA GPU" in answer.stderr
+    assert not (tmp_path / "plans.jsonl").exists()
     answer = run("measure", "cudnn")
     assert answer.returncode == 2 and "--random" in answer.stderr
     answer = run("measure", "cudnn", "nowhere.json.gz")

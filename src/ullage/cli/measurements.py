@@ -112,6 +112,9 @@ def _ask_cudnn(
     for path in (source, description):
         if path is not None and not path.is_file():
             raise InvalidValue(f"cannot read {path}: no such file")
+    told = description.read_text() if description else None
+    if not dry_run:
+        asking.check(told)
     if source is None:
         problems = asking.random_problems(random, seed)
     elif source.suffix == ".py":
@@ -126,7 +129,7 @@ def _ask_cudnn(
     left = [problem for problem in problems if problem not in done]
     if done:
         Console(stderr=True).print(f"{len(done)} convolutions are in {out} already; {len(left)} are left")
-    answers = asking.ask(left, workers, description.read_text() if description else None)
+    answers = asking.ask(left, workers, told)
     declined = sum("declined" in row for row in _appended(answers, "asking cuDNN", len(left), out))
     print(f"cuDNN answered for {len(left) - declined} convolutions and declined {declined}: {out}")
 

@@ -120,6 +120,11 @@ def _ask(problems: Sequence[ConvolutionProblem]) -> list[dict[str, Any]]:
     return rows
 
 
+def check(description: str | None = None) -> None:
+    """Raise `CudnnError` where cuDNN cannot be asked, before anything else is done."""
+    Cudnn(description)
+
+
 def ask(
     problems: Iterable[ConvolutionProblem], workers: int = 4, description: str | None = None
 ) -> Iterator[dict[str, Any]]:
@@ -127,7 +132,7 @@ def ask(
 
     `description` is that of another GPU, in cuDNN's own JSON.
     """
-    cudnn = Cudnn(description)  # says in this process what is missing
+    cudnn = Cudnn(description)
     about = {
         "gpu": json.loads(description)["deviceName"] if description else torch.cuda.get_device_name(),
         "cudnn": cudnn.version,
