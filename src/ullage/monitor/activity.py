@@ -16,7 +16,8 @@ from ullage.monitor.nvml import INSTALL, SHORTEST, Busy, GpmCounter, gpm_support
 class ActivityBetween:
     """Filled in when the `with` of `activity_between` ends; `None` is unknown, and `unknown_because` says why.
 
-    Shares are from 0 to 1 (1 = all of it, all the time), traffic is in bytes a second, energy in joules.
+    Shares are from 0 to 1 (1 = all of it, all the time), traffic is in bytes a second, energy in joules. The clock is
+    that of the SMs, the mean of what it was at the beginning and at the end.
 
     >>> ActivityBetween(device="GPU-0").smact is None
     True
@@ -33,6 +34,7 @@ class ActivityBetween:
     pcie_tx_bps: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
+    clock_mhz: float | None = None
     unknown_because: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,6 +102,7 @@ class _Stretch:
                 self.reason = f"NVML's GPM counters cannot be read: {error}"
         else:
             self.reason = "NVML gives activity (GPM) on Hopper and later only; this GPU or its driver has none"
+        self.clocks = [self._clock_mhz()]
         self.energy = self._energy_mj()
         self.began = clock()
 
@@ -113,6 +116,9 @@ class _Stretch:
         if energy is not None and self.energy is not None and energy >= self.energy:  # a reset driver counts from 0
             found.energy_j = (energy - self.energy) / 1000
             found.power_w = found.energy_j / found.seconds if found.seconds >= SHORTEST else None
+        self.clocks.append(self._clock_mhz())
+        seen = [value for value in self.clocks if value is not None]
+        found.clock_mhz = sum(seen) / len(seen) if seen else None
         try:
             found.device = text(self.nvml.nvmlDeviceGetUUID(self.handle))
         except self.nvml.NVMLError as error:
@@ -135,6 +141,13 @@ class _Stretch:
             return None  # NVML would answer for the whole card
         try:
             return int(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle))
+        except self.nvml.NVMLError:
+            return None
+
+    def _clock_mhz(self) -> int | None:
+        card = self.parent if self.parent is not None else self.handle
+        try:
+            return int(self.nvml.nvmlDeviceGetClockInfo(card, self.nvml.NVML_CLOCK_SM))
         except self.nvml.NVMLError:
             return None
 

@@ -15,12 +15,14 @@ go on one after the other, each while the others stand still. They end together,
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -261,8 +263,9 @@ def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Iterator
     if not rows:
         return
     runs, header = prepare_runs(plan)
-    known = _last_header(plan.out)
-    with _appending(plan.out) as file:
+    import_models(rows)
+    known = last_header(plan.out)
+    with appending(plan.out) as file:
         if known != header:
             file.write(json.dumps({"header": header}) + "\n")
         for asked, answer in _answers(runs, rows, plan):
@@ -327,6 +330,23 @@ def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any
     return runs, {key: value for key, value in header.items() if key != "free"}
 
 
+def import_models(rows: Sequence[dict[str, Any]]) -> None:
+    """Import what models come from, once for all children. A package that is not there is an error of theirs."""
+    names: dict[str, set[str]] = {}
+    for configuration in map(Configuration.from_row, rows):
+        names.setdefault(configuration.source, set()).add(configuration.name)
+    packages = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}
+    if packages.keys() & names.keys():
+        from ullage.virtual.torch_api.torchvision import make_torchvision_importable
+
+        make_torchvision_importable()
+    for source, package in packages.items():
+        with suppress(ImportError):
+            module = importlib.import_module(package) if source in names else None
+            for name in names.get(source, ()):
+                getattr(module, name, None)  # a class of transformers is imported when it is asked for
+
+
 def look_at_gpu() -> dict[str, Any]:
     """Name, memory and versions, asked by a child: a process that has asked CUDA itself cannot fork others."""
     from ullage.research.datasets.memory_run import describe_gpu
@@ -386,12 +406,12 @@ def mend(out: Path, kind: str) -> set[str]:
     return {str(row["id"]) for row in rows_so_far(out) if "id" in row and row.get("pass") == kind}
 
 
-def _last_header(out: Path) -> dict[str, Any] | None:
+def last_header(out: Path) -> dict[str, Any] | None:
     headers = [row["header"] for row in read_rows(out) if "header" in row] if out.exists() else []
     return headers[-1] if headers else None
 
 
-def _appending(out: Path) -> Any:
+def appending(out: Path) -> Any:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         return out.open("a")

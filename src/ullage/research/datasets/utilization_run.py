@@ -4,13 +4,16 @@ stretch of time.
 A first step, which loads kernels and takes the memory, is made while others make theirs; then the child pauses until it
 is its turn. CUDA is touched only with leave to run: the next models are made on the CPU while one is read. Weights
 are random, because power depends on what is multiplied.
+
+After the stretch a few steps are made one by one, each begun when the GPU has nothing left to do: the time until all of
+a step's kernels are launched is what the host needs for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 
 from ullage.monitor.activity import ActivityBetween, activity_between
 from ullage.research.datasets.memory_run import EnoughSteps, cheap_start, on_gpu, out_of_memory
+from ullage.research.datasets.schema import quartiles
 from ullage.research.measure.single_run import ProcessMemory
 from ullage.workloads import Configuration, train
 from ullage.workloads.sources.build import prepare
@@ -26,6 +30,10 @@ from ullage.workloads.training import low_precision
 MOST_WARMING = 0.4  # seconds
 LEAST_WARMING = 3  # steps
 STEADY = 0.05  # two stretches of steps that differ by less are steady
+LEAST_READ = 4  # steps, unless they take longer than this together
+MOST_READING = 4.0  # seconds
+HOST_STEPS = 7
+MOST_HOST = 0.3  # seconds, from the third of them on
 ENDLESS = 10**9
 
 
@@ -48,15 +56,18 @@ def prepare_utilization(order: dict[str, Any]) -> PreparedUtilizationRun:
 
 
 class Reading:
-    """Called after every step: first warms up, then counts for so many seconds, then ends the loop."""
+    """Called after every step: warms up, counts for so many seconds, times the host, and ends the loop."""
 
     def __init__(self, seconds: float, uuid: str, pause: Callable[[], None], log: bool = False) -> None:
         self.seconds, self.uuid, self.pause, self.log = seconds, uuid, pause, log
-        self.warm_steps, self.steps = 0, 0
+        self.warm_steps = 0
         self.stack = contextlib.ExitStack()
         self.activity: ActivityBetween | None = None
         self.began = self.last = time.perf_counter()
-        self._times: list[float] = []
+        self._times: list[float] = []  # of warm steps
+        self._ends: list[float] = []  # of steps that count
+        self._hosts: list[float] = []
+        self._waited = 0.0
         self._cpu = 0.0
         self.ended: float | None = None
         self.ram: int | None = None
@@ -68,11 +79,31 @@ class Reading:
             print(f"{'warming' if self.activity is None else 'reading'} {now:.6f}")
         if self.activity is None:
             self._warm(now)
-            return
-        self.steps += 1
-        if now - self.began >= self.seconds:
-            self._end()
+        elif self.ended is None:
+            self._ends.append(now)
+            taken = now - self.began
+            if taken >= self.seconds and (len(self._ends) >= LEAST_READ or taken > MOST_READING):
+                self._end()
+        else:
+            self._time_host(now)
+
+    def _time_host(self, now: float) -> None:
+        self._hosts.append(now - self.last - self._waited)
+        torch.cuda.synchronize()
+        enough = len(self._hosts) >= 3 and time.perf_counter() - self.ended > MOST_HOST  # type: ignore[operator]
+        if enough or len(self._hosts) >= HOST_STEPS:
             raise EnoughSteps
+        self._begin_host_step()
+
+    def _begin_host_step(self) -> None:
+        self._waited, self.last = 0.0, time.perf_counter()
+
+    def wait_for_gpu(self) -> None:
+        """Where a step itself waits for the GPU: that time is not the host's."""
+        if self.ended is not None:
+            begin = time.perf_counter()
+            torch.cuda.synchronize()
+            self._waited += time.perf_counter() - begin
 
     def _warm(self, now: float) -> None:
         """Steps wait for each other by themselves: each begins with a copy to the GPU, which ends after all before."""
@@ -103,25 +134,48 @@ class Reading:
         self.cpu_percent = 100 * (time.process_time() - self._cpu) / (self.ended - self.began)
         self.stack.close()
         self.ram = _resident()
+        self._begin_host_step()
 
     def figures(self) -> dict[str, Any]:
         """What was read; `None` is unknown."""
-        if self.activity is None or self.ended is None or not self.steps:
+        if self.activity is None or self.ended is None:
             return {}
-        found, taken = self.activity, self.ended - self.began
+        found, taken, steps = self.activity, self.ended - self.began, len(self._ends)
+        between = [end - begin for begin, end in zip([self.began, *self._ends], self._ends, strict=False)]
+        energy = found.energy_j
         return {
-            "step_s": round(taken / self.steps, 6),
-            "steps": self.steps,
+            "step_s": round(taken / steps, 6),
+            "steps": steps,
+            **dict(zip(("step_q1", "step_median", "step_q3"), quartiles(between), strict=True)),
+            "host_s": quartiles(self._hosts)[1] if self._hosts else None,
             "warm_steps": self.warm_steps,
             "read_s": round(taken, 3),
             **{name: _rounded(getattr(found, name)) for name in ("gract", "smact", "smocc", "drama", "tensor")},
             "power_w": _rounded(found.power_w, 1),
+            "energy_step_j": None if energy is None else round(energy / steps, 6),
+            "clock_mhz": _rounded(found.clock_mhz, 0),
             "pcie_rx": _rounded(found.pcie_rx_bps, 0),
             "pcie_tx": _rounded(found.pcie_tx_bps, 0),
             "cpu_percent": _rounded(self.cpu_percent, 1),
             "ram_bytes": self.ram,
             **({"unknown_because": found.unknown_because} if found.unknown_because else {}),
         }
+
+
+@contextlib.contextmanager
+def waits_noted(reading: Reading) -> Iterator[None]:
+    """A GradScaler asks the GPU whether gradients are finite, and waits for the answer: the reading is told before."""
+    step = torch.amp.GradScaler._maybe_opt_step
+
+    def stepping(self: torch.amp.GradScaler, *args: Any, **options: Any) -> float | None:
+        reading.wait_for_gpu()
+        return step(self, *args, **options)
+
+    torch.amp.GradScaler._maybe_opt_step = stepping  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.amp.GradScaler._maybe_opt_step = step  # type: ignore[method-assign]
 
 
 def run_utilization(prepared: PreparedUtilizationRun, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -134,7 +188,8 @@ def run_utilization(prepared: PreparedUtilizationRun, pause: Callable[[], None] 
     (model, task), prepared.made = prepared.made, None
     try:
         made = on_gpu(model, low_precision(prepared.configuration), drawn=True), task
-        train(prepared.configuration, ENDLESS, after_iteration=reading, prepared=made)
+        with waits_noted(reading):
+            train(prepared.configuration, ENDLESS, after_iteration=reading, prepared=made)
     except EnoughSteps:
         pass
     except torch.OutOfMemoryError as error:

@@ -69,7 +69,7 @@ def draw(count: int, seed: int = 0, avoid: Collection[str] = ()) -> list[dict[st
     True
     """
     chance = random.Random(seed)
-    makers = (_vision("tv"), _vision("timm"), _transformer, _perceptron)
+    makers = (_vision("tv"), _vision("timm"), draw_transformer, _perceptron)
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
         make = chance.choices(makers, (25, 35, 32, 8))[0]
@@ -128,7 +128,8 @@ def _ways(chance: random.Random) -> dict[str, Any]:
     return {"opt": chance.choice(_OPTIMIZERS), "precision": chance.choice(_PRECISIONS)}
 
 
-def _transformer(chance: random.Random) -> dict[str, Any]:
+def draw_transformer(chance: random.Random) -> dict[str, Any]:
+    """A model of transformers, by its class and its sizes, and how it is trained."""
     name, configuration, keys = chance.choice(_TRANSFORMERS)
     large = chance.random() < 0.15 and "kv" in keys
     hidden, layers, heads = chance.choice(_LARGE if large else _SHAPES)
@@ -165,6 +166,26 @@ def _transformer(chance: random.Random) -> dict[str, Any]:
     if configuration in ("DebertaV2", "GPTJ", "CodeGen"):
         row["attn"] = "eager"  # they have no other
     return row
+
+
+def draw_t5(chance: random.Random) -> dict[str, Any]:
+    """An encoder and a decoder with relative positions, both over the whole length."""
+    hidden, layers, heads = chance.choice(_SHAPES)
+    length, vocabulary = chance.choice((32, 64, 128, 256, 512)), chance.choice(_VOCABULARIES)
+    sizes = {
+        "vocab_size": vocabulary, "d_model": hidden, "num_layers": layers, "num_heads": heads,
+        "d_kv": hidden // heads, "d_ff": hidden * chance.choice((2, 3, 4)), "decoder_start_token_id": 0,
+    }  # fmt: skip
+    fitting = [batch for batch in _BATCHES if batch * length <= _TOKENS and batch <= 32]
+    return {
+        "model": "hf:T5ForConditionalGeneration",
+        "conf": "T5",
+        "hf_config": sizes,
+        "vocab": vocabulary,
+        "batch": chance.choice(fitting),
+        "seq": length,
+        **_ways(chance),
+    }
 
 
 def _perceptron(chance: random.Random) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""Which family a training run's model belongs to, and which whole families are kept for testing.
+
+A family is what has the same layers in the same order up to their sizes: a model is known once one of its family was
+seen. So a fit is judged on families that it has seen nothing of. Which those are depends on the family's name alone
+(`is_for_testing`): it was laid down before anything was fitted, and more measurements never move a family.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ullage.workloads.configuration import PREFIXES
+
+KINDS = ("cnn", "transformer", "mlp")
+TEST_SHARE = 0.25
+# Of the salts 0 to 9 the one whose test families are real and generated CNNs, MLPs and Transformers, the real ones over
+# images and over text; chosen by the list of names, before anything was measured or fitted.
+_SALT = "families 9"
+_GENERATED = "ullage.research.datasets.families:"
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """A family's name, and its kind: cnn, transformer, mlp, or "other" where nobody has said."""
+
+    name: str
+    kind: str
+
+
+# Family, kind, and how the names of its models begin, after the source ("tv:", "timm:", "hf:"). The first that fits.
+_KNOWN: tuple[tuple[str, str, str], ...] = (
+    ("segmentation", "cnn", r"fcn_|deeplabv3|lraspp"),
+    ("resnet3d", "cnn", r"r3d_|mc3_|r2plus1d|s3d"),
+    ("resnet", "cnn", r"(wide_|se|eca|legacy_se)?res?ne(x?t)(v2)?_?\d|resnest|res2net|skresnet|gcresnet"),
+    ("vgg", "cnn", r"vgg"),
+    ("alexnet", "cnn", r"alexnet"),
+    ("squeezenet", "cnn", r"squeezenet"),
+    ("densenet", "cnn", r"densenet"),
+    ("inception", "cnn", r"inception_v|googlenet|inception_resnet"),
+    ("shufflenet", "cnn", r"shufflenet"),
+    ("mobilenet", "cnn", r"mobilenet|tf_mobilenet"),
+    ("mnasnet", "cnn", r"mnasnet|spnasnet|fbnet|hardcorenas"),
+    ("efficientnet", "cnn", r"(tf_)?efficientnet"),
+    ("regnet", "cnn", r"regnet"),
+    ("convnext", "cnn", r"convnext"),
+    ("dpn", "cnn", r"dpn"),
+    ("dla", "cnn", r"dla"),
+    ("hrnet", "cnn", r"hrnet"),
+    ("ghostnet", "cnn", r"ghostnet"),
+    ("repvgg", "cnn", r"repvgg"),
+    ("nfnet", "cnn", r"(eca_)?nfnet|dm_nfnet|nf_"),
+    ("darknet", "cnn", r"(csp)?darknet|cspres|dark"),
+    ("rexnet", "cnn", r"rexnet"),
+    ("xception", "cnn", r"xception|legacy_xception"),
+    ("convmixer", "cnn", r"convmixer"),
+    ("inception_next", "cnn", r"inception_next"),
+    ("poolformer", "cnn", r"poolformer"),
+    ("vit", "transformer", r"(vit|deit|deit3|beit|eva)_|ViT|DeiT"),
+    ("cait", "transformer", r"cait"),
+    ("swin", "transformer", r"swin"),
+    ("maxvit", "transformer", r"maxvit|coatnet"),
+    ("pvt", "transformer", r"pvt"),
+    ("twins", "transformer", r"twins"),
+    ("xcit", "transformer", r"xcit"),
+    ("mvit", "transformer", r"mvit"),
+    ("levit", "transformer", r"levit"),
+    ("mixer", "mlp", r"mixer"),
+    ("gmlp", "mlp", r"gmlp"),
+    ("resmlp", "mlp", r"resmlp"),
+    # Transformers by their class: those that differ in names alone are one family.
+    ("llama", "transformer", r"Llama|Mistral|Qwen|Olmo|Granite|SmolLM|StableLm|Starcoder"),
+    ("phi", "transformer", r"Phi|Persimmon"),
+    ("gpt_neox", "transformer", r"GPTNeoX"),
+    ("gpt2", "transformer", r"GPT2|GPTBigCode"),
+    ("gptj", "transformer", r"GPTJ|CodeGen"),
+    ("bloom", "transformer", r"Bloom"),
+    ("opt", "transformer", r"OPT"),
+    ("bert", "transformer", r"Bert|Roberta|Electra|DistilBert|XLMRoberta|Camembert"),
+    ("albert", "transformer", r"Albert"),
+    ("deberta", "transformer", r"Deberta"),
+    ("bart", "transformer", r"Bart|MBart|Pegasus"),
+    ("t5", "transformer", r"T5|MT5"),
+)  # fmt: skip
+_PATTERNS = tuple((family, kind, re.compile(pattern)) for family, kind, pattern in _KNOWN)
+
+
+def family_of(row: Mapping[str, Any]) -> ModelFamily:
+    """The family of a line of configurations or measurements.
+
+    >>> family_of({"model": "torchvision:wide_resnet50_2"}), family_of({"model": "hf:Qwen3ForCausalLM"}).name
+    (ModelFamily(name='resnet', kind='cnn'), 'llama')
+    >>> family_of({"model": "ullage.research.datasets.families:mlp", "arch": "pyramid"}).name
+    'generated mlp pyramid'
+    """
+    model = str(row["model"])
+    source, _, name = model.partition(":")
+    if model.startswith(_GENERATED):
+        settings = row.get("settings") or {}
+        form = row.get("arch") or settings.get("arch") or settings.get("kind")
+        return ModelFamily(" ".join(filter(None, ("generated", name, form))), name if name in KINDS else "other")
+    if PREFIXES.get(source) == "mlp":
+        return ModelFamily("generated mlp random", "mlp")
+    for family, kind, pattern in _PATTERNS:
+        if pattern.match(name):
+            return ModelFamily(family, kind)
+    return ModelFamily(re.split(r"[\d_]", name)[0].lower() or model, "other")
+
+
+def is_for_testing(family: str) -> bool:
+    """Whether a family is left out of every fit, to test on: about a quarter of the names, by a hash of the name.
+
+    >>> is_for_testing("resnet") == is_for_testing("resnet")
+    True
+    """
+    digest = hashlib.sha256(f"{_SALT} {family}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < TEST_SHARE * 2**64

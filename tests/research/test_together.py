@@ -1,0 +1,197 @@
+"""Jobs that share a GPU: real processes that train on a stand-in, in sets, with what goes wrong on the way."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ullage.errors import UllageError, UnknownName
+from ullage.research.measure import together
+from ullage.research.measure.together import JobSet, TogetherSettings, draw_sets, measure_together, rounds, sets_in
+from ullage.units import GIB
+from ullage.workloads.configuration import read_rows
+
+ROWS = [
+    {"id": name, "model": "mlp:x", "widths": [8, 4], "batch": 2, "opt": "sgd", "need": GIB} for name in ("a", "b", "c")
+]
+
+# A session that measures jobs which sleep for their steps.
+SESSION = """
+import sys, time
+from pathlib import Path
+from ullage.research.measure import together
+from ullage.workloads.configuration import read_rows
+
+folder = Path(sys.argv[1])
+
+def run(row, after_step):
+    while True:
+        time.sleep(0.004)
+        after_step()
+
+together.prepare_here = lambda jobs, left: {"gpu": "none", "uuid": "GPU-0", "free": 100 << 30}
+rows = list(read_rows(folder / "list.jsonl"))
+settings = together.TogetherSettings(
+    out=folder / "out.jsonl", how=("timeslice",), seconds=0.2, prepare=lambda row: row, run=run)
+left, found = together.measure_together(rows, together.sets_in(rows), settings)
+print("left", left, flush=True)
+for row in found:
+    print(row.get("set"), flush=True)
+"""
+
+
+def settings(folder: Path, run: Any, **more: Any) -> TogetherSettings:
+    return TogetherSettings(
+        out=folder / "out.jsonl", how=("timeslice",), seconds=0.1, prepare=lambda row: row, run=run, **more
+    )
+
+
+def sleeping(row: dict[str, Any], after_step: Any) -> None:
+    while True:
+        time.sleep(0.002)
+        after_step()
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = {"gpu": "none", "uuid": "GPU-0", "free": 100 * GIB}
+    monkeypatch.setattr(together, "prepare_here", lambda jobs, left: dict(header))
+
+
+def sets(*names: str) -> list[JobSet]:
+    return [JobSet(id=name, jobs=tuple(name)) for name in names]
+
+
+def test_jobs_run_alone_and_then_in_company(tmp_path: Path) -> None:
+    """While one is read nobody else makes a step, and in a set all of its jobs do."""
+
+    def run(row: dict[str, Any], after_step: Any) -> None:
+        while True:
+            time.sleep(0.002)
+            with (tmp_path / "steps").open("a") as file:
+                file.write(row["id"])
+            after_step()
+
+    left, found = measure_together(ROWS, sets("ab", "aac"), settings(tmp_path, run))
+    assert left == 2
+    rows = list(found)
+    assert [row.get("alone") or row["set"] for row in rows] == ["a", "b", "c", "ab", "aac"]
+    ab, aac = rows[-2:]
+    assert len(aac["step_s"]) == len(aac["slowdown"]) == 3 and aac["alone_s"][0] == aac["alone_s"][1]
+    assert min(ab["steps"]) >= 4 and ab["step_q1"][0] <= ab["step_median"][0] <= ab["step_q3"][0]
+    # Every process makes a step when it starts; then a, b and c alone, the first set, the second.
+    order = re.fullmatch("[abc]{4}a+b+c+([ab]+)([ac]+)", (tmp_path / "steps").read_text())
+    assert order is not None and (set(order[1]), set(order[2])) == (set("ab"), set("ac"))
+    assert [row for row in read_rows(tmp_path / "out.jsonl") if "header" not in row] == rows
+
+
+def test_training_on_the_stand_in_gpu_is_read(tmp_path: Path) -> None:
+    import ullage
+
+    def run(prepared: Any, after_step: Any) -> None:
+        with ullage.virtual_gpu("H200"):
+            together._run(prepared, after_step)
+
+    plan = TogetherSettings(out=tmp_path / "out.jsonl", how=("timeslice",), seconds=0.1, run=run)
+    (pair,) = [row for row in measure_together(ROWS, sets("ab"), plan)[1] if "set" in row]
+    assert min(pair["steps"]) >= 4 and pair["unknown_because"]
+
+
+def test_a_job_that_dies_fails_its_sets_and_no_others(tmp_path: Path) -> None:
+    def run(row: dict[str, Any], after_step: Any) -> None:
+        for number in range(10**9):
+            time.sleep(0.002)
+            if row["id"] == "c" and number == 150:  # alone it lives
+                os.kill(os.getpid(), signal.SIGKILL)
+            if row["id"] == "b" and number == 0 and (tmp_path / "bad").exists():
+                raise ValueError("no such layer\nat all")
+            after_step()
+
+    found = {row["set"]: row for row in measure_together(ROWS, sets("ac", "bc", "ab"), settings(tmp_path, run))[1]
+             if "set" in row}  # fmt: skip
+    assert "c#0: the process was ended by SIGKILL" in found["ac"]["failed"] + found["bc"]["failed"]
+    assert "c#0" in found["bc"]["failed"] and min(found["ab"]["steps"]) >= 4
+    (tmp_path / "bad").touch()
+    rows = list(measure_together(ROWS, sets("b"), settings(tmp_path, run))[1])
+    assert [row["failed"] for row in rows] == ["b#0: ValueError: no such layer"] * 2
+
+
+def test_a_job_that_hangs_is_given_up(tmp_path: Path) -> None:
+    def run(row: dict[str, Any], after_step: Any) -> None:
+        if row["id"] == "b":
+            signal.pause()
+        sleeping(row, after_step)
+
+    found = list(measure_together(ROWS, sets("ab", "ac"), settings(tmp_path, run, timeout=1.0))[1])
+    failed = {row.get("set"): row.get("failed") for row in found if "set" in row}
+    assert failed == {"ab": "b#0: did not end a step in 1 s", "ac": None}
+
+
+def test_a_killed_session_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """kill -9 in the middle, and a torn line: then every set is there once, and no process is left behind."""
+    lines: list[dict[str, Any]] = [*ROWS, *({"set": one.id, "jobs": list(one.jobs)} for one in sets("ab", "bc", "ac"))]
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    command = [sys.executable, "-c", SESSION, str(tmp_path)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    said = [first.stdout.readline().strip() for _ in range(5)]
+    assert said == ["left 3", "None", "None", "None", "ab"]
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    first.kill()
+    first.communicate()
+    deadline = time.monotonic() + 20
+    while any(Path("/proc", child).exists() for child in children):
+        assert len(children) == 3 and time.monotonic() < deadline
+        time.sleep(0.01)
+    with (tmp_path / "out.jsonl").open("a") as file:
+        file.write('{"how": "timeslice", "set": "bc", "jo')
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert second.stdout.split("\n")[0] == "left 2", second.stderr
+    rows = list(read_rows(tmp_path / "out.jsonl"))
+    assert sorted(row["set"] for row in rows if "set" in row) == ["ab", "ac", "bc"]
+    assert sum("header" in row for row in rows) == 1
+
+
+def test_sets_that_do_not_fit_are_said_to_be_so(tmp_path: Path) -> None:
+    plan = settings(tmp_path, sleeping, total=8 * GIB)
+    (row,) = measure_together(ROWS, sets("aabc"), plan)[1]
+    assert row["failed"].startswith("needs about ") and row["failed"].endswith(" of 8.00 GiB")
+
+
+def test_rounds_hold_what_fits() -> None:
+    found = rounds(sets("ab", "ab", "aabb", "cc"), {"a": 10, "b": 10, "c": 30}, total=60, residents=4)
+    assert [[one.id for one in part.sets] for part in found] == [["ab", "ab", "aabb"], ["cc"]]
+    assert dict(found[0].copies) == {"a": 2, "b": 2}
+    assert len(rounds(sets("ab", "c"), {"a": 1, "b": 1, "c": 1}, total=60, residents=2)) == 2
+
+
+def test_drawn_sets_are_mostly_pairs_and_fit() -> None:
+    rows = [{"id": f"j{number}", "model": "mlp:x", "need": (number % 9) * GIB} for number in range(80)]
+    found = draw_sets(rows, 300, seed=4)
+    assert found == draw_sets(rows, 300, seed=4) != draw_sets(rows, 300, seed=5)
+    drawn = found[15:]
+    assert {len(one.jobs) for one in drawn} == {2, 3, 5, 7}
+    assert 0.5 < sum(len(one.jobs) == 2 for one in drawn) / len(drawn) < 0.7
+    assert [len(one.jobs) for one in found[:5]] == [1, 2, 3, 5, 7] and len(set(found[4].jobs)) == 1
+    takes = {str(row["id"]): together.room(row) for row in rows}
+    assert len(rounds(found, takes, 130 * GIB)) <= 9  # sets of one pool share their processes
+    with pytest.raises(UllageError, match="small enough"):
+        draw_sets([{"id": "a", "model": "mlp:x", "need": 200 * GIB}], 3, seed=1)
+
+
+def test_what_a_list_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownName, match="job in the set az"):
+        measure_together(ROWS, sets("az"), settings(tmp_path, sleeping))
+    with pytest.raises(UllageError, match="a list of ids"):
+        sets_in([{"set": "x"}])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    plan = TogetherSettings(out=tmp_path / "out.jsonl", how=("mps",))
+    with pytest.raises(UllageError, match="nvidia-cuda-mps-control"):
+        list(measure_together(ROWS, sets("ab"), plan)[1])
