@@ -403,7 +403,8 @@ def _in_one_way(
     uuid: str, total: int,
 ) -> Iterator[Row]:  # fmt: skip
     takes = {name: room(row) for name, row in jobs.items()}
-    fitting, too_large = [], []
+    fitting: list[JobSet] = []
+    too_large: list[JobSet] = []
     for one in sets:
         (fitting if sum(takes[name] for name in one.jobs) <= total else too_large).append(one)
     for one in too_large:
@@ -446,7 +447,7 @@ def _one_round(
     try:
         alone: dict[str, float | None] = {}
         for name in part.copies:
-            row = {"how": how, "alone": name, "jobs": [name]} | _read(company, [f"{name}#0"], uuid)
+            row: Row = {"how": how, "alone": name, "jobs": [name]} | _read(company, [f"{name}#0"], uuid)
             alone[name] = row["step_s"][0] if "step_s" in row else None
             yield row
         for one in part.sets:
@@ -527,7 +528,8 @@ def draw_sets(rows: Sequence[Row], count: int, seed: int, total: int = 130 * GIB
         for copies in UNIFORM
     ]
     while len(found) < count:
-        pool, taken = [], 0
+        pool: list[str] = []
+        taken = 0
         for name in chance.sample(sorted(takes), len(takes)):
             if taken + takes[name] <= total and len(pool) < POOL_JOBS:
                 pool.append(name)
