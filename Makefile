@@ -9,6 +9,9 @@ READY := $(VENV)/ready
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES) + 1)) --maxprocesses 4 --dist worksteal
 
+# Tests start hundreds of processes, and each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-quick test-versions bench lint ruff types docs clean
 
 demo: $(READY)
@@ -18,7 +21,7 @@ test: $(READY) ruff
 	$(MAKE) --no-print-directory -j 2 types test-quick
 
 test-quick: $(READY)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --hypothesis-profile quick
 
 test-all: $(READY) lint
 	$(PYTEST)

@@ -5,6 +5,7 @@ tests/README.md.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import re
@@ -15,9 +16,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # What is recorded here was recorded with PyTorch 2.11, so tests follow its rules whichever PyTorch they run with.
 os.environ.setdefault("ULLAGE_PYTORCH", "2.11")
+# Workers and their processes share few cores: threads of their own would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 HERE = Path(__file__).parent
 SHIPPED = HERE / "data" / "reference"
@@ -31,6 +35,8 @@ FLAGS = [
 # Scripts run in the environment that is active in the user's shell; the tests say themselves which one that is.
 for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
     os.environ.pop(name, None)
+
+settings.register_profile("quick", max_examples=30)  # of properties that do not say how many themselves: 100
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +62,23 @@ def _needed_by(name, seen=None):
             if "extra ==" not in line and needed not in seen:
                 _needed_by(needed, seen)
     return seen.values()
+
+
+@pytest.fixture(scope="session")
+def _warm_processes():
+    from ullage.isolation.warm import WarmProcesses
+
+    warm = WarmProcesses(["ullage.estimation.scripts.child"])
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def warm(_warm_processes, monkeypatch):
+    """Processes of scripts are forked from one that has imported PyTorch, as the daemon has it done."""
+    from ullage.estimation.scripts import parent
+
+    monkeypatch.setattr(parent, "run", functools.partial(parent.run, warm=_warm_processes))
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ class Home:
 
     def environment(self, crash_at: str | None = None) -> dict[str, str]:
         """The environment of this home's commands."""
-        kept = {name: value for name, value in os.environ.items() if name != "ULLAGE_CRASH_AT"}
+        kept = {name: value for name, value in os.environ.items() if name not in ("ULLAGE_CRASH_AT", "OMP_NUM_THREADS")}
         paths = [str(SOURCE), *filter(None, [kept.get("PYTHONPATH")])]
         more = {"ULLAGE_HOME": str(self.folder), "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
         return {**kept, **more, **self.variables} | ({"ULLAGE_CRASH_AT": crash_at} if crash_at else {})

@@ -45,7 +45,7 @@ def test_random_problems_are_drawn_by_the_seed() -> None:
     assert asking.random_problems(40, 1) == asking.random_problems(40, 1) != asking.random_problems(40, 2)
 
 
-def test_a_script_is_followed_for_its_problems(tmp_path: Path) -> None:
+def test_a_script_is_followed_for_its_problems(tmp_path: Path, warm: None) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, torch\n"
@@ -55,7 +55,7 @@ def test_a_script_is_followed_for_its_problems(tmp_path: Path) -> None:
     assert {problem.source[0] for problem in asking.problems_of_script(script, ["5"])} == {5}
 
 
-def test_a_script_that_is_followed_changes_no_file(tmp_path: Path) -> None:
+def test_a_script_that_is_followed_changes_no_file(tmp_path: Path, warm: None) -> None:
     script, weights = tmp_path / "train.py", tmp_path / "weights.pt"
     weights.write_text("of three weeks")
     script.write_text(

@@ -11,7 +11,9 @@ from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.scripts import parent
 from ullage.estimation.scripts.parent import estimate_script
 from ullage.estimation.timeline.trace import Trace
+from ullage.isolation.parent import run
 
+pytestmark = pytest.mark.usefixtures("warm")
 TRAINING = """
 def train(steps=10, batch=8):
     model = nn.Linear(512, 512).cuda()
@@ -34,7 +36,13 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-def test_a_script_runs_as_python_runs_it(script, tmp_path, capfd):
+@pytest.fixture
+def cold(monkeypatch):
+    """A process that is started, as for the command, which has to import everything."""
+    monkeypatch.setattr(parent, "run", run)
+
+
+def test_a_script_runs_as_python_runs_it(script, tmp_path, capfd, cold):
     script("WIDTH = 512", "project/neighbour.py")
     for name in ("kept.pt", "best.pt", "old.pt"):
         (tmp_path / name).write_text("mine")
@@ -139,16 +147,16 @@ while True:
 
 def test_when_the_time_is_over_what_was_seen_is_the_answer(script):
     """The thread that answers reads what the script's own thread is changing at that moment."""
-    estimate = estimate_script(script(BUSY), timeout=5.0)
+    estimate = estimate_script(script(BUSY), timeout=3.0)
     assert estimate.steps == 5 and estimate.peak_allocated > 3 << 20
-    assert any("the time of 5 s was over after 5 optimizer steps: what comes later" in note for note in estimate.notes)
+    assert any("the time of 3 s was over after 5 optimizer steps: what comes later" in note for note in estimate.notes)
     cut = next(entry for entry in estimate.left_out if entry["what"] == "what comes after the time limit")
     assert cut["covered"] is False and cut["adds"] > 0
 
 
 def test_an_estimate_that_has_seen_no_training_does_not_say_that_the_job_fits(script):
     before = "import time, torch\nx = torch.zeros(1 << 20, device='cuda')\ntime.sleep(60)"
-    estimate = estimate_script(script(before), gpu="H200", timeout=4.0)
+    estimate = estimate_script(script(before), gpu="H200", timeout=3.0)
     assert estimate.before_training and estimate.mark == "?"
     assert estimate.verdict.startswith("fits so far on H200") and "has not trained one step" in estimate.verdict
 

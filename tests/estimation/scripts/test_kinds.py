@@ -133,7 +133,7 @@ model = net().cuda()
 optimizer = torch.optim.Adam(model.parameters())
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 average = copy.deepcopy(model).eval()
-train, val = DataLoader(data(4000), 8, shuffle=True), DataLoader(data(40000), 4000)
+train, val = DataLoader(data(1600), 8, shuffle=True), DataLoader(data(12000), 4000)
 for epoch in range(50):
     model.train()
     for number, (x, y) in enumerate(train):

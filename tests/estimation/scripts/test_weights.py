@@ -73,7 +73,7 @@ def hub():
 
 
 @pytest.fixture
-def script(hub, tmp_path, monkeypatch):
+def script(hub, tmp_path, monkeypatch, warm):
     """Estimate a script with this hub, or without a network; the cache is `script.cache`."""
     use(monkeypatch, hub.address, tmp_path / "hub")
     monkeypatch.chdir(tmp_path)
