@@ -36,7 +36,7 @@ FLAGS = [
 for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
     os.environ.pop(name, None)
 
-settings.register_profile("quick", max_examples=30)  # of properties that do not say how many themselves: 100
+settings.register_profile("quick", max_examples=20)  # of properties that do not say themselves how many; else 100
 
 
 @pytest.fixture(scope="session")

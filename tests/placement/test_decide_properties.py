@@ -190,7 +190,7 @@ RULES = [
 ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples, deadline=None)
 @given(scenes())
 def test_every_rule_holds_in_any_scene(scene) -> None:
     """A scene takes longer to draw than to judge: each is judged by all rules."""

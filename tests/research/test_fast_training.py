@@ -14,7 +14,11 @@ from ullage.research.training.fast import FOLDS, _group_folds, _grow, conformal,
 from ullage.workloads import Configuration
 from ullage.workloads.workload import Workload
 
-pytest.importorskip("lightgbm")
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees():
+    """Imported when the first of these tests runs: that takes seconds, in every process that collects them."""
+    pytest.importorskip("lightgbm")
 
 
 @pytest.fixture(scope="module")
