@@ -1,5 +1,6 @@
 """torch.compile as it is: Dynamo, AOTAutograd and Inductor run, and what their program allocates is followed."""
 
+import importlib
 import os
 import sys
 
@@ -91,3 +92,18 @@ def test_a_compiled_convolution_has_the_layout_of_cudnn(gpu):
     weight = torch.randn(4, 8, 3, 3, device="cuda")
     assert torch.compile(convolved)(x, weight).is_contiguous(memory_format=torch.channels_last)
     assert torch.compile(convolved)(x.contiguous(), weight).is_contiguous()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_the_compilers_view_of_the_card_is_put_back_whenever_it_was_imported(early):
+    name = "torch._dynamo.device_interface"
+    usual = sys.modules.pop(name)
+    try:
+        module = importlib.import_module(name) if early else None
+        with virtual_gpu("H200"):
+            module = module or importlib.import_module(name)
+            assert module.CudaInterface.device_count() == 1 and module.CudaInterface.get_raw_stream(0) == 0
+    finally:
+        sys.modules[name] = torch._dynamo.device_interface = usual
+    for function in ("get_raw_stream", "exchange_device", "device_count", "get_device_properties", "Event"):
+        assert getattr(module.CudaInterface, function) is getattr(usual.CudaInterface, function)

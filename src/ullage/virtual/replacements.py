@@ -42,8 +42,12 @@ class Replacements:
             self.put(owner, name, value)
 
     def on_undo(self, action: Callable[[], None]) -> None:
-        """Add an action for `undo`."""
+        """Add an action for `undo`, at its place among the others."""
         self._undo.append(action)
+
+    def when_undone(self, action: Callable[[], None]) -> None:
+        """Add an action for the end of `undo`, when everything was put back."""
+        self._undo.insert(0, action)
 
     def forget_answers(self, module: ModuleType) -> None:
         """Functions of a module that remember what they answered forget it, now and when all is undone."""

@@ -184,11 +184,21 @@ def _begin_state_on_the_card(gpu: GPUState, replacements: Replacements, module: 
 
 def _forget_device(gpu: GPUState, replacements: Replacements, module: Any) -> None:
     """PyTorch remembers the properties of devices, and the functions that there were when it was imported."""
-    module.caching_worker_device_properties.clear()
-    replacements.on_undo(module.caching_worker_device_properties.clear)
-    for name, function in {
-        "exchange_device": torch.cuda._exchange_device,
-        "maybe_exchange_device": torch.cuda._maybe_exchange_device,
-        "get_raw_stream": torch._C._cuda_getCurrentRawStream,
-    }.items():
-        replacements.put_existing(module.CudaInterface, name, staticmethod(function))
+    interface = module.CudaInterface
+
+    def take_functions() -> None:
+        module.caching_worker_device_properties.clear()
+        for name, value in list(vars(interface).items()):
+            function = value.__func__ if isinstance(value, staticmethod) else value
+            if getattr(function, "__module__", None) == module.__name__:
+                continue  # its own
+            if name == "get_raw_stream":
+                found = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+            else:
+                found = getattr(torch.cuda, name, None) or getattr(torch.cuda, f"_{name}", None)
+                if found is None:
+                    continue
+            setattr(interface, name, staticmethod(found) if isinstance(value, staticmethod) else found)
+
+    take_functions()
+    replacements.when_undone(take_functions)
