@@ -45,6 +45,7 @@ def test_attention_over_jagged_tensors(gpu, kind):
     assert padded.shape == (2, 80, 64)
     padded.sum().backward()  # goes back through the places that are no padding
     assert layer.weight.grad.shape == (64, 64)
+    assert next(row["output"] for row in gpu.origins.layers() if row["class"] == "Linear") == [2, None, 64]
 
 
 def test_nested_tensors_of_the_strided_layout_are_refused(gpu):

@@ -47,8 +47,8 @@ class Estimate:
 
     `models` lists the models that were called: `name` (the class), `parameters`, `trainable`, `bytes` and `types`
     (bytes by type, such as "bfloat16" or "4-bit"). `layers` has an entry for each of their modules: `model`, `path`,
-    `class`, `depth`, the shape of its `output`, `parameters`, `trainable`, and the bytes of activations that one
-    forward pass `kept`. Each includes what is below it.
+    `class`, `depth`, the shape of its `output` (`None` where lengths differ), `parameters`, `trainable`, and the bytes
+    of activations that one forward pass `kept`. Each includes what is below it.
 
     How sure the figures are: `measured` says whether this very GPU was measured. `guessed` counts cuDNN's workspaces
     for convolutions: `workspaces` were guessed `of` so many, `bytes` of `of_bytes`; the others were looked up among

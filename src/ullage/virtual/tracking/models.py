@@ -120,7 +120,7 @@ class Model:
             "types": types,
         }
 
-    def layers(self, shapes: Mapping[int, list[int]], kept: Mapping[int, int]) -> list[dict[str, Any]]:
+    def layers(self, shapes: Mapping[int, list[int | None]], kept: Mapping[int, int]) -> list[dict[str, Any]]:
         """One entry a module, each with all that is below it; see `Estimate.layers`."""
         rows: dict[str, dict[str, Any]] = {}
         for number, path in self.paths.items():

@@ -60,7 +60,7 @@ class RequestOrigins:
         self.models: list[Model] = []
         self._weights: set[int] = set()  # the indices of the spans that hold them
         self._parents: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._shapes: dict[int, list[int]] = {}  # by module number: of its first output
+        self._shapes: dict[int, list[int | None]] = {}  # by module number: of its first output
         self._calls: dict[int, tuple[int, int]] = {}  # of modules called from outside: the last forward pass
         self._entered = 0
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -209,7 +209,7 @@ class RequestOrigins:
         while isinstance(first, list | tuple) and first:
             first = first[0]
         if isinstance(first, torch.Tensor):
-            self._shapes[number] = list(first.shape)
+            self._shapes[number] = [size if isinstance(size, int) else None for size in first.shape]
 
     def _name(self, module: Any, root: str, *path: str) -> int:
         number = self._known[module] = len(self._paths)
