@@ -27,6 +27,16 @@ def echo(request):
     return {**request, "leads its group": group, "stdin": stdin, "torch": "torch" in sys.modules}
 
 
+def digs(request):
+    """Says what takes long, and goes on when somebody has heard it."""
+    child.say_doing("digging")
+    end = time.monotonic() + 30
+    while not Path(request["heard"]).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    child.say_doing("")
+    return {"heard": Path(request["heard"]).exists()}
+
+
 def variable(request):
     import ullage
 

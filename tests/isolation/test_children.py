@@ -162,6 +162,17 @@ def test_output_is_shown_as_it_comes(env):
     assert "noise that is no answer" in "".join(shown)
 
 
+def test_what_takes_long_is_told_while_it_does(env, tmp_path):
+    told = []
+
+    def hear(what):
+        told.append(what)
+        (tmp_path / "heard").touch()
+
+    assert run("children:digs", {"heard": str(tmp_path / "heard")}, env=env, progress=hear).answer == {"heard": True}
+    assert told[0] == "digging"
+
+
 def test_a_request_that_is_not_plain_is_refused_before_anything_starts():
     with pytest.raises(InvalidValue, match="needed plain values"):
         run("children:echo", {"it": object()})

@@ -28,7 +28,10 @@ def gpu():
 def test_a_fused_function_takes_its_result_and_keeps_its_input(gpu):
     x = torch.randn(64 * MIB, device="cuda", requires_grad=True)
     compiled = torch.compile(wave)
+    told = []
+    gpu.doing = told.append
     y = compiled(x)
+    assert told == ["compiling wave", ""]
     assert gpu.peak_allocated == 2 * 256 * MIB + L2, gpu.notes  # eagerly the backward pass keeps four tensors more
     y.backward(torch.ones_like(y))
     assert torch.cuda.memory_allocated() == 3 * 256 * MIB and x.grad is not None

@@ -337,7 +337,9 @@ def _one(
 
     errors = Console(stderr=True)
     doing = f"running {target.source} on a virtual {card.name}" if target.is_ullage else f"asking {target.estimator}"
-    with errors.status(f"{doing} ..."):
+    with errors.status(f"{doing} ...") as status:
+        if target.workload.kind == "script":
+            target = target.telling(lambda text: status.update(f"{doing} ... {text}"))
         answer, trace = _traced(target, card) if timeline or snapshot else (target.run(card), None)
     answer = answer if gpu is not None else answer.on_assumed_gpu()
     if trace is not None:

@@ -247,6 +247,10 @@ class EstimateTarget:
         """Whether Ullage's own estimator is used."""
         return self.estimator == "ullage"
 
+    def telling(self, progress: Callable[[str], None]) -> EstimateTarget:
+        """The same for a script, whose run tells what takes long."""
+        return replace(self, workload=replace(self.workload, run=replace(self.workload.run, progress=progress)))
+
     def run(self, gpu: GPU, **how: Any) -> Estimate:
         """The estimate on one GPU; `how` are further run options, such as `trace`."""
         from ullage.estimation.asking import estimate_workload

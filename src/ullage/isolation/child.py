@@ -74,6 +74,12 @@ def give_so_far(found: dict[str, Any]) -> None:
     _channel.so_far(found)
 
 
+def say_doing(what: str) -> None:
+    """Say what takes long now; nothing when it is done."""
+    assert _channel is not None, "not in a child process"
+    _channel.doing(what)
+
+
 def end(code: int) -> None:
     """End this process, which was forked, as Python ends one that was started; what forked it is left alone."""
     try:

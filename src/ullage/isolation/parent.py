@@ -81,6 +81,7 @@ def run(
     python: str | None = None,
     warm: WarmProcesses | None = None,
     show: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Outcome:
     """Call a function (`MODULE:FUNCTION`) in a fresh process and wait for its answer; see `start` and `Child.wait`."""
@@ -88,7 +89,7 @@ def run(
         entry, request, env=env, cwd=cwd, rights=rights, private=private, written=limits.written, record=record,
         python=python, warm=warm,
     )  # fmt: skip
-    return child.wait(limits, show=show, stop=stop)
+    return child.wait(limits, show=show, progress=progress, stop=stop)
 
 
 def start(
@@ -202,14 +203,15 @@ class Child:
         limits: Limits = NO_LIMITS,
         *,
         show: Callable[[str], None] | None = None,
+        progress: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
     ) -> Outcome:
         """Follow the child to its end, or end it at a limit or when another thread sets `stop`.
 
-        `show` gets its output as it comes.
+        `show` gets its output as it comes, `progress` what it says that takes long: nothing when that is done.
         """
         watch = Watch(self.pid, limits)
-        exceeded = None
+        exceeded, doing = None, ""
         try:
             try:
                 with selectors.DefaultSelector() as selector:
@@ -218,6 +220,9 @@ class Child:
                         selector.register(descriptor, selectors.EVENT_READ)
                     while self._process.poll() is None and exceeded is None and not (stop and stop.is_set()):
                         self._listen(selector, show)
+                        if progress is not None and self._messages.doing != doing:
+                            doing = self._messages.doing
+                            progress(doing)
                         exceeded = watch.exceeded(self._messages.pending) or self._noted_too_much()
             finally:
                 self._end()

@@ -63,6 +63,10 @@ class Channel:
         """Say where this process has come to."""
         self._write(encode({"at": name}))
 
+    def doing(self, what: str) -> None:
+        """Say what takes long now, for people who wait; nothing when it is done."""
+        self._write(encode({"doing": what}))
+
     def answer(self, answer: dict[str, Any]) -> None:
         """Give the answer. Worker processes that were forked from this one, and later answers, are ignored."""
         self._give(encode({"answer": answer}))
@@ -111,6 +115,7 @@ class Messages:
 
     def __init__(self) -> None:
         self.at: str | None = None
+        self.doing = ""
         self.answer: dict[str, Any] | None = None
         self.so_far: dict[str, Any] | None = None
         self.error: str | None = None
@@ -157,3 +162,5 @@ class Messages:
             self.private = message["private"]
         elif isinstance(message.get("at"), str):
             self.at = message["at"]
+        elif isinstance(message.get("doing"), str):
+            self.doing = message["doing"]

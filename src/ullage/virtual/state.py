@@ -7,6 +7,7 @@ never `gpu.py`, which puts them together.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -54,6 +55,7 @@ class GPUState:
             spec, self.release, self.memory, self.environment, self.take_outside, self.note, self.free_on_card
         )
         self.operator = ""  # the one that runs now
+        self.doing: Callable[[str], None] = lambda what: None  # is told what takes long, and nothing when it is done
         self.other_layouts = False  # whether there was a sparse tensor
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertainty = Uncertainty()

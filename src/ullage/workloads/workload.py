@@ -22,8 +22,10 @@ SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 _RUN_OPTIONS = {
     MODEL: ("steps", "allocator_config", "trace"),
     FUNCTION: ("steps", "allocator_config", "trace"),
-    SCRIPT: ("steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network", "python"),
-}
+    SCRIPT: (
+        "steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network", "python", "progress",
+    ),
+}  # fmt: skip
 _OPTIONS = {
     MODEL: (*MODEL_OPTIONS, *_RUN_OPTIONS[MODEL]),
     FUNCTION: _RUN_OPTIONS[FUNCTION],
@@ -55,6 +57,7 @@ class RunOptions:
     show_output: bool = False
     network: bool = False
     python: str | Path | None = None
+    progress: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ullage.estimation.scripts.processes import Processes
 from ullage.estimation.scripts.request import GRACE, ScriptRequest
 from ullage.estimation.scripts.weights import Weights
 from ullage.estimation.scripts.when_to_stop import RunWatcher
-from ullage.isolation.child import give_answer, give_so_far
+from ullage.isolation.child import give_answer, give_so_far, say_doing
 from ullage.units import format_duration
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
@@ -50,6 +50,7 @@ def run_script(values: dict[str, Any]) -> None:
     faulthandler.enable()  # a crash says at which line of the script it was
     request = ScriptRequest.from_values(values)
     run = ScriptRun(request, give_answer, give_so_far)
+    run.card.doing = say_doing
     _watch(request.timeout, run)
     code = run.run()
     leave_after(GRACE)

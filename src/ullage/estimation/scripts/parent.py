@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def estimate_script(
     show_output: bool = False,
     network: bool = False,
     python: str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Estimate:
     """How much memory a script will take on `gpu`, found without a GPU.
 
@@ -59,6 +60,7 @@ def estimate_script(
     out of memory, it is run once more on a card without limit to say how much it would need. What it writes is gone
     with it, and it reaches no other machine, unless `network` allows that. `python` names another Python to run it in:
     the path of one, the folder of an environment, or the name of a conda environment. It needs PyTorch, not Ullage.
+    `progress` is called with what takes long, such as "compiling Net.forward", and with nothing when it is done.
 
     >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
     True
@@ -81,7 +83,7 @@ def estimate_script(
         config=config,
         traced=trace_file is not None,
     )
-    answer, notes, out_of_memory = _followed(request, interpreter, network, show_output)
+    answer, notes, out_of_memory = _followed(request, interpreter, network, show_output, progress)
     if trace_file is not None:
         _write(base64.b64decode(answer["trace"]), trace_file)
     return _estimate(answer["estimate"], notes, out_of_memory, _shown(request))
@@ -103,7 +105,11 @@ def _shown(request: ScriptRequest) -> str:
 
 
 def _followed(
-    request: ScriptRequest, interpreter: Interpreter, network: bool, show_output: bool
+    request: ScriptRequest,
+    interpreter: Interpreter,
+    network: bool,
+    show_output: bool,
+    progress: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], list[str], str | None]:
     """The answer for a script, notes on how it was run, and how it ran out of memory, if it did."""
     path, module, shown = request.path, request.module, _shown(request)
@@ -112,15 +118,15 @@ def _followed(
         raise ScriptFailed(only_pytorch(shown, framework))
     private = Private(network=network)
     notes = [] if interpreter.is_ours else [f"the script ran in {interpreter.path}"]
-    answer = _run(request, interpreter, private, show_output)
+    answer = _run(request, interpreter, private, show_output, progress)
     if is_launcher_missing(answer):
         interpreter = interpreter._replace(env=interpreter.env | _LAUNCHER)
         notes.append("the script wants to be started by torchrun: it was given what torchrun gives to a single process")
-        answer = _run(request, interpreter, private, show_output)
+        answer = _run(request, interpreter, private, show_output, progress)
     out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None
     if out_of_memory is not None:
         notes.append("ran out of memory; the figures are those of a card without limit")
-        answer = _run(dataclasses.replace(request, limited=False), interpreter, private, show_output)
+        answer = _run(dataclasses.replace(request, limited=False), interpreter, private, show_output, progress)
     if answer["status"] == "failed":
         answer |= _circumstances(answer, path, module)
         raise ScriptFailed(message(answer, shown, request.timeout, network), answer["output"], is_own(answer))
@@ -143,7 +149,13 @@ def _circumstances(failure: dict[str, Any], path: str, module: bool) -> dict[str
     }
 
 
-def _run(request: ScriptRequest, python: Interpreter, private: Private, show_output: bool) -> dict[str, Any]:
+def _run(
+    request: ScriptRequest,
+    python: Interpreter,
+    private: Private,
+    show_output: bool,
+    progress: Callable[[str], None] | None,
+) -> dict[str, Any]:
     """Run the script in a child process and read its answer, with the end of the script's output."""
     outcome = run(
         "ullage.estimation.scripts.child:run_script",
@@ -154,6 +166,7 @@ def _run(request: ScriptRequest, python: Interpreter, private: Private, show_out
         private=private,
         python=None if python.is_ours else python.path,
         show=_show if show_output else None,
+        progress=progress,
     )
     kind = "refused" if outcome.reason == "error" else "died"
     found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}

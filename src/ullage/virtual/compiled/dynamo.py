@@ -28,7 +28,7 @@ from ullage.virtual.state import GPUState
 
 _CONTEXT_ELEMENT = 4  # bytes of the tensor with which FakeTensor makes sure that CUDA has a context
 _FAILED = "torch.compile failed here, so the eager code was followed: {error}"
-_COMPILED = "torch.compile was followed as PyTorch compiles it: {functions} in {seconds} s"
+_COMPILED = "torch.compile was followed as PyTorch compiles it: {functions}"
 _OURS = os.path.dirname(ullage.__file__) + os.sep
 _HOOKS = (
     (module_hooks, ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")),
@@ -158,11 +158,29 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
             return as_it_is()
         if getattr(done, "guarded_code", done) is not None:
             times.append(time.monotonic() - begin)
-            functions = f"{len(times)} function{'s' if len(times) > 1 else ''}"
-            gpu.note_instead("compiled", _COMPILED.format(functions=functions, seconds=round(sum(times))))
+            gpu.note_instead("compiled", _COMPILED.format(functions=_functions(times)))
         return done
 
     replacements.put(module.CatchErrorsWrapper, "__call__", __call__)
+    compile_code = module._compile
+
+    @functools.wraps(compile_code)
+    def _compile(code: Any, *args: Any, **options: Any) -> Any:
+        gpu.doing(f"compiling {code.co_qualname}{_after(times)}")
+        try:
+            return compile_code(code, *args, **options)
+        finally:
+            gpu.doing("")
+
+    replacements.put(module, "_compile", _compile)
+
+
+def _functions(times: list[float]) -> str:
+    return f"{len(times)} function{'s' if len(times) > 1 else ''} in {round(sum(times))} s"
+
+
+def _after(times: list[float]) -> str:
+    return f", after {_functions(times)}" if times else ""
 
 
 def _first_line(error: BaseException) -> str:
@@ -192,6 +210,7 @@ def _forget_device(gpu: GPUState, replacements: Replacements, module: Any) -> No
             function = value.__func__ if isinstance(value, staticmethod) else value
             if getattr(function, "__module__", None) == module.__name__:
                 continue  # its own
+            found: Any
             if name == "get_raw_stream":
                 found = getattr(torch._C, "_cuda_getCurrentRawStream", None)
             else:
