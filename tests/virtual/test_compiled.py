@@ -69,6 +69,25 @@ class Branching(torch.nn.Module):
         return self.head(x)
 
 
+def test_a_graph_that_was_given_up_is_noted(gpu):
+    def reads_a_value(graph, inputs):
+        raise torch._subclasses.fake_tensor.DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+
+    torch.compile(wave, backend=reads_a_value)(torch.ones(8, device="cuda"))
+    assert any("the eager code was followed: DataDependentOutput" in note for note in gpu.notes), gpu.notes
+
+
+def test_recomputed_dropout_is_compiled(gpu):
+    def block(x):
+        return torch.nn.functional.dropout(wave(x) @ x, 0.1).relu()
+
+    def recomputed(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sum()
+
+    torch.compile(recomputed)(torch.ones(512, 512, device="cuda", requires_grad=True)).backward()
+    assert any("torch.compile was followed" in note for note in gpu.notes), gpu.notes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_a_model_trains_in_every_mode_and_settles(gpu, mode):

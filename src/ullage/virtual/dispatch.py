@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.virtual.kernels.plan import (
@@ -163,7 +164,7 @@ class VirtualMode(TorchDispatchMode):
     def __init__(self, gpu: GPUState) -> None:
         super().__init__()
         self.gpu = gpu
-        self._operators: dict[int, _Operator] = {}
+        self._operators: dict[int, _Operator | _HigherOrderOperator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types:  # a DTensor, say, calls operators of the plain tensors that it is made of; a FakeTensor has none
@@ -171,7 +172,8 @@ class VirtualMode(TorchDispatchMode):
             return NotImplemented if is_made_of_others else func(*args, **(kwargs or {}))
         operator = self._operators.get(id(func))  # its own hash is computed in Python
         if operator is None:
-            operator = self._operators[id(func)] = _Operator(func, self)
+            kind = _HigherOrderOperator if isinstance(func, HigherOrderOperator) else _Operator
+            operator = self._operators[id(func)] = kind(func, self)
         if operator.makes and _mode_of(_FAKE) is not None:  # PyTorch infers shapes; its own mode comes after this one
             return func(*args, **(kwargs or {}))
         return operator(args, kwargs or {})
@@ -184,6 +186,25 @@ _plans: dict[tuple[Any, str], dict[Any, Plan]] = {}
 def forget_plans() -> None:
     """Make every plan anew from now on: for comparing rules, or tables of workspaces, in one process."""
     _plans.clear()
+
+
+class _HigherOrderOperator:
+    """An operator that is given functions: what it does on a GPU is written in Python."""
+
+    makes = False
+
+    def __init__(self, func: Any, mode: VirtualMode) -> None:
+        self._mode = mode
+        kernels = (
+            func.py_kernels.get(getattr(torch._C.DispatchKey, key)) for key in ("CUDA", "CompositeExplicitAutograd")
+        )
+        self._kernel = next((kernel for kernel in kernels if kernel is not None), None)
+        if self._kernel is None:
+            mode.gpu.refuse(f"{func}", "it has no kernel for a GPU that is written in Python")
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._mode:
+            return self._kernel(*args, **kwargs)
 
 
 class _Operator:

@@ -44,6 +44,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "torch.fx.experimental.proxy_tensor": _make_constants_on_the_card,
         "torch._dynamo.eval_frame": _set_hooks_aside,
         "torch._dynamo.convert_frame": _compile_under_the_mode,
+        "torch._dynamo.output_graph": _note_graphs_that_fail,
         "torch._dynamo.device_interface": _forget_device,
         "torch._dynamo.variables.optimizer": _begin_state_on_the_card,
     }.items():
@@ -173,6 +174,21 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
             gpu.doing("")
 
     replacements.put(module, "_compile", _compile)
+
+
+def _note_graphs_that_fail(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """For some errors of Inductor, Dynamo runs the function as it is and says nothing."""
+    compile_graph = module.OutputGraph._call_user_compiler
+
+    @functools.wraps(compile_graph)
+    def _call_user_compiler(self: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return compile_graph(self, *args, **options)
+        except module.exc.Unsupported as error:
+            gpu.note("compile failed", _FAILED.format(error=_first_line(error.__cause__ or error)))
+            raise
+
+    replacements.put(module.OutputGraph, "_call_user_compiler", _call_user_compiler)
 
 
 def _functions(times: list[float]) -> str:

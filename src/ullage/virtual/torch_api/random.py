@@ -75,7 +75,9 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         if state.numel() != _STATE_BYTES:
             raise RuntimeError("RNG state is wrong size")
         content = bytes(state.tolist())
-        seed, offset = int.from_bytes(content[:8], "little"), int.from_bytes(content[8:], "little")
+        return self._set(int.from_bytes(content[:8], "little"), int.from_bytes(content[8:], "little"))
+
+    def _set(self, seed: int, offset: int) -> CudaGenerator:
         super().manual_seed((seed + offset) & _MASK)
         self._seed, self._offset = seed, offset
         return self
@@ -90,7 +92,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
 
     def clone_state(self) -> CudaGenerator:
         """A generator with the same state."""
-        return CudaGenerator().set_state(self.get_state())
+        return CudaGenerator()._set(self._seed, self._offset)  # without a tensor: the compiler's would be fakes
 
     def graphsafe_get_state(self) -> CudaGenerator:
         """The state as a generator."""
@@ -98,7 +100,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
 
     def graphsafe_set_state(self, state: CudaGenerator) -> CudaGenerator:
         """Take the state of another generator."""
-        return self.set_state(state.get_state())
+        return self._set(state._seed, state._offset)
 
     def __reduce__(self) -> Any:
         return _rebuild, (self.get_state(),)
