@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ullage.virtual.libraries import NCCL_TO_ITSELF, SIDE_STREAMS
 from ullage.virtual.native import in_backward
@@ -44,6 +45,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
     if torch.version.cuda:
         replacements.put(homes[0].Reducer, "prepare_for_forward", lambda self: None)
+    replacements.on_undo(register_optimizer_step_post_hook(lambda *step: groups.after_step()).remove)
     replacements.on_undo(lambda: _end_stand_in(groups))
 
 
@@ -58,6 +60,9 @@ class Groups:
         self._backends: dict[str, str] = {}  # of groups that stand, by name
         self._communicators: set[str] = set()
         self._kept: list[tuple[int, list[torch.Tensor]]] = []
+        self._sent: dict[int, tuple[int, Any]] = {}  # by the span's number: when it was last given to a collective
+        self._seen_until = 0  # the watchdog has looked since; in allocator calls
+        self._stepped = False
         self.eager = False
 
     @property
@@ -86,16 +91,35 @@ class Groups:
             if not self._gpu.spec.context_measured:
                 self._gpu.note("distributed", _NCCL)
 
-    def keep(self, tensors: list[torch.Tensor]) -> None:
-        """Keep what an asynchronous collective of DDP was given, until NCCL's watchdog has seen that it is done.
+    # DDP waits for the futures of its collectives and not for the works, so nobody but NCCL's watchdog lets go of the
+    # tensors (ProcessGroupNCCL.cpp, `stashed_for_allocator_safety_`). It looks every 100 ms, and what it found to be
+    # done is let go with the next collective (`workEnqueue`). On an H200 a call of the allocator came every 17 to 50
+    # microseconds. The first step of an optimizer took 28 to 445 ms, since its kernels are loaded: in 16 of 16 runs the
+    # watchdog had looked before DDP built its buckets anew. With `static_graph` it does so a step later, when steps are
+    # fast: then the old buckets are there beside the new ones.
 
-        DDP waits for the future and not for the work, so nobody else lets go of the tensors (ProcessGroupNCCL.cpp,
-        `stashed_for_allocator_safety_`). The watchdog looks every 100 ms, and what it found is let go with the next
-        collective. So when DDP builds its buckets anew after the first step, the old ones are there, too.
-        """
-        now = self._gpu.memory.clock
-        self._kept = [(since, kept) for since, kept in self._kept if since > now - _WATCHDOG]
-        self._kept.append((now, tensors))
+    def keep(self, tensors: list[torch.Tensor]) -> None:
+        """Keep what an asynchronous collective of DDP was given, until the watchdog has seen that it is done."""
+        memory = self._gpu.memory
+        self._kept.append((memory.clock, tensors))
+        for span in map(memory.span_of, tensors):
+            if span is not None:
+                self._sent[span.index] = memory.clock, span
+
+    def after_step(self) -> None:
+        """An optimizer has made a step; the first one takes long."""
+        if not self._stepped:
+            self._stepped, self._seen_until = True, self._gpu.memory.clock
+
+    def let_go(self) -> None:
+        """A collective begins: drop what the watchdog has found, and note what it would hold if it came late."""
+        memory = self._gpu.memory
+        found = max(self._seen_until, memory.clock - _WATCHDOG)
+        self._kept = [(since, kept) for since, kept in self._kept if since > found]
+        oldest = memory.clock - _LATE_WATCHDOG
+        self._sent = {number: (since, span) for number, (since, span) in self._sent.items() if since > oldest}
+        late = sum(span.size for _, span in self._sent.values() if span.end >= 0)
+        memory.most_late = max(memory.most_late, late)
 
     def remove(self, group: Any) -> None:
         """A group, or all of them, was destroyed; what it took may come back, but its peak was there."""
@@ -240,7 +264,7 @@ _NAMES = sorted(
 )
 
 
-_WATCHDOG = 2000  # calls of the allocator in 100 ms, about
+_WATCHDOG, _LATE_WATCHDOG = 2000, 6000  # calls of the allocator until it looks: in the mean, and at most
 _TO_ITSELF = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
 
 
@@ -253,6 +277,7 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     for argument in args:
         if isinstance(argument, torch.ScriptObject) and _in_use and "ProcessGroup" in str(argument._type()):
             _in_use[-1].communicate(_c10d.ProcessGroup.unbox(argument))
+            _in_use[-1].let_go()
     if in_backward() and gpu.release.keeps_what_is_sent and _is_asynchronous(func, args, kwargs):
         _in_use[-1].keep(targets)
     if func._schema.name in _TO_ITSELF:
