@@ -159,7 +159,7 @@ def print_layers(estimate: Estimate, console: Console | None = None, depth: int 
             frozen = row["parameters"] and not row["trainable"]
             table.add_row(
                 Text("  " * row["depth"] + name), Text(row["class"] if row["path"] else ""),
-                Text("" if row["output"] is None else "×".join("*" if size is None else str(size) for size in row["output"])),
+                Text("×".join("*" if size is None else str(size) for size in row["output"] or ())),
                 Text(f"{row['parameters']:,}{' frozen' if frozen else ''}" if row["parameters"] else ""),
                 Text(format_bytes(row["kept"]) if row["kept"] else ""),
             )  # fmt: skip

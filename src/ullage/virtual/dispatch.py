@@ -198,7 +198,7 @@ class _HigherOrderOperator:
         kernels = (
             func.py_kernels.get(getattr(torch._C.DispatchKey, key)) for key in ("CUDA", "CompositeExplicitAutograd")
         )
-        self._kernel = next((kernel for kernel in kernels if kernel is not None), None)
+        self._kernel: Any = next((kernel for kernel in kernels if kernel is not None), None)
         if self._kernel is None:
             mode.gpu.refuse(f"{func}", "it has no kernel for a GPU that is written in Python")
 
