@@ -31,6 +31,7 @@ def test_the_means_of_the_stretch_come_out_in_our_units() -> None:
     assert (activity.drama, activity.tensor) == pytest.approx((0.40, 0.12))
     assert (activity.pcie_rx_bps, activity.pcie_tx_bps) == pytest.approx((100 * 2**20, 50 * 2**20))
     assert (activity.seconds, activity.energy_j, activity.power_w) == pytest.approx((4.0, 2000.0, 500.0))
+    assert activity.clock_mhz == 1980
     assert activity.device == gpu.uuid
     assert activity.unknown_because is None
 

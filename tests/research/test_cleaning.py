@@ -74,6 +74,36 @@ def test_memory_and_utilisation_of_a_run_become_one_row(tmp_path: Path) -> None:
     assert second["gract"] is None and second["step_seconds"] is None
 
 
+def test_readings_of_a_run_tell_its_family_and_its_host(tmp_path: Path) -> None:
+    more = {"tensor": 0.2, "step_q1": 0.0021, "step_median": 0.00215, "step_q3": 0.0022, "steps": 230, "host_s": 0.0019,
+            "energy_step_j": 0.41, "clock_mhz": 1980.0}  # fmt: skip
+    (row,), _ = cleaned(measured(tmp_path / "busy.jsonl", [mlp(13, **BUSY, **more)]))
+    assert (row["model_family"], row["kind"], row["split"]) == ("generated mlp gradual", "mlp", "train")
+    assert (row["host_seconds"], row["energy_step"], row["clock_mhz"], row["steps"]) == (0.0019, 0.41, 1980.0, 230)
+    assert (row["tensor"], row["step_q1"], row["step_median"], row["step_q3"]) == (0.2, 0.0021, 0.00215, 0.0022)
+
+
+def test_a_run_that_was_read_twice_tells_how_far_readings_differ(tmp_path: Path) -> None:
+    again = {**BUSY, "step_s": 0.002156 * 1.02, "smact": 0.1526}
+    rows = [mlp(13, **BUSY), mlp(13, **again) | {"id": "again"}, mlp(14, **BUSY), mlp(14, **BUSY) | {"id": "third"}]
+    _, report = cleaned(measured(tmp_path / "busy.jsonl", rows))
+    told = report.to_dict()
+    assert told["repeated"] == 2 and told["dropped"] == {"duplicate": 2}
+    assert told["noise"]["step_s"] == {"median": 0.0, "p90": 0.0} and told["noise"]["smact"]["median"] == 0.0
+    one = CleaningReport(repeated=report.repeated[:1]).noise()
+    assert one["step_s"]["p90"] == pytest.approx(0.02) and one["smact"]["p90"] == pytest.approx(1.0)
+
+
+def test_data_sets_of_earlier_releases_are_read(tmp_path: Path) -> None:
+    table = frame([{"id": "a", "family": "mlp", "gract": 0.5}])
+    write_dataset(table.drop("model_family", "host_seconds", "split"), tmp_path / "old.parquet")
+    read = read_dataset(tmp_path / "old.parquet")
+    assert read.schema == table.schema and read["host_seconds"].to_list() == [None]
+    write_dataset(table.drop("gract"), tmp_path / "none.parquet")
+    with pytest.raises(InvalidValue, match="no column gract"):
+        read_dataset(tmp_path / "none.parquet")
+
+
 def test_features_are_those_of_the_configuration(tmp_path: Path) -> None:
     (row,), _ = cleaned(measured(tmp_path / "m.jsonl", [mlp()]))
     found = features(Configuration.from_row(json.loads(row["configuration"])))

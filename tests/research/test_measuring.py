@@ -189,6 +189,24 @@ def test_utilisation_is_read_after_warming_up() -> None:
     assert found["steps"] > 0 and found["warm_steps"] >= 3 and found["read_s"] >= 0.2
     assert found["smact"] is None and found["unknown_because"]
     assert found["ram_bytes"] > 0 and found["cpu_percent"] > 0
+    assert 0 < found["step_q1"] <= found["step_median"] <= found["step_q3"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_fp16"])
+def test_the_hosts_time_leaves_out_what_it_waits_for_the_gpu(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that needs 0.2 s for a step: the host has launched the step long before."""
+    row = next(generate("mlp", 1, 2, SMALL)) | {"precision": precision, "opt": "adam", "seconds": 0.2}
+    waits: list[float] = []
+
+    def slow() -> None:
+        time.sleep(0.2)
+        waits.append(0.2)
+
+    with ullage.virtual_gpu("H200"):
+        prepared = prepare_utilization(row)
+        monkeypatch.setattr(torch.cuda, "synchronize", slow)
+        found = run_utilization(prepared)
+    assert 0 < found["host_s"] < 0.2 and len(waits) >= 3
 
 
 def test_cheap_weights_are_small_finite_and_leave_norms_alone() -> None:

@@ -32,13 +32,23 @@ def sources(incomplete: str) -> list[str]:
 
 
 def measurable(incomplete: str) -> list[str]:
-    """What `ullage measure` takes: the word for cuDNN's plans, scripts and lists of runs in this folder.
+    """What `ullage measure` takes: the words for other things than runs, scripts and lists of runs in this folder.
 
     >>> measurable("cud")
     ['cudnn']
     """
-    words = [word for word in ("cudnn",) if word.startswith(incomplete)]
+    words = [word for word in ("cudnn", "together") if word.startswith(incomplete)]
     return words + sorted(str(file) for kind in ("py", "jsonl") for file in Path().glob(f"{incomplete}*.{kind}"))
+
+
+def ways_of_sharing(incomplete: str) -> list[str]:
+    """Ways in which jobs share a GPU, the last of several that stand between commas.
+
+    >>> ways_of_sharing("timeslice,m")
+    ['timeslice,mps']
+    """
+    before, comma, begun = incomplete.rpartition(",")
+    return [f"{before}{comma}{way}" for way in ("timeslice", "mps") if way.startswith(begun)]
 
 
 def gpus(incomplete: str) -> list[str]:
@@ -98,6 +108,15 @@ def several_estimators(incomplete: str) -> list[str]:
     """
     found = _one_more(incomplete, estimators)
     return ["all", *found] if "all".startswith(incomplete) else found
+
+
+def drawn_families(incomplete: str) -> list[str]:
+    """What `ullage dataset generate` draws.
+
+    >>> drawn_families("r")
+    ['real']
+    """
+    return [name for name in (*FAMILIES, "real") if name.startswith(incomplete)]
 
 
 def families(incomplete: str) -> list[str]:

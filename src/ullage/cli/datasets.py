@@ -84,7 +84,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _clean_table(told: dict[str, Any]) -> Table:
-    from ullage.research.datasets.measured_files import REASONS
+    from ullage.research.datasets.measured_files import COMPARED, REASONS
 
     table = Table(title=f"{told['kept']} runs: {told['file']}")
     table.add_column("")
@@ -99,6 +99,12 @@ def _clean_table(told: dict[str, Any]) -> Table:
         table.add_row("lent", str(told["lent"]), "shared a process: context of most runs of their family and precision")
     if told["renamed"]:
         table.add_row("renamed", str(told["renamed"]), "runs of different sets with the same id")
+    for name, apart in told["noise"].items():
+        share = name in COMPARED
+        median, most = (f"{100 * apart[word]:.1f} %" if share else f"{apart[word]:.1f} points" for word in apart)
+        table.add_row(
+            f"repeated: {name}", str(told["repeated"]), f"readings differ by {median}, at most {most} in 90 %"
+        )
     for name, count in told["blanked"].items():
         table.add_row(f"unknown: {name}", str(count), "not measured, or a figure that cannot be")
     return table
@@ -106,14 +112,17 @@ def _clean_table(told: dict[str, Any]) -> Table:
 
 # `ullage dataset generate`: draws configurations of generated models.
 
-_GENERATE_EXAMPLES = """Draw training runs of generated models: mlp, cnn or transformer.
+_GENERATE_EXAMPLES = """Draw training runs of generated models (mlp, cnn or transformer) or of real ones (real).
 
-The same seed gives the same runs, and a larger count begins with the same ones. Each line is a configuration that
-'ullage dataset measure', 'ullage measure', 'ullage estimate' and 'ullage evaluate' take.
+Real models are those of torchvision, timm and transformers, with random weights, from about fifty families; their
+packages must be installed. The same seed gives the same runs, and a larger count begins with the same ones. Each line
+is a configuration that 'ullage dataset measure', 'ullage measure', 'ullage estimate' and 'ullage evaluate' take.
 
 Examples:
 
   ullage dataset generate --family cnn --count 3000 --seed 1 --out cnn.jsonl
+
+  ullage dataset generate --family real --count 400 --seed 3 --max-memory 16GiB --max-step 80ms --out real.jsonl
 
   ullage dataset generate --family mlp --count 100 --seed 2 --ranges ranges.toml --max-memory 8GiB --out small.jsonl
 """
@@ -122,8 +131,8 @@ Examples:
 def generate(
     old_family: Annotated[str | None, typer.Argument(hidden=True)] = None,
     family: Annotated[
-        str | None, typer.Option(help="The family of models: mlp, cnn or transformer.", metavar="NAME",
-                                 show_default=False, autocompletion=completion.families)
+        str | None, typer.Option(help="The family of models: mlp, cnn, transformer or real.", metavar="NAME",
+                                 show_default=False, autocompletion=completion.drawn_families)
     ] = None,
     count: Annotated[int, typer.Option(help="How many runs to draw.", metavar="N", min=1)] = 1000,
     seed: Seed = 0,
@@ -145,18 +154,24 @@ def generate(
     """Draw training runs of generated models."""
     from ullage.research.datasets.generate import DrawingLimits, draw, summary
     from ullage.research.datasets.generate import ranges as known_ranges
+    from ullage.research.datasets.real_models import FAMILY, draw_real
 
     if old_family is not None and family is None:
         print(f"ullage: {old_family} is now typed as --family {old_family}", file=sys.stderr)
         family = old_family
     if family is None:
-        raise typer.BadParameter("needed mlp, cnn or transformer", param_hint="--family")
-    known = known_ranges(family, ranges)
+        raise typer.BadParameter("needed mlp, cnn, transformer or real", param_hint="--family")
+    if family == FAMILY and ranges is not None:
+        raise InvalidValue("--ranges is for generated models; leave it away for real ones")
+    known = {} if family == FAMILY else known_ranges(family, ranges)
     file = out or Path(f"{family}.jsonl")
     if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
         raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
     limits = DrawingLimits(parse_bytes(max_memory), parse_duration(max_step))
-    rows = [draw(family, number, seed, known, limits) for number in each(range(count), "drawing", count)]
+    rows = [
+        draw_real(number, seed, limits) if family == FAMILY else draw(family, number, seed, known, limits)
+        for number in each(range(count), "drawing", count)
+    ]
     try:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     except OSError as error:
@@ -172,7 +187,8 @@ generate.__doc__ = _GENERATE_EXAMPLES
 
 
 def _generate_table(found: dict[str, Any]) -> Table:
-    table = Table(title=f"{found['rows']} runs of generated {found['family']}s, seed {found['seed']}: {found['file']}")
+    of = "real models" if found["family"] == "real" else f"generated {found['family']}s"
+    table = Table(title=f"{found['rows']} runs of {of}, seed {found['seed']}: {found['file']}")
     table.add_column("")
     table.add_column("")
     sizes = (format_bytes(found[name]) for name in ("smallest", "median", "largest"))

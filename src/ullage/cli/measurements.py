@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from ullage.cli import completion
-from ullage.cli.options import MeasuredGpu, ScriptArguments, Seed
-from ullage.cli.progress import each
+from ullage.cli.options import Json, MeasuredGpu, ScriptArguments, Seed
+from ullage.cli.progress import each, following
 from ullage.errors import InvalidValue, UllageError, UnknownName
 from ullage.units import parse_duration
 
@@ -25,6 +25,9 @@ _EXAMPLES = """Run training on this machine's GPU and write down what it took.
 WHAT is a file of runs (.jsonl, one a line: a configuration, or a script), a training script (.py), or nothing with
 --random. 'cudnn' asks cuDNN instead which plans it has for convolutions, and how much workspace each would take: those
 of a list ('ullage convolutions list'), of a script, or random ones. No tensor is needed, and nothing is run.
+
+'together' reads jobs that share the GPU, time-sliced and under MPS, each also alone: the sets that a list names beside
+its configurations ({"set": "pair", "jobs": ["a", "b"]}), or --sets random ones. Type the same line again to go on.
 
 Examples:
 
@@ -39,12 +42,17 @@ Examples:
   ullage measure cudnn tasks.json.gz --out plans.jsonl --workers 16
 
   ullage measure cudnn train.py --out plans.jsonl -- --batch-size 64
+
+  ullage measure together jobs.jsonl --sets 200 --seed 1 --out together.jsonl
+
+  ullage measure together pairs.jsonl --how mps --seconds 3 --out together.jsonl
 """
 
 
 def measure(
     what: Annotated[
-        Path | None, typer.Argument(help="Configurations (.jsonl), a training script (.py), or 'cudnn'.",
+        Path | None, typer.Argument(help="Configurations (.jsonl), a training script (.py), 'cudnn' or "
+                                    "'together'.",
                                     metavar="WHAT", autocompletion=completion.measurable)
     ] = None,
     args: ScriptArguments = None,
@@ -73,12 +81,27 @@ def measure(
         Path | None, typer.Option(help="With 'cudnn': ask about the GPU that this file describes (JSON, as cuDNN gives "
                                   "it of this machine's).", metavar="FILE")
     ] = None,
+    how: Annotated[
+        str, typer.Option(help="With 'together': ways of sharing, timeslice or mps or both.", metavar="WAYS",
+                          autocompletion=completion.ways_of_sharing)
+    ] = "timeslice,mps",
+    sets: Annotated[
+        int, typer.Option(help="With 'together': draw this many sets of the list's jobs.", metavar="N", min=0)
+    ] = 0,
+    seconds: Annotated[
+        float, typer.Option(help="With 'together': how long to read each set.", metavar="SECONDS", min=0.2)
+    ] = 1.0,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Run training on this machine's GPU and write down what it took."""
     from ullage.research.measure import runs
 
     if what == Path("cudnn"):
-        _ask_cudnn(list(args or []), out, random, seed, workers, description, dry_run)
+        _ask_cudnn(list(args or []), out, random, seed, workers, description, dry_run, as_json)
+        return
+    if what == Path("together"):
+        ways = tuple(filter(None, how.split(",")))
+        _measure_together(list(args or []), out, ways, sets, seed, seconds, parse_duration(timeout), dry_run, as_json)
         return
     orders = _orders(what, list(args or []), random, seed, avoid, histories, steps)
     if dry_run:
@@ -94,15 +117,16 @@ def measure(
     found = runs.measure(
         orders, name, total=usable, at_once=workers, cap=cap, estimated=estimated, timeout=parse_duration(timeout)
     )
-    _follow(found, len(orders), out, console)
+    _follow(found, len(orders), out, console, as_json)
 
 
 measure.__doc__ = _EXAMPLES
 
 
 def _ask_cudnn(
-    args: list[str], out: Path, random: int, seed: int, workers: int, description: Path | None, dry_run: bool
-) -> None:
+    args: list[str], out: Path, random: int, seed: int, workers: int, description: Path | None, dry_run: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Ask cuDNN about convolutions, and write each answer as it comes."""
     from ullage.research.cudnn_tables import asking
 
@@ -131,7 +155,48 @@ def _ask_cudnn(
         Console(stderr=True).print(f"{len(done)} convolutions are in {out} already; {len(left)} are left")
     answers = asking.ask(left, workers, told)
     declined = sum("declined" in row for row in _appended(answers, "asking cuDNN", len(left), out))
+    if as_json:
+        print(json.dumps({"file": str(out), "answered": len(left) - declined, "declined": declined}))
+        return
     print(f"cuDNN answered for {len(left) - declined} convolutions and declined {declined}: {out}")
+
+
+def _measure_together(
+    args: list[str], out: Path, how: tuple[str, ...], count: int, seed: int, seconds: float, timeout: float,
+    dry_run: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure sets of jobs, and say in the end how they went."""
+    from ullage.research.measure.together import TogetherSettings, draw_sets, measure_together, sets_in
+    from ullage.workloads import read_rows
+
+    if len(args) != 1:
+        raise InvalidValue("needed one list of jobs after 'together': ullage measure together jobs.jsonl --sets 100")
+    rows = [{"id": f"r{number:05d}", **row} for number, row in enumerate(read_rows(Path(args[0])))]
+    wanted = draw_sets(rows, count, seed) if count else sets_in(rows)
+    if not wanted:
+        raise InvalidValue(f"{args[0]} names no sets: add --sets COUNT, or lines such as "
+                           '{"set": "pair", "jobs": ["a", "b"]}')  # fmt: skip
+    if dry_run:
+        for one in wanted:
+            print(json.dumps({"set": one.id, "jobs": one.jobs}))
+        return
+    left, found = measure_together(rows, wanted, TogetherSettings(out=out, how=how, seconds=seconds, timeout=timeout))
+    console = Console(stderr=True)
+    if left < len(wanted) * len(how):
+        console.print(f"{len(wanted) * len(how) - left} sets are in {out} already; {left} are left")
+    tally = {"measured": 0, "failed": 0, "alone": 0}
+    with following("measuring", left, forks=True) as progress:
+        for row in found:
+            outcome = "failed" if "failed" in row else "alone" if "alone" in row else "measured"
+            tally[outcome] += 1
+            if outcome == "failed":
+                console.print(f"{row['how']} {row.get('set') or row['alone']}: {row['failed']}", markup=False)
+            if "set" in row:
+                progress.step(f"{row['how']} {row['set']}")
+    if as_json:
+        print(json.dumps({"file": str(out), **tally}))
+        return
+    print(f"{tally['measured']} sets measured, {tally['failed']} failed, {tally['alone']} jobs read alone: {out}")
 
 
 def _appended(rows: Iterable[dict[str, Any]], doing: str, count: int, out: Path) -> Iterator[dict[str, Any]]:
@@ -175,7 +240,7 @@ def _measured_before(out: Path) -> set[str]:
     return {str(row.get("id")) for row in rows_so_far(out)}
 
 
-def _follow(found: Any, count: int, out: Path, console: Console) -> None:
+def _follow(found: Any, count: int, out: Path, console: Console, as_json: bool) -> None:
     """Write each row as it comes, and say in the end how the runs went."""
     tally = {"measured": 0, "ran out of memory": 0, "failed": 0, "survived": 0, "capped": 0}
     for row in _appended(found, "measuring", count, out):
@@ -186,6 +251,9 @@ def _follow(found: Any, count: int, out: Path, console: Console) -> None:
             tally["survived"] += row["capped"]["survived"]
         if outcome != "measured":
             console.print(f"{row['id']} {row.get('model', '')}: {row.get('failed') or row.get('oom')}")
+    if as_json:
+        print(json.dumps({"file": str(out), **{name.replace(" ", "_"): number for name, number in tally.items()}}))
+        return
     print(f"{tally['measured']} measured, {tally['ran out of memory']} out of memory, {tally['failed']} failed: {out}")
     if tally["capped"]:
         print(f"under the bound of the estimate {tally['survived']} of {tally['capped']} survived")

@@ -56,7 +56,7 @@ class Following:
 
     def _show(self) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, told=self._told)
+            self._bar.update(self._task, completed=self._done, told=self._told, refresh=not self._bar.live.auto_refresh)
         elif time.monotonic() - self._said > _EVERY:
             of_all = "" if self._total is None else f" of {self._total}"
             about = f", {self._told}" if self._told else ""
@@ -75,14 +75,17 @@ class Following:
 
 
 @contextmanager
-def following(what: str, total: int | None = None, *, stoppable: bool = False) -> Iterator[Following]:
-    """Show progress from now on. With `stoppable`, Ctrl-C ends what is inside and not the command (`stopped`).
+def following(
+    what: str, total: int | None = None, *, stoppable: bool = False, forks: bool = False
+) -> Iterator[Following]:
+    """Show progress from now on. With `stoppable`, Ctrl-C ends what is inside and not the command (`stopped`). Where
+    what is inside `forks`, no thread draws the bar.
 
     >>> with following("counting", 2) as going:
     ...     going.step()
     """
     console = Console(stderr=True)
-    bar = _bar(console) if console.is_terminal else None
+    bar = _bar(console, not forks) if console.is_terminal else None
     going = Following(bar)
     with bar or nullcontext():
         going.begin(what, total)
@@ -103,10 +106,12 @@ def each(items: Iterable[_T], what: str, total: int | None = None) -> Iterator[_
             going.step()
 
 
-def _bar(console: Console) -> Progress:
+def _bar(console: Console, thread: bool) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     told = TextColumn("{task.fields[told]}", markup=False)
     # What is printed while the bar is there goes above it; where it goes elsewhere, it is left alone.
-    return Progress(*columns, told, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+    return Progress(
+        *columns, told, console=console, transient=True, redirect_stdout=sys.stdout.isatty(), auto_refresh=thread
+    )

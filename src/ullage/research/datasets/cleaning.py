@@ -23,6 +23,7 @@ from ullage.research.datasets.measured_files import (
     share,
     too_little,
 )
+from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.workloads.configuration import Configuration
 
 # The features of many runs as columns of a data set, in several processes where there are many.
@@ -76,7 +77,11 @@ def feature_row(configuration: str) -> dict[str, Any] | str:
 
 
 Watching = Callable[[Iterable[Any], int], Iterable[Any]]
-_POSITIVE = {"step_seconds": "step_s", "power_w": "power_w", "ram_bytes": "ram_bytes"}
+_POSITIVE = {
+    "step_seconds": "step_s", "step_q1": "step_q1", "step_median": "step_median", "step_q3": "step_q3",
+    "steps": "steps", "host_seconds": "host_s", "power_w": "power_w", "energy_step": "energy_step_j",
+    "clock_mhz": "clock_mhz", "ram_bytes": "ram_bytes",
+}  # fmt: skip
 _COUNTERS = ("pcie_rx", "pcie_tx", "cpu_percent")
 
 
@@ -130,8 +135,12 @@ def _row(run: MergedRun, columns: dict[str, Any] | str, report: CleaningReport) 
     if too_little(line["peak_alloc"], columns["parameters"], columns["precision"], bool(line.get("inference"))):
         _drop(run, IMPOSSIBLE, "less memory than weights and gradients take", report)
         return None
+    known = family_of(line)
     return {
         "id": run.id,
+        "model_family": known.name,
+        "kind": known.kind,
+        "split": "test" if is_for_testing(known.name) else "train",
         "family": line.get("family") or Configuration.from_row(json.loads(run.configuration)).source,
         "arch": line.get("arch"),
         "configuration": run.configuration,

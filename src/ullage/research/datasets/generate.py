@@ -291,7 +291,7 @@ def ranges(family: str, file: Path | None = None) -> dict[str, Any]:
     (4, 1024)
     """
     if family not in DEFAULTS:
-        raise UnknownName("family", family, FAMILIES)
+        raise UnknownName("family", family, (*FAMILIES, "real"))
     known = dict(DEFAULTS[family])
     if file is None:
         return known
@@ -569,13 +569,14 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     5
     """
     needs = sorted(row["guess"] for row in rows)
-    classes = Counter(row["guess"] // CLASS[row["family"]] for row in rows)
+    unit = CLASS.get(rows[0]["family"], 8 * GIB) if rows else None
+    classes = Counter(row["guess"] // (unit or 1) for row in rows)
     return {
         "rows": len(rows),
         "smallest": needs[0] if needs else None,
         "median": needs[len(needs) // 2] if needs else None,
         "largest": needs[-1] if needs else None,
-        "class_bytes": CLASS[rows[0]["family"]] if rows else None,
+        "class_bytes": unit,
         "classes": dict(sorted(classes.items())),
         **{name: dict(Counter(row[name] for row in rows).most_common()) for name in ("arch", "opt", "precision")},
     }

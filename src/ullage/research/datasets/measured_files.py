@@ -37,7 +37,8 @@ REASONS = {
     NO_RUN: "the line is no configuration that Ullage can build",
 }
 NO_STATES = ("sgd",)  # optimizers that keep nothing from step to step
-SHARES = ("gract", "smact", "smocc", "drama")
+SHARES = ("gract", "smact", "smocc", "drama", "tensor")
+COMPARED = ("step_s", "step_median", "host_s", "power_w", "energy_step_j")
 ROUNDING = 1.01  # counters of a GPU may be read a little over 1
 
 
@@ -63,6 +64,7 @@ class CleaningReport:
     lent: int = 0  # runs that shared a process, with the context of others
     dropped: list[Dropped] = field(default_factory=list)
     blanked: Counter[str] = field(default_factory=Counter)
+    repeated: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=list)  # a run read twice
 
     def drop(self, id: str, reason: str, detail: str, source: str) -> None:
         """Note a line that is not used."""
@@ -73,6 +75,23 @@ class CleaningReport:
         """How many were dropped for each reason, the most frequent first."""
         return dict(Counter(one.reason for one in self.dropped).most_common())
 
+    def noise(self) -> dict[str, dict[str, float]]:
+        """How far two readings of the same run differ: times and power as a share, activity in points of a hundred.
+
+        No model can be nearer to a reading than another reading is.
+
+        >>> CleaningReport(repeated=[({"step_s": 0.10, "smact": 0.5}, {"step_s": 0.11, "smact": 0.52})]).noise()
+        {'step_s': {'median': 0.1, 'p90': 0.1}, 'smact': {'median': 2.0, 'p90': 2.0}}
+        """
+        found: dict[str, dict[str, float]] = {}
+        for name, relative in (*dict.fromkeys(COMPARED, True).items(), *dict.fromkeys(SHARES, False).items()):
+            pairs = [(one[name], other[name]) for one, other in self.repeated if one.get(name) and other.get(name)]
+            apart = sorted(abs(a - b) / a if relative else 100 * abs(a - b) for a, b in pairs)
+            if apart:
+                places = {"median": (len(apart) - 1) // 2, "p90": (len(apart) - 1) * 9 // 10}
+                found[name] = {word: round(apart[place], 4) for word, place in places.items()}
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it.
 
@@ -82,7 +101,8 @@ class CleaningReport:
         lines = [vars(one) for one in self.dropped]
         return {
             "files": self.files, "read": self.read, "kept": self.kept, "joined": self.joined, "renamed": self.renamed,
-            "lent": self.lent,            "dropped": self.counts, "blanked": dict(self.blanked), "dropped_lines": lines,
+            "lent": self.lent, "dropped": self.counts, "blanked": dict(self.blanked), "repeated": len(self.repeated),
+            "noise": self.noise(), "dropped_lines": lines,
         }  # fmt: skip
 
 
@@ -265,6 +285,8 @@ def _joined(configuration: str, lines: list[MeasuredLine], report: CleaningRepor
             report.drop(line.id, *wrong, line.source)
         elif kind in chosen:
             report.drop(line.id, DUPLICATE, f"of {chosen[kind].id}", line.source)
+            if kind == "utilization":
+                report.repeated.append((chosen[kind].row, line.row))
         else:
             chosen[kind] = line
     main = chosen.get("memory") or chosen.get("utilization")

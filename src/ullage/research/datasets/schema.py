@@ -118,6 +118,9 @@ COLUMNS = (
     Column("id", "text", "the run's own name; one of its kind for a GPU and a version of PyTorch"),
     Column("family", "text", "mlp, cnn or transformer; the source of the model (timm, hf, ...) for others"),
     Column("arch", "text", "the form: pyramid, residual, encoder, ..."),
+    Column("model_family", "text", "models with the same layers up to their sizes: resnet, llama, generated cnn dense"),
+    Column("kind", "text", "cnn, transformer, mlp, or other"),
+    Column("split", "text", "train, or test for families that no fit has seen; by the family's name alone"),
     Column("configuration", "text", "the run as JSON: what `Configuration.from_row` reads"),
     Column("batch_size", "whole", "samples"),
     Column("input_elements", "whole", "numbers of one sample: pixels, features or token ids"),
@@ -146,12 +149,20 @@ COLUMNS = (
         "bytes of the process beside PyTorch's memory after the last step, kernels loaded; null "
         "where runs shared a process: process_memory then has the one of most runs of the same kind",
     ),
-    Column("step_seconds", "number", "time of a training step, alone on the GPU"),
+    Column("step_seconds", "number", "time of a training step, alone on the GPU: mean over the reading"),
+    Column("step_q1", "number", "the same, first quartile over the steps"),
+    Column("step_median", "number", "the same, median"),
+    Column("step_q3", "number", "the same, third quartile"),
+    Column("steps", "whole", "steps that were read"),
+    Column("host_seconds", "number", "until all kernels of a step are launched, while the GPU has nothing else to do"),
     Column("gract", "number", "share of time in which the GPU did anything, 0 to 1"),
     Column("smact", "number", "share of multiprocessors with work, mean over time, 0 to 1"),
     Column("smocc", "number", "share of warps in use, mean over time, 0 to 1"),
     Column("drama", "number", "share of time in which memory was read or written, 0 to 1"),
+    Column("tensor", "number", "share of time in which tensor cores worked, 0 to 1"),
     Column("power_w", "number", "mean power of the GPU in watts"),
+    Column("energy_step", "number", "joules of the GPU for a step"),
+    Column("clock_mhz", "number", "clock of the SMs, mean of the reading's beginning and end"),
     Column("pcie_rx", "number", "bytes a second that the GPU got over PCIe"),
     Column("pcie_tx", "number", "bytes a second that the GPU sent over PCIe"),
     Column("cpu_percent", "number", "of one core"),
@@ -164,6 +175,11 @@ COLUMNS = (
     Column("source", "text", "name of the file that the memory was read from"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
+# Columns that data sets of earlier releases do not have; there they are null.
+LATER = (
+    "model_family", "kind", "split", "step_q1", "step_median", "step_q3", "steps", "host_seconds", "tensor",
+    "energy_step", "clock_mhz",
+)  # fmt: skip
 LAYER_FACTS = ("type", "activations", "parameters")
 # Numbers read for one sample; what becomes of the output (0 freed after the next layer, 1 kept for the backward pass, 2
 # no tensor of its own); numbers and bytes kept beside it for one sample; and what cuDNN takes for the whole batch, in
@@ -212,6 +228,11 @@ def read_dataset(file: Path) -> polars.DataFrame:
     """The table of a Parquet file of `ullage dataset clean`; a file that is none is refused with the reason."""
     table = read_parquet(file)
     missing = [name for name in NAMES if name not in table.columns]
-    if missing:
-        raise InvalidValue(f"{file} is no data set of 'ullage dataset clean': it has no column {missing[0]}")
-    return table
+    wrong = [name for name in missing if name not in LATER]
+    if wrong:
+        raise InvalidValue(f"{file} is no data set of 'ullage dataset clean': it has no column {wrong[0]}")
+    if not missing:
+        return table
+    schema = frame([]).schema
+    added = [load_polars().lit(None, dtype=schema[name]).alias(name) for name in missing]
+    return table.with_columns(added).select(NAMES)
