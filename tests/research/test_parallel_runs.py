@@ -156,7 +156,7 @@ def test_the_machines_own_memory_is_promised_too(tmp_path: Path) -> None:
 
 
 def test_in_turns_one_goes_on_while_the_others_pause(tmp_path: Path) -> None:
-    """Each leaves a file while it has its turn; nobody ever sees another's, or one that still makes its first step."""
+    """Each leaves a file while it has its turn; nobody ever sees another's, or one that still prepares or begins."""
 
     def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
         first = tmp_path / f"first-{row['id']}"
@@ -171,8 +171,15 @@ def test_in_turns_one_goes_on_while_the_others_pause(tmp_path: Path) -> None:
         mark.unlink()
         return {"seen": seen}
 
-    found = [answer for _, answer in parallel(run, total=100, turns=3, at_once=6).work(rows(*[30] * 8))]
-    assert found == [{"seen": 0}] * 8
+    def prepare(row: dict[str, Any]) -> dict[str, Any]:
+        mark = tmp_path / f"prepares-{row['id']}"
+        mark.touch()
+        time.sleep(0.01)
+        mark.unlink()
+        return row
+
+    work = parallel(run, prepare=prepare, total=100, turns=3, at_once=6).work(rows(*[30] * 8))
+    assert [answer for _, answer in work] == [{"seen": 0}] * 8
 
 
 def test_in_turns_one_that_fails_before_its_turn_holds_nobody_up() -> None:

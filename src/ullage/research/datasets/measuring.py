@@ -9,7 +9,8 @@ context of its own as any fresh process does. A child prepares (model, context),
 which it gets when the GPU has room for it; memory is promised to it only while it trains.
 
 In turns (`RunKind.turns`), children that have leave come to a point where they pause; when all of them are there, they
-go on one after the other, each while the others stand still. They end together, when the last one is done.
+go on one after the other, each while the others stand still. They end together, when the last one is done. Meanwhile
+nobody prepares: the next children do that while these come to their pause, since the host's time is read too.
 """
 
 from __future__ import annotations
@@ -115,14 +116,16 @@ class ParallelRuns:
 
     def _all(self, rows: deque[Row], at_once: int) -> Iterator[tuple[_Run, Answer]]:
         while rows or self._runs:
-            while rows and len(self._runs) < at_once and self._host_has_room(rows[0]):
+            while rows and len(self._runs) < at_once and self._may_prepare(rows[0]):
                 self._runs.append(_Run(rows.popleft(), self.kind))
             self._give_leave()
             self._listen()
             self._kill_late()
             yield from self._ended()
 
-    def _host_has_room(self, row: Row) -> bool:
+    def _may_prepare(self, row: Row) -> bool:
+        if self._in("reading", "answered"):
+            return False
         if self.host_total is None or not self._runs:
             return True
         taken = sum(self.kind.host_memory(run.row) for run in self._runs)
@@ -156,8 +159,8 @@ class ParallelRuns:
             self._let(run, "running")
 
     def _give_turn(self) -> None:
-        """The next that pauses goes on, when nobody does; when all have answered they may end."""
-        if self._in("reading"):
+        """The next that pauses goes on, when nobody does or prepares; when all have answered they may end."""
+        if self._in("reading", "preparing"):
             return
         paused = self._in("paused")
         if paused:
