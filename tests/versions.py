@@ -1,8 +1,9 @@
 """`make test-versions`: the virtual GPU's tests and estimates of example scripts, with every release of PyTorch.
 
 An environment for each release is made in .venvs/ (with uv, where it is installed, else with venv and pip), and kept.
-`--only 2.6 2.15` takes a part. pip and uv read their usual variables, such as `PIP_EXTRA_INDEX_URL` for an index of CPU
-builds, which are a tenth of the size. Prints a table, and exits with 1 if anything failed.
+`--only 2.6 2.15` takes a part, and words after `--` go to pytest: `-- -k "not shared_card"`. pip and uv read their
+usual variables, such as `PIP_EXTRA_INDEX_URL` for an index of CPU builds, which are a tenth of the size. Prints a table, and
+exits with 1 if anything failed.
 """
 
 import argparse
@@ -54,20 +55,11 @@ def environment(release: str, python: str) -> Path:
     return interpreter
 
 
-def tested(interpreter: Path, report: Path) -> tuple[int, int, int]:
+def tested(interpreter: Path, report: Path, words: list[str]) -> tuple[int, int, int]:
     """Passed, failed and skipped tests of the virtual GPU."""
     report.unlink(missing_ok=True)
-    command = [
-        str(interpreter),
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={report}",
-        "tests/virtual",
-    ]
-    subprocess.run(command, cwd=ROOT)
+    command = [str(interpreter), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    subprocess.run([*command, "tests/virtual", *words], cwd=ROOT)
     if not report.exists():
         return 0, 1, 0
     suite = ElementTree.parse(report).getroot()[0]
@@ -92,7 +84,7 @@ def estimated(interpreter: Path) -> tuple[str, bool]:
     return ", ".join(found), good
 
 
-def row_of(release: str, python: str) -> tuple[list[str], bool]:
+def row_of(release: str, python: str, words: list[str]) -> tuple[list[str], bool]:
     """A row of the table, and whether it is good."""
     try:
         interpreter = environment(release, python)
@@ -101,7 +93,7 @@ def row_of(release: str, python: str) -> tuple[list[str], bool]:
     build = subprocess.run(
         [str(interpreter), "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True
     ).stdout.strip()
-    passed, failed, skipped = tested(interpreter, FOLDER / f"{release}.xml")
+    passed, failed, skipped = tested(interpreter, FOLDER / f"{release}.xml", words)
     takes, good = estimated(interpreter)
     where = f"{platform.system()} {platform.machine()}"
     return [build or release, python, where, str(passed), str(failed), str(skipped), takes], good and not failed
@@ -111,14 +103,16 @@ def main() -> int:
     """Test the releases that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="RELEASE", help="releases, such as 2.6 2.15")
-    wanted = parser.parse_args().only
+    parser.add_argument("words", nargs="*", metavar="WORD", help="after --: words for pytest")
+    given = parser.parse_args()
+    wanted = given.only
     FOLDER.mkdir(exist_ok=True)
     os.environ["PYTHONPATH"] = str(ROOT / "src")
     rows, good = [], True
     for release, python in RELEASES.items():
         if wanted and release.rpartition(".")[0] not in wanted and release not in wanted:
             continue
-        row, fine = row_of(release, python)
+        row, fine = row_of(release, python, given.words)
         rows.append(row)
         good = good and fine
         print("| " + " | ".join(row) + " |", flush=True)
