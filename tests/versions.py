@@ -2,7 +2,7 @@
 
 An environment for each release is made in .venvs/ (with uv, where it is installed, else with venv and pip), and kept.
 `--only 2.6 2.15` takes a part, and words after `--` go to pytest: `-- -k "not shared_card"`. pip and uv read their
-usual variables, such as `PIP_EXTRA_INDEX_URL` for an index of CPU builds, which are a tenth of the size. Prints a table,
+usual variables, such as `PIP_EXTRA_INDEX_URL` for an index of CPU builds, a tenth of the size. Prints a table,
 and exits with 1 if anything failed.
 """
 
