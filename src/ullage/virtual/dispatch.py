@@ -29,7 +29,7 @@ from ullage.virtual.kernels.plan import (
     kernel_switches,
     span_of_elements,
 )
-from ullage.virtual.native import is_gpu, view_as_type, view_without_data
+from ullage.virtual.native import view_as_type, view_without_data
 from ullage.virtual.operators import (  # noqa: F401  (they register their handlers)
     compressed,
     copies,
@@ -45,6 +45,7 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their handl
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
+from ullage.virtual.tracking.calls import SeenCall, describe, floats_of, mark_of_lists, outputs_of
 from ullage.virtual.values import LARGEST_KNOWN, has_no_fixed_result
 
 # Shapes, strides, types and aliases of outputs come from PyTorch's own shape inference. The call is repeated on "meta"
@@ -125,7 +126,7 @@ def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return kwargs[place] if isinstance(place, str) else args[place]
 
 
-_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_Tensor = torch.Tensor
 _mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _Generator = torch._C.Generator  # torch.Generator is another class while a virtual GPU is in use
 
@@ -143,6 +144,9 @@ _FLOATS_MATTER = (
     "scalar",
 )
 
+
+# What PyTorch does itself, without an operator, where no mode watches: it keeps tensors for the backward pass.
+_NO_WORK = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.is_pinned.default")
 
 _ALIGNED = "aten._fft_r2c.default"  # copies an input that does not begin at an even place
 
@@ -222,6 +226,7 @@ class _Operator:
         "outputs",
         "plans",
         "rule",
+        "seen",
         "written",
     )
 
@@ -235,6 +240,7 @@ class _Operator:
         self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
         self.makes = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
         self.written, self.outputs = _written_places(func)
+        self.seen = self.name not in _NO_WORK
         self.plans = _plans.setdefault((func, mode.gpu.spec.name if self.rule else ""), {})
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -244,12 +250,17 @@ class _Operator:
             keys = layouts.keys_of(args) or layouts.keys_of(kwargs.values())
             if keys is not None:
                 return self._in_other_layout(args, kwargs, keys)
+        calls = gpu.calls
         if self.handler is not None:
+            before = len(calls.stream)
             result = self.handler(self.gpu, self.func, args, kwargs)
             if result is not NotImplemented:
+                if self.seen and len(calls.stream) == before:  # else it was other operators, which were seen
+                    self._handled(args, kwargs, result)
                 return result
         key, on_gpu = self._key(args, kwargs)
         if not on_gpu:
+            calls.on_host += 1
             return self.gpu.host.call(self.func, args, kwargs)
         if self.composite:
             with self.mode:
@@ -268,7 +279,34 @@ class _Operator:
             gpu.values.follow_out(self.func, args, kwargs, self.outputs)
         elif plan.small:
             gpu.values.follow(self.func, args, kwargs, result)
+        twice = len(args) > 1 and args[0] is args[1]
+        mark = -id(plan) if twice else id(plan)  # plans are kept
+        number = calls.numbers.get(mark)
+        calls.add(self._learn(mark, args, kwargs, plan.outputs, key, twice) if number is None else number)
         return result
+
+    def _handled(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note a call that a handler has carried out."""
+        calls = self.gpu.calls
+        key = None
+        if self.handler is list_operator:
+            mark: Any = mark_of_lists(self.name, args)
+        else:
+            key, on_gpu = self._key(args, kwargs)
+            if not on_gpu:
+                calls.on_host += 1
+                return
+            mark = self.name, key
+        number = calls.numbers.get(mark)
+        calls.add(self._learn(mark, args, kwargs, outputs_of(result), key) if number is None else number)
+
+    def _learn(self, mark: Any, args: Any, kwargs: Any, outputs: Any, key: Any = None, twice: bool = False) -> int:
+        """The number of a call that is new."""
+        key = key or self._key(args, kwargs)[0]
+        floats = tuple(floats_of((*args, *kwargs.values())))
+        writes = bool(self.written or self.outputs)
+        seen = SeenCall(self.name, key, len(args), len(kwargs), floats, tuple(outputs), writes, twice)
+        return self.gpu.calls.learn(mark, seen)
 
     def _in_other_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any], keys: Any) -> Any:
         if not layouts.is_for_gpu(args, kwargs):
@@ -276,15 +314,19 @@ class _Operator:
         if self.composite:
             with self.mode:
                 return self.func.decompose(*args, **kwargs)
-        return layouts.follow(self.gpu, self.func, args, kwargs, keys)
+        before = len(self.gpu.calls.stream)
+        result = layouts.follow(self.gpu, self.func, args, kwargs, keys)
+        if self.seen and len(self.gpu.calls.stream) == before:
+            self.gpu.calls.add_shapes(self.name, args, result)
+        return result
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
         parts: list[Any] = []
-        on_gpu = _describe(args, parts, self.floats_matter)
+        on_gpu = describe(args, parts, self.floats_matter)
         if kwargs:
             for name, value in kwargs.items():
                 parts.append(name)
-                on_gpu |= _describe((value,), parts, self.floats_matter)
+                on_gpu |= describe((value,), parts, self.floats_matter)
         if self.rule is not None:
             parts.append(kernel_switches())
         if self.name == _ALIGNED:
@@ -395,38 +437,6 @@ def _result(memory: Any, output: Any, args: tuple[Any, ...], kwargs: dict[str, A
         torch._C._set_conj(view, base.is_conj() != output.conjugated)
     torch._C._set_neg(view, base.is_neg() != output.negated)
     return view
-
-
-def _describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
-    """Add what decides a call's plan to `parts`; true if a tensor or a device of the virtual GPU is among it."""
-    on_gpu = False
-    add = parts.append
-    for value in values:
-        kind = type(value)
-        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
-            cuda = value.is_cuda
-            on_gpu |= cuda
-            add(value.shape)
-            add(value.stride())
-            add(value.dtype)
-            add((cuda, value.is_conj()) if value.dtype.is_complex else cuda)
-        elif value is None or kind is torch.dtype:
-            add(value)
-        elif kind is float:
-            add((float, value) if floats_matter else float)
-        elif kind is int or kind is bool:
-            add((kind, value))
-        elif kind is list or kind is tuple:
-            add(len(value))
-            on_gpu |= _describe(value, parts, floats_matter)
-        elif kind is torch.device:
-            on_gpu |= is_gpu(value)
-            add(value)
-        elif kind is torch.Generator:
-            add(kind)
-        else:
-            add(value)
-    return on_gpu
 
 
 def _is_composite(func: Any) -> bool:

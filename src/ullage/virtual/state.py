@@ -21,6 +21,7 @@ from ullage.virtual.libraries import CODE, Libraries
 from ullage.virtual.memory import ACTIVATIONS, KINDS, PARAMETERS, WITHOUT_LIMIT, DeviceMemory
 from ullage.virtual.releases import followed
 from ullage.virtual.shared_card.process import SharedCard
+from ullage.virtual.tracking.calls import OperatorCalls
 from ullage.virtual.tracking.uncertainty import ASSUMED, LEFT_OUT, Uncertainty, meanings_of
 from ullage.virtual.values import KnownValues
 
@@ -56,6 +57,7 @@ class GPUState:
         )
         self.operator = ""  # the one that runs now
         self.doing: Callable[[str], None] = lambda what: None  # is told what takes long, and nothing when it is done
+        self.calls = OperatorCalls()
         self.other_layouts = False  # whether there was a sparse tensor
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertainty = Uncertainty()
@@ -150,6 +152,11 @@ class GPUState:
         """Raise `UnsupportedOperation` for something that cannot be followed."""
         self.refused = f"the virtual GPU cannot follow {what}: {advice}"
         raise UnsupportedOperation(self.refused)
+
+    def wait(self, stream: int | None = None) -> None:
+        """The host waits for the GPU, or for one of its streams."""
+        self.calls.add_wait()
+        self.memory.synchronized(stream)
 
     def take_outside(self, size: int) -> None:
         """Take memory of the card outside PyTorch's allocator, for the code of a library."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from array import array
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ class CUDAGraph:
         self._graphs = _in_use[-1]
         self._pool: PoolId = NO_POOL
         self._registered = self._ended = False
+        self._calls = array("I")  # that were captured
 
     def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **more: Any) -> None:
         """Send what the side streams ask for to the graph's pool."""
@@ -98,10 +100,12 @@ class CUDAGraph:
         self._pool = next(graphs.graph_pools) if pool is None else (pool[0], pool[1])
         graphs.pools.begin(self._pool, lambda stream: stream != 0)
         graphs.capturing += 1
+        self._first_call = len(graphs.gpu.calls.stream)
 
     def capture_end(self) -> None:
         """Send requests where they went before."""
         self._graphs.capturing -= 1
+        self._calls = self._graphs.gpu.calls.stream[self._first_call :]
         self._graphs.pools.end(self._pool)
         self._ended = True
 
@@ -112,6 +116,7 @@ class CUDAGraph:
         """Run what was captured, which asks for no memory."""
         if not self._ended:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        self._graphs.gpu.calls.add_graph(self._calls)
 
     def reset(self) -> None:
         """Let the pool go."""

@@ -58,7 +58,7 @@ class AnyEvent(_Event):  # type: ignore[misc]
     def synchronize(self) -> None:
         """What was recorded is done."""
         if _events_in_use:
-            _events_in_use[-1].memory.synchronized(self._stream)
+            _events_in_use[-1].wait(self._stream)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds that the host took between two events; nothing ran on the virtual GPU."""
@@ -227,7 +227,7 @@ class AnyStream(_Stream):  # type: ignore[misc]
 
     def synchronize(self) -> None:
         """What the stream had to do is done."""
-        _in_use[-1].gpu.memory.synchronized(self.stream_id)
+        _in_use[-1].gpu.wait(self.stream_id)
 
     def wait_event(self, event: Any) -> None:
         """Nothing to wait for."""

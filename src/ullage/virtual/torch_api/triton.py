@@ -158,6 +158,8 @@ def _install_launch(gpu: GPUState, replacements: Replacements, module: ModuleTyp
 def pass_over(gpu: GPUState, name: str, arguments: Any) -> None:
     """A kernel that may have written to any of its arguments."""
     gpu.note_name("triton", _PASSED_OVER, name)
+    arguments = tuple(arguments)
+    gpu.calls.add_kernel(name, arguments)
     for value in arguments:
         if isinstance(value, torch.Tensor) and value.is_cuda:
             gpu.memory.written(value)

@@ -21,11 +21,10 @@ from torch.optim import optimizer as optimizer_hooks
 
 from ullage.virtual.memory import ACTIVATIONS
 from ullage.virtual.state import GPUState
+from ullage.virtual.tracking.calls import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PASSES
 from ullage.virtual.tracking.lookups import Lookups
 from ullage.virtual.tracking.models import Model
 
-OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
-PASSES = ("outside", "forward", "backward", "optimizer")
 _COMPILED_FROM = "_orig_mod"  # torch._dynamo.eval_frame.OptimizedModule
 _HIGHEST = 100  # containers around a module
 NOWHERE = 0  # the module of what is asked for outside of any module
@@ -149,6 +148,9 @@ class RequestOrigins:
             self._parents.setdefault(submodule, weakref.ref(module))
 
     def _enter(self, module: Any, args: Any) -> None:
+        calls = self._gpu.calls
+        calls.modules += 1
+        calls.part = FORWARD
         number = self._known.get(module)
         if number is None:
             number = self._learn(module)
@@ -165,6 +167,8 @@ class RequestOrigins:
                 self._note_shape(number, out)
             if not self._stack and task == -1 and (torch.is_grad_enabled() or number not in self._calls):
                 self._calls[number] = self._entered, self._gpu.memory.clock
+        if not self._stack:
+            self._gpu.calls.part = OUTSIDE
         self._mark(self._stack[-1][0] if self._stack else NOWHERE)
 
     def _mark(self, number: int) -> None:
@@ -229,6 +233,7 @@ class RequestOrigins:
         return self._last_backward
 
     def _begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._gpu.calls.part = OPTIMIZER
         name = f"{type(optimizer).__name__}.step()"
         found = [number for number, (root, path) in enumerate(self._paths) if root == name and not path]
         if not found:
@@ -244,6 +249,7 @@ class RequestOrigins:
 
     def _end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._optimizer = None
+        self._gpu.calls.part = OUTSIDE
         if self.follow_owners:
             for parameter, state in optimizer.state.items():
                 if isinstance(state, dict):

@@ -62,6 +62,7 @@ class Progress:
         if self.ends:
             memory.mark_copies(since=self.ends[-1])
         self.ends.append(memory.clock)
+        self._gpu.calls.end_step()
         self.peaks.append((memory.allocator.peak_allocated, memory.allocator.peak_reserved))
         if self.on_step is not None:
             self.on_step()

@@ -1,0 +1,309 @@
+"""The operator calls of a training step: which, on what, in which order and in which pass.
+
+A step is an array of numbers of distinct calls, so that a repeated call costs a fraction of a microsecond. A step is
+complete when an optimizer has made its step, and steady when it is the same as the one before; with several optimizers,
+or accumulated gradients, as several steps are the same as those before.
+
+`OperatorCalls.step()` is plain values, ready for JSON:
+
+    calls     the distinct calls: operator, pass, args, kwargs, outputs; "view" where no kernel runs, "twice" where the
+              first two arguments are one tensor
+    order     numbers of `calls`, in the order of the calls
+    steady    whether the step repeats
+    optimizer_steps, modules, nodes, on_host
+              what the host did in it: optimizer steps, module calls, autograd nodes made, operators on the CPU
+
+Tensors are objects with a `shape` and a `dtype`, with `stride` unless they are contiguous, and `cpu` where they are on
+the host. Types, devices, formats and layouts are objects with one key that says which.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ullage.virtual.kernels.plan import Alias, New, Same, is_contiguous
+from ullage.virtual.native import is_gpu
+
+OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
+PASSES = ("outside", "forward", "backward", "optimizer")
+_MOST_OPTIMIZER_STEPS = 8  # of an iteration
+_MOST_CALLS = 2_000_000  # kept where no optimizer ever makes a step
+
+_graph_task = torch._C._current_graph_task_id
+_sequence: Any = torch._C._autograd._get_sequence_nr
+_Tensor, _Parameter, _dtype = torch.Tensor, torch.nn.Parameter, torch.dtype
+_NAMES: dict[type, str] = {
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.memory_format: "memory_format",
+    torch.layout: "layout",
+}
+
+
+def describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
+    """Add what decides a call's plan to `parts`; true if a tensor or a device of the virtual GPU is among it."""
+    on_gpu = False
+    add = parts.append
+    for value in values:
+        kind = type(value)
+        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
+            cuda = value.is_cuda
+            on_gpu |= cuda
+            add(value.shape)
+            add(value.stride())
+            add(value.dtype)
+            add((cuda, value.is_conj()) if value.dtype.is_complex else cuda)
+        elif value is None or kind is _dtype:
+            add(value)
+        elif kind is float:
+            add((float, value) if floats_matter else float)
+        elif kind is int or kind is bool:
+            add((kind, value))
+        elif kind is list or kind is tuple:
+            add(len(value))
+            on_gpu |= describe(value, parts, floats_matter)
+        elif kind is torch.device:
+            on_gpu |= is_gpu(value)
+            add(value)
+        elif kind is torch.Generator:
+            add(kind)
+        else:
+            add(value)
+    return on_gpu
+
+
+class SeenCall(NamedTuple):
+    """A distinct call as it was first seen. Nothing in it keeps a tensor alive."""
+
+    operator: str
+    key: Sequence[Any]  # the arguments, as `describe` gives them, each name before its value
+    places: int = 0  # how many arguments were given by place
+    names: int = 0  # and by name
+    floats: Sequence[float] = ()  # the numbers of which the key has only the type
+    outputs: Sequence[Any] = ()  # of a plan, or as `describe` gives them
+    writes: bool = False
+    twice: bool = False
+
+
+class _Mark(NamedTuple):
+    """The end of an optimizer step."""
+
+    calls: int
+    modules: int
+    nodes: int
+    on_host: int
+
+
+class OperatorCalls:
+    """Keeps the calls of the last steps of one virtual GPU.
+
+    >>> calls = OperatorCalls()
+    >>> for _ in range(2):
+    ...     calls.add_wait()
+    ...     calls.end_step()
+    >>> calls.step()["order"], calls.step()["calls"][0]["operator"]
+    ([0], 'cuda.synchronize')
+    """
+
+    def __init__(self) -> None:
+        self.stream = array("I")  # numbers of distinct calls, each with its pass in the lowest bits
+        self.numbers: dict[Any, int] = {}  # of distinct calls, by whatever tells them apart
+        self.part = OUTSIDE  # the pass, unless it is the backward pass
+        self.modules = self.on_host = 0
+        self._distinct: list[SeenCall] = []
+        self._marks = [_Mark(0, 0, 0, 0)]
+        self._steady: tuple[array[int], list[_Mark]] | None = None
+
+    def learn(self, mark: Any, seen: SeenCall) -> int:
+        """The number of a call that is seen for the first time."""
+        number = self.numbers[mark] = len(self._distinct) * len(PASSES)
+        self._distinct.append(seen)
+        if len(self.stream) > _MOST_CALLS:
+            self._begin_anew()
+        return number
+
+    def add(self, number: int) -> None:
+        """A call of this number."""
+        self.stream.append(number + (self.part if _graph_task() == -1 else BACKWARD))
+
+    def add_wait(self) -> None:
+        """The host waits for the GPU: `torch.cuda.synchronize()`, or the same of a stream or an event."""
+        self._add_other(SeenCall("cuda.synchronize", ()))
+
+    def add_graph(self, calls: array[int]) -> None:
+        """A CUDA graph makes the calls again that it has captured, by one launch."""
+        self._add_other(SeenCall("cuda.graph_launch", ()))
+        self.stream.extend(calls)
+
+    def add_kernel(self, name: str, arguments: Iterable[Any]) -> None:
+        """A kernel that is no operator, of Triton for one."""
+        given = [value for value in arguments if isinstance(value, _Tensor | int | float)]
+        parts: list[Any] = []
+        describe(given, parts, False)
+        floats = [value for value in given if type(value) is float]
+        self._add_other(SeenCall(f"triton.{name}", tuple(parts), len(given), floats=tuple(floats), writes=True))
+
+    def add_shapes(self, name: str, args: Iterable[Any], result: Any) -> None:
+        """An operator on tensors in another layout, of which only the shapes are kept."""
+        made = result if isinstance(result, list | tuple) else [result]
+        given, outputs = (tuple(_layouts(values)) for values in (args, made))
+        self._add_other(SeenCall(name, given, len(given), outputs=outputs))
+
+    def _add_other(self, seen: SeenCall) -> None:
+        number = self.numbers.get(seen)
+        self.add(self.learn(seen, seen) if number is None else number)
+
+    def end_step(self) -> None:
+        """An optimizer has made its step."""
+        marks = self._marks
+        marks.append(_Mark(len(self.stream), self.modules, _sequence(), self.on_host))
+        for period in range(1, min(_MOST_OPTIMIZER_STEPS, (len(marks) - 1) // 2) + 1):
+            last, before, first = (marks[-1 - back * period].calls for back in range(3))
+            if last - before == before - first and self.stream[before:last] == self.stream[first:before]:
+                self._steady = self.stream[before:last], marks[-1 - period :]
+                break
+        old = len(marks) - 1 - 2 * _MOST_OPTIMIZER_STEPS
+        if old > 0:
+            begin = marks[old].calls
+            del self.stream[:begin]
+            self._marks = [mark._replace(calls=mark.calls - begin) for mark in marks[old:]]
+
+    def _begin_anew(self) -> None:
+        self._marks = [_Mark(0, self.modules, _sequence(), self.on_host)]
+        del self.stream[:]
+
+    def step(self) -> dict[str, Any]:
+        """The last steady step; where none was, the last one, or all calls so far."""
+        if self._steady is not None:
+            stream, marks = self._steady
+        else:
+            marks = self._marks[-2:]
+            if len(marks) == 1:
+                marks = [*marks, _Mark(len(self.stream), self.modules, _sequence(), self.on_host)]
+            stream = self.stream[marks[0].calls : marks[-1].calls]
+        places: dict[int, int] = {}
+        order = [places.setdefault(number, len(places)) for number in stream]
+        kinds = len(PASSES)
+        return {
+            "calls": [_as_json(self._distinct[number // kinds], PASSES[number % kinds]) for number in places],
+            "order": order,
+            "steady": self._steady is not None,
+            "optimizer_steps": len(marks) - 1 if len(self._marks) > 1 or self._steady else 0,
+            **{name: getattr(marks[-1], name) - getattr(marks[0], name) for name in ("modules", "nodes", "on_host")},
+        }
+
+
+def mark_of_lists(name: str, args: Iterable[Any]) -> tuple[Any, ...]:
+    """What tells calls over lists of tensors apart, quickly: the shapes, and one type a list."""
+    parts: list[Any] = [name]
+    for value in args:
+        if type(value) is list or type(value) is tuple:
+            parts.append(len(value))
+            if value and isinstance(value[0], _Tensor):
+                parts.extend([item.shape for item in value])
+                parts.append(value[0].dtype)
+        else:
+            parts.append(type(value))
+    return tuple(parts)
+
+
+def floats_of(values: Iterable[Any]) -> Iterator[float]:
+    """The numbers with a fraction among arguments, in the order in which `describe` meets them.
+
+    >>> list(floats_of([1, 0.5, [0.25, None]]))
+    [0.5, 0.25]
+    """
+    for value in values:
+        if type(value) is float:
+            yield value
+        elif type(value) is list or type(value) is tuple:
+            yield from floats_of(value)
+
+
+def _layouts(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, _Tensor):
+            yield (str(value.layout).removeprefix("torch."), tuple(value.shape), value.dtype)
+        elif isinstance(value, bool | int | float):
+            yield (type(value), value)
+
+
+# What was seen, as plain values.
+
+
+def _as_json(seen: SeenCall, part: str) -> dict[str, Any]:
+    parts, floats = iter(seen.key), iter(seen.floats)
+    args = [_argument(parts, floats) for _ in range(seen.places)]
+    kwargs = {next(parts): _argument(parts, floats) for _ in range(seen.names)}
+    outputs = [_output(output, args, kwargs) for output in seen.outputs if output is not None]
+    made = [output for output in seen.outputs if output is not None]
+    is_view = bool(made) and not seen.writes and all(type(output) in (Alias, Same) for output in made)
+    call = {"operator": seen.operator, "pass": part, "args": args, "kwargs": kwargs, "outputs": outputs}
+    return call | ({"view": True} if is_view else {}) | ({"twice": True} if seen.twice else {})
+
+
+def _argument(parts: Iterator[Any], floats: Iterator[float]) -> Any:
+    """The next value, as `describe` has written it down."""
+    part = next(parts)
+    if isinstance(part, torch.Size):
+        stride, dtype, cuda = next(parts), next(parts), next(parts)
+        return _tensor(part, stride, dtype, cuda if isinstance(cuda, bool) else cuda[0])
+    if part is float:
+        return next(floats)
+    if type(part) is tuple:
+        if part[0] is float:
+            next(floats, None)
+        return part[1] if len(part) == 2 else {"shape": list(part[1]), "dtype": _word(part[2]), "layout": part[0]}
+    if type(part) is int:  # the length of a list: numbers come with their type
+        return [_argument(parts, floats) for _ in range(part)]
+    return _other(part)
+
+
+def _output(output: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if isinstance(output, Same):
+        return _at(output.argument, args, kwargs)
+    if isinstance(output, New | Alias):
+        return _tensor(output.size, output.stride, output.dtype, True)
+    return {"shape": list(output[1]), "dtype": _word(output[2]), "layout": output[0]}
+
+
+def _at(place: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if isinstance(place, tuple):
+        return _at(place[0], args, kwargs)[place[1]]
+    return kwargs[place] if isinstance(place, str) else args[place]
+
+
+def _tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, cuda: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"shape": list(size), "dtype": _word(dtype)}
+    if not is_contiguous(size, stride):
+        found["stride"] = list(stride)
+    return found if cuda else {**found, "cpu": True}
+
+
+def _other(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    kind = _NAMES.get(type(value))
+    return None if kind is None else {kind: _word(value)}
+
+
+def _word(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def outputs_of(result: Any) -> list[New | None]:
+    """The tensors that a handler has returned, as those of a plan are written down."""
+    made = result if isinstance(result, list | tuple) else [result]
+    flat = [item for value in made for item in (value if isinstance(value, list | tuple) else [value])]
+    return [
+        New(tuple(value.shape), value.stride(), value.dtype, 0)
+        for value in flat
+        if isinstance(value, _Tensor) and value.layout is torch.strided
+    ]
+
