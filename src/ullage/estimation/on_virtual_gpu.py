@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,14 +18,24 @@ from ullage.workloads.configuration import Configuration
 from ullage.workloads.training import train
 from ullage.workloads.workload import RunOptions
 
+T = TypeVar("T")
 _ITERATIONS = 5  # of the standard loop; three are watched, two more are there if the requests have not settled
 
 
 def run_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> Estimate:
     """The standard training loop; whatever the model does not accept becomes one clear message."""
+    return _of_model(configuration, how, lambda loop: run_function(loop, gpu, how))
+
+
+def follow_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> VirtualGPU:
+    """The virtual GPU on which the standard training loop ran."""
+    return _of_model(configuration, how, lambda loop: follow_function(loop, gpu, how)[0])
+
+
+def _of_model(configuration: Configuration, how: RunOptions, run: Callable[[Callable[[], Any]], T]) -> T:
     iterations = max(_ITERATIONS, how.steps or 0)
     try:
-        return run_function(lambda: train(configuration, iterations), gpu, how)
+        return run(lambda: train(configuration, iterations))
     except (UllageError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -38,15 +48,21 @@ def run_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> Estima
 def run_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> Estimate:
     """A function as it is, until its memory has settled."""
     begin = time.perf_counter()
+    virtual, out_of_memory = follow_function(function, gpu, how)
+    if how.trace is not None:
+        how.trace.fill(virtual)
+    return estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
+
+
+def follow_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> tuple[VirtualGPU, str | None]:
+    """The virtual GPU on which a function ran, without a limit if it ran out of memory; and the message then."""
     virtual = VirtualGPU(gpu, how.allocator_config)
     out_of_memory = _watch(function, virtual, how)
     if out_of_memory is not None:
         virtual = VirtualGPU(gpu, how.allocator_config, limited=False)
         virtual.note("memory", "ran out of memory; the figures are those of a card without limit")
         _watch(function, virtual, how)
-    if how.trace is not None:
-        how.trace.fill(virtual)
-    return estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
+    return virtual, out_of_memory
 
 
 def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) -> str | None:

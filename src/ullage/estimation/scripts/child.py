@@ -276,4 +276,6 @@ class ScriptRun:
                 answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()
             if self._request.convolutions:
                 answer["convolutions"] = list(card.uncertainty.convolutions)
+            if self._request.calls:
+                answer["calls"] = card.calls.step()
         return answer

@@ -24,7 +24,7 @@ from ullage.isolation.interpreter import Interpreter, environment_with, find_int
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, run
 from ullage.units import GIB
-from ullage.workloads.workload import check_script
+from ullage.workloads.workload import RunOptions, check_script
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
@@ -97,6 +97,19 @@ def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = (
     )  # fmt: skip
     answer, _, _ = _followed(request, find_interpreter(sys.executable), network=False, show_output=False)
     found: list[list[Any]] = answer["convolutions"]
+    return found
+
+
+def step_of_script(path: str | os.PathLike[str], args: Sequence[str], gpu: GPU, how: RunOptions) -> dict[str, Any]:
+    """The operator calls of a training step of a script, followed as for an estimate: `OperatorCalls.step()`."""
+    request = ScriptRequest(
+        path=str(path), args=[str(value) for value in args], module=how.module, gpu=gpu, steps=how.steps,
+        timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, limited=True, config=how.allocator_config,
+        calls=True,
+    )  # fmt: skip
+    interpreter = find_interpreter(sys.executable if how.python is None else os.fspath(how.python))
+    answer, _, _ = _followed(request, interpreter, how.network, how.show_output)
+    found: dict[str, Any] = answer["calls"]
     return found
 
 

@@ -15,7 +15,7 @@ GRACE = 5.0  # seconds that a script has for its own cleaning up after it was st
 class ScriptRequest:
     """What the child process is asked to do; with `traced` every request is part of its answer.
 
-    With `convolutions` it is what was given to cuDNN.
+    With `convolutions` it is what was given to cuDNN, with `calls` the operator calls of a step.
     """
 
     path: str
@@ -28,6 +28,7 @@ class ScriptRequest:
     config: AllocatorConfig | None = None
     traced: bool = False
     convolutions: bool = False
+    calls: bool = False
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> ScriptRequest:

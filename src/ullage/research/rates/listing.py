@@ -1,0 +1,123 @@
+"""Which calls to measure: those of training runs that are followed on a virtual GPU, and a fair choice among them.
+
+The runs are drawn: models of torchvision, timm and transformers, and generated ones. The same seed draws the same runs,
+as far as the installed packages name the same models.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import UllageError
+from ullage.research.datasets.generate import FAMILIES, DrawingLimits, generate
+from ullage.research.measure.drawing import draw
+from ullage.research.rates.tensors import bytes_of, identity, packed, unpacked
+from ullage.units import GIB
+from ullage.utilization.following import step_of
+from ullage.workloads import Configuration, Workload
+
+_GENERATED = 0.4  # of the runs
+_SMALL = 0.25  # of the runs have a batch of these
+_SMALL_BATCHES = (1, 2, 4)
+_LARGEST_HIDDEN = 1536
+_NOT_MEASURED = ("cuda.", "triton.")
+
+
+def drawn_runs(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """So many runs, in the form of a file of configurations, in random order.
+
+    >>> [row["batch"] for row in drawn_runs(4, 1)] == [row["batch"] for row in drawn_runs(4, 1)]
+    True
+    """
+    chance = random.Random(f"rates {seed}")
+    generated = round(count * _GENERATED)
+    limits = DrawingLimits(memory=20 * GIB, seconds=0.06)
+    rows: list[dict[str, Any]] = []
+    for place, family in enumerate(FAMILIES):
+        rows += generate(family, (generated + place) // len(FAMILIES), seed, limits=limits)
+    real = [row for row in draw(2 * count, seed) if not _is_large(row)]
+    rows += real[: count - len(rows)]
+    for row in rows:
+        if chance.random() < _SMALL:
+            row["batch"] = chance.choice(_SMALL_BATCHES)
+    chance.shuffle(rows)
+    return rows
+
+
+def _is_large(row: dict[str, Any]) -> bool:
+    sizes = row.get("hf_config", {})
+    return max((sizes.get(name, 0) for name in ("hidden_size", "n_embd", "d_model", "dim")), default=0) > _LARGEST_HIDDEN
+
+
+def followed(rows: Iterable[dict[str, Any]], gpu: str = "H200") -> Iterator[dict[str, Any]]:
+    """Each run with its step as the virtual GPU sees it (`step`), or with the reason why there is none (`failed`)."""
+    for row in rows:
+        try:
+            step = step_of(Workload(configuration=Configuration.from_row(row)), gpu)
+            yield {**row, "step": step.to_dict()}
+        except (UllageError, ImportError, MemoryError) as error:
+            yield {**row, "failed": str(error)[:300]}
+
+
+def chosen(steps: Sequence[dict[str, Any]], count: int, whole: int = 0, seed: int = 0) -> list[dict[str, Any]]:
+    """So many distinct calls, in an order of which every beginning is a fair sample.
+
+    Of the first `whole` steps all calls are taken. The others are drawn evenly over operators, types and sizes: of an
+    operator with many calls more than of one with few, by the root of their number.
+    """
+    chance = random.Random(f"calls {seed}")
+    first: dict[str, dict[str, Any]] = {}
+    others: dict[str, dict[str, Any]] = {}
+    for place, step in enumerate(steps):
+        for call in step["calls"]:
+            if not call["operator"].startswith(_NOT_MEASURED):
+                (first if place < whole else others).setdefault(identity(call), call)
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for name, call in others.items():
+        if name not in first:
+            groups[call["operator"]].append(call)
+    wanted = max(0, count - len(first))
+    shares = {name: math.sqrt(len(calls)) for name, calls in groups.items()}
+    drawn: list[tuple[float, dict[str, Any]]] = []
+    for name, calls in groups.items():
+        for place, call in enumerate(_spread(calls, chance)):
+            drawn.append((place / shares[name], call))
+    drawn.sort(key=lambda entry: entry[0])
+    taken = [*first.values(), *(call for _, call in drawn[:wanted])]
+    chance.shuffle(taken)
+    return taken
+
+
+def _spread(calls: list[dict[str, Any]], chance: random.Random) -> list[dict[str, Any]]:
+    """An order in which every type and size comes soon: one of each class by turns."""
+    classes: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for call in calls:
+        size = bytes_of([call["args"], call["outputs"]])
+        types = tuple(sorted({str(value["dtype"]) for value in call["outputs"] if isinstance(value, dict)}))
+        classes[types, int(math.log2(size + 1))].append(call)
+    ordered: list[tuple[float, float, dict[str, Any]]] = []
+    for several in classes.values():
+        chance.shuffle(several)
+        ordered += [(place, chance.random(), call) for place, call in enumerate(several)]
+    ordered.sort(key=lambda entry: entry[:2])
+    return [call for _, _, call in ordered]
+
+
+def write_calls(path: Path, calls: Iterable[dict[str, Any]]) -> None:
+    """Write a list of calls; its order is the order of measuring."""
+    with gzip.open(path, "wt") as file:
+        for call in calls:
+            file.write(json.dumps(packed(call), separators=(",", ":")) + "\n")
+
+
+def read_calls(path: Path) -> list[dict[str, Any]]:
+    """Read what `write_calls` wrote."""
+    with gzip.open(path, "rt") as file:
+        return [unpacked(json.loads(line)) for line in file]

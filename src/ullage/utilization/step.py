@@ -1,0 +1,57 @@
+"""The operator calls of a training step. Nothing here imports PyTorch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class StepCalls:
+    """The calls of a step: `calls` are the distinct ones, `order` has their numbers one after the other.
+
+    What a call has is written in `ullage.virtual.tracking.calls`. `steady` says whether the step repeats. The host made
+    so many `optimizer_steps` and calls of `modules` in it, made autograd `nodes`, and ran operators on the CPU
+    (`on_host`).
+
+    >>> StepCalls(calls=[{"operator": "aten.t.default", "view": True}], order=[0, 0]).counts()
+    Counter({'aten.t.default': 2})
+    """
+
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    steady: bool = False
+    optimizer_steps: int = 0
+    modules: int = 0
+    nodes: int = 0
+    on_host: int = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self.calls[number] for number in self.order)
+
+    def counts(self) -> Counter[str]:
+        """How often each operator is called."""
+        return Counter(str(call["operator"]) for call in self)
+
+    @property
+    def with_kernels(self) -> int:
+        """How many calls run something on the GPU, views and bare allocations left out."""
+        return sum(runs_kernels(call) for call in self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, ready for JSON."""
+        return asdict(self)
+
+
+def runs_kernels(call: dict[str, Any]) -> bool:
+    """Whether a call runs something on the GPU.
+
+    >>> runs_kernels({"operator": "aten.empty.memory_format"}), runs_kernels({"operator": "aten.mm.default"})
+    (False, True)
+    """
+    space, _, name = call["operator"].partition(".")
+    if call.get("view") or space == "cuda":
+        return False
+    return not name.startswith(("empty", "new_empty", "_reshape_alias", "set_", "resize_"))
