@@ -31,6 +31,7 @@ ROOMS = [
     "estimation.asking",
     "estimation.largest_batch",
     "estimation.jobs",
+    "utilization",
     "pytest_plugin",
     "monitor",
     "placement",

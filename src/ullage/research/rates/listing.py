@@ -53,7 +53,9 @@ def drawn_runs(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 def _is_large(row: dict[str, Any]) -> bool:
     sizes = row.get("hf_config", {})
-    return max((sizes.get(name, 0) for name in ("hidden_size", "n_embd", "d_model", "dim")), default=0) > _LARGEST_HIDDEN
+    return (
+        max((sizes.get(name, 0) for name in ("hidden_size", "n_embd", "d_model", "dim")), default=0) > _LARGEST_HIDDEN
+    )
 
 
 def followed(rows: Iterable[dict[str, Any]], gpu: str = "H200") -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ Times are nanoseconds; `begin` and `launched` count from the entry before.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import gc
 import json
 import tempfile
@@ -96,10 +97,8 @@ def profiled(row: dict[str, Any]) -> dict[str, Any]:
         model, task = prepare(configuration)
     made = on_gpu(model, low_precision(configuration), drawn=True), task
     steps = _ProfiledSteps()
-    try:
+    with contextlib.suppress(EnoughSteps):
         train(configuration, _ENDLESS, after_iteration=steps, prepared=made)
-    except EnoughSteps:
-        pass
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         steps.profiler.export_chrome_trace(str(path))
@@ -241,7 +240,10 @@ def profiles(rows: Sequence[dict[str, Any]], seconds: float | None = None) -> It
         try:
             found = profiled(row)
         except Exception as error:
-            found = {**row, "failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"}
+            found = {
+                **row,
+                "failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}",
+            }
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

@@ -99,10 +99,7 @@ def prepared(call: dict[str, Any], device: str = "cuda") -> tuple[Any, list[Any]
     """An operator with arguments such as the call had: tensors of the same shapes, strides and types."""
     operator = operator_of(call)
     names = [argument.name for argument in operator._schema.arguments]
-    args = [
-        _made(value, name, _bound(call, name), device)
-        for value, name in zip(call["args"], names, strict=False)
-    ]
+    args = [_made(value, name, _bound(call, name), device) for value, name in zip(call["args"], names, strict=False)]
     kwargs = {name: _made(value, name, _bound(call, name), device) for name, value in call["kwargs"].items()}
     if call.get("twice"):
         args[1] = args[0]

@@ -306,4 +306,3 @@ def outputs_of(result: Any) -> list[New | None]:
         for value in flat
         if isinstance(value, _Tensor) and value.layout is torch.strided
     ]
-
