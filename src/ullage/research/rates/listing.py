@@ -18,15 +18,19 @@ from typing import Any
 from ullage.errors import UllageError
 from ullage.research.datasets.generate import FAMILIES, DrawingLimits, generate
 from ullage.research.measure.drawing import draw
+from ullage.research.rates.rarer_models import rarer_runs
 from ullage.research.rates.tensors import bytes_of, identity, packed, unpacked
 from ullage.units import GIB
 from ullage.utilization.following import step_of
+from ullage.utilization.step import runs_kernels
 from ullage.workloads import Configuration, Workload
 
 _GENERATED = 0.4  # of the runs
+_RARER = 0.08
 _SMALL = 0.25  # of the runs have a batch of these
 _SMALL_BATCHES = (1, 2, 4)
 _LARGEST_HIDDEN = 1536
+_LIBRARIES, _MORE = ("mm.", "convolution", "attention", "rnn"), 3  # their kernels follow no simple rule: measure more
 _NOT_MEASURED = ("cuda.", "triton.")
 
 
@@ -42,6 +46,7 @@ def drawn_runs(count: int, seed: int = 0) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for place, family in enumerate(FAMILIES):
         rows += generate(family, (generated + place) // len(FAMILIES), seed, limits=limits)
+    rows += rarer_runs(round(count * _RARER), seed)
     real = [row for row in draw(2 * count, seed) if not _is_large(row)]
     rows += real[: count - len(rows)]
     for row in rows:
@@ -71,7 +76,7 @@ def followed(rows: Iterable[dict[str, Any]], gpu: str = "H200") -> Iterator[dict
 def chosen(steps: Sequence[dict[str, Any]], count: int, whole: int = 0, seed: int = 0) -> list[dict[str, Any]]:
     """So many distinct calls, in an order of which every beginning is a fair sample.
 
-    Of the first `whole` steps all calls are taken. The others are drawn evenly over operators, types and sizes: of an
+    Of the first `whole` steps all calls that run kernels are taken. The others are drawn evenly over operators, types and sizes: of an
     operator with many calls more than of one with few, by the root of their number.
     """
     chance = random.Random(f"calls {seed}")
@@ -80,21 +85,25 @@ def chosen(steps: Sequence[dict[str, Any]], count: int, whole: int = 0, seed: in
     for place, step in enumerate(steps):
         for call in step["calls"]:
             if not call["operator"].startswith(_NOT_MEASURED):
-                (first if place < whole else others).setdefault(identity(call), call)
+                taken = first if place < whole and runs_kernels(call) else others
+                taken.setdefault(identity(call), call)
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for name, call in others.items():
         if name not in first:
             groups[call["operator"]].append(call)
     wanted = max(0, count - len(first))
-    shares = {name: math.sqrt(len(calls)) for name, calls in groups.items()}
+    shares = {
+        name: math.sqrt(len(calls)) * (_MORE if any(word in name for word in _LIBRARIES) else 1)
+        for name, calls in groups.items()
+    }
     drawn: list[tuple[float, dict[str, Any]]] = []
     for name, calls in groups.items():
         for place, call in enumerate(_spread(calls, chance)):
             drawn.append((place / shares[name], call))
     drawn.sort(key=lambda entry: entry[0])
-    taken = [*first.values(), *(call for _, call in drawn[:wanted])]
-    chance.shuffle(taken)
-    return taken
+    found = [*first.values(), *(call for _, call in drawn[:wanted])]
+    chance.shuffle(found)
+    return found
 
 
 def _spread(calls: list[dict[str, Any]], chance: random.Random) -> list[dict[str, Any]]:

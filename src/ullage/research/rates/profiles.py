@@ -138,7 +138,7 @@ def condensed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
         launch = launches[event["args"]["correlation"]]
         given = event["args"]
         shape = [given.get(key) for key in ("grid", "block", "registers per thread", "shared memory", "bytes")]
-        ran["call"].append(place_of(launch))
+        ran["call"].append(place_of(launch, given.get("External id")))
         ran["name"].append(names[event["name"]])
         ran["launch"].append(configurations[json.dumps(shape)])
         ran["begin"].append(_nanoseconds(event["ts"] - begin))
@@ -180,6 +180,7 @@ def _nanoseconds(micro: float) -> int:
 def _calls(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Any]:
     """The outermost operators that have kernels of their own, in order; and the place of a launch among them."""
     found: list[dict[str, Any]] = []
+    outer: dict[Any, dict[str, Any]] = {}  # by the number of an event: the one of `found` that it is inside of
     by_thread: dict[Any, list[dict[str, Any]]] = {}
     for event in events:
         by_thread.setdefault(event["tid"], []).append(event)
@@ -187,17 +188,23 @@ def _calls(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Any]
         several.sort(key=lambda event: (event["ts"], -event["dur"]))
         until = -1.0
         for event in several:
-            if event["ts"] >= until and _has_kernels(event["name"]):
+            if event["ts"] >= until:
+                if not _has_kernels(event["name"]):
+                    continue
                 found.append(event)
                 until = event["ts"] + event["dur"]
+            outer[event.get("args", {}).get("External id")] = found[-1]
     found.sort(key=lambda event: event["ts"])
+    numbers = {id(event): place for place, event in enumerate(found)}
     tracks: dict[Any, tuple[list[float], list[int]]] = {}
     for place, event in enumerate(found):
         begins, places = tracks.setdefault(event["tid"], ([], []))
         begins.append(event["ts"])
         places.append(place)
 
-    def place_of(launch: dict[str, Any]) -> int:
+    def place_of(launch: dict[str, Any], inside_of: Any) -> int:
+        if inside_of in outer:
+            return numbers[id(outer[inside_of])]
         begins, places = tracks.get(launch["tid"], ([], []))
         index = bisect.bisect_right(begins, launch["ts"]) - 1
         if index < 0:
@@ -208,12 +215,13 @@ def _calls(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Any]
     return found, place_of
 
 
+_WHOLE = ("aten::where", "aten::_fused_rms_norm")  # of which the form on GPUs has kernels of its own
 _composite: dict[str, bool] = {}
 
 
 def _has_kernels(name: str) -> bool:
     """Whether an operator is none that PyTorch takes apart above autograd."""
-    if "::" not in name or name.startswith("autograd::"):
+    if "::" not in name or name.startswith(("autograd::", "torch::autograd::")):
         return False
     known = _composite.get(name)
     if known is None:
@@ -222,12 +230,19 @@ def _has_kernels(name: str) -> bool:
 
 
 def _is_composite(name: str) -> bool:
-    overloads = [found for found in torch._C._jit_get_schemas_for_operator(name)]
-    for schema in overloads:
-        full = f"{name}.{schema.overload_name}" if schema.overload_name else name
-        if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"):
-            return True
-    return False
+    space, _, word = name.partition("::")
+    packet = getattr(getattr(torch.ops, space), word, None)
+    if packet is None or name in _WHOLE:
+        return False
+    names = [overload for overload in packet.overloads() if "name" not in overload.lower() and "out" not in overload]
+    return any(map(_of_many, [packet.default] if "default" in names else [getattr(packet, name) for name in names]))
+
+
+def _of_many(operator: Any) -> bool:
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"))
+    except RuntimeError:  # an operator of TorchScript alone
+        return False
 
 
 def profiles(rows: Sequence[dict[str, Any]], seconds: float | None = None) -> Iterator[dict[str, Any]]:
