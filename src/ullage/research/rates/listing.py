@@ -76,8 +76,8 @@ def followed(rows: Iterable[dict[str, Any]], gpu: str = "H200") -> Iterator[dict
 def chosen(steps: Sequence[dict[str, Any]], count: int, whole: int = 0, seed: int = 0) -> list[dict[str, Any]]:
     """So many distinct calls, in an order of which every beginning is a fair sample.
 
-    Of the first `whole` steps all calls that run kernels are taken. The others are drawn evenly over operators, types and sizes: of an
-    operator with many calls more than of one with few, by the root of their number.
+    Of the first `whole` steps all calls that run kernels are taken. The others are drawn evenly over operators, types
+    and sizes: of an operator with many calls more than of one with few, by the root of their number.
     """
     chance = random.Random(f"calls {seed}")
     first: dict[str, dict[str, Any]] = {}
