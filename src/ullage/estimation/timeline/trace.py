@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ullage.errors import InvalidValue
 from ullage.virtual import VirtualGPU
 from ullage.virtual.memory import KINDS
-from ullage.virtual.tracking.origins import PASSES
+from ullage.virtual.tracking.calls import PASSES
 
 Array = npt.NDArray[Any]
 
