@@ -83,6 +83,7 @@ def test_jobs_run_alone_and_then_in_company(tmp_path: Path) -> None:
     assert left == 2
     rows = list(found)
     assert [row.get("alone") or row["set"] for row in rows] == ["a", "b", "c", "ab", "aac"]
+    assert [row["job"] for row in rows[:3]] == ROWS  # so that a file needs no other
     ab, aac = rows[-2:]
     assert len(aac["step_s"]) == len(aac["slowdown"]) == 3 and aac["alone_s"][0] == aac["alone_s"][1]
     assert min(ab["steps"]) >= 4 and ab["step_q1"][0] <= ab["step_median"][0] <= ab["step_q3"][0]

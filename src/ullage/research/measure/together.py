@@ -447,7 +447,9 @@ def _one_round(
     try:
         alone: dict[str, float | None] = {}
         for name in part.copies:
-            row: Row = {"how": how, "alone": name, "jobs": [name]} | _read(company, [f"{name}#0"], uuid)
+            row: Row = {"how": how, "alone": name, "jobs": [name], "job": jobs[name]} | _read(
+                company, [f"{name}#0"], uuid
+            )
             alone[name] = row["step_s"][0] if "step_s" in row else None
             yield row
         for one in part.sets:
