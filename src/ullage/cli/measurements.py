@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ullage.research.measure.runs import RunRequest
 
 
+_DRAWN_RUNS = 60  # whose calls are timed
+
 _EXAMPLES = """Run training on this machine's GPU and write down what it took.
 
 WHAT is a file of runs (.jsonl, one a line: a configuration, or a script), a training script (.py), or nothing with
@@ -28,6 +31,10 @@ of a list ('ullage convolutions list'), of a script, or random ones. No tensor i
 
 'together' reads jobs that share the GPU, time-sliced and under MPS, each also alone: the sets that a list names beside
 its configurations ({"set": "pair", "jobs": ["a", "b"]}), or --sets random ones. Type the same line again to go on.
+
+'rates' times operator calls one by one: how long the GPU takes and how busy it is, how long the host takes. The calls
+are those of drawn runs (--random, 60 unless told), of a script, or of a list that --dry-run printed. --profile profiles
+whole training steps of drawn runs instead. Both go on where they were stopped.
 
 Examples:
 
@@ -43,6 +50,10 @@ Examples:
 
   ullage measure cudnn train.py --out plans.jsonl -- --batch-size 64
 
+  ullage measure rates --out rates.jsonl --stop-after 8m
+
+  ullage measure rates --profile --random 200 --out profiles.jsonl
+
   ullage measure together jobs.jsonl --sets 200 --seed 1 --out together.jsonl
 
   ullage measure together pairs.jsonl --how mps --seconds 3 --out together.jsonl
@@ -51,8 +62,8 @@ Examples:
 
 def measure(
     what: Annotated[
-        Path | None, typer.Argument(help="Configurations (.jsonl), a training script (.py), 'cudnn' or "
-                                    "'together'.",
+        Path | None, typer.Argument(help="Configurations (.jsonl), a training script (.py), 'cudnn', "
+                                    "'rates' or 'together'.",
                                     metavar="WHAT", autocompletion=completion.measurable)
     ] = None,
     args: ScriptArguments = None,
@@ -91,6 +102,12 @@ def measure(
     seconds: Annotated[
         float, typer.Option(help="With 'together': how long to read each set.", metavar="SECONDS", min=0.2)
     ] = 1.0,
+    stop_after: Annotated[
+        str | None, typer.Option(help="With 'rates': stop after this long, such as 8m.", metavar="TIME")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="With 'rates': profile training steps instead of timing single calls.")
+    ] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Run training on this machine's GPU and write down what it took."""
@@ -98,6 +115,11 @@ def measure(
 
     if what == Path("cudnn"):
         _ask_cudnn(list(args or []), out, random, seed, workers, description, dry_run, as_json)
+        return
+    if what == Path("rates"):
+        limit = parse_duration(stop_after) if stop_after else None
+        measure_steps = _measure_profiles if profile else _measure_rates
+        measure_steps(list(args or []), out, random or _DRAWN_RUNS, seed, limit, dry_run, as_json)
         return
     if what == Path("together"):
         ways = tuple(filter(None, how.split(",")))
@@ -197,6 +219,92 @@ def _measure_together(
         print(json.dumps({"file": str(out), **tally}))
         return
     print(f"{tally['measured']} sets measured, {tally['failed']} failed, {tally['alone']} jobs read alone: {out}")
+
+
+def _measure_rates(
+    args: list[str], out: Path, runs: int, seed: int, limit: float | None, dry_run: bool, as_json: bool
+) -> None:
+    """Time operator calls, and write each row as it comes."""
+    from ullage.research.rates import listing, timing
+    from ullage.research.rates.tensors import identity, packed
+    from ullage.workloads.configuration import rows_so_far
+
+    source = Path(args[0]) if args else None
+    if source is not None and not source.is_file():
+        raise InvalidValue(f"cannot read {source}: no such file")
+    if not dry_run:
+        _check_gpu()
+    if source is None:
+        calls = listing.drawn_calls(runs, seed, each=lambda found, count: each(found, "following", count))
+    elif source.suffix == ".py":
+        calls = listing.calls_of_script(source, args[1:])
+    else:
+        calls = listing.listed_calls(source)
+    if dry_run:
+        for call in calls:
+            print(json.dumps(packed(call)))
+        return
+    rows = rows_so_far(out)
+    done = {str(row["id"]) for row in rows if "id" in row}
+    started = out.with_name(out.name + ".started")
+    died = timing.died_in(started)
+    first = [] if rows else [_machine()]
+    if died is not None and died["id"] not in done:
+        first.append(died)
+        done.add(str(died["id"]))
+    left = [call for call in calls if identity(call) not in done]
+    if done:
+        Console(stderr=True).print(f"{len(done)} calls are in {out} already; {len(left)} are left")
+    found = itertools.chain(first, timing.measured(left, seconds=limit, started=started))
+    timed = [row for row in _appended(found, "measuring", len(left) + len(first), out) if "id" in row]
+    _say_rows(timed, "calls", out, as_json)
+
+
+def _measure_profiles(
+    args: list[str], out: Path, runs: int, seed: int, limit: float | None, dry_run: bool, as_json: bool
+) -> None:
+    """Profile training steps, and write each row as it comes."""
+    from ullage.research.rates import listing
+    from ullage.workloads import read_rows
+
+    source = Path(args[0]) if args else None
+    if source is not None and not source.is_file():
+        raise InvalidValue(f"cannot read {source}: no such file")
+    rows = listing.drawn_runs(runs, seed) if source is None else list(read_rows(source))
+    if dry_run:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    _check_gpu()
+    from ullage.research.rates import profiles
+
+    done = _measured_before(out)
+    left = [row for row in rows if str(row["id"]) not in done]
+    if done:
+        Console(stderr=True).print(f"{len(done)} runs are in {out} already; {len(left)} are left")
+    made = list(_appended(profiles.profiles(left, limit), "profiling", len(left), out))
+    _say_rows(made, "steps", out, as_json)
+
+
+def _check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UllageError("needed a GPU to measure on; PyTorch finds none. --dry-run prints what would be measured")
+
+
+def _machine() -> dict[str, Any]:
+    from ullage.research.datasets.memory_run import describe_gpu
+
+    return {"machine": describe_gpu()}
+
+
+def _say_rows(rows: list[dict[str, Any]], what: str, out: Path, as_json: bool) -> None:
+    failed = sum("failed" in row for row in rows)
+    if as_json:
+        print(json.dumps({"measured": len(rows) - failed, "failed": failed, "out": str(out)}))
+    else:
+        print(f"measured {len(rows) - failed} {what}, {failed} failed: {out}")
 
 
 def _appended(rows: Iterable[dict[str, Any]], doing: str, count: int, out: Path) -> Iterator[dict[str, Any]]:

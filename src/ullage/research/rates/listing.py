@@ -6,24 +6,25 @@ as far as the installed packages name the same models.
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ullage.errors import UllageError
+from ullage.errors import InvalidValue, UllageError
 from ullage.research.datasets.generate import FAMILIES, DrawingLimits, generate
 from ullage.research.measure.drawing import draw
 from ullage.research.rates.rarer_models import rarer_runs
-from ullage.research.rates.tensors import bytes_of, identity, packed, unpacked
+from ullage.research.rates.tensors import bytes_of, identity, unpacked
 from ullage.units import GIB
 from ullage.utilization.following import step_of
 from ullage.utilization.step import runs_kernels
-from ullage.workloads import Configuration, Workload
+from ullage.workloads import Configuration, Workload, read_rows
+
+T = TypeVar("T")
+MOST_CALLS = 6000
 
 _GENERATED = 0.4  # of the runs
 _RARER = 0.08
@@ -121,14 +122,24 @@ def _spread(calls: list[dict[str, Any]], chance: random.Random) -> list[dict[str
     return [call for _, _, call in ordered]
 
 
-def write_calls(path: Path, calls: Iterable[dict[str, Any]]) -> None:
-    """Write a list of calls; its order is the order of measuring."""
-    with gzip.open(path, "wt") as file:
-        for call in calls:
-            file.write(json.dumps(packed(call), separators=(",", ":")) + "\n")
+def drawn_calls(
+    runs: int, seed: int = 0, most: int = MOST_CALLS, each: Callable[[Iterable[T], int], Iterable[T]] = lambda it, _: it
+) -> list[dict[str, Any]]:
+    """The calls of so many drawn runs, at most so many; `each` may show how far it has come."""
+    found = each(followed(drawn_runs(runs, seed)), runs)
+    return chosen([run["step"] for run in found if "step" in run], most, seed=seed)
 
 
-def read_calls(path: Path) -> list[dict[str, Any]]:
-    """Read what `write_calls` wrote."""
-    with gzip.open(path, "rt") as file:
-        return [unpacked(json.loads(line)) for line in file]
+def calls_of_script(path: Path, args: Sequence[str]) -> list[dict[str, Any]]:
+    """The distinct calls of a training step of a script."""
+    step = step_of(Workload(script=str(path), args=tuple(args)))
+    return chosen([step.to_dict()], len(step.calls), whole=1)
+
+
+def listed_calls(path: Path) -> list[dict[str, Any]]:
+    """Those of a file, with one packed call a line, or of measured rows; `.gz` is read, too."""
+    rows = (row.get("call", row) for row in read_rows(path))
+    calls = [unpacked(row) for row in rows if "operator" in row and "tensors" in row]
+    if not calls:
+        raise InvalidValue(f"needed operator calls, as 'ullage measure rates --dry-run' prints them; {path} has none")
+    return calls

@@ -28,7 +28,7 @@ import torch
 
 from ullage.monitor.activity import activity_between
 from ullage.monitor.nvml import pynvml
-from ullage.research.rates.tensors import bytes_of, identity, packed, prepared
+from ullage.research.rates.tensors import bytes_of, identity, packed, prepared, tensors_of
 
 _CACHE = 160_000_000  # bytes; sets of arguments that take turns are more than any L2 cache together, if they are large
 _MOST_SETS, _LEAST_SETS = 8, 2
@@ -188,18 +188,12 @@ def waits(call: dict[str, Any]) -> bool:
     name = call["operator"].split(".")[1]
     if name.startswith(_WAITS) and name != "linalg_vector_norm" or name in ("index", "index_put_") and _has_mask(call):
         return True
-    large = [value for value in _flat(call["args"]) if value.get("cpu") and value["shape"]]
+    large = [value for value in tensors_of(call["args"]) if value.get("cpu") and value["shape"]]
     return bool(large) or any(value.get("cpu") for value in call["outputs"] if isinstance(value, dict))
 
 
 def _has_mask(call: dict[str, Any]) -> bool:
-    return any(value["dtype"] in ("bool", "uint8") for value in _flat(call["args"][1:2]))
-
-
-def _flat(value: Any) -> list[dict[str, Any]]:
-    from ullage.research.rates.tensors import tensors_of
-
-    return list(tensors_of(value))
+    return any(value["dtype"] in ("bool", "uint8") for value in tensors_of(call["args"][1:2]))
 
 
 def _micro(seconds: float) -> float:
@@ -211,12 +205,20 @@ def _uuid() -> str:
     return found if found.startswith("GPU-") else f"GPU-{found}"
 
 
+def died_in(started: Path) -> dict[str, Any] | None:
+    """The row of the call in which the last process ended, which the file `started` of `measured` names."""
+    if not started.exists():
+        return None
+    row: dict[str, Any] = json.loads(started.read_text())
+    return {**row, "failed": "the process ended in this call"}
+
+
 def measured(
     calls: Sequence[dict[str, Any]], every: int = 4, seconds: float | None = None, started: Path | None = None
 ) -> Iterator[dict[str, Any]]:
     """A row for each call, with the GPU's counters for every so many; stops after so many seconds.
 
-    `started` is a file that names the call at work: a call that kills the process is left out by the next one.
+    `started` is a file that names the call at work, until all are measured: a call may end the process.
     """
     timer = CallTimer()
     end = None if seconds is None else time.monotonic() + seconds
@@ -224,7 +226,7 @@ def measured(
     gc.freeze()  # a graph must not be captured in the middle of a collection, which may free memory
     for number, call in enumerate(calls):
         if end is not None and time.monotonic() > end:
-            return
+            break
         row: dict[str, Any] = {"id": identity(call), "operator": call["operator"]}
         if started is not None:
             started.write_text(json.dumps(row))
@@ -238,6 +240,8 @@ def measured(
         if torch.cuda.memory_reserved() > _MOST_KEPT:
             timer.renew()
         yield {**row, "call": packed(call)}
+    if started is not None:
+        started.unlink(missing_ok=True)
 
 
 def _still_works() -> bool:

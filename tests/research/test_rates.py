@@ -1,0 +1,181 @@
+"""`ullage measure rates`: calls from followed steps, real tensors for them, timing on a stand-in, profiles condensed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.commands import ullage as run
+from torch import nn
+
+from ullage.research.rates import listing, profiles, timing
+from ullage.research.rates.tensors import identity, packed, prepared, unpacked
+from ullage.utilization.following import step_of
+from ullage.virtual import virtual_gpu
+from ullage.workloads import Workload
+
+
+def tensor(*shape: int, dtype: str = "float32", **more: object) -> dict:
+    return {"shape": list(shape), "dtype": dtype, **more}
+
+
+def call(operator: str, *args: object, outputs: tuple = (), **more: object) -> dict:
+    given = {"operator": f"aten.{operator}", "pass": "forward", "args": list(args), "kwargs": {}}
+    return {**given, "outputs": list(outputs), **more}
+
+
+@pytest.fixture(scope="module")
+def step() -> dict:
+    def train() -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                              nn.Linear(36, 5), nn.Dropout(0.5)).cuda()  # fmt: skip
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            out = model(torch.zeros(2, 3, 8, 8).cuda())
+            nn.functional.cross_entropy(out, torch.zeros(2, dtype=torch.int64, device="cuda")).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step_of(Workload(function=train)).to_dict()
+
+
+def test_tensors_are_such_as_the_call_had() -> None:
+    given = call("add.Tensor", tensor(2, 3, stride=[1, 2], dtype="float16"), tensor(3, dtype="bfloat16"))
+    operator, (first, second), _ = prepared({**given, "kwargs": {"alpha": 2}}, "cpu")
+    assert operator is torch.ops.aten.add.Tensor
+    assert (first.shape, first.stride(), first.dtype) == ((2, 3), (1, 2), torch.float16)
+    assert second.dtype is torch.bfloat16
+    assert first.std() > 0  # power depends on numbers
+
+
+def test_one_tensor_given_twice_stays_one() -> None:
+    _, args, _ = prepared(call("mul.Tensor", tensor(4), tensor(4), twice=True), "cpu")
+    assert args[0] is args[1]
+
+
+INT = {"dtype": "int64"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        call("embedding.default", tensor(7, 2), tensor(50, **INT)),
+        call("embedding_dense_backward.default", tensor(50, 2), tensor(50, **INT), 7, -1, False),
+        call("nll_loss_forward.default", tensor(9, 3), tensor(9, **INT), None, 1, -100),
+        call("gather.default", tensor(2, 3), 1, tensor(2, 50, **INT)),
+        call("index_select.default", tensor(2, 3), 1, tensor(50, **INT)),
+        call("index.Tensor", tensor(2, 30), [None, tensor(50, **INT)]),
+        call("index_put_.default", tensor(2, 30), [tensor(50, **INT), tensor(50, **INT)], tensor(50)),
+        call("scatter_add.default", tensor(2, 3), 1, tensor(2, 3, **INT), tensor(2, 3)),
+        call("max_pool2d_with_indices_backward.default", tensor(1, 1, 3, 3), tensor(1, 1, 6, 6), [2, 2], [2, 2],
+             [0, 0], [1, 1], False, tensor(1, 1, 3, 3, **INT)),
+    ],
+    ids=lambda given: given["operator"],
+)  # fmt: skip
+def test_indices_lie_inside_of_what_they_point_into(given: dict) -> None:
+    operator, args, kwargs = prepared(given, "cpu")
+    operator(*args, **kwargs)
+
+
+def test_a_packed_call_is_the_same_when_unpacked(step: dict) -> None:
+    assert [unpacked(json.loads(json.dumps(packed(one)))) for one in step["calls"]] == step["calls"]
+    names = [identity(one) for one in step["calls"]]
+    assert identity({**step["calls"][0], "pass": "elsewhere"}) == names[0]
+    assert len(set(names)) > len(names) / 2
+
+
+def test_every_call_of_a_step_is_timed_on_a_stand_in(step: dict) -> None:
+    with virtual_gpu("H200"):
+        rows = list(timing.measured(step["calls"]))
+    assert [row for row in rows if "failed" in row] == []
+    ways = {row["operator"]: row["how"] for row in rows}
+    assert ways["aten.convolution_backward.default"] == ways["aten._foreach_sqrt.default"] == "graph"
+    assert ways["aten.t.default"] == "view" and ways["aten._to_copy.default"] == "loop"
+    assert all(row["host_us"] > 0 for row in rows)
+
+
+def test_a_call_that_fails_is_said_and_the_next_one_measured(tmp_path: Path) -> None:
+    calls = [call("no_such.default"), call("exp.default", tensor(4), outputs=(tensor(4),))]
+    with virtual_gpu("H200"):
+        first, second = timing.measured(calls, started=tmp_path / "started")
+    assert "no_such" in first["failed"] and "failed" not in second
+    assert timing.died_in(tmp_path / "started") is None
+
+
+def test_the_call_in_which_a_process_ended_is_known(tmp_path: Path) -> None:
+    given = call("exp.default", tensor(4), outputs=(tensor(4),))
+    with virtual_gpu("H200"):
+        rows = timing.measured([given, given], started=tmp_path / "started")
+        next(rows)
+    died = timing.died_in(tmp_path / "started")
+    assert died is not None and died["id"] == identity(given)
+
+
+def test_of_chosen_calls_whole_steps_come_whole_and_others_from_every_operator(step: dict) -> None:
+    others = [call(f"{name}.default", tensor(size), outputs=(tensor(size),))
+              for name in ("exp", "log", "tanh") for size in range(1, 40)]  # fmt: skip
+    found = listing.chosen([step, {"calls": others}], 60, whole=1, seed=1)
+    assert found == listing.chosen([step, {"calls": others}], 60, whole=1, seed=1)
+    names = {identity(one) for one in found}
+    assert {identity(one) for one in step["calls"] if not one.get("view")} <= names
+    assert {"aten.exp.default", "aten.log.default", "aten.tanh.default"} <= {one["operator"] for one in found}
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: object) -> dict:
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+
+def test_a_profile_is_condensed_to_operators_below_autograd_and_their_kernels() -> None:
+    gemm = {"correlation": 1, "grid": [2, 1, 1], "block": [128, 1, 1], "registers per thread": 90}
+    events = [
+        event("user_annotation", "ullage step", 0, 10),
+        event("user_annotation", "ullage step", 100, 50),
+        event("cpu_op", "aten::linear", 101, 10, **{"External id": 1}),
+        event("cpu_op", "aten::addmm", 102, 8, **{"External id": 2, "Input Dims": [[4], [2, 8], [8, 4]]}),
+        event("cuda_runtime", "cudaLaunchKernel", 105, 2, correlation=1),
+        event("kernel", "gemm", 112, 3, tid=7, **gemm, **{"External id": 2}),
+        event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 120, 10, tid=2),
+        event("cpu_op", "aten::mm", 121, 5, tid=2),
+        event("cuda_runtime", "cudaLaunchKernel", 123, 1, tid=2, correlation=2),
+        event("kernel", "gemm", 130, 4, tid=7, **{**gemm, "correlation": 2}),
+        event("cpu_op", "aten::exp", 200, 5),
+    ]
+    found = profiles.condensed(events)
+    assert [found["names"][number] for number in found["calls"]["name"]] == ["aten::addmm", "aten::mm"]
+    assert found["calls"]["thread"] == [0, 1]
+    assert found["calls"]["begin"] == [2000, 19000] and found["calls"]["taken"] == [8000, 5000]
+    assert found["kernels"]["call"] == [0, 1] and found["kernels"]["taken"] == [3000, 4000]
+    assert found["launches"] == [[[2, 1, 1], [128, 1, 1], 90, None, None]]
+    assert found["profiled_s"] == 50e-6 and found["launched"] == 2
+
+
+def test_without_a_gpu_one_line_says_so_before_anything_is_followed(tmp_path: Path) -> None:
+    ran = run("measure", "rates", "--out", tmp_path / "rates.jsonl")
+    assert ran.returncode != 0 and "needed a GPU" in ran.stderr and "Traceback" not in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_calls_of_a_script_can_be_printed_and_read_again(tmp_path: Path, warm: None) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "layer = torch.nn.Linear(8, 4).cuda()\n"
+        "optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)\n"
+        "for _ in range(5):\n"
+        "    layer(torch.zeros(2, 8, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    ran = run("measure", "rates", script, "--dry-run")
+    assert ran.returncode == 0, ran.stderr
+    (tmp_path / "calls.jsonl").write_text(ran.stdout)
+    names = {one["operator"] for one in listing.listed_calls(tmp_path / "calls.jsonl")}
+    assert {"aten.addmm.default", "aten.mm.default", "aten._foreach_add_.List"} <= names
+
+
+def test_drawn_runs_are_of_every_kind_and_the_same_again() -> None:
+    rows = listing.drawn_runs(30, seed=3)
+    assert rows == listing.drawn_runs(30, seed=3)
+    assert len({row["id"] for row in rows}) == 30
+    kinds = {row["model"].partition(":")[0] for row in rows}
+    assert {"tv", "timm", "hf", "ullage.research.datasets.families", "ullage.research.rates.rarer_models"} <= kinds
