@@ -1,4 +1,4 @@
-"""`ullage measure rates`: calls from followed steps, real tensors for them, timing on a stand-in, profiles condensed."""
+"""`ullage measure rates`: calls from followed steps, real tensors for them, a stand-in for the GPU, profiles."""
 
 import json
 from pathlib import Path

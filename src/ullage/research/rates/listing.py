@@ -11,7 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.research.datasets.generate import FAMILIES, DrawingLimits, generate
@@ -23,7 +23,7 @@ from ullage.utilization.following import step_of
 from ullage.utilization.step import runs_kernels
 from ullage.workloads import Configuration, Workload, read_rows
 
-T = TypeVar("T")
+Each = Callable[[Iterable[dict[str, Any]], int], Iterable[dict[str, Any]]]
 MOST_CALLS = 6000
 
 _GENERATED = 0.4  # of the runs
@@ -123,7 +123,7 @@ def _spread(calls: list[dict[str, Any]], chance: random.Random) -> list[dict[str
 
 
 def drawn_calls(
-    runs: int, seed: int = 0, most: int = MOST_CALLS, each: Callable[[Iterable[T], int], Iterable[T]] = lambda it, _: it
+    runs: int, seed: int = 0, most: int = MOST_CALLS, each: Each = lambda rows, _: rows
 ) -> list[dict[str, Any]]:
     """The calls of so many drawn runs, at most so many; `each` may show how far it has come."""
     found = each(followed(drawn_runs(runs, seed)), runs)
