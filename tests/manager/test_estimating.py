@@ -441,7 +441,8 @@ def test_the_next_estimate_is_forked_from_a_process_that_waits(tmp_path, other_p
     """In the Python of the job, which the first answer told; it is as private, and is told as the first one was."""
     theirs = f"{other_python}/bin/python"
     text = "import os, sys\nopen('made', 'x')\nraise ValueError('ullage.estimation.jobs.child' in sys.modules)"
-    request = asked(tmp_path, text)
+    compiles = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    request = asked(tmp_path, text, env=compiles)
     requests = [
         dataclasses.replace(request, key=str(number), questions=[EstimateQuestion("train.py", program=theirs)])
         for number in range(3)

@@ -36,8 +36,10 @@ def wait(request: dict[str, Any]) -> None:
     line = Line(request["line"])
     notes = os.memfd_create("reads")
     recording.start(notes)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # folders stay as they were when they were read
     for module in request["preload"]:
         importlib.import_module(module)
+    sys.dont_write_bytecode = before
     if _threads() > 1:
         return  # a fork has one of them only
     imported = recording.reads_of(notes, os.environ)
