@@ -94,6 +94,18 @@ def test_a_run_that_was_read_twice_tells_how_far_readings_differ(tmp_path: Path)
     assert one["step_s"]["p90"] == pytest.approx(0.02) and one["smact"]["p90"] == pytest.approx(1.0)
 
 
+def test_show_tells_how_readings_spread(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "family": "timm", "kind": "cnn", "model_family": ("vgg", "resnet")[n % 2], "smact": n / 100,
+             "split": ("train", "test")[n % 2], "step_seconds": n / 1000} for n in range(1, 12)]  # fmt: skip
+    write_dataset(frame(rows), tmp_path / "read.parquet")
+    told = json.loads(CliRunner().invoke(app, ["dataset", "show", str(tmp_path / "read.parquet"), "--json"]).stdout)
+    cnn = told["readings"]["cnn"]
+    assert (cnn["rows"], cnn["families"], cnn["test_rows"], cnn["test_families"]) == (11, 2, 6, ["resnet"])
+    assert cnn["smact"] == [0.02, 0.06, 0.1] and cnn["power_w"] is None
+    shown = CliRunner().invoke(app, ["dataset", "show", str(tmp_path / "read.parquet")]).stdout
+    assert "2.0 6.0 10.0" in shown and "unknown" in shown
+
+
 def test_data_sets_of_earlier_releases_are_read(tmp_path: Path) -> None:
     table = frame([{"id": "a", "family": "mlp", "gract": 0.5}])
     write_dataset(table.drop("model_family", "host_seconds", "split"), tmp_path / "old.parquet")

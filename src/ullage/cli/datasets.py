@@ -351,6 +351,8 @@ def show(
         return
     console = Console()
     console.print(_overview(found))
+    if found["readings"]:
+        console.print(_readings(found["readings"]))
     for name, part in found["families"].items():
         console.print(_classes(name, part))
 
@@ -375,6 +377,31 @@ def _overview(found: dict[str, Any]) -> Table:
         table.add_row(title, *("\n".join(_shares(part[key], part["rows"])) for part in parts), end_section=True)
     environment = [f"{name}: {', '.join(found[name])}" for name in ("gpu", "torch", "cuda", "cudnn", "driver")]
     table.caption = "; ".join(environment)
+    return table
+
+
+_FIGURES = {
+    "step_seconds": ("step, ms", 1000, 1), "host_seconds": ("host's part of it, ms", 1000, 1),
+    "gract": ("GRACT, %", 100, 1), "smact": ("SMACT, %", 100, 1), "smocc": ("SMOCC, %", 100, 1),
+    "drama": ("DRAMA, %", 100, 1), "tensor": ("tensor cores, %", 100, 1), "power_w": ("power, W", 1, 0),
+    "energy_step": ("energy of a step, J", 1, 2),
+}  # fmt: skip
+
+
+def _readings(kinds: dict[str, Any]) -> Table:
+    """Step time and activity of runs that were read alone, by kind of model."""
+    table = Table(title="read alone: half of the runs lie below the middle figure, a tenth beyond each other one")
+    table.add_column("")
+    for kind in kinds:
+        table.add_column(kind, justify="right")
+    table.add_row("runs", *(str(part["rows"]) for part in kinds.values()))
+    table.add_row("families", *(str(part["families"]) for part in kinds.values()))
+    table.add_row("for testing", *(f"{part['test_rows']}\nof {len(part['test_families'])}" for part in kinds.values()))
+    for name, (title, factor, digits) in _FIGURES.items():
+        spreads = (part[name] for part in kinds.values())
+        texts = ("unknown" if one is None else " ".join(f"{value * factor:.{digits}f}" for value in one)
+                 for one in spreads)  # fmt: skip
+        table.add_row(title, *texts)
     return table
 
 

@@ -35,7 +35,34 @@ def summarize(table: polars.DataFrame) -> dict[str, Any]:
         "rows": len(table),
         **{name: _counted(table[name].to_list()) for name in _ENVIRONMENT},
         "families": {name: _family(table.filter(table["family"] == name)) for name in names},
+        "readings": _readings(table.filter(table["step_seconds"].is_not_null())),
     }
+
+
+READ = ("step_seconds", "host_seconds", "gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_step")
+
+
+def _readings(table: polars.DataFrame) -> dict[str, Any]:
+    """Of runs that were read alone, by kind of model: how many, of how many families, and how figures spread."""
+    known = table.filter(table["kind"].is_not_null())
+    found = {}
+    for kind in _counted(known["kind"].to_list()):
+        part = known.filter(known["kind"] == kind)
+        tested = part.filter(part["split"] == "test")
+        found[kind] = {
+            "rows": len(part),
+            "families": part["model_family"].n_unique(),
+            "test_rows": len(tested),
+            "test_families": sorted(tested["model_family"].unique().to_list()),
+            **{name: _tenths(part[name].drop_nulls()) for name in READ},
+        }
+    return found
+
+
+def _tenths(values: polars.Series) -> list[float] | None:
+    """What a tenth is below, what half is, and what a tenth is above."""
+    ordered = sorted(values.to_list())
+    return [ordered[(len(ordered) - 1) * part // 10] for part in (1, 5, 9)] if ordered else None
 
 
 def _family(table: polars.DataFrame) -> dict[str, Any]:
