@@ -178,6 +178,14 @@ def test_a_run_that_never_repeats_gives_its_last_step():
     assert [call["args"][1]["shape"] for call in step if call["operator"] == "aten.addmm.default"] == [[4, 8]]
 
 
+def test_inference_has_iterations_for_steps():
+    configuration = Configuration(model="mlp:x", widths=[8, 6, 4], batch_size=2, inference=True)
+    step = step_of(Workload(configuration=configuration))
+    assert step.steady and step.optimizer_steps == 0
+    assert step.counts()["aten.addmm.default"] == 2
+    assert {call["pass"] for call in step.calls} == {"forward", "outside"}
+
+
 def test_a_model_by_name_and_a_script_give_the_same_step(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

@@ -322,6 +322,7 @@ class RunWatcher:
     def _after_backward(self) -> None:
         self.loaders.after_backward()
         if not self.backward.optimizers:
+            self._card.calls.end_step()
             self._after_step()
 
     def _after_step(self) -> None:

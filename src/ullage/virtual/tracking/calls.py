@@ -2,7 +2,7 @@
 
 A step is an array of numbers of distinct calls, so that a repeated call costs a fraction of a microsecond. A step is
 complete when an optimizer has made its step, and steady when it is the same as the one before; with several optimizers,
-or accumulated gradients, as several steps are the same as those before.
+or accumulated gradients, as several steps are the same as those before. Where nothing trains, an iteration is a step.
 
 `OperatorCalls.step()` is plain values, ready for JSON:
 
@@ -90,7 +90,7 @@ class SeenCall(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """The end of an optimizer step."""
+    """The end of a step."""
 
     calls: int
     modules: int
@@ -117,6 +117,7 @@ class OperatorCalls:
         self._distinct: list[SeenCall] = []
         self._marks = [_Mark(0, 0, 0, 0)]
         self._steady: tuple[array[int], list[_Mark]] | None = None
+        self._trains = False
 
     def learn(self, mark: Any, seen: SeenCall) -> int:
         """The number of a call that is seen for the first time."""
@@ -158,7 +159,17 @@ class OperatorCalls:
         self.add(self.learn(seen, seen) if number is None else number)
 
     def end_step(self) -> None:
-        """An optimizer has made its step."""
+        """An optimizer has made its step, or where there is none, a backward pass is over."""
+        if not self._trains:
+            self._trains, self._marks, self._steady = True, self._marks[:1], None
+        self._mark()
+
+    def begin_forward(self) -> None:
+        """A module is called that no other one has called: where nothing trains, an iteration begins with it."""
+        if not self._trains and not torch.is_grad_enabled():
+            self._mark()
+
+    def _mark(self) -> None:
         marks = self._marks
         marks.append(_Mark(len(self.stream), self.modules, _sequence(), self.on_host))
         for period in range(1, min(_MOST_OPTIMIZER_STEPS, (len(marks) - 1) // 2) + 1):
@@ -192,7 +203,7 @@ class OperatorCalls:
             "calls": [_as_json(self._distinct[number // kinds], PASSES[number % kinds]) for number in places],
             "order": order,
             "steady": self._steady is not None,
-            "optimizer_steps": len(marks) - 1 if len(self._marks) > 1 or self._steady else 0,
+            "optimizer_steps": len(marks) - 1 if self._trains else 0,
             **{name: getattr(marks[-1], name) - getattr(marks[0], name) for name in ("modules", "nodes", "on_host")},
         }
 

@@ -155,6 +155,7 @@ class RequestOrigins:
         if number is None:
             number = self._learn(module)
         if not self._stack:
+            calls.begin_forward()
             self.roots_called.append(number)
             self._entered = self._gpu.memory.clock
         self._stack.append((number, _graph_task()))
