@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,20 @@ left, found = together.measure_together(rows, together.sets_in(rows), settings)
 print("left", left, flush=True)
 for row in found:
     print(row.get("set"), flush=True)
+"""
+
+
+CONTROL = """#!/bin/sh
+alive="$CUDA_MPS_PIPE_DIRECTORY/alive"
+log="$CUDA_MPS_LOG_DIRECTORY/calls"
+if [ "$1" = -d ]; then
+    echo started >> "$log"
+    touch "$alive"
+    exit 0
+fi
+read -r order
+[ -e "$alive" ] || exit 1
+[ "$order" != quit ] || { echo quit >> "$log"; rm "$alive"; }
 """
 
 
@@ -103,6 +118,35 @@ def test_training_on_the_stand_in_gpu_is_read(tmp_path: Path) -> None:
     plan = TogetherSettings(out=tmp_path / "out.jsonl", how=("timeslice",), seconds=0.1, run=run)
     (pair,) = [row for row in measure_together(ROWS, sets("ab"), plan)[1] if "set" in row]
     assert min(pair["steps"]) >= 4 and pair["unknown_because"]
+
+
+def test_under_mps_jobs_are_started_with_the_service_and_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a control program that behaves like NVIDIA's; a service that was left behind is taken over, and ended."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    program.write_text(CONTROL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    told = tmp_path / "told"
+
+    def run(row: dict[str, Any], after_step: Any) -> None:
+        told.write_text(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+        sleeping(row, after_step)
+
+    plan = TogetherSettings(out=tmp_path / "out.jsonl", how=("mps",), seconds=0.1, prepare=lambda row: row, run=run)
+    work = measure_together(ROWS, sets("ab", "bc"), plan)[1]
+    assert "failed" not in next(work)
+    alive = Path(told.read_text()) / "alive"
+    assert alive.exists()
+    work.close()  # type: ignore[attr-defined]
+    assert not alive.exists()
+    alive.touch()  # as a session leaves it that was killed
+    assert all("failed" not in row for row in measure_together(ROWS, sets("ab", "bc"), plan)[1])
+    (calls,) = tmp_path.glob("ullage-together-*/mps-log/calls")
+    assert calls.read_text().split() == ["started", "quit", "quit"]
 
 
 def test_a_job_that_dies_fails_its_sets_and_no_others(tmp_path: Path) -> None:
