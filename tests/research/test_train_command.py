@@ -14,7 +14,9 @@ import pytest
 from tests.research.synthetic import rows
 
 from ullage.estimation.estimators.gpumemnet.networks import WIDTHS
-from ullage.research.training.protocol import examples_of
+from ullage.research.training import table7
+from ullage.research.training.fitting import Schedule
+from ullage.research.training.protocol import examples_of, read_rows
 from ullage.research.training.regression import compare
 
 pytest.importorskip("polars")
@@ -42,6 +44,43 @@ def data(tmp_path_factory):
     file = tmp_path_factory.mktemp("data") / "rows.parquet"
     write_dataset(frame(rows(80)), file)
     return file
+
+
+@pytest.fixture(scope="module")
+def busy_data(tmp_path_factory):
+    """Perceptrons that are busier the larger their batches are."""
+    from ullage.research.datasets.schema import frame, write_dataset
+
+    made = [row | dict.fromkeys(("smact", "smocc", "drama"), row["batch_size"] / 520) for row in rows(90)]
+    file = tmp_path_factory.mktemp("busy") / "rows.parquet"
+    write_dataset(frame(made), file)
+    return file
+
+
+def test_gpuutilnet_is_trained_and_judged_on_rows_it_has_not_seen(busy_data, tmp_path) -> None:
+    out = tmp_path / "util.safetensors"
+    done = ullage("train", "gpuutilnet", "--data", busy_data, "--out", out, "--epochs", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)
+    assert [(line["metric"], line["rows"]) for line in lines] == [("smact", 27), ("smocc", 27), ("drama", 27)]
+    judged = ullage("evaluate", "gpuutilnet", "--data", busy_data, "--weights", out, "--json")
+    assert judged.returncode == 0, judged.stderr
+    assert json.loads(judged.stdout) == lines
+    assert "SMOCC" in ullage("evaluate", "gpuutilnet", "--data", busy_data, "--weights", out).stdout
+
+
+def test_gpuutilnet_learns_the_classes_of_the_paper(busy_data) -> None:
+    made = read_rows(busy_data)
+    model = table7.train(made, schedule=Schedule(epochs=60, batch=16, rate=0.02))
+    for line in table7.lines_of(model, made):
+        assert line.accuracy > line.constant, line
+
+
+def test_gpuutilnet_says_what_is_missing(data, tmp_path) -> None:
+    done = ullage("train", "gpuutilnet", "--data", data, "--out", tmp_path / "x.safetensors")
+    assert done.returncode == 2 and "--utilization" in done.stderr
+    done = ullage("evaluate", "gpuutilnet", "--data", data, "--weights", tmp_path / "none.safetensors")
+    assert done.returncode == 2 and "ullage train gpuutilnet" in done.stderr
 
 
 @pytest.mark.parametrize("method", ["gpumemnet", "walknet"])
@@ -97,7 +136,7 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, t
             ("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--architecture", "gnn"),
             "mlp or trans",
         ),
-        (("evaluate", "horus"), "needed nothing, gpumemnet or walknet"),
+        (("evaluate", "horus"), "needed nothing, gpumemnet, gpuutilnet or walknet"),
         (("evaluate", "walknet", "--data", "DATA", "--weights", "/no/such/folder"), "needed a folder"),
     ],
 )

@@ -29,22 +29,23 @@ if TYPE_CHECKING:
     from ullage.research.ranking.worker import Record
     from ullage.research.training.protocol import Examples
     from ullage.research.training.table2 import Table2Line
+    from ullage.research.training.table7 import Table7Line
 
 
 _RANKING_GIVES_WAY = (
     "MCP xMem", "PEF xMem", "own low", "own median", "own figure", "CPU", "95 %", "bias", "MCP", "mean", "PEF", "given",
 )  # fmt: skip
 RANKING = "Ranking (with --estimators)"
-LEARNED = "Table 2 of the GPUMemNet paper (with gpumemnet or walknet)"
+LEARNED = "Tables 2 and 7 of the GPUMemNet paper (with gpumemnet, walknet or gpuutilnet)"
 
 
 def evaluate(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="gpumemnet or walknet: score its networks on data sets, next to the paper's Table 2.",
+            help="gpumemnet or walknet (the paper's Table 2), gpuutilnet (Table 7): score its networks on data sets.",
             metavar="METHOD",
-            autocompletion=lambda: ["gpumemnet", "walknet"],
+            autocompletion=lambda: [*LEARNED_METHODS],
         ),
     ] = None,
     truth: Annotated[
@@ -89,8 +90,8 @@ def evaluate(
                                         metavar="FILE", rich_help_panel=LEARNED)
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="A folder of weights.", show_default="those that are shipped",
-                                  metavar="FOLDER", rich_help_panel=LEARNED)
+        Path | None, typer.Option(help="A folder of weights; for gpuutilnet, a file.",
+                                  show_default="those that are shipped", metavar="PATH", rich_help_panel=LEARNED)
     ] = None,
     retrain: Annotated[
         bool, typer.Option("--retrain", help="Train new networks on this data, with cross-validation. Takes minutes.",
@@ -113,7 +114,7 @@ def evaluate(
 
       ullage evaluate gpumemnet
 
-      ullage evaluate walknet
+      ullage evaluate gpuutilnet
 
       ullage evaluate walknet --data gpumemnet_mlp_a100.csv --retrain
     """
@@ -138,11 +139,15 @@ def evaluate(
 
 
 def _learned(what: str, data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
-    if what not in ("gpumemnet", "walknet"):
+    if what not in LEARNED_METHODS:
         raise InvalidValue(
-            f"needed nothing, gpumemnet or walknet after 'evaluate'; found {what!r} (--truth takes a file of runs)"
+            f"needed nothing, gpumemnet, gpuutilnet or walknet after 'evaluate'; found {what!r} "
+            "(--truth takes a file of runs)"
         )
-    evaluate_gpumemnet(Table2Plan(method=what, data=data, weights=weights, retrain=retrain, as_json=as_json))
+    if what == "gpuutilnet":
+        evaluate_gpuutilnet(data, weights, retrain, as_json)
+    else:
+        evaluate_gpumemnet(Table2Plan(method=what, data=data, weights=weights, retrain=retrain, as_json=as_json))
 
 
 def _ours(truth: Path, gpu: str, every: int, worst: int, as_json: bool) -> None:
@@ -202,6 +207,7 @@ def _print_accuracy(results: list[Comparison], worst: int) -> None:
 # The project's data lie in its source, not in the package that is installed.
 SHIPPED_DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
 _NETWORKS = ("mlp", "transformer")
+LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "walknet")
 NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
 
 
@@ -219,12 +225,7 @@ class Table2Plan:
 
 def evaluate_gpumemnet(plan: Table2Plan) -> None:
     """Judge both estimators on every family in the data, and print the lines beside the paper's."""
-    files = plan.data or [SHIPPED_DATA]
-    if not plan.data and not SHIPPED_DATA.is_file():
-        raise InvalidValue(
-            "needed --data: a Parquet file of 'ullage dataset clean', or the authors' table "
-            f"(ullage evaluate {plan.method} --data FILE); the project's own is in its source, benchmarks/data"
-        )
+    files = _data_files(plan.method, plan.data)
     if plan.weights is not None and not plan.weights.is_dir():
         raise InvalidValue(
             f"--weights: needed a folder of files that 'ullage train {plan.method}' wrote; found {plan.weights}"
@@ -239,6 +240,15 @@ def evaluate_gpumemnet(plan: Table2Plan) -> None:
     elif lines:
         print_lines(lines)
     _end(going)
+
+
+def _data_files(method: str, given: list[Path]) -> list[Path]:
+    if not given and not SHIPPED_DATA.is_file():
+        raise InvalidValue(
+            "needed --data: a Parquet file of 'ullage dataset clean', or the authors' table "
+            f"(ullage evaluate {method} --data FILE); the project's own is in its source, benchmarks/data"
+        )
+    return given or [SHIPPED_DATA]
 
 
 def _lines(file: Path, plan: Table2Plan, going: Following) -> Iterator[list[Table2Line]]:
@@ -292,6 +302,40 @@ def print_lines(lines: list[Table2Line]) -> None:
     Console().print(
         f"{told}: accuracy on the held-out 30 %; folds: mean of 3-fold cross-validation on the rest, a new network in "
         "each; one job: the processor's time for the longest one, on one core (paper: at most 32 ms)",
+        highlight=False,
+    )
+
+
+def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
+    """Judge GPUUtilNet's networks on their held-out rows, and print the paper's Table 7 beside."""
+    from ullage.research.training import table7
+    from ullage.research.training.protocol import read_rows
+    from ullage.utilization.gpuutilnet import BINS, SHIPPED, load
+
+    files = _data_files("gpuutilnet", data)
+    with following(f"reading {files[0].name}") as going:
+        rows = [row for file in files for row in read_rows(file)]
+        if retrain:
+            going.begin("training", len(BINS))
+        model = table7.train(rows, notify=going.step) if retrain else load(weights or SHIPPED)
+    print_table7(table7.lines_of(model, rows), as_json)
+
+
+def print_table7(lines: list[Table7Line], as_json: bool) -> None:
+    """The table, with the accuracy of always telling the most frequent class."""
+    if as_json:
+        print(json.dumps([line.to_dict() for line in lines]))
+        return
+    heads = ("data", "metric", "rows", "constant", "paper", "here", "high", "recall paper", "recall here")
+    rows = [
+        [NAMES[line.family], line.metric.upper(), str(line.rows), _share(line.constant), _share(line.paper),
+         _share(line.accuracy), str(line.high), _share(line.paper_recall), _share(line.recall)]
+        for line in lines
+    ]  # fmt: skip
+    print(fitted(heads, rows, left=("metric",)))
+    Console().print(
+        "here: accuracy on rows that were held out; constant: that of always telling the most frequent class; high: "
+        "rows in the high class, and the share of them that was told (recall)",
         highlight=False,
     )
 

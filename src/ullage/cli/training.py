@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ullage.research.training.regression import RegressionOutcome
 
 train = typer.Typer(
-    help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression.",
+    help="Train estimators on measured data: gpumemnet, gpuutilnet, walknet, fast, dnnperf, regression.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -115,6 +115,41 @@ def walknet(
     """
     check_family(family)
     _train_network("walknet", data, family, out, architecture, bin, seed, epochs, validate, report, as_json)
+
+
+@train.command()
+def gpuutilnet(
+    data: Data,
+    out: Out,
+    seed: Seed = 1,
+    epochs: Epochs = None,
+    as_json: Json = False,
+) -> None:
+    """Train GPUUtilNet as published: GPUMemNet's features, and three classes of SMACT, SMOCC and DRAMA.
+
+    A network for each family and metric, in one file; 30 % of the rows are held out and judged in the end.
+
+    Examples:
+
+      ullage train gpuutilnet --data benchmarks/data/generated_h200.parquet --out gpuutilnet.safetensors
+
+      ullage evaluate gpuutilnet --weights gpuutilnet.safetensors
+    """
+    from dataclasses import replace
+
+    from ullage.cli.accuracy import print_table7
+    from ullage.research.training import table7
+    from ullage.research.training.protocol import read_rows
+    from ullage.utilization.gpuutilnet import BINS, save
+
+    check_file(out)
+    with following(f"reading {data.name}") as going:
+        rows = read_rows(data)
+        going.begin("training", len(BINS))
+        schedule = replace(table7.SCHEDULE, epochs=epochs or table7.SCHEDULE.epochs)
+        model = table7.train(rows, seed=seed, schedule=schedule, notify=going.step)
+    save(model, out)
+    print_table7(table7.lines_of(model, rows), as_json)
 
 
 def _train_network(

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 from torch.nn import functional
 
 from ullage.errors import InvalidValue
@@ -155,18 +157,22 @@ def fit_gpumemnet(
     with torch.random.fork_rng(devices=[]), plain_products():
         torch.manual_seed(seed)
         network = build_gpumemnet(card)
-        _descend_gpumemnet(network, seen, torch.from_numpy(classes), (learn, stop), schedule, notify)
+        descend_classes(network, seen.rows, torch.from_numpy(classes), (learn, stop), schedule, notify)
     return network.eval()
 
 
-def _descend_gpumemnet(
-    network: GPUMemNet,
-    jobs: SummaryBatch,
+def descend_classes(
+    network: nn.Module,
+    rows: Callable[[torch.Tensor], Any],
     classes: torch.Tensor,
     parts: tuple[torch.Tensor, torch.Tensor],
     schedule: Schedule,
     notify: Notify | None,
 ) -> None:
+    """Teach a network the classes of jobs; `rows` gives what it reads of some of them.
+
+    It learns from the first of the `parts`; the second tells when to stop, and which weights are kept.
+    """
     learn, stop = parts
     optimizer = torch.optim.Adam(network.parameters(), lr=schedule.rate, fused=True)
     best, since, kept = float("inf"), 0, network.state_dict()
@@ -175,11 +181,11 @@ def _descend_gpumemnet(
         for chosen in learn[torch.randperm(len(learn))].split(schedule.batch):
             if len(chosen) < 2:
                 continue  # batch normalisation needs two
-            loss = functional.cross_entropy(network(jobs.rows(chosen)), classes[chosen])
+            loss = functional.cross_entropy(network(rows(chosen)), classes[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        found = _loss(network, jobs, classes, stop)
+        found = _loss(network, rows, classes, stop)
         since += 1
         if found < best:
             best, since = found, 0
@@ -191,9 +197,9 @@ def _descend_gpumemnet(
     network.load_state_dict(kept)
 
 
-def _loss(network: GPUMemNet, jobs: SummaryBatch, classes: torch.Tensor, stop: torch.Tensor) -> float:
+def _loss(network: nn.Module, rows: Callable[[torch.Tensor], Any], classes: torch.Tensor, stop: torch.Tensor) -> float:
     """The loss on the part that is not learned from."""
     network.eval()
     with torch.inference_mode():
-        scores = torch.cat([network(jobs.rows(piece)) for piece in stop.split(AT_ONCE)])
+        scores = torch.cat([network(rows(piece)) for piece in stop.split(AT_ONCE)])
     return float(functional.cross_entropy(scores, classes[stop]))
