@@ -21,6 +21,7 @@ OPERATORS, MODULES = "operators", "modules"
 # Some results have no gradient, in general or where their values do not determine it.
 NO_GRADIENT = (NotImplementedError, RuntimeError)
 NO_GRADIENT_WORDS = ("is not implemented", "specified up to", "not differentiable")
+NOT_ON_A_GPU = "is not supported on CUDA"  # what a GPU says of some samples
 ARGUMENTS_ON_CPU = ("tensor_split",)  # indices that PyTorch wants there
 LEFT_OUT = {
     "sparse.mm.reduce": "sparse tensors",
@@ -30,6 +31,7 @@ LEFT_OUT = {
 # Where the CPU's kernels give other types or layouts than those of a GPU. An H200 gives what is given here
 # (`benchmarks/pytorch_lists.py`), except where data decides.
 _MEANS = "a GPU keeps means and variances of half precision in single"
+_DRIVER = "the CPU takes another of LAPACK's drivers, which gives the rank and no residuals"
 _KERNELS = "the CPU takes another kernel, with another layout"
 DIFFERENT = {
     "native_layer_norm": _MEANS,
@@ -45,6 +47,8 @@ DIFFERENT = {
     "pca_lowrank": _KERNELS,
     "svd_lowrank": _KERNELS,
     "linalg.eig": _KERNELS,
+    "linalg.lstsq": _DRIVER,
+    "linalg.lstsq.grad_oriented": _DRIVER,
 }
 LOOKED_AT = 60  # samples of an entry from which some are chosen
 

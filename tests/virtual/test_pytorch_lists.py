@@ -4,7 +4,7 @@ import collections
 import warnings
 
 import pytest
-from tests.virtual.pytorch_lists import DIFFERENT, LEFT_OUT, Entry, entries, run, samples
+from tests.virtual.pytorch_lists import DIFFERENT, LEFT_OUT, NOT_ON_A_GPU, Entry, entries, run, samples
 
 import ullage
 
@@ -27,6 +27,8 @@ def _verdict(entry, place, sample):
     here = _outcome(entry, sample, "cuda")
     there = _outcome(entry, sample, "cpu")
     if isinstance(here, Exception):
+        if NOT_ON_A_GPU in str(here):
+            return "not on a GPU"
         both = isinstance(there, Exception)
         return f"not on the CPU: {here!r}"[:200] if both else f"{entry} {place}: {type(here).__name__}: {here}"[:400]
     if isinstance(there, Exception):

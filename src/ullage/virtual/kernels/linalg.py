@@ -371,6 +371,8 @@ def qr(call: Call) -> Plan:
 def lstsq(call: Call) -> Plan:
     """linalg_lstsq_out; linalg_lstsq_gels: a decomposition like `qr`'s, a product and a triangular system."""
     source, right = call.args[:2]
+    if call.kwargs.get("driver") not in (None, "gels"):
+        raise RuntimeError("torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
     (rows, columns), dtype = source.shape[-2:], source.dtype
     vector = right.dim() == 1 or (source.dim() - 1 == right.dim() and right.shape == source.shape[:-1])
     matrix = (*right.shape, 1) if vector else tuple(right.shape)
