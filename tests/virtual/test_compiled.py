@@ -77,6 +77,14 @@ def test_a_graph_that_was_given_up_is_noted(gpu):
     assert any("the eager code was followed: DataDependentOutput" in note for note in gpu.notes), gpu.notes
 
 
+def test_a_compiled_model_inside_of_ddp(gpu):
+    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.compile(torch.nn.Linear(64, 64).cuda()), device_ids=[0])
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    assert not [note for note in gpu.notes if "torch.compile failed" in note]
+    assert any("torch.compile was followed" in note for note in gpu.notes), gpu.notes
+
+
 def test_recomputed_dropout_is_compiled(gpu):
     def block(x):
         return torch.nn.functional.dropout(wave(x) @ x, 0.1).relu()

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from tests.virtual.recording import recorded_events
 from torch import nn
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 
 import ullage
 from ullage.errors import UnsupportedOperation
@@ -29,6 +29,17 @@ def test_gradients_of_each_sample(gpu):
     found = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x, y)
     assert found["0.weight"].shape == (31, 64, 20) and found["0.weight"].is_cuda
     assert jacrev(model)(x[:1]).shape == (1, 10, 1, 20)
+
+
+def test_derivatives_in_forward_mode(gpu):
+    x, t = torch.ones(512, 256, device="cuda"), torch.ones(512, 256, device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y, tangent = jvp(torch.sin, (x,), (t,))
+    assert y.is_cuda and tangent.shape == (512, 256)
+    assert torch.cuda.memory_allocated() - before == 2 * x.nbytes  # and the cosine for a while
+    assert torch.cuda.max_memory_allocated() - before == 3 * x.nbytes
+    assert jacfwd(torch.sin)(x[0, :8]).shape == (8, 8)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])

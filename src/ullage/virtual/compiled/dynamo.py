@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 import ullage
 from ullage.virtual.kernels.cudnn.convolution import Operand, prefers_channels_last
@@ -151,7 +152,8 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
             return as_it_is()
         begin = time.monotonic()
         try:
-            done = translate(self, frame, *args, **options)
+            with _disable_current_modes():  # Dynamo does so itself, but not inside of DDP
+                done = translate(self, frame, *args, **options)
         except (module.exc.Unsupported, torch.OutOfMemoryError):
             raise
         except Exception as error:
