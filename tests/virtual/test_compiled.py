@@ -12,7 +12,8 @@ from ullage.virtual import virtual_gpu
 
 pytest.importorskip("triton")
 MIB = 1 << 20
-L2 = 60 * MIB  # of an H200: so large is the buffer with which Inductor times kernels
+IS_TIMED_BY_TRITON = torch.__version__.startswith("2.6")
+L2 = (256 if IS_TIMED_BY_TRITON else 60) * MIB  # of an H200: so large is the buffer with which Inductor times kernels
 
 
 def wave(x):
@@ -49,7 +50,7 @@ def test_what_was_compiled_is_forgotten_and_nothing_is_left_behind():
         with virtual_gpu(name) as gpu:
             x = torch.zeros(MIB, device="cuda")
             torch.compile(wave)(x)
-            assert gpu.peak_allocated == 8 * MIB + expected * MIB, gpu.notes
+            assert gpu.peak_allocated == 8 * MIB + (256 if IS_TIMED_BY_TRITON else expected) * MIB, gpu.notes
     assert dict(os.environ) == before
     inductor = sys.modules["torch._inductor.config"]
     assert inductor.compile_threads != 1 or (os.cpu_count() or 1) == 1

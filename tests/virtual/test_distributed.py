@@ -148,6 +148,10 @@ def test_gloo_takes_no_memory_of_nccl():
         assert torch.distributed.get_backend() == "gloo"
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8),
+    reason="PyTorch before 2.8 keeps nothing that is sent: it records streams",
+)
 @pytest.mark.parametrize("static", [False, True])
 def test_old_buckets_are_there_beside_new_ones_unless_a_slow_step_comes_between(gpu, static):
     model = DistributedDataParallel(layers(), device_ids=[0], static_graph=static)

@@ -145,7 +145,8 @@ def test_sparse_tensors_move_and_change_their_type(gpu):
 def test_what_sparse_tensors_cannot_do_on_a_gpu_fails_as_it_does_there(gpu):
     embedding = nn.Embedding(10, 4, sparse=True).cuda()
     embedding(torch.arange(3).cuda()).sum().backward()
-    with pytest.raises(NotImplementedError, match="'SparseCUDA' backend"):
-        nn.utils.clip_grad_norm_(embedding.parameters(), 1.0)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::linalg_vector_norm", "SparseCPU"):  # 2.14 has one
+        with pytest.raises(NotImplementedError, match="'SparseCUDA' backend"):
+            nn.utils.clip_grad_norm_(embedding.parameters(), 1.0)
     with pytest.raises(RuntimeError, match="Adam does not support sparse gradients"):
         torch.optim.Adam(embedding.parameters()).step()

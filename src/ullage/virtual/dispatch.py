@@ -172,8 +172,12 @@ class VirtualMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types:  # a DTensor, say, calls operators of the plain tensors that it is made of; a FakeTensor has none
-            is_made_of_others = any(hasattr(kind, "__tensor_flatten__") for kind in types)
-            return NotImplemented if is_made_of_others else func(*args, **(kwargs or {}))
+            if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+                return NotImplemented
+            keys = layouts.keys_of(args) if self.gpu.other_layouts else None  # PyTorch detaches what a handler returned
+            if keys is not None:
+                return layouts.follow(self.gpu, func, args, kwargs or {}, keys)
+            return func(*args, **(kwargs or {}))
         operator = self._operators.get(id(func))  # its own hash is computed in Python
         if operator is None:
             kind = _HigherOrderOperator if isinstance(func, HigherOrderOperator) else _Operator

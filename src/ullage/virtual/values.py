@@ -173,10 +173,11 @@ class KnownValues:
 
     def follow_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:
         """An operator has written to the tensors that were given by these names, as `out` is."""
-        written = [kwargs[name] for name in names if kwargs.get(name) is not None]
+        given = [kwargs[name] for name in names if kwargs.get(name) is not None]
+        written = [tensor for value in given for tensor in ([value] if isinstance(value, _Tensor) else value)]
         for tensor in written:
             self._memory.written(tensor)
-        if len(written) == 1 and written[0].numel() <= LARGEST_KNOWN:
+        if len(written) == 1 and written[0] is given[0] and written[0].numel() <= LARGEST_KNOWN:
             out = torch.empty(0, dtype=written[0].dtype, device=_CPU)
             known = self.computed(func, args, kwargs | {names[0]: out})
             if known is not None and known[0].shape == written[0].shape:

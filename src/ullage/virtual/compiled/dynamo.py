@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import ullage
 from ullage.virtual.kernels.cudnn.convolution import Operand, prefers_channels_last
+from ullage.virtual.releases import release_of
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
@@ -45,6 +46,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "torch.fx.experimental.proxy_tensor": _make_constants_on_the_card,
         "torch._dynamo.eval_frame": _set_hooks_aside,
         "torch._dynamo.convert_frame": _compile_under_the_mode,
+        "torch._dynamo.guards": _check_under_the_mode,
         "torch._dynamo.output_graph": _note_graphs_that_fail,
         "torch._dynamo.device_interface": _forget_device,
         "torch._dynamo.variables.optimizer": _begin_state_on_the_card,
@@ -176,6 +178,20 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
             gpu.doing("")
 
     replacements.put(module, "_compile", _compile)
+
+
+def _check_under_the_mode(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    """Up to PyTorch 2.9 a guard knows whether there is a mode: made without ours, it would fail at every call."""
+    if release_of(torch.__version__).version > (2, 9):
+        return
+    make = module.CheckFunctionManager.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        with gpu.mode:
+            make(self, *args, **options)
+
+    replacements.put(module.CheckFunctionManager, "__init__", __init__)
 
 
 def _note_graphs_that_fail(gpu: GPUState, replacements: Replacements, module: Any) -> None:

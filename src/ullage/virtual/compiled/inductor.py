@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
+from ullage.units import MIB
 from ullage.virtual.compiled.clock import UNKNOWN, Clock
 from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.replacements import Replacements
@@ -33,6 +34,7 @@ _SETTINGS = {
 }
 _AUTOTUNED = "max-autotune times kernels on the GPU: what that takes is counted; PyTorch's own kernels are taken to win"
 _clocks: list[Clock] = []  # that run now
+_BUFFER_OF_TRITON = 256 * MIB  # triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark
 _FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -200,11 +202,14 @@ def _leave_kernels_out(gpu: GPUState, replacements: Replacements, module: Any) -
 
 
 def _time_roughly(gpu: GPUState, replacements: Replacements, module: Any) -> None:
+    kind = getattr(module, "InductorBenchmarker", None)  # before PyTorch 2.7, Triton's do_bench, whose buffer is larger
+
     def benchmark_gpu(self: Any, _callable: Any, *args: Any, **options: Any) -> Any:
         """As PyTorch's: the call by itself, then with a buffer that is as large as the cache of the card."""
         with _on_the_card(gpu):
             _callable()
-            flushed = gpu.memory.take(torch.cuda.get_device_properties().L2_cache_size)
+            size = _BUFFER_OF_TRITON if kind is None else torch.cuda.get_device_properties().L2_cache_size
+            flushed = gpu.memory.take(size)
             try:
                 with Clock(gpu.spec) as clock:
                     _clocks.append(clock)
@@ -215,4 +220,4 @@ def _time_roughly(gpu: GPUState, replacements: Replacements, module: Any) -> Non
         milliseconds = clock.seconds * 1e3
         return [milliseconds] if options.get("return_mode") == "all" else milliseconds
 
-    replacements.put(module.InductorBenchmarker, "benchmark_gpu", benchmark_gpu)
+    replacements.put(kind or module.TritonBenchmarker, "benchmark_gpu", benchmark_gpu)

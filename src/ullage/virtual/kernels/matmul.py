@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ullage.virtual.kernels.plan import (
@@ -41,19 +43,19 @@ def _with_copies(plan: Plan, *matrices: torch.Tensor) -> Plan:
     return plan
 
 
-def _sum(call: Call) -> Plan:
-    """The sum of a product and a tensor; PyTorch's own inference fails where `out_dtype` asks for another type."""
-    if not (len(call.args) > 3 and isinstance(call.args[3], torch.dtype)):
+def _inferred(call: Call, left: torch.Tensor, right: torch.Tensor, *dtype: Any) -> Plan:
+    """The result of a product; PyTorch's own inference fails where `out_dtype` asks for another type."""
+    if not (dtype and isinstance(dtype[0], torch.dtype)):
         return call.infer()
-    size = (*call.args[1].shape[:-1], call.args[2].shape[-1])
-    return Plan([Same("out") if "out" in call.kwargs else new(size, call.args[3])], single=True)
+    size = (*left.shape[:-1], right.shape[-1])
+    return Plan([Same("out") if "out" in call.kwargs else new(size, dtype[0])], single=True)
 
 
 @kernel("aten.mm.default", "aten.bmm.default", "aten.mm.out", "aten.bmm.out", "aten.mm.dtype", "aten.bmm.dtype",
         "aten.mm.dtype_out", "aten.bmm.dtype_out")  # fmt: skip
 def product(call: Call) -> Plan:
     """Blas.cpp: every product needs a cuBLAS handle with its workspace; the right factor is looked at first."""
-    plan = call.infer()
+    plan = _inferred(call, *call.args)
     plan.library = CUBLAS
     return _with_copies(plan, call.args[1], call.args[0])
 
@@ -70,7 +72,7 @@ def product_with_vector(call: Call) -> Plan:
         "aten.baddbmm.dtype_out")  # fmt: skip
 def sum_of_products(call: Call) -> Plan:
     """Blas.cpp, baddbmm_out_cuda_impl."""
-    plan = _sum(call)
+    plan = _inferred(call, *call.args[1:])
     plan.library = CUBLAS
     return _with_copies(plan, call.args[2], call.args[1])
 
@@ -79,7 +81,7 @@ def sum_of_products(call: Call) -> Plan:
         "aten.addmm.dtype", "aten.addmm.dtype_out")  # fmt: skip
 def product_with_bias(call: Call) -> Plan:
     """Blas.cpp, addmm_out_cuda_impl: a contiguous row of biases is added by cuBLASLt itself."""
-    plan = _sum(call)
+    plan = _inferred(call, *call.args[1:])
     bias, _, right = call.args[:3]
     scaled = call.kwargs.get("beta", 1) != 1
     fused = bias.dim() == 1 and bias.is_contiguous() and bias.dtype in _LT_TYPES and not scaled

@@ -314,6 +314,19 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
+@handler("fsdp.chunk_cat_mixed_dtype.default")
+def gradients_in_one(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """ChunkCat.cu, since PyTorch 2.15: float32 and bfloat16 are cast as they are copied, other mixes before."""
+    gradients, out = args[0], kwargs["out"]
+    types = {gradient.dtype for gradient in gradients}
+    with gpu.counting():
+        if len(types) > 1 and types <= {torch.float32, torch.bfloat16}:
+            gpu.memory.written(out)
+        else:
+            same = gradients if len(types) == 1 else [gradient.to(out.dtype) for gradient in gradients]
+            torch._chunk_cat(same, *args[1:], out=out)
+
+
 # torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: operators written in Python that only move data
 
 

@@ -189,6 +189,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         "_cuda_beginAllocateCurrentStreamToPool": graphs.on_this_stream,
         "_cuda_beginAllocateCurrentThreadToPool": graphs.in_this_thread,
         "_cuda_endAllocateToPool": lambda device, pool: graphs.pools.end(pool),
+        "_cuda_endAllocateCurrentStreamToPool": lambda device, pool: graphs.pools.end(pool),  # up to PyTorch 2.7
         "_cuda_releasePool": lambda device, pool: graphs.pools.release(pool),
         "_cuda_checkPoolLiveAllocations": lambda device, pool, expected: graphs.live_addresses(pool) == set(expected),
         "_cuda_getCheckpointState": lambda device, pool: memory.checkpoint_pool(pool),
@@ -198,6 +199,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     for home in (torch.cuda.graphs, torch.cuda.memory):
         for name, function in functions.items():
             replacements.put_existing(home, name, function)
+    replacements.put_existing(torch.cuda.memory, "MemPoolContext", lambda pool: None)  # up to PyTorch 2.7
     replacements.put(torch.cuda.graph, "default_capture_stream", None)
     for name, kind, home in (("CUDAGraph", CUDAGraph, torch.cuda.graphs), ("MemPool", MemPool, torch.cuda.memory)):
         original = getattr(home, name, None)

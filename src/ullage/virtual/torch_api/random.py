@@ -112,7 +112,9 @@ def _rebuild(state: torch.Tensor) -> CudaGenerator:
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
     """Install the default generator, and let `torch.Generator` make others."""
-    replacements.put(torch.cuda, "default_generators", (CudaGenerator(),))
+    generators = (CudaGenerator(),)
+    replacements.put(torch.cuda, "default_generators", generators)
+    replacements.put_existing(torch._C, "_accelerator_getDefaultGenerator", generators.__getitem__)
     replacements.put(torch, "Generator", AnyGenerator)
 
 
