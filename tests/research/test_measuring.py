@@ -189,6 +189,7 @@ def test_utilisation_is_read_after_warming_up() -> None:
     assert found["steps"] > 0 and found["warm_steps"] >= 3 and found["read_s"] >= 0.2
     assert found["smact"] is None and found["unknown_because"]
     assert found["ram_bytes"] > 0 and found["cpu_percent"] > 0
+    assert found["host_busy"] > 0.1 and 0 <= found["host_stolen"] <= 1
     assert 0 < found["step_q1"] <= found["step_median"] <= found["step_q3"]
 
 

@@ -118,6 +118,7 @@ def test_training_on_the_stand_in_gpu_is_read(tmp_path: Path) -> None:
     plan = TogetherSettings(out=tmp_path / "out.jsonl", how=("timeslice",), seconds=0.1, run=run)
     (pair,) = [row for row in measure_together(ROWS, sets("ab"), plan)[1] if "set" in row]
     assert min(pair["steps"]) >= 4 and pair["unknown_because"]
+    assert pair["host_busy"] > 0.1 and 0 <= pair["host_stolen"] <= 1
 
 
 def test_under_mps_jobs_are_started_with_the_service_and_it_ends(

@@ -65,6 +65,27 @@ def usable_memory(cgroups: Path = _CGROUPS) -> int:
     return min([int(psutil.virtual_memory().total), *limits])
 
 
+class LoadSince:
+    """How busy all processors were from its making on; on a virtual machine also what others took of them.
+
+    >>> cores, stolen = LoadSince().read()
+    >>> cores >= 0 and 0 <= stolen <= 1
+    True
+    """
+
+    def __init__(self) -> None:
+        self._before = psutil.cpu_times()
+
+    def read(self) -> tuple[float, float]:
+        """Cores that worked, and the share of all processors' time that the machine below gave to others."""
+        spent = {name: getattr(psutil.cpu_times(), name) - value for name, value in self._before._asdict().items()}
+        within = ("guest", "guest_nice")  # counted in user and nice too
+        everything = max(sum(value for name, value in spent.items() if name not in within), 1e-9)
+        stolen = max(0.0, spent.get("steal", 0.0)) / everything
+        idle = (spent["idle"] + spent.get("iowait", 0.0)) / everything
+        return max(0.0, 1 - idle - stolen) * (os.cpu_count() or 1), stolen
+
+
 def _limits(name: str, cgroups: Path) -> list[str]:
     """What the process's own cgroup (v2) and those above it say."""
     own = "/"

@@ -82,7 +82,7 @@ _POSITIVE = {
     "steps": "steps", "host_seconds": "host_s", "power_w": "power_w", "energy_step": "energy_step_j",
     "clock_mhz": "clock_mhz", "ram_bytes": "ram_bytes",
 }  # fmt: skip
-_COUNTERS = ("pcie_rx", "pcie_tx", "cpu_percent")
+_COUNTERS = ("pcie_rx", "pcie_tx", "cpu_percent", "host_busy", "host_stolen")
 
 
 def clean(

@@ -193,6 +193,8 @@ COLUMNS = (
     Column("pcie_rx", "number", "bytes a second that the GPU got over PCIe"),
     Column("pcie_tx", "number", "bytes a second that the GPU sent over PCIe"),
     Column("cpu_percent", "number", "of one core"),
+    Column("host_busy", "number", "cores of the host that worked during the reading, for this run and anything else"),
+    Column("host_stolen", "number", "share of the processors' time that a virtual machine's host gave to others"),
     Column("ram_bytes", "whole", "resident memory of the process on the host"),
     Column("gpu", "text", "as `ullage gpus` names it"),
     Column("torch", "text", "version of PyTorch"),
@@ -205,7 +207,7 @@ NAMES = tuple(column.name for column in COLUMNS)
 # Columns that data sets of earlier releases do not have; there they are null.
 LATER = (
     "model_family", "kind", "split", "step_q1", "step_median", "step_q3", "steps", "host_seconds", "tensor",
-    "energy_step", "clock_mhz",
+    "energy_step", "clock_mhz", "host_busy", "host_stolen",
 )  # fmt: skip
 LAYER_FACTS = ("type", "activations", "parameters")
 # Numbers read for one sample; what becomes of the output (0 freed after the next layer, 1 kept for the backward pass, 2

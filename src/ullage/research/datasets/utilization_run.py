@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ullage.monitor.activity import ActivityBetween, activity_between
+from ullage.monitor.host import LoadSince
 from ullage.research.datasets.memory_run import EnoughSteps, cheap_start, on_gpu, out_of_memory
 from ullage.research.datasets.schema import quartiles
 from ullage.research.measure.single_run import ProcessMemory
@@ -68,7 +69,9 @@ class Reading:
         self._ends: list[float] = []  # of steps that count
         self._hosts: list[float] = []
         self._waited = 0.0
-        self._cpu = 0.0
+        self._cpu, self._load = 0.0, LoadSince()
+        self.host_busy: float | None = None
+        self.host_stolen: float | None = None
         self.ended: float | None = None
         self.ram: int | None = None
         self.cpu_percent: float | None = None
@@ -118,7 +121,7 @@ class Reading:
         if self.warm_steps >= LEAST_WARMING and (self._steady() or now - self.first > MOST_WARMING):
             torch.cuda.synchronize()
             self.activity = self.stack.enter_context(activity_between(self.uuid))
-            self._cpu = time.process_time()
+            self._cpu, self._load = time.process_time(), LoadSince()
             self.began = time.perf_counter()
 
     def _steady(self) -> bool:
@@ -131,6 +134,7 @@ class Reading:
     def _end(self) -> None:
         torch.cuda.synchronize()
         self.ended = time.perf_counter()
+        self.host_busy, self.host_stolen = self._load.read()
         self.cpu_percent = 100 * (time.process_time() - self._cpu) / (self.ended - self.began)
         self.stack.close()
         self.ram = _resident()
@@ -157,6 +161,8 @@ class Reading:
             "pcie_rx": _rounded(found.pcie_rx_bps, 0),
             "pcie_tx": _rounded(found.pcie_tx_bps, 0),
             "cpu_percent": _rounded(self.cpu_percent, 1),
+            "host_busy": _rounded(self.host_busy, 2),
+            "host_stolen": _rounded(self.host_stolen),
             "ram_bytes": self.ram,
             **({"unknown_because": found.unknown_because} if found.unknown_because else {}),
         }

@@ -35,6 +35,7 @@ from ullage.errors import InvalidValue, UllageError, UnknownName
 from ullage.hardware.mps import MISSING, MpsService, MpsUnavailable
 from ullage.isolation.forking import ForkedHere, Pause
 from ullage.monitor.activity import activity_between
+from ullage.monitor.host import LoadSince
 from ullage.research.datasets.measuring import BASE, SPARE, appending, import_models, last_header, look_at_gpu, need
 from ullage.research.datasets.schema import quartiles
 from ullage.units import GIB, format_bytes
@@ -237,9 +238,10 @@ class Company:
         try:
             self._until(jobs, lambda: _warm(jobs, before, begin))
             with activity_between(uuid) as activity:
-                begin = time.perf_counter()
+                begin, load = time.perf_counter(), LoadSince()
                 self._until(jobs, lambda: _read_enough(jobs, begin, self.settings.seconds))
                 taken = time.perf_counter() - begin
+            busy, stolen = load.read()
             figures = [_speed(job.board.ends(begin)) for job in jobs]
         finally:
             self._rest(jobs)
@@ -247,6 +249,8 @@ class Company:
         found = activity.to_dict()
         return {
             "read_s": round(taken, 4),
+            "host_busy": round(busy, 2),
+            "host_stolen": round(stolen, 4),
             **{name: [figure[name] for figure in figures] for name in figures[0]},
             **{name: found[name] for name in FIGURES if found[name] is not None},
         }
