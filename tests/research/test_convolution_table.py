@@ -6,9 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from ullage.research.cudnn_tables import table
+from ullage.research.cudnn_tables import table, trials
 from ullage.research.cudnn_tables.table import find_formulas, has_odd_channels, label
-from ullage.virtual.kernels.cudnn.workspaces import WIDE, ConvolutionProblem, Formula, evaluate, features, terms
+from ullage.virtual.kernels.cudnn.formulas import WIDE, WINOGRAD, ConvolutionProblem, Formula, evaluate, terms
+from ullage.virtual.kernels.cudnn.workspaces import features
 
 
 def problem(batch, inner, outer, groups=1, kind="f32", side=8):
@@ -17,7 +18,7 @@ def problem(batch, inner, outer, groups=1, kind="f32", side=8):
 
 
 def part_of(rows):
-    return table._part(rows)
+    return table.measured_part(rows)
 
 
 def test_a_formula_that_explains_a_size_gives_it_again(monkeypatch):
@@ -72,10 +73,20 @@ def test_the_largest_plans_are_read_from_what_cudnn_was_asked(tmp_path):
     rows = [{"problem": asked, "candidates": plans}, {"problem": asked, "declined": "cuDNN declined the graph"}]
     path = tmp_path / "plans.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert list(table.asked_problems(path).values()) == [table.LargestPlans(transform=900, others=40)]
+    assert list(trials.asked_problems(path).values()) == [trials.LargestPlans(transform=900, others=40)]
 
 
 def test_a_size_gets_the_nearest_formula():
-    parts = terms(problem(4, 24, 32))
-    for size in (0, sum(sizes[1] for sizes in (parts.source, parts.out)), 12345):
-        assert evaluate(table.nearest_formula(size, parts), parts) == pytest.approx(size, rel=0.03)
+    one = problem(64, 480, 320, side=32)
+    parts = terms(one)
+    copies = sum(sizes[1] for sizes in (parts.source, parts.out))
+    sizes = [0, copies, copies + (132 << 16), 64 * parts.weight[1], 3 * copies]
+    formulas = trials.nearest_formulas(part_of([(one, size) for size in sizes]))
+    assert [evaluate(formula, parts) for formula in formulas] == [pytest.approx(size, rel=0.03) for size in sizes]
+
+
+def test_a_method_is_only_named_where_it_applies():
+    winograd = problem(64, 480, 320, side=32)._replace(weight=(320, 480, 3, 3), padding=(1, 1))
+    dilated = winograd._replace(dilation=(2, 2), padding=(2, 2))
+    rows = [(one, terms(one).buffers[WINOGRAD] or sum(terms(one).source)) for one in (winograd, dilated)]
+    assert [formula.buffer == WINOGRAD for formula in trials.nearest_formulas(part_of(rows))] == [True, False]

@@ -12,13 +12,17 @@ import ullage
 from ullage.allocator import CachingAllocator
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.hardware import gpu as find_gpu
-from ullage.virtual.kernels.cudnn.workspaces import (
+from ullage.virtual.kernels.cudnn.formulas import (
+    PHASES,
+    WINOGRAD,
     ConvolutionProblem,
     Trial,
     Workspace,
+    terms,
     transform_bytes,
-    trial,
+    transforms,
 )
+from ullage.virtual.kernels.cudnn.workspaces import trial
 from ullage.virtual.memory import DeviceMemory
 from ullage.virtual.tracking.uncertainty import largest_reserved
 
@@ -153,6 +157,32 @@ def test_plans_by_fourier_transforms_have_a_formula(row: tuple[Any, ...]) -> Non
     direction, source, weight, out, stride, padding, groups, kind, last, size = row
     pairs = (stride, stride), (padding, padding), (1, 1)
     assert transform_bytes(ConvolutionProblem(direction, source, weight, out, *pairs, groups, kind, last)) == size
+
+
+# And of other plans: by Winograd's transforms, of strided gradients, and in tiles of results.
+METHODS = [
+    (WINOGRAD, "w", (26, 64, 71, 71), (64, 64, 3, 3), (26, 64, 71, 71), 1, 1, 1, "f32", 155860992),
+    (WINOGRAD, "w", (256, 48, 96, 96), (96, 48, 3, 3), (256, 96, 96, 96), 1, 1, 1, "f32", 3058311168),
+    (WINOGRAD, "f", (24, 24, 112, 112), (32, 24, 3, 3), (24, 32, 112, 112), 1, 1, 1, "bf16", 202420224),
+    (WINOGRAD, "f", (256, 24, 48, 48), (8, 24, 5, 5), (256, 8, 48, 48), 1, 2, 1, "bf16", 199490304),
+    (WINOGRAD, "d", (2, 192, 75, 75), (192, 6, 3, 3), (2, 192, 75, 75), 1, 1, 32, "bf16", 79888896),
+    (PHASES, "d", (16, 1024, 8, 8), (2048, 1024, 4, 4), (16, 2048, 4, 4), 2, 1, 1, "f32", 308281360),
+    (PHASES, "d", (32, 1024, 8, 8), (2048, 1024, 4, 4), (32, 2048, 4, 4), 2, 1, 1, "f32", 314572816),
+]
+
+
+@pytest.mark.parametrize("row", METHODS, ids=lambda row: f"{row[1]}-{row[-1]}")
+def test_plans_by_other_methods_have_a_formula(row: tuple[Any, ...]) -> None:
+    buffer, direction, source, weight, out, stride, padding, groups, kind, size = row
+    pairs = (stride, stride), (padding, padding), (1, 1)
+    found = terms(ConvolutionProblem(direction, source, weight, out, *pairs, groups, kind, False))
+    assert size - 16 <= found.buffers[buffer] <= size
+
+
+def test_dilated_filters_are_not_transformed() -> None:
+    layer = ConvolutionProblem(*TRANSFORMS[1][:4], (1, 1), (2, 2), (2, 2), 1, "f32", False)
+    assert transforms(layer._replace(dilation=(1, 1)))
+    assert not transforms(layer)
 
 
 def test_the_largest_plan_is_looked_up_or_guessed() -> None:

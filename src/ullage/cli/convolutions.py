@@ -128,7 +128,8 @@ def fit(
         bool,
         typer.Option(
             "--held-out",
-            help="Fit without every seventh layer and print how well those are predicted.",
+            help="Fit without every seventh layer, or with --trials family of layers, and print how well those are "
+            "predicted.",
         ),
     ] = False,
     trials: Annotated[
@@ -148,6 +149,7 @@ def fit(
       ullage convolutions fit plans.jsonl --trials --out tables --describe '{"gpu": "NVIDIA H200"}'
     """
     from ullage.research.cudnn_tables import table
+    from ullage.research.cudnn_tables import trials as tried
 
     described = _described(describe)
     if not held_out and (out is None or described is None):
@@ -156,13 +158,13 @@ def fit(
     for path in measured:
         if not path.is_file():
             raise InvalidValue(f"cannot read {path}: no such file")
-        found |= table.asked_problems(path) if trials else table.measured_problems(path)
+        found |= tried.asked_problems(path) if trials else table.measured_problems(path)
     if not found:
         raise InvalidValue(f"no measured convolution in {', '.join(map(str, measured))}")
     if held_out:
-        (table.evaluate_held_out_trials if trials else table.evaluate_held_out)(found, trees, leaves, print)
+        (tried.evaluate_held_out if trials else table.evaluate_held_out)(found, trees, leaves, print)
     elif out is not None and described is not None:
-        (table.write_trials if trials else table.write_fit)(found, out, described, trees, leaves, print)
+        (tried.write_fit if trials else table.write_fit)(found, out, described, trees, leaves, print)
 
 
 def _described(text: str | None) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ import torch
 
 from ullage.hardware import GPU
 from ullage.units import KIB, MIB
-from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Trial
+from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Trial
 from ullage.virtual.kernels.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN
 from ullage.virtual.memory import WORKSPACE, DeviceMemory
 from ullage.virtual.native import in_backward

@@ -23,7 +23,7 @@ import torch
 from ullage.errors import UllageError
 from ullage.virtual import current
 from ullage.virtual.kernels.cudnn.convolution import strides_of
-from ullage.virtual.kernels.cudnn.workspaces import DATA, FILTER, FORWARD, ConvolutionProblem
+from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem
 
 # cudnn_graph.h: types of descriptors, names of attributes, types of attributes, and values.
 _CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
@@ -34,7 +34,7 @@ _NOTE_TYPE, _DESCRIPTOR_TYPE, _INT32_TYPE, _CHAR_TYPE = 11, 15, 23, 24
 _DATA_TYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 9}
 _CROSS_CORRELATION = 1
 INSTANT, FALLBACK = 0, 2
-TENSOR_CORE, DOWN_CONVERT, FOURIER, NONDETERMINISTIC = 0, 1, 3, 4
+TENSOR_CORE, DOWN_CONVERT, FOURIER_NOTE, NONDETERMINISTIC = 0, 1, 3, 4
 _ALIGNMENT = 32  # what PyTorch says of tensors that begin at a block of its allocator
 
 

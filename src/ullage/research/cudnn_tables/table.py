@@ -14,49 +14,41 @@ import importlib
 import io
 import itertools
 import json
-import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.research.cudnn_tables.asking import problem_from
-from ullage.research.cudnn_tables.candidates import FOURIER, CandidatePlan
 from ullage.research.cudnn_tables.tasks import read_calls, workspaces_of
-from ullage.virtual.kernels.cudnn.workspaces import (
+from ullage.virtual.kernels.cudnn.formulas import (
     NONE,
-    OTHERS,
     PADDED,
-    PLAIN,
-    TABLE,
-    TIMES_AN_OCTAVE,
-    TRANSFORM,
-    TREES,
-    TRIAL_TABLE,
-    TRIAL_TREES,
+    PADDED_COPIES,
     WIDE,
     ConvolutionProblem,
     Formula,
     Terms,
-    all_copies,
+    Workspace,
     by_votes,
     evaluate,
+    terms,
+)
+from ullage.virtual.kernels.cudnn.workspaces import (
+    TABLE,
+    TREES,
     features,
     hash_of,
-    terms,
-    transforms,
 )
-from ullage.workloads.configuration import read_rows
 
 _SAMPLE = 25_000  # problems that formulas are looked for in
 _LEAST = 6  # of the sample that a formula has to explain
 _SMALL = 1024  # a constant beside partial results is smaller
 _STEPS_AN_OCTAVE = 8  # of rounded sizes: at most 4.5 % off
-_MODES = [(0, 0, 0)] + [
+MODES = [(0, 0, 0)] + [
     (padding * source, padding * out, padding * weight)
     for padding in (1, 2, 3)
     for source, out, weight in itertools.product((0, 1), repeat=3)
@@ -66,8 +58,9 @@ _PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were s
 _SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
 _MOST = 1000  # partial results
 _UNKNOWN = 1 << 50  # bytes of a copy with a padding that a problem does not know: more than any workspace
-_DIRECTIONS = "fdw"  # forward, gradient of the data, gradient of the weight
-_EVERY = 7  # layer is held out
+_WIDTH = PADDED_COPIES + 1  # places of the longest tuple in `Terms`
+DIRECTIONS = "fdw"  # forward, gradient of the data, gradient of the weight
+EVERY = 7  # layer is held out
 
 
 class Measured(NamedTuple):
@@ -119,7 +112,7 @@ def _candidates(part: Measured, chosen: Any) -> Any:
     batch = np.array([row.batch for row in parts], dtype=np.int64)
     groups = np.array([row.groups for row in parts], dtype=np.int64)
     found = []
-    for number, modes in enumerate(_MODES):
+    for number, modes in enumerate(MODES):
         copies = sum(column[:, mode] for column, mode in zip(tensors, modes, strict=True))
         for per_group, constant in enumerate(_PER_GROUP):
             left = sizes - copies - constant * groups
@@ -151,7 +144,7 @@ def _unpack(code: int) -> Formula:
     count = (code >> 40) & 0x7FF
     if count >= _MOST:
         count = -_SAMPLES[count - _MOST]
-    modes, padding, per_group = _MODES[code >> 56], (code >> 53) & 7, _PER_GROUP[(code >> 51) & 3]
+    modes, padding, per_group = MODES[code >> 56], (code >> 53) & 7, _PER_GROUP[(code >> 51) & 3]
     return Formula(*modes, padding, count, code & ((1 << 40) - 1), per_group)
 
 
@@ -192,13 +185,10 @@ def rounded(size: int, parts: Terms) -> Formula:
 
 def label(part: Measured, formulas: Sequence[Formula]) -> tuple[list[int], list[Formula]]:
     """The number of each problem's formula, and all formulas with the rounded ones."""
-    tensors = ("source", "out", "weight", "partial")
-    columns: dict[str, Any] = {name: _columns([getattr(row, name) for row in part.parts], 5) for name in tensors}
-    for name in ("batch", "groups"):
-        columns[name] = np.array([getattr(row, name) for row in part.parts], dtype=np.int64)
+    columns = all_columns(part.parts)
     labels = np.full(len(part.parts), -1)
     for number, formula in enumerate(formulas):
-        labels[(labels < 0) & (_sizes(formula, columns) == part.sizes)] = number
+        labels[(labels < 0) & (sizes_by(formula, columns) == part.sizes)] = number
     known = {formula: number for number, formula in enumerate(formulas)}
     for place in np.flatnonzero(labels < 0).tolist():
         nearest = rounded(int(part.sizes[place]), part.parts[place])
@@ -206,26 +196,57 @@ def label(part: Measured, formulas: Sequence[Formula]) -> tuple[list[int], list[
     return labels.tolist(), list(known)
 
 
-def _sizes(formula: Formula, columns: dict[str, Any]) -> Any:
+def all_columns(parts: Sequence[Terms]) -> dict[str, Any]:
+    tensors = ("source", "out", "weight", "partial", "buffers")
+    columns: dict[str, Any] = {name: _columns([getattr(row, name) for row in parts], _WIDTH) for name in tensors}
+    for name in ("batch", "groups"):
+        columns[name] = np.array([getattr(row, name) for row in parts], dtype=np.int64)
+    return columns
+
+
+def sizes_by(formula: Formula, columns: dict[str, Any]) -> Any:
     """`evaluate` for many problems at once."""
     count = formula.partials if formula.partials >= 0 else -formula.partials * columns["batch"]
     copies = sum(columns[name][:, getattr(formula, name)] for name in ("source", "out", "weight"))
-    partials = count * columns["partial"][:, formula.partial]
+    partials = count * columns["partial"][:, formula.partial] + columns["buffers"][:, formula.buffer]
     return formula.constant + formula.per_group * columns["groups"] + partials + copies
 
 
-def grow(part: Measured, labels: Sequence[int], count: int, leaves: int, seed: int = 0) -> list[Any]:
-    """Decision trees on the features, each on another sample of the problems."""
+def grow(rows: Any, labels: Sequence[int], count: int, leaves: int, seed: int = 0, most: int = 1 << 62) -> list[Any]:
+    """Decision trees on features, each on another sample of at most so many problems."""
     classifier = importlib.import_module("sklearn.tree").DecisionTreeClassifier
-    rows = np.array([features(problem) for problem in part.problems], dtype=np.float64)
     targets = np.array(labels)
     grown = []
-    for number in range(count):
+    for number in range(seed, seed + count):
+        chosen = np.sort(np.random.default_rng(number).permutation(len(rows))[:most])
         tree = classifier(
-            criterion="entropy", max_leaf_nodes=leaves, max_features=0.5, min_samples_leaf=1, random_state=seed + number
+            criterion="entropy", max_leaf_nodes=leaves, max_features=0.5, min_samples_leaf=1, random_state=number
         )
-        grown.append(tree.fit(rows, targets))
+        grown.append(tree.fit(rows[chosen], targets[chosen]))
     return grown
+
+
+def guess(grown: Sequence[Any], formulas: Sequence[Formula], rows: Any, parts: Sequence[Terms]) -> list[Workspace]:
+    """What the trees say of problems with these features."""
+    votes: list[list[tuple[Formula, float]]] = [[] for _ in parts]
+    for tree in grown:
+        leaves: dict[int, list[tuple[Formula, float]]] = {}
+        for place, leaf in enumerate(tree.apply(rows).tolist()):
+            if leaf not in leaves:
+                leaves[leaf] = [(formulas[tree.classes_[label]], share) for label, share in _top_votes(tree, leaf)]
+            votes[place] += leaves[leaf]
+    return [by_votes(given, part) for given, part in zip(votes, parts, strict=True)]
+
+
+def _top_votes(tree: Any, leaf: int) -> list[tuple[int, float]]:
+    """The labels with the most votes in a leaf, and their shares."""
+    values = tree.tree_.value[leaf][0] / tree.tree_.value[leaf][0].sum()
+    return [(int(number), float(values[number])) for number in np.argsort(-values)[:3] if values[number] >= 0.08]
+
+
+def feature_rows(part: Measured) -> Any:
+    """The features of problems as an array."""
+    return np.array([features(problem) for problem in part.problems], dtype=np.float64)
 
 
 def export(grown: Sequence[Any]) -> dict[str, Any]:
@@ -240,15 +261,14 @@ def export(grown: Sequence[Any]) -> dict[str, Any]:
         inner, classes = tree.tree_, tree.classes_
         roots.append(len(feature))
 
-        def add(node: int, inner: Any = inner, classes: Any = classes) -> None:
+        def add(node: int, tree: Any = tree, inner: Any = inner, classes: Any = classes) -> None:
             place = len(feature)
             if inner.children_left[node] < 0:
-                values = inner.value[node][0] / inner.value[node][0].sum()
-                top = [int(number) for number in np.argsort(-values)[:3] if values[number] >= 0.08]
+                top = _top_votes(tree, node)
                 feature.append(-1)
                 right.append(len(top))
-                labels.extend(int(classes[number]) for number in top)
-                shares.extend(round(255 * float(values[number])) for number in top)
+                labels.extend(int(classes[number]) for number, _ in top)
+                shares.extend(round(255 * share) for _, share in top)
                 return
             feature.append(int(inner.feature[node]))
             threshold.append(int(np.floor(inner.threshold[node])))
@@ -281,7 +301,7 @@ def has_odd_channels(problem: ConvolutionProblem) -> bool:
     return any(channels // problem.groups % 8 > 0 for channels in (problem.source[1], problem.out[1]))
 
 
-def _part(rows: Sequence[tuple[ConvolutionProblem, int]]) -> Measured:
+def measured_part(rows: Sequence[tuple[ConvolutionProblem, int]]) -> Measured:
     problems = [problem for problem, _ in rows]
     return Measured(
         problems, np.array([size for _, size in rows], dtype=np.int64), [terms(problem) for problem in problems]
@@ -290,17 +310,8 @@ def _part(rows: Sequence[tuple[ConvolutionProblem, int]]) -> Measured:
 
 def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> dict[str, float]:
     """How well trees do: exact, within 1 MiB, the sum of the errors beside the sum of the sizes, and the bound."""
-    rows = np.array([features(problem) for problem in part.problems], dtype=np.float64)
-    leaves = [(tree, tree.predict_proba(rows)) for tree in grown]
-    guesses, larger = [], []
-    for place, parts in enumerate(part.parts):
-        votes = []
-        for tree, shares in leaves:
-            top = [number for number in np.argsort(-shares[place])[:3] if shares[place][number] >= 0.08]
-            votes += [(formulas[tree.classes_[number]], float(shares[place][number])) for number in top]
-        found = by_votes(votes, parts)
-        guesses.append(found.size)
-        larger.append(found.larger)
+    found = guess(grown, formulas, feature_rows(part), part.parts)
+    guesses, larger = [one.size for one in found], [one.larger for one in found]
     errors = np.abs(np.array(guesses) - part.sizes)
     return {
         "problems": len(guesses),
@@ -315,14 +326,14 @@ def _fit_direction(
     rows: Sequence[tuple[ConvolutionProblem, int]], direction: str, trees: int, leaves: int, say: Callable[[str], None]
 ) -> tuple[list[Any], list[Formula]]:
     """The trees and the formulas of one direction."""
-    part = _part(rows)
+    part = measured_part(rows)
     shares = find_formulas(part)
     labels, formulas = label(part, [formula for formula, _ in shares])
     explained = round(sum(share for _, share in shares), 4)
     say(f"{direction} {len(part.problems)} problems; {len(shares)} formulas explain {explained}")
     for formula, share in shares[:12]:
         say(f"  {share:7.2%} {formula}")
-    return grow(part, labels, trees, leaves), formulas
+    return grow(feature_rows(part), labels, trees, leaves), formulas
 
 
 def write_fit(
@@ -337,7 +348,7 @@ def write_fit(
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / TABLE, found, header)
     arrays: dict[str, Any] = {}
-    for direction in _DIRECTIONS:
+    for direction in DIRECTIONS:
         rows = [row for row in found.items() if row[0].direction == direction]
         grown, formulas = _fit_direction(rows, direction, trees, leaves, say)
         for name, values in export(grown).items():
@@ -346,122 +357,15 @@ def write_fit(
     np.savez_compressed(out / TREES, **arrays)
 
 
-# What `cudnn.benchmark` tries: the largest of the candidates that cuDNN names (`ullage measure cudnn`).
-
-
-class LargestPlans(NamedTuple):
-    """The largest workspaces of a problem's candidates: with Fourier transforms, 0 if there are none, and without."""
-
-    transform: int
-    others: int
-
-
-def asked_problems(path: Path) -> dict[ConvolutionProblem, LargestPlans]:
-    """Every problem in a file of `ullage measure cudnn`, with what PyTorch would try of it."""
-    found: dict[ConvolutionProblem, LargestPlans] = {}
-    for row in read_rows(path):
-        if "candidates" in row:
-            problem = problem_from(row["problem"])
-            plans = [CandidatePlan(*plan) for plan in row["candidates"]]
-            found[problem] = largest_plans([plan for plan in plans if plan.allowed(problem.kind)])
-    return found
-
-
-def largest_plans(plans: Sequence[CandidatePlan]) -> LargestPlans:
-    """
-    >>> largest_plans([CandidatePlan(3, 1 << FOURIER, 900), CandidatePlan(62, 1, 40), CandidatePlan(22, 1, 50)])
-    LargestPlans(transform=900, others=50)
-    """
-    transforms = [plan.workspace for plan in plans if plan.notes >> FOURIER & 1]
-    others = [plan.workspace for plan in plans if not plan.notes >> FOURIER & 1]
-    return LargestPlans(max(transforms, default=0), max(others, default=0))
-
-
-_WORTH_TABLING = 80 << 20  # bytes; the trees answer for smaller ones
-_NEARLY = 0.004  # of a workspace: so near a formula counts as the right one
-_NOTHING = Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
-_BY_TRANSFORM = _NOTHING._replace(transform=1)
-_COPIES = [Formula(*modes, NONE, 0, 0, 0) for modes in _MODES if max(modes) in (PLAIN, PADDED)]
-
-
-def nearest_formula(size: int, parts: Terms) -> Formula:
-    """Copies of some tensors, or the copies of all times a rounded number.
-
-    >>> nearest_formula(150, Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)).out
-    1
-    """
-    if size == 0:
-        return _NOTHING
-    for formula in _COPIES:
-        if abs(evaluate(formula, parts) - size) <= _NEARLY * size:
-            return formula
-    return _NOTHING._replace(times=round(math.log2(size / all_copies(parts)) * TIMES_AN_OCTAVE) or 1)
-
-
-def _questions(
-    rows: Sequence[tuple[ConvolutionProblem, LargestPlans]],
-) -> Iterator[tuple[str, Measured, list[Formula]]]:
-    """What the trees of trials answer: the question, the problems with the right sizes, and the right formulas."""
-    others = _part([(problem, plans.others) for problem, plans in rows])
-    pairs = zip(rows, others.parts, strict=True)
-    yield OTHERS, others, [nearest_formula(plans.others, parts) for (_, plans), parts in pairs]
-    rows = [row for row in rows if transforms(row[0])]
-    transform = _part([(problem, plans.transform) for problem, plans in rows])
-    yield TRANSFORM, transform, [_BY_TRANSFORM if plans.transform else _NOTHING for _, plans in rows]
-
-
-def _grow_for(part: Measured, formulas: Sequence[Formula], trees: int, leaves: int) -> tuple[list[Any], list[Formula]]:
-    numbers = {formula: number for number, formula in enumerate(dict.fromkeys(formulas))}
-    return grow(part, [numbers[formula] for formula in formulas], trees, leaves), list(numbers)
-
-
-def write_trials(
-    found: dict[ConvolutionProblem, LargestPlans],
-    out: Path,
-    header: dict[str, Any],
-    trees: int,
-    leaves: int,
-    say: Callable[[str], None],
-) -> None:
-    """Write the table and the trees of what `cudnn.benchmark` tries into a folder."""
-    out.mkdir(parents=True, exist_ok=True)
-    worth = {problem: max(plans) for problem, plans in found.items() if max(plans) >= _WORTH_TABLING}
-    write_table(out / TRIAL_TABLE, worth, header)
-    arrays: dict[str, Any] = {}
-    for direction in _DIRECTIONS:
-        rows = [row for row in found.items() if row[0].direction == direction]
-        for question, part, formulas in _questions(rows):
-            grown, known = _grow_for(part, formulas, trees, leaves)
-            say(f"{direction}{question} {len(rows)} problems, {len(known)} formulas")
-            for name, values in export(grown).items():
-                arrays[f"{direction}{question}_{name}"] = values
-            arrays[f"{direction}{question}_formulas"] = np.array(known, dtype=np.int64)
-    np.savez_compressed(out / TRIAL_TREES, **arrays)
-
-
-def evaluate_held_out_trials(
-    found: dict[ConvolutionProblem, LargestPlans], trees: int, leaves: int, say: Callable[[str], None]
-) -> None:
-    """Fit trials without every seventh layer and say how well the trees do on those layers; nothing is written."""
-    for direction in _DIRECTIONS:
-        rows = [row for row in found.items() if row[0].direction == direction]
-        learnt = [row for row in rows if layer_of(row[0]) % _EVERY]
-        held = dict(
-            (question, part) for question, part, _ in _questions([row for row in rows if not layer_of(row[0]) % _EVERY])
-        )
-        for question, part, formulas in _questions(learnt):
-            say(f"{direction}{question} held out: {judge(*_grow_for(part, formulas, trees, leaves), held[question])}")
-
-
 def evaluate_held_out(
     found: dict[ConvolutionProblem, int], trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
     """Fit without every seventh layer and say how well the trees do on those layers; nothing is written."""
-    for direction in _DIRECTIONS:
+    for direction in DIRECTIONS:
         rows = [row for row in found.items() if row[0].direction == direction]
-        held = [row for row in rows if layer_of(row[0]) % _EVERY == 0]
-        learnt = [row for row in rows if layer_of(row[0]) % _EVERY]
+        held = [row for row in rows if layer_of(row[0]) % EVERY == 0]
+        learnt = [row for row in rows if layer_of(row[0]) % EVERY]
         grown, formulas = _fit_direction(learnt, direction, trees, leaves, say)
         for name, odd in (("odd channels", True), ("multiples of 8", False)):
             chosen = [row for row in held if has_odd_channels(row[0]) is odd]
-            say(f"  held out, {name}: {judge(grown, formulas, _part(chosen))}")
+            say(f"  held out, {name}: {judge(grown, formulas, measured_part(chosen))}")

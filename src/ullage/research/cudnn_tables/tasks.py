@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ullage.virtual.kernels.cudnn.convolution import Operand, backward_plan, forward_plan, settings_of
-from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
+from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Workspace
 from ullage.virtual.kernels.plan import OUTPUT, TEMPORARY, New, Output
 
 TYPES = ("f32", "f16", "bf16")

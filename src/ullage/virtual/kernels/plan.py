@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ullage.hardware import GPU
-from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Trial, Workspace
+from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Trial, Workspace
 
 OUTPUT, TEMPORARY, FREE, MAY_BE_LARGER, TRIAL = range(5)
 CUBLAS, CUBLAS_LT, CUDNN, CONVOLUTION = "cublas", "cublaslt", "cudnn", "convolution"  # libraries

@@ -21,7 +21,7 @@ import torch
 
 from ullage.allocator import AllocatorConfig, CachingAllocator
 from ullage.text import AFTER_THE_TIME
-from ullage.virtual.kernels.cudnn.workspaces import ConvolutionProblem, Workspace
+from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Workspace
 from ullage.virtual.memory import WITHOUT_LIMIT, DeviceMemory, SideRequest, lane_of
 
 SPREAD_SHARE = 40  # a fortieth of the reserved memory: so much do runs differ with guessed kernels or autocast

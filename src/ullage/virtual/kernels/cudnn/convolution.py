@@ -12,16 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ullage.virtual.kernels.cudnn.workspaces import (
-    DATA,
-    FILTER,
-    FORWARD,
-    ConvolutionProblem,
-    Trial,
-    Workspace,
-    trial,
-    workspace,
-)
+from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem, Trial, Workspace
+from ullage.virtual.kernels.cudnn.workspaces import trial, workspace
 from ullage.virtual.kernels.plan import (
     CONVOLUTION,
     Call,

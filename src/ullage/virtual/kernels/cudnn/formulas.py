@@ -1,0 +1,345 @@
+"""What cuDNN's workspaces are made of, as formulas over the shapes of a convolution.
+
+cuDNN is closed source. Formulas were fitted to measured calls and to what cuDNN says of its plans
+(`ullage.research.cudnn_tables`). Almost every workspace is a sum of copies in another layout (NHWC for NCHW tensors,
+channels padded for tensor cores), partial results of a split sum, a constant, and what the method of a plan keeps
+beside them: Fourier or Winograd transforms, the parts of a strided gradient, or tiles of results in single precision.
+Which formula applies depends on the engine that cuDNN chooses; `workspaces.py` knows or guesses that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+FORWARD, DATA, FILTER = "f", "d", "w"
+ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+
+# How a tensor is padded: not taken at all; as it is; channels to 16 bytes; channels of a group, of input and output
+# alike, to 32 elements. The filters of a depthwise convolution are also padded to 64 channels.
+NONE, PLAIN, PADDED, WIDE, SIXTY_FOUR = range(5)
+
+_RUNNER_UP = 0.02  # share of the votes from which another size counts as possible
+# A guess on which all trees agree can fail too: of 145 such calls that nothing was fitted on, 139 were exact. A bound
+# allows for twice this share of the copies, which was enough for all of them (tests/virtual/test_convolutions.py).
+_LEAST_DOUBT = 0.02
+
+
+class ConvolutionProblem(NamedTuple):
+    """A convolution as cuDNN sees it: a transposed one is the data gradient of the one it transposes."""
+
+    direction: str
+    source: tuple[int, ...]
+    weight: tuple[int, ...]
+    out: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    kind: str
+    channels_last: bool
+
+
+class Workspace(NamedTuple):
+    """Bytes of a workspace: its likeliest `size`, and the `larger` one that is not unlikely.
+
+    `guessed` is false for a size that was measured. `surprise` says how far a guess may fail beyond that: bytes of
+    copies of all its tensors, times the share of the votes against it.
+    """
+
+    size: int
+    larger: int
+    guessed: bool = False
+    surprise: int = 0
+
+
+class Trial(NamedTuple):
+    """What `torch.backends.cudnn.benchmark` tries at the first call of a problem.
+
+    `sizes` are the workspaces of cuDNN's plans, the largest first; that one may also be `larger`. `winner` is the
+    workspace of the plan that proves to be the fastest.
+    """
+
+    sizes: tuple[int, ...]
+    larger: int
+    winner: Workspace
+    guessed: bool = True
+
+
+TIMES_AN_OCTAVE = 16
+
+
+class Formula(NamedTuple):
+    """A workspace as a sum: copies of the tensors, partial results in single precision, constants."""
+
+    source: int  # a padding
+    out: int
+    weight: int
+    partial: int
+    partials: int  # how many; a negative number counts them by the sample
+    constant: int
+    per_group: int
+    buffer: int = 0  # which of `Terms.buffers`
+    times: int = 0  # the padded copies of all tensors times 2 ** (times / TIMES_AN_OCTAVE), unless it is 0
+
+
+class Terms(NamedTuple):
+    """Bytes of what a workspace is made of; a tuple has a place for each padding."""
+
+    source: tuple[int, ...]
+    out: tuple[int, ...]
+    weight: tuple[int, ...]
+    partial: tuple[int, ...]  # one partial result: the tensor that is computed, in single precision
+    batch: int
+    groups: int
+    buffers: tuple[int, ...] = (0,)  # what the method of a plan keeps beside copies, see `buffers`
+
+
+def round_up(number: int, unit: int) -> int:
+    """The next multiple.
+
+    >>> round_up(13, 8)
+    16
+    """
+    return -(-number // unit) * unit
+
+
+def product(lengths: tuple[int, ...]) -> int:
+    """How many elements.
+
+    >>> product((2, 3))
+    6
+    """
+    count = 1
+    for length in lengths:
+        count *= length
+    return count
+
+
+def terms(problem: ConvolutionProblem) -> Terms:
+    """What a workspace for this problem can be made of.
+
+    >>> sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
+    >>> layer = ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)
+    >>> terms(layer).source
+    (0, 384, 1024)
+    """
+    groups, item = problem.groups, ITEM_BYTES[problem.kind]
+    inner, outer = problem.source[1] // groups, problem.out[1] // groups
+    rows = problem.source[0] * product(problem.source[2:]) * item
+    out_rows = problem.out[0] * product(problem.out[2:]) * item
+    taps = product(problem.weight[2:]) * item
+    unit = 16 // item
+    common = round_up(max(inner, outer), 32)
+    channels = [(inner, outer), (round_up(inner, unit), round_up(outer, unit))]
+    if groups > 1:
+        channels.append((common, common))
+    source = (0, *(rows * groups * width for width, _ in channels))
+    out = (0, *(out_rows * groups * width for _, width in channels))
+    weight = (0, *(taps * groups * width * height for width, height in channels))
+    computed = {FORWARD: out, DATA: source, FILTER: weight}[problem.direction]
+    partial = [size // item * 4 for size in computed]
+    if problem.direction == FILTER and groups > 1:
+        partial.append(round_up(groups * outer, 64) * inner * taps // item * 4)
+    found = Terms(source, out, weight, tuple(partial), problem.source[0], groups)
+    return found._replace(buffers=buffers(problem, found))
+
+
+# Places in `Terms.buffers`.
+NO_BUFFER, FOURIER, WINOGRAD, PHASES, TILES_32, TILES_64, TILES_128, COPIES, PADDED_COPIES = range(9)
+
+
+def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
+    """Bytes that the method of a plan keeps beside the copies of the tensors, by its place; 0 if it does not apply."""
+    copies = (sum(sizes[padding] for sizes in (parts.source, parts.out, parts.weight)) for padding in (PLAIN, PADDED))
+    tiles = (tile_bytes(problem, width) for width in (32, 64, 128))
+    return (0, transform_bytes(problem), winograd_bytes(problem), phase_bytes(problem), *tiles, *copies)
+
+
+def tile_bytes(problem: ConvolutionProblem, width: int) -> int:
+    """The result in single precision, in tiles of 128 rows: of output channels for a forward pass.
+
+    >>> sizes = (32, 64, 56, 56), (144, 64, 1, 1), (32, 144, 56, 56)
+    >>> tile_bytes(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f32", True), 128)
+    102760448
+    """
+    if problem.direction == FILTER:
+        return 0
+    batch, channels, *lengths = problem.out if problem.direction == FORWARD else problem.source
+    rows = round_up(batch * product(tuple(lengths)), 128)
+    return 4 * rows * problem.groups * round_up(channels // problem.groups, width)
+
+
+_WINOGRAD_TILES = {3: 4, 5: 9}  # by the side of the filter: results along one side of a tile
+_WINOGRAD_BATCH = 16  # half precision: of a multiple of so many samples
+
+
+def winograd_bytes(problem: ConvolutionProblem) -> int:
+    """The workspace of plans by Winograd's transforms, of square filters with 3 or 5 taps along a side.
+
+    >>> sizes = (26, 64, 71, 71), (64, 64, 3, 3), (26, 64, 71, 71)
+    >>> winograd_bytes(ConvolutionProblem("w", *sizes, (1, 1), (1, 1), (1, 1), 1, "f32", False))
+    155860992
+    """
+    rows, columns = problem.weight[-2:]
+    if len(problem.source) != 4 or rows != columns or rows not in _WINOGRAD_TILES:
+        return 0
+    if max(problem.stride) > 1 or max(problem.dilation) > 1:
+        return 0
+    groups, tile = problem.groups, _WINOGRAD_TILES[rows]
+    inner, outer = problem.source[1] // groups, problem.out[1] // groups
+    batch = problem.source[0] if problem.kind == "f32" else round_up(problem.source[0], _WINOGRAD_BATCH)
+    height, width = problem.source[2:] if problem.direction == DATA else problem.out[2:]
+    tiles = batch * -(-height // tile) * -(-width // tile)
+    elements = tiles * (inner + outer) + inner * outer
+    return 4 * (tile + rows - 1) ** 2 * elements * min(groups, _GROUPS_AT_ONCE)
+
+
+def phase_bytes(problem: ConvolutionProblem) -> int:
+    """Copies of a strided data gradient as one without strides: pixels that a stride apart lie together are channels.
+
+    >>> sizes = (16, 1024, 8, 8), (2048, 1024, 4, 4), (16, 2048, 4, 4)
+    >>> phase_bytes(ConvolutionProblem("d", *sizes, (2, 2), (1, 1), (1, 1), 1, "f32", False))
+    308281344
+    """
+    if problem.direction != DATA or max(problem.stride) == 1:
+        return 0
+    lengths, taps, out = _phases(problem)
+    each = product(problem.source[:2]) * product(lengths) + product(problem.weight[:2]) * product(taps)
+    return ITEM_BYTES[problem.kind] * (product(problem.stride) * each + product(problem.out[:2]) * product(out))
+
+
+def _phases(problem: ConvolutionProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Lengths of a strided data gradient once the stride has become channels: of the source, the filter and the output.
+
+    >>> sizes = (16, 1024, 8, 8), (2048, 1024, 4, 4), (16, 2048, 4, 4)
+    >>> _phases(ConvolutionProblem("d", *sizes, (2, 2), (1, 1), (1, 1), 1, "f32", False))
+    ((4, 4), (3, 3), (4, 4))
+    """
+    lengths = tuple(-(-length // step) for length, step in zip(problem.source[2:], problem.stride, strict=True))
+    taps = tuple(
+        (step - 1 + padding) // step + (length - 1 - padding) // step + 1
+        for length, padding, step in zip(problem.weight[2:], problem.padding, problem.stride, strict=True)
+    )
+    reached = tuple(length + tap - 1 for length, tap in zip(lengths, taps, strict=True))
+    return lengths, taps, problem.out[2:] if taps[0] % 2 else reached
+
+
+_TILE = 32  # lengths of the Fourier transforms by which a data gradient is computed
+_TILE_BYTES = _TILE * (_TILE // 2 + 1) * 8
+_LEAST_TRANSFORM, _LONGEST_TRANSFORM = 16, 256
+_GROUPS_AT_ONCE = 8
+
+
+def transform_bytes(problem: ConvolutionProblem) -> int:
+    """The workspace of cuDNN's plans by Fourier transforms, by far the largest that `cudnn.benchmark` tries.
+
+    Forward and filter gradient transform whole images, of the next power of two in length, twice each: once in either
+    layout. Data gradients go tile by tile. A strided one is that of a filter with more channels. With channels last,
+    and for groups, tensors are copied first.
+
+    >>> sizes = (64, 1344, 14, 14), (2520, 1344, 1, 1), (64, 2520, 14, 14)
+    >>> transform_bytes(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f32", False))
+    8015099904
+    """
+    if len(problem.source) != 4:
+        return 0
+    groups = problem.groups
+    batch, channels, height, width = problem.source
+    inner, outer = channels // groups, problem.out[1] // groups
+    rows, columns = problem.weight[2:]
+    item = ITEM_BYTES.get(problem.kind, 8)
+    source = batch * inner * height * width * item
+    out = batch * outer * product(problem.out[2:]) * item
+    weight = inner * outer * rows * columns * item
+    copies = source + out + 16 + (weight if rows * columns > 1 else 0)
+    through, kept, written = batch * inner, inner * outer, batch * outer
+    if problem.direction == DATA:
+        step = problem.stride[0]
+        if step > 1:
+            (height, width), (rows, columns), out_lengths = _phases(problem)
+            through, kept = step * step * through, step * step * kept
+            copies = through * height * width + written * product(out_lengths) + kept * rows * columns
+            copies = copies * item + 16
+        if max(rows, columns) > _TILE:
+            return 0
+        tiles = min(2, -(-height // (_TILE + 1 - rows)) * -(-width // (_TILE + 1 - columns)))
+        size = _TILE_BYTES * (tiles * through + kept + tiles * written)
+        if step > 1:
+            return (size + copies) * min(groups, _GROUPS_AT_ONCE)
+    else:
+        length = _LEAST_TRANSFORM
+        while length < max(height + 2 * problem.padding[0], width + 2 * problem.padding[1]):
+            length *= 2
+        both = 2 * length * (length // 2 + 1) * 8
+        if problem.direction == FORWARD:
+            size = both * max(through + kept, written) + round_up(weight, 16)
+        else:
+            size = both * max(through + written, kept) + round_up(out, 16)
+    if groups > 1:
+        return (size + source + out + 16) * min(groups, _GROUPS_AT_ONCE)
+    return size + copies if problem.channels_last else size
+
+
+def transforms(problem: ConvolutionProblem) -> bool:
+    """Whether cuDNN has plans by Fourier transforms for such a problem at all; which it names is another question.
+
+    >>> sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
+    >>> transforms(ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "bf16", False))
+    False
+    """
+    if len(problem.source) != 4 or problem.kind not in ("f32", "f16"):
+        return False
+    if problem.direction == DATA:
+        return max(problem.weight[2:]) > 2 and max(problem.dilation) == 1
+    lengths = (length + 2 * padding for length, padding in zip(problem.source[2:], problem.padding, strict=True))
+    if problem.stride != (1, 1) or max(lengths) > _LONGEST_TRANSFORM:
+        return False
+    if any(taps > 1 < dilation for taps, dilation in zip(problem.weight[2:], problem.dilation, strict=True)):
+        return False
+    return problem.direction == FORWARD or problem.kind == "f32"
+
+
+def evaluate(formula: Formula, parts: Terms) -> int:
+    """Bytes by a formula; a padding that a problem does not know is the last one it knows.
+
+    >>> evaluate(Formula(PLAIN, PLAIN, NONE, NONE, 0, 16, 0), Terms((0, 100), (0, 50), (0, 9), (0, 36), 2, 1))
+    166
+    """
+    count = formula.partials if formula.partials >= 0 else -formula.partials * parts.batch
+    size = formula.constant + formula.per_group * parts.groups + count * _padded(parts.partial, formula.partial)
+    size += _padded(parts.source, formula.source) + parts.buffers[formula.buffer]
+    if formula.times:
+        size += int(all_copies(parts) * 2 ** (formula.times / TIMES_AN_OCTAVE))
+    return size + _padded(parts.out, formula.out) + _padded(parts.weight, formula.weight)
+
+
+def all_copies(parts: Terms) -> int:
+    """Bytes of copies of all tensors, channels padded to 16 bytes."""
+    return sum(_padded(sizes, PADDED) for sizes in (parts.source, parts.out, parts.weight))
+
+
+def _padded(sizes: tuple[int, ...], padding: int) -> int:
+    return sizes[min(padding, len(sizes) - 1)]
+
+
+def by_votes(votes: list[tuple[Formula, float]], parts: Terms) -> Workspace:
+    """The size with the most votes; different formulas may give the same size.
+
+    >>> copies, nothing = Formula(PLAIN, PLAIN, NONE, NONE, 0, 0, 0), Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
+    >>> by_votes([(copies, 3.0), (nothing, 1.0)], Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1))
+    Workspace(size=150, larger=150, guessed=True, surprise=40)
+    >>> by_votes([(copies, 2.0), (nothing, 98.0)], Terms((0, 100), (0, 50), (0, 10), (0, 36), 2, 1)).larger
+    150
+    """
+    shares: dict[int, float] = {}
+    for formula, weight in votes:
+        size = evaluate(formula, parts)
+        shares[size] = shares.get(size, 0.0) + weight
+    if not shares:
+        return Workspace(0, 0, guessed=True)
+    size = max(shares, key=lambda candidate: (shares[candidate], candidate))
+    total = sum(shares.values())
+    largest = max(size, *(other for other, share in shares.items() if share >= _RUNNER_UP * total))
+    copies = all_copies(parts)
+    against = max(1 - shares[size] / total, _LEAST_DOUBT)
+    return Workspace(size, largest, guessed=True, surprise=int(copies * against))
