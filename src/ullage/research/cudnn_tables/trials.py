@@ -138,7 +138,7 @@ def _trees_of_trials(
 ) -> TrialTrees:
     """Grow the trees of one direction; those for transforms are a yes or a no and have half as many leaves."""
     others = problems._replace(sizes=np.array([one.others for one in plans], dtype=np.int64))
-    transformed = np.flatnonzero([transforms(problem) for problem in problems.problems])
+    transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
     answers = [_BY_TRANSFORM if plans[place].transform else _NOTHING for place in transformed]
     return TrialTrees(
         _grow_for(rows, nearest_formulas(others), trees, leaves),
@@ -155,8 +155,8 @@ def _grow_for(rows: Any, formulas: Sequence[Formula], trees: int, leaves: int) -
 def _guess_trials(grown: TrialTrees, problems: Measured, rows: Any) -> list[tuple[int, int]]:
     """The largest plan of each problem, and what it may be."""
     found = guess(*grown.others, rows, problems.parts)
-    transformed = np.flatnonzero([transforms(problem) for problem in problems.problems])
-    if grown.transform is not None and len(transformed):
+    transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
+    if grown.transform is not None and transformed:
         parts = [problems.parts[place] for place in transformed]
         for place, other in zip(transformed, guess(*grown.transform, rows[transformed], parts), strict=True):
             one = found[place]
