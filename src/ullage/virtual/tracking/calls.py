@@ -36,6 +36,7 @@ _MOST_CALLS = 2_000_000  # kept where no optimizer ever makes a step
 _graph_task = torch._C._current_graph_task_id
 _sequence: Any = torch._C._autograd._get_sequence_nr
 _Tensor, _Parameter, _dtype = torch.Tensor, torch.nn.Parameter, torch.dtype
+_WITHOUT_SHAPE = {torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer}
 _NAMES: dict[type, str] = {
     torch.dtype: "dtype",
     torch.device: "device",
@@ -50,7 +51,7 @@ def describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
     add = parts.append
     for value in values:
         kind = type(value)
-        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
+        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor) and kind not in _WITHOUT_SHAPE:
             cuda = value.is_cuda
             on_gpu |= cuda
             add(value.shape)
@@ -69,7 +70,7 @@ def describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
         elif kind is torch.device:
             on_gpu |= is_gpu(value)
             add(value)
-        elif kind is torch.Generator:
+        elif kind is torch.Generator or kind in _WITHOUT_SHAPE:
             add(kind)
         else:
             add(value)
