@@ -149,6 +149,18 @@ def test_a_profile_is_condensed_to_operators_below_autograd_and_their_kernels() 
     assert found["profiled_s"] == 50e-6 and found["launched"] == 2
 
 
+def test_of_an_operator_that_autocast_casts_for_the_casts_are_apart() -> None:
+    events = [
+        event("user_annotation", "ullage step", 0, 50),
+        event("cpu_op", "aten::softplus", 1, 20),
+        event("cpu_op", "aten::to", 2, 5),
+        event("cpu_op", "aten::_to_copy", 3, 3),
+        event("cpu_op", "aten::softplus", 10, 5),
+    ]
+    found = profiles.condensed(events)
+    assert [found["names"][number] for number in found["calls"]["name"]] == ["aten::_to_copy", "aten::softplus"]
+
+
 def test_without_a_gpu_one_line_says_so_before_anything_is_followed(tmp_path: Path) -> None:
     ran = run("measure", "rates", "--out", tmp_path / "rates.jsonl")
     assert ran.returncode != 0 and "needed a GPU" in ran.stderr and "Traceback" not in ran.stderr

@@ -45,6 +45,13 @@ class StepCalls:
         return asdict(self)
 
 
+# Allocations, and shapes that are changed in place.
+_NO_KERNEL = (
+    "empty", "new_empty", "_reshape_alias", "set_.", "resize_.", "as_strided_.", "t_.", "transpose_.", "squeeze_.",
+    "unsqueeze_.",
+)  # fmt: skip
+
+
 def runs_kernels(call: dict[str, Any]) -> bool:
     """Whether a call runs something on the GPU.
 
@@ -54,4 +61,4 @@ def runs_kernels(call: dict[str, Any]) -> bool:
     space, _, name = call["operator"].partition(".")
     if call.get("view") or space == "cuda":
         return False
-    return not name.startswith(("empty", "new_empty", "_reshape_alias", "set_", "resize_"))
+    return not name.startswith(_NO_KERNEL)

@@ -187,9 +187,9 @@ def _calls(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Any]
     for several in by_thread.values():
         several.sort(key=lambda event: (event["ts"], -event["dur"]))
         until = -1.0
-        for event in several:
+        for number, event in enumerate(several):
             if event["ts"] >= until:
-                if not _has_kernels(event["name"]):
+                if not _has_kernels(event["name"]) or _is_around_itself(several, number):
                     continue
                 found.append(event)
                 until = event["ts"] + event["dur"]
@@ -213,6 +213,17 @@ def _calls(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Any]
         return places[index] if launch["ts"] <= event["ts"] + event["dur"] else -1
 
     return found, place_of
+
+
+def _is_around_itself(events: Sequence[dict[str, Any]], number: int) -> bool:
+    """Whether an operator first casts its arguments, as autocast does, and is then called again."""
+    event = events[number]
+    for place in range(number + 1, len(events)):
+        if events[place]["ts"] >= event["ts"] + event["dur"]:
+            return False
+        if events[place]["name"] == event["name"]:
+            return True
+    return False
 
 
 _WHOLE = ("aten::where", "aten::_fused_rms_norm")  # of which the form on GPUs has kernels of its own

@@ -6,8 +6,8 @@ A row has `id`, `operator`, and of the call
     host_us     what the host takes to make the call
     how         "graph": calls captured in a CUDA graph, "loop": calls one by one, "view": nothing runs on the GPU
     sets, bytes how many sets of arguments take turns, and the bytes of one: of large ones, more than the cache holds
-    steady_us   the same over a tenth of a second, in rows with `activity`: SMACT, SMOCC, DRAMA, tensor, power_w; with
-                `clock` the SMs' MHz at its end
+    steady_us   the same over a tenth of a second, in rows with `activity`: SMACT, SMOCC, DRAMA, tensor; with `clock`,
+                the SMs' MHz, and `power_w` at its end
     failed      why there is none of this
 
 Timing needs the GPU alone.
@@ -29,6 +29,7 @@ import torch
 from ullage.monitor.activity import activity_between
 from ullage.monitor.nvml import pynvml
 from ullage.research.rates.tensors import bytes_of, identity, packed, prepared, tensors_of
+from ullage.utilization.step import runs_kernels
 
 _CACHE = 160_000_000  # bytes; sets of arguments that take turns are more than any L2 cache together, if they are large
 _MOST_SETS, _LEAST_SETS = 8, 2
@@ -39,7 +40,7 @@ _REPEATS = 7
 _HOST_CALLS = 20
 _WINDOW = 0.105  # seconds for the GPU's counters
 _MOST_KEPT = 40_000_000_000  # bytes
-_ACTIVITY = ("smact", "smocc", "drama", "tensor", "power_w", "energy_j")
+_ACTIVITY = ("smact", "smocc", "drama", "tensor", "energy_j")
 MOST_BYTES = 12_000_000_000  # of the arguments of a call
 # Operators that wait for the GPU, or copy between it and the host: no graph can hold them.
 _WAITS = (
@@ -75,14 +76,14 @@ class CallTimer:
         if size > MOST_BYTES:
             return {"failed": "arguments too large"}
         whole = size + bytes_of(call["outputs"])
-        count = 1 if call.get("view") else max(_LEAST_SETS, min(_MOST_SETS, -(-_CACHE // max(1, whole))))
+        count = 1 if not runs_kernels(call) else max(_LEAST_SETS, min(_MOST_SETS, -(-_CACHE // max(1, whole))))
         count = max(1, min(count, MOST_BYTES // max(1, whole)))
         sets = [prepared(call, self.device) for _ in range(count)]
         for operator, args, kwargs in sets:
             operator(*args, **kwargs)
         torch.cuda.synchronize()
         figures: dict[str, Any] = {"sets": count, "bytes": size, "host_us": _micro(self._host(sets))}
-        if call.get("view"):
+        if not runs_kernels(call):
             return figures | {"how": "view"}
         guess = self._guess(sets)
         graph, calls = None, max(1, min(_MOST_CAPTURED, round(_GRAPH / guess / count))) * count
@@ -160,13 +161,23 @@ class CallTimer:
                     torch.cuda.current_stream().synchronize()
             torch.cuda.synchronize()
             taken = time.perf_counter() - begin
-            clock = self._clock()
+            clock, power = self._clock(), self._power()
         found = {name: getattr(activity, name) for name in _ACTIVITY}
         return {
             "steady_us": _micro(taken / done / calls),
             "activity": {name: round(value, 4) for name, value in found.items() if value is not None},
             "clock": clock,
+            "power_w": power,
         }
+
+    def _power(self) -> float | None:
+        """Watts at this moment. The counter of energy moves on too seldom for a stretch as short as this."""
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            field = self._nvml.nvmlDeviceGetFieldValues(handle, [self._nvml.NVML_FI_DEV_POWER_INSTANT])[0]
+            return float(field.value.uiVal) / 1000 if field.nvmlReturn == self._nvml.NVML_SUCCESS else None
+        except Exception:  # no NVML, or a GPU that does not say
+            return None
 
     def _clock(self) -> int | None:
         try:
@@ -188,6 +199,8 @@ def waits(call: dict[str, Any]) -> bool:
     name = call["operator"].split(".")[1]
     if name.startswith(_WAITS) and name != "linalg_vector_norm" or name in ("index", "index_put_") and _has_mask(call):
         return True
+    if "attention_backward" in name and any(isinstance(value, float) and value > 0 for value in call["args"]):
+        return True  # a graph takes the state of dropout, which is on the host, for one on the GPU
     large = [value for value in tensors_of(call["args"]) if value.get("cpu") and value["shape"]]
     return bool(large) or any(value.get("cpu") for value in call["outputs"] if isinstance(value, dict))
 
