@@ -1,12 +1,14 @@
 """How well the times of single operator calls add up to the GPU time of real training steps.
 
-    python benchmarks/sums_of_rates.py rates.jsonl.xz profiles.jsonl.xz --steps steps.jsonl.gz
+    python benchmarks/sums_of_rates.py --steps steps.jsonl.gz
 
-`rates` is what `ullage measure rates` wrote, `profiles` what `--profile` did. The steps are followed on a virtual GPU
-and kept in `--steps`. For each run the times of its calls are added and compared with the kernels in its profile. A
-call that was not measured takes the time of the nearest one of its operator, scaled by its bytes. The first table has
-only runs of whose time nine tenths were measured, call by call; the second has all; the third has the operators that
-fail most.
+The times are what `ullage measure rates` wrote, the steps what it wrote with `--profile`; both are in benchmarks/data.
+The same steps are followed on a virtual GPU, which takes minutes, and kept in `--steps`. Where both have as many calls
+of an operator, they are the same calls, in order.
+
+The first table has calls that were measured by themselves beside the same calls in steps, by operator; the second the
+sums of them by kind of run; the third the sums of all calls, where one that was not measured takes the time of the
+nearest one of its operator, scaled by its bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import lzma
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from ullage.research.rates.listing import followed
 from ullage.research.rates.tensors import bytes_of, identity, packed, unpacked
 from ullage.utilization.step import runs_kernels
 
-KNOWN = 0.9  # of a run's time, for the first table
+DATA = Path(__file__).parent / "data"
 LATENCY = 4.0  # microseconds; calls that take less do not grow with their bytes
 Row = dict[str, Any]
 
@@ -91,37 +93,45 @@ def _size(call: Row) -> tuple[str, float, float]:
 
 
 def compared(profile: Row, step: Row, times: Times) -> Row:
-    """The sums of a run, in microseconds, whole and by operator."""
-    real: dict[str, float] = defaultdict(float)
-    names, kernels = profile["names"], profile["kernels"]
-    of_call = [names[number] for number in profile["calls"]["name"]]
-    for place, taken in zip(kernels["call"], kernels["taken"], strict=True):
-        real[of_call[place] if place >= 0 else "?"] += taken / 1000
-    summed: dict[str, float] = defaultdict(float)
-    measured = 0.0
+    """The sums of a run, in microseconds."""
+    names, kernels, called = profile["names"], profile["kernels"], profile["calls"]["name"]
+    on_gpu = [0.0] * len(called)
+    whole = 0.0
+    for place, name, taken in zip(kernels["call"], kernels["name"], kernels["taken"], strict=True):
+        if "HtoD" in names[name]:
+            continue  # on the bus
+        whole += taken / 1000
+        if place >= 0:
+            on_gpu[place] += taken / 1000
+    real: dict[str, list[float]] = defaultdict(list)
+    for number, taken in zip(called, on_gpu, strict=True):
+        real[names[number]].append(taken)
     calls = [unpacked(call) for call in step["calls"]]
-    counts: dict[int, int] = defaultdict(int)
+    made: dict[str, list[Row]] = defaultdict(list)
     for number in step["order"]:
-        counts[number] += 1
-    for number, count in counts.items():
-        call = calls[number]
-        if not runs_kernels(call) or call["operator"].startswith("aten._local_scalar"):
-            continue
-        if any(value.get("cpu") for value in call["args"][:1] if isinstance(value, dict)):
-            continue  # copies between the host and the GPU are on the bus
-        taken_us, exact = times.of(call)
-        if taken_us is not None:
-            space, word, _ = call["operator"].split(".")
-            summed[f"{space}::{word}"] += count * taken_us
-            measured += count * taken_us if exact else 0
-    copies = sum(
-        taken / 1000 for name, taken in zip(kernels["name"], kernels["taken"], strict=True) if "HtoD" in names[name]
+        space, word, _ = calls[number]["operator"].split(".")
+        made[f"{space}::{word}"].append(calls[number])
+    summed, alike, pairs = 0.0, 0.0, []
+    for name, several in made.items():
+        same = len(several) == len(real[name])
+        alike += sum(real[name]) if same else 0
+        for place, call in enumerate(several):
+            taken_us, exact = times.of(call) if _counts(call) else (None, False)
+            summed += taken_us or 0
+            if taken_us is not None and exact and same and real[name][place] > 0:
+                pairs.append((name, taken_us, real[name][place]))
+    return {"run": profile, "real": whole, "sum": summed, "alike": alike / whole, "pairs": pairs}
+
+
+def _counts(call: Row) -> bool:
+    """Whether a call works on the GPU, and is no copy from the host or to it."""
+    first = call["args"][0] if call["args"] else None
+    ends = [first, *call["outputs"]]
+    return (
+        runs_kernels(call)
+        and "_local_scalar" not in call["operator"]
+        and not any(isinstance(value, dict) and value.get("cpu") for value in ends)
     )
-    whole = sum(real.values()) - copies
-    return {
-        "run": profile, "real": whole, "sum": sum(summed.values()), "known": measured / max(1e-9, sum(summed.values())),
-        "by_operator": {name: (real.get(name, 0.0), summed.get(name, 0.0)) for name in {*real, *summed}},
-    }  # fmt: skip
 
 
 def family(row: Row) -> str:
@@ -130,58 +140,63 @@ def family(row: Row) -> str:
     return name if source.startswith("ullage.") else {"tv": "torchvision", "mlp": "mlp"}.get(source, source)
 
 
-def table(found: list[Row], title: str) -> None:
-    """Print the errors by family and precision."""
-    print(f"\n{title}: {len(found)} runs\n")
-    print(f"{'':14}{'runs':>6}{'bias':>8}{'median':>8}{'90th':>8}{'known':>8}")
-    groups: dict[str, list[Row]] = defaultdict(list)
+def by_operator(found: list[Row]) -> None:
+    """Print how calls measured by themselves compare with the same calls in steps."""
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for one in found:
+        for name, alone, inside in one["pairs"]:
+            groups[name].append((alone, inside))
+            groups["all"].append((alone, inside))
+            groups["all, above 20 us" if inside > 20 else "all, below 5 us" if inside < 5 else "all, between"].append(
+                (alone, inside)
+            )
+    print(f"{'operator':58}{'calls':>7}{'ms':>8}{'sum':>8}{'median':>8}   (sum: against that of the steps)\n")
+    ordered = sorted(groups.items(), key=lambda item: (not item[0].startswith("all"), -sum(two for _, two in item[1])))
+    for name, several in ordered[:40]:
+        whole = sum(inside for _, inside in several)
+        ratio = sum(alone for alone, _ in several) / whole - 1
+        error = statistics.median(abs(alone / inside - 1) for alone, inside in several)
+        print(f"{name:58}{len(several):7}{whole / 1000:8.1f}{ratio:8.1%}{error:8.1%}")
+
+
+def by_run(found: list[Row], title: str, sums: Callable[[Row], tuple[float, float]]) -> None:
+    """Print the errors of sums by family and precision."""
+    print(f"\n{title}\n\n{'':14}{'runs':>6}{'bias':>8}{'median':>8}{'90th':>8}{'part':>8}")
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for one in found:
+        alone, inside = sums(one)
         for name in ("all", family(one["run"]), one["run"]["precision"]):
-            groups[name].append(one)
-    for name, several in sorted(groups.items(), key=lambda entry: (entry[0] != "all", entry[0])):
-        errors = sorted(abs(one["sum"] / one["real"] - 1) for one in several)
-        bias = statistics.median(one["sum"] / one["real"] for one in several) - 1
+            groups[name].append((alone / inside - 1, inside / one["real"]))
+    for name, several in sorted(groups.items(), key=lambda item: (item[0] != "all", item[0])):
+        errors = sorted(abs(error) for error, _ in several)
+        bias = statistics.median(error for error, _ in several)
         late = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
-        known = statistics.mean(one["known"] for one in several)
-        print(f"{name:14}{len(several):6}{bias:8.1%}{statistics.median(errors):8.1%}{late:8.1%}{known:8.0%}")
+        part = statistics.mean(part for _, part in several)
+        print(f"{name:14}{len(several):6}{bias:8.1%}{statistics.median(errors):8.1%}{late:8.1%}{part:8.0%}")
 
 
-def operators(found: list[Row]) -> None:
-    """Print the operators by how much of the time they get wrong."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0])
-    for one in found:
-        for name, (real, summed) in one["by_operator"].items():
-            entry = sums[name]
-            entry[0] += real / one["real"]
-            entry[1] += summed / one["real"]
-            entry[2] += abs(real - summed) / one["real"]
-            entry[3] += 1
-    print(f"\n{'operator':48}{'runs':>6}{'share':>8}{'summed':>8}{'wrong':>8}   (means over runs, of the GPU time)\n")
-    for name, (real, summed, wrong, runs) in sorted(sums.items(), key=lambda entry: -entry[1][2])[:25]:
-        count = len(found)
-        print(f"{name:48}{runs:6}{real / count:8.2%}{summed / count:8.2%}{wrong / count:8.2%}")
+def of_pairs(one: Row) -> tuple[float, float]:
+    """The times of the calls that were measured, by themselves and in the step."""
+    return sum(alone for _, alone, _ in one["pairs"]), sum(inside for _, _, inside in one["pairs"])
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rates", type=Path)
-    parser.add_argument("profiles", type=Path)
+    parser.add_argument("--rates", type=Path, default=DATA / "rates_h200.jsonl.xz")
+    parser.add_argument("--profiles", type=Path, default=DATA / "steps_h200.jsonl.xz")
     parser.add_argument("--steps", type=Path, default=Path("steps.jsonl.gz"))
-    parser.add_argument("--calls", type=Path, help="the list of calls, where the rows have none")
     given = parser.parse_args()
     profiles = [row for row in lines(given.profiles) if "failed" not in row]
-    rates = list(lines(given.rates))
-    calls = {row["id"]: unpacked(row["call"]) for row in rates if "call" in row}
-    if given.calls:
-        listed = (unpacked(row) for row in lines(given.calls))
-        calls |= {identity(call): call for call in listed}
+    rates = [row for row in lines(given.rates) if "call" in row]
+    times = Times(rates, {row["id"]: unpacked(row["call"]) for row in rates})
     steps = steps_of(profiles, given.steps)
-    times = Times(rates, calls)
     found = [compared(row, steps[str(row["id"])], times) for row in profiles if str(row["id"]) in steps]
-    table([one for one in found if one["known"] >= KNOWN], "Runs whose calls were measured")
-    table(found, "All runs")
-    operators([one for one in found if one["known"] >= KNOWN])
+    alike = statistics.mean(one["alike"] for one in found)
+    print(f"{len(found)} runs; of the GPU time, {alike:.1%} is in operators that both call equally often\n")
+    by_operator(found)
+    by_run([one for one in found if one["pairs"]], "Sums of the measured calls, by run", of_pairs)
+    by_run(found, "Sums of all calls, by run", lambda one: (one["sum"], one["real"]))
 
 
 if __name__ == "__main__":

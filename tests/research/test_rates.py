@@ -49,7 +49,7 @@ def test_tensors_are_such_as_the_call_had() -> None:
 
 
 def test_one_tensor_given_twice_stays_one() -> None:
-    _, args, _ = prepared(call("mul.Tensor", tensor(4), tensor(4), twice=True), "cpu")
+    _, args, _ = prepared(call("mul.Tensor", tensor(4), tensor(4), same=[0, 1]), "cpu")
     assert args[0] is args[1]
 
 

@@ -110,6 +110,26 @@ def test_optimizers_over_lists_and_one_by_one(options, operators):
         assert [tensor["shape"] for tensor in call["args"][0]] == [[6, 8], [6], [4, 6], [4]]
 
 
+def test_arguments_that_are_one_tensor_are_known():
+    def function():
+        weight = nn.Parameter(torch.zeros(4, 6, device="cuda"))
+        optimizer = torch.optim.Adam([weight], foreach=True)
+        for _ in range(3):
+            copy = weight.exp()
+            ((copy * copy).sum() + (copy * weight).sum() + weight.pow(3.0).sum() + weight.pow(2.0).sum()).backward()
+            optimizer.step()
+
+    calls = calls_of(function).calls
+    products = [
+        call.get("same") for call in calls if call["operator"] == "aten.mul.Tensor" and call["pass"] == "outside"
+    ]
+    assert sorted(products, key=str) == [None, [0, 1]]
+    squares = [call.get("same") for call in calls if call["operator"].startswith("aten._foreach_addcmul_")]
+    assert squares == [[1, 2]]
+    powers = {call["args"][1] for call in calls if call["operator"] == "aten.pow.Tensor_Scalar"}
+    assert {2.0, 3.0} <= powers
+
+
 def test_where_the_host_waits():
     def function():
         model = nn.Linear(8, 4).cuda()

@@ -45,7 +45,7 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their handl
 from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
-from ullage.virtual.tracking.calls import SeenCall, describe, floats_of, mark_of_lists, outputs_of
+from ullage.virtual.tracking.calls import SeenCall, describe, floats_of, mark_of_lists, outputs_of, same_lists
 from ullage.virtual.values import LARGEST_KNOWN, has_no_fixed_result
 
 # Shapes, strides, types and aliases of outputs come from PyTorch's own shape inference. The call is repeated on "meta"
@@ -142,6 +142,7 @@ _FLOATS_MATTER = (
     "dropout",
     "attention",
     "scalar",
+    "pow.Tensor_Scalar",  # whose kernel depends on it
 )
 
 
@@ -283,18 +284,21 @@ class _Operator:
             gpu.values.follow_out(self.func, args, kwargs, self.outputs)
         elif plan.small:
             gpu.values.follow(self.func, args, kwargs, result)
-        twice = len(args) > 1 and args[0] is args[1]
-        mark = -id(plan) if twice else id(plan)  # plans are kept
+        same = 0
+        if len(args) > 1:
+            same = 1 if args[0] is args[1] else 2 if len(args) > 2 and args[1] is args[2] else 0
+        mark = id(plan) * 3 + same  # plans are kept
         number = calls.numbers.get(mark)
-        calls.add(self._learn(mark, args, kwargs, plan.outputs, key, twice) if number is None else number)
+        calls.add(self._learn(mark, args, kwargs, plan.outputs, key, same) if number is None else number)
         return result
 
     def _handled(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note a call that a handler has carried out."""
         calls = self.gpu.calls
-        key = None
+        key, same = None, 0
         if self.handler is list_operator:
-            mark: Any = mark_of_lists(self.name, args)
+            same = same_lists(args)
+            mark: Any = mark_of_lists(self.name, args, same)
         else:
             key, on_gpu = self._key(args, kwargs)
             if not on_gpu:
@@ -302,14 +306,14 @@ class _Operator:
                 return
             mark = self.name, key
         number = calls.numbers.get(mark)
-        calls.add(self._learn(mark, args, kwargs, outputs_of(result), key) if number is None else number)
+        calls.add(self._learn(mark, args, kwargs, outputs_of(result), key, same) if number is None else number)
 
-    def _learn(self, mark: Any, args: Any, kwargs: Any, outputs: Any, key: Any = None, twice: bool = False) -> int:
+    def _learn(self, mark: Any, args: Any, kwargs: Any, outputs: Any, key: Any, same: int) -> int:
         """The number of a call that is new."""
         key = key or self._key(args, kwargs)[0]
         floats = tuple(floats_of((*args, *kwargs.values())))
         writes = bool(self.written or self.outputs)
-        seen = SeenCall(self.name, key, len(args), len(kwargs), floats, tuple(outputs), writes, twice)
+        seen = SeenCall(self.name, key, len(args), len(kwargs), floats, tuple(outputs), writes, same)
         return self.gpu.calls.learn(mark, seen)
 
     def _in_other_layout(self, args: tuple[Any, ...], kwargs: dict[str, Any], keys: Any) -> Any:

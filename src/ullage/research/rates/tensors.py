@@ -16,7 +16,7 @@ import torch
 
 from ullage.virtual.kernels.plan import span_of_elements
 
-_IDENTITY = ("operator", "args", "kwargs", "twice")
+_IDENTITY = ("operator", "args", "kwargs", "same")
 _POSITIVE = ("var", "std")  # in the names of arguments that have no negative numbers
 
 
@@ -101,8 +101,9 @@ def prepared(call: dict[str, Any], device: str = "cuda") -> tuple[Any, list[Any]
     names = [argument.name for argument in operator._schema.arguments]
     args = [_made(value, name, _bound(call, name), device) for value, name in zip(call["args"], names, strict=False)]
     kwargs = {name: _made(value, name, _bound(call, name), device) for name, value in call["kwargs"].items()}
-    if call.get("twice"):
-        args[1] = args[0]
+    if "same" in call:
+        first, second = call["same"]
+        args[second] = args[first]
     special = _SPECIAL.get(operator._schema.name)
     if special is not None:
         special(args)

@@ -6,8 +6,8 @@ or accumulated gradients, as several steps are the same as those before. Where n
 
 `OperatorCalls.step()` is plain values, ready for JSON:
 
-    calls     the distinct calls: operator, pass, args, kwargs, outputs; "view" where no kernel runs, "twice" where the
-              first two arguments are one tensor
+    calls     the distinct calls: operator, pass, args, kwargs, outputs; "view" where no kernel runs, "same" with the
+              places of two arguments that are one tensor, or lists of the same tensors
     order     numbers of `calls`, in the order of the calls
     steady    whether the step repeats
     optimizer_steps, modules, nodes, on_host
@@ -87,7 +87,7 @@ class SeenCall(NamedTuple):
     floats: Sequence[float] = ()  # the numbers of which the key has only the type
     outputs: Sequence[Any] = ()  # of a plan, or as `describe` gives them
     writes: bool = False
-    twice: bool = False
+    same: int = 0  # 1: the first and the second argument are the same, 2: the second and the third
 
 
 class _Mark(NamedTuple):
@@ -209,9 +209,18 @@ class OperatorCalls:
         }
 
 
-def mark_of_lists(name: str, args: Iterable[Any]) -> tuple[Any, ...]:
+def same_lists(args: Sequence[Any]) -> int:
+    """Which two of the first lists have the same tensors, as those of a gradient's square; see `SeenCall.same`."""
+    firsts = [value[0] if isinstance(value, list | tuple) and value else None for value in args[:3]]
+    for place in range(1, len(firsts)):
+        if firsts[place] is not None and firsts[place] is firsts[place - 1]:
+            return place
+    return 0
+
+
+def mark_of_lists(name: str, args: Iterable[Any], same: int) -> tuple[Any, ...]:
     """What tells calls over lists of tensors apart, quickly: the shapes, and one type a list."""
-    parts: list[Any] = [name]
+    parts: list[Any] = [name, same]
     for value in args:
         if type(value) is list or type(value) is tuple:
             parts.append(len(value))
@@ -255,7 +264,7 @@ def _as_json(seen: SeenCall, part: str) -> dict[str, Any]:
     made = [output for output in seen.outputs if output is not None]
     is_view = bool(made) and not seen.writes and all(type(output) in (Alias, Same) for output in made)
     call = {"operator": seen.operator, "pass": part, "args": args, "kwargs": kwargs, "outputs": outputs}
-    return call | ({"view": True} if is_view else {}) | ({"twice": True} if seen.twice else {})
+    return call | ({"view": True} if is_view else {}) | ({"same": [seen.same - 1, seen.same]} if seen.same else {})
 
 
 def _argument(parts: Iterator[Any], floats: Iterator[float]) -> Any:
