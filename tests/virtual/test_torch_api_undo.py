@@ -1,7 +1,6 @@
 """Leaving the `with` statement puts everything back: after success, after an exception, and nested."""
 
 import threading
-import time
 from types import ModuleType
 
 import pytest
@@ -124,13 +123,3 @@ def test_a_module_is_acted_on_when_it_is_imported_and_not_after_the_undo(tmp_pat
 
     assert (surface_early.value, surface_late.value) == (1, 1)
     assert type(surface_late.__loader__).__name__ == "SourceFileLoader"
-
-
-def test_entering_and_leaving_is_quick():
-    times = []
-    for _ in range(20):
-        start = time.process_time()  # however busy the machine is
-        with virtual_gpu("H200"):
-            pass
-        times.append(time.process_time() - start)
-    assert min(times) < 0.005
