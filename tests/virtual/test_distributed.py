@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+import ullage
 from ullage.units import MIB
 from ullage.virtual import virtual_gpu
 
@@ -146,6 +147,20 @@ def test_gloo_takes_no_memory_of_nccl():
         torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
         assert outside(gpu) - before == pytest.approx(70, abs=4)
         assert torch.distributed.get_backend() == "gloo"
+
+
+def test_what_the_watchdog_holds_for_a_time_is_no_growth():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    def run():
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+        model = DistributedDataParallel(layers(), device_ids=[0])
+        model.register_comm_hook(None, bf16_compress_hook)  # makes copies of the buckets
+        train(model, steps=1000)
+
+    found = ullage.estimate(run, gpu="H200")
+    assert not [note for note in found.notes if "grows" in note]
 
 
 @pytest.mark.skipif(

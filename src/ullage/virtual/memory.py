@@ -140,6 +140,7 @@ class DeviceMemory:
         self.waiting: list[_Waiting] = []  # freed, but other streams may be at work on them
         self._late: list[_Waiting] = []  # those that would wait if the host were as far ahead as it can be
         self.most_late = 0  # bytes of these at their peak
+        self.held_back = 0  # bytes that somebody holds for a time after their last use: NCCL's watchdog
         self._lock = threading.RLock()
         self._peak = -1
 

@@ -23,6 +23,7 @@ from ullage.virtual.state import GPUState
 
 _c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
 _SEVERAL = "run it for one process with the batch that one GPU gets: every GPU of such a run takes about as much"
+_NCCL_VERSION = 2, 28, 9  # of PyTorch 2.11, whose NCCL was measured
 _NCCL = "what NCCL takes outside PyTorch's allocator was measured on an H200; it was counted as there"
 
 
@@ -41,6 +42,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
             replacements.put(home, name, value)
     for home in homes:
         replacements.put(home, "is_nccl_available", lambda: True)
+    replacements.put(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)  # the hook for bfloat16 asks
     # What DistributedDataParallel logs of its run needs CUDA's timers; its reducer starts them by counting iterations.
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
     if torch.version.cuda:
@@ -105,6 +107,7 @@ class Groups:
         for span in map(memory.span_of, tensors):
             if span is not None:
                 self._sent[span.index] = memory.clock, span
+        self._count()
 
     def after_step(self) -> None:
         """An optimizer has made a step; the first one takes long."""
@@ -120,6 +123,11 @@ class Groups:
         self._sent = {number: (since, span) for number, (since, span) in self._sent.items() if since > oldest}
         late = sum(span.size for _, span in self._sent.values() if span.end >= 0)
         memory.most_late = max(memory.most_late, late)
+        self._count()
+
+    def _count(self) -> None:
+        spans = {span.index: span for _, kept in self._kept for span in map(self._gpu.memory.span_of, kept) if span}
+        self._gpu.memory.held_back = sum(span.size for span in spans.values())
 
     def remove(self, group: Any) -> None:
         """A group, or all of them, was destroyed; what it took may come back, but its peak was there."""

@@ -31,7 +31,7 @@ class ConvergenceWatch:
         self._steps, self._most_steps = steps, max(steps, most_steps)
         self._marks: list[int] = [len(gpu.memory.requests)]
         self._in_use: list[int] = [0]
-        self._unlike = 0
+        self._unlike = self._held_back = 0
 
     def after_step(self) -> None:
         """Call after an optimizer step; raises `MemoryConverged` when later steps will bring nothing new."""
@@ -49,8 +49,11 @@ class ConvergenceWatch:
         self._marks.append(len(memory.requests))
         self._in_use.append(memory.allocator.allocated)
         done = len(self._marks) - 1
+        fills, self._held_back = memory.held_back > self._held_back, memory.held_back
         if done < self._steps or hold:
             return False
+        if fills:  # for a time only: no growth to be repeated
+            return done >= self._most_steps
         period = self._period()
         if period is not None:
             requests = memory.requests[self._marks[-1 - period] :]
