@@ -96,9 +96,9 @@ class Groups:
     # DDP waits for the futures of its collectives and not for the works, so nobody but NCCL's watchdog lets go of the
     # tensors (ProcessGroupNCCL.cpp, `stashed_for_allocator_safety_`). It looks every 100 ms, and what it found to be
     # done is let go with the next collective (`workEnqueue`). On an H200 a call of the allocator came every 17 to 50
-    # microseconds. The first step of an optimizer took 28 to 445 ms, since its kernels are loaded: in 16 of 16 runs the
-    # watchdog had looked before DDP built its buckets anew. With `static_graph` it does so a step later, when steps are
-    # fast: then the old buckets are there beside the new ones.
+    # microseconds. The first step of an optimizer took 28 to 445 ms, since its kernels are loaded: in the recorded runs
+    # the watchdog had looked before DDP built its buckets anew. With `static_graph` it does so a step later, when steps
+    # are fast: then the old buckets are there beside the new ones.
 
     def keep(self, tensors: list[torch.Tensor]) -> None:
         """Keep what an asynchronous collective of DDP was given, until the watchdog has seen that it is done."""
