@@ -81,7 +81,6 @@ def largest_plans(plans: Sequence[CandidatePlan]) -> LargestPlans:
 
 
 _WORTH_TABLING = 80 << 20  # bytes
-_WORTH_LEARNING = 8 << 20  # bytes
 _MOST_A_TREE = 90_000  # problems that one tree is grown on
 _WELL_GUESSED = 0.01  # of the largest plan
 _NEGLIGIBLE = 1 << 20  # bytes
@@ -178,7 +177,6 @@ def write_fit(
     tabled: dict[ConvolutionProblem, int] = {}
     for direction in DIRECTIONS:
         asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
-        asked = {problem: plans for problem, plans in asked.items() if max(plans) >= _WORTH_LEARNING} or asked
         if not asked:
             continue
         problems, plans = (
@@ -192,18 +190,16 @@ def write_fit(
                 for name, values in export(answer[0]).items():
                     arrays[f"{direction}{question}_{name}"] = values
                 arrays[f"{direction}{question}_formulas"] = np.array(answer[1], dtype=np.int64)
-        worth = [place for place, problem in enumerate(problems.problems) if _worth_tabling(problem, plans[place])]
-        chosen = measured_part([(problems.problems[place], int(problems.sizes[place])) for place in worth])
-        for place, (size, _) in zip(worth, _guess_trials(grown, chosen, rows[worth]), strict=True):
-            if abs(size - problems.sizes[place]) > _WELL_GUESSED * problems.sizes[place]:
-                tabled[problems.problems[place]] = int(problems.sizes[place])
-        say(f"{direction} {len(asked)} problems, {len(worth)} of them worth a table, {len(tabled)} tabled so far")
+        usual = [place for place, problem in enumerate(problems.problems) if problem.source[0] in BATCHES]
+        chosen = measured_part([(problems.problems[place], int(problems.sizes[place])) for place in usual])
+        for problem, size, (guessed, _) in zip(
+            chosen.problems, chosen.sizes, _guess_trials(grown, chosen, rows[usual]), strict=True
+        ):
+            if max(size, guessed) >= _WORTH_TABLING and abs(guessed - size) > _WELL_GUESSED * size:
+                tabled[problem] = int(size)
+        say(f"{direction} {len(asked)} problems, {len(usual)} of usual batch sizes, {len(tabled)} tabled so far")
     np.savez_compressed(out / TRIAL_TREES, **arrays)
     write_table(out / TRIAL_TABLE, tabled, header)
-
-
-def _worth_tabling(problem: ConvolutionProblem, plans: LargestPlans) -> bool:
-    return max(plans) >= _WORTH_TABLING and problem.source[0] in BATCHES
 
 
 def family_of(problem: ConvolutionProblem) -> int:
@@ -219,7 +215,6 @@ def evaluate_held_out(
     for direction in DIRECTIONS:
         asked = {problem: plans for problem, plans in found.items() if problem.direction == direction}
         learnt = {one: plans for one, plans in asked.items() if family_of(one) % EVERY}
-        learnt = {problem: plans for problem, plans in learnt.items() if max(plans) >= _WORTH_LEARNING} or learnt
         held = {one: plans for one, plans in asked.items() if one not in learnt and max(plans) >= _WORTH_TABLING}
         if not learnt or not held:
             continue
