@@ -117,6 +117,7 @@ def test_training_on_the_stand_in_gpu_is_read(tmp_path: Path) -> None:
 
     plan = TogetherSettings(out=tmp_path / "out.jsonl", how=("timeslice",), seconds=0.1, run=run)
     (pair,) = [row for row in measure_together(ROWS, sets("ab"), plan)[1] if "set" in row]
+    assert "failed" not in pair, pair
     assert min(pair["steps"]) >= 4 and pair["unknown_because"]
     assert pair["host_busy"] > 0.1 and 0 <= pair["host_stolen"] <= 1
 

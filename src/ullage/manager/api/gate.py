@@ -27,6 +27,7 @@ NO_TOKEN = (
     "from `ullage token create`); found "
 )
 Whose = Callable[[str], Caller | None]
+_GUEST = "ullage.guest"  # the connection of a request
 
 
 def problem(kind: str, message: str, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -56,6 +57,8 @@ class Gate:
             await problem("NotAllowed", text, 429)(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller
+        if _GUEST in scope:
+            scope[_GUEST].busy()  # whoever has a token keeps its place until it is answered
         self._inside[caller.uid] += not caller.operator
         try:
             await self._app(scope, receive, send)
@@ -109,12 +112,13 @@ class GuardedConnection(H11Protocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """A piece of a request; one whose headers are there keeps its place until it is answered."""
+        """A piece of a request; one whose headers are there has all the time that its body may take."""
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before and not self.cycle.response_complete:
             self._late.cancel()
-            self.guest.busy()
+            scope: Any = self.cycle.scope
+            scope[_GUEST] = self.guest
 
     def on_response_complete(self) -> None:
         """Answered; another request may follow on the same connection."""

@@ -24,7 +24,7 @@ def identity(call: dict[str, Any]) -> str:
     """A short name of a call, the same wherever it was seen.
 
     >>> identity({"operator": "aten.exp.default", "args": [], "kwargs": {}, "pass": "forward"})
-    '4a5ca6b7c1b7'
+    'ecebb7f09739'
     """
     text = json.dumps([call.get(name) for name in _IDENTITY], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
