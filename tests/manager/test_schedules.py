@@ -28,7 +28,7 @@ def test_a_job_that_fails_by_itself_is_tried_again_as_often_as_it_says(common):
 def test_retries_are_counted_across_a_restart(home):
     home.start()
     number = home.script(FAILS_TWICE, retries=2)
-    home.until(lambda: len(home.job(number)["attempts"]) >= 2, "the second attempt")
+    home.until(lambda: len(home.log()) >= 2, "the second attempt")
     home.kill()
     home.start()
     assert home.wait(number)["state"] == "done"

@@ -109,14 +109,24 @@ def test_jobs_run_alone_and_then_in_company(tmp_path: Path) -> None:
 
 
 def test_training_on_the_stand_in_gpu_is_read(tmp_path: Path) -> None:
-    import ullage
+    """In a process of its own: one in which a backward pass ran cannot fork others that train."""
+    code = """
+import sys
+from pathlib import Path
+import ullage
+from ullage.research.measure import together
 
-    def run(prepared: Any, after_step: Any) -> None:
-        with ullage.virtual_gpu("H200"):
-            together._run(prepared, after_step)
+def run(prepared, after_step):
+    with ullage.virtual_gpu("H200"):
+        together._run(prepared, after_step)
 
-    plan = TogetherSettings(out=tmp_path / "out.jsonl", how=("timeslice",), seconds=0.1, run=run)
-    (pair,) = [row for row in measure_together(ROWS, sets("ab"), plan)[1] if "set" in row]
+together.prepare_here = lambda jobs, left: {"gpu": "none", "uuid": "GPU-0", "free": 100 << 30}
+rows = [{"id": name, "model": "mlp:x", "widths": [8, 4], "batch": 2, "opt": "sgd", "need": 1 << 30} for name in "ab"]
+plan = together.TogetherSettings(out=Path(sys.argv[1]), how=("timeslice",), seconds=0.1, run=run)
+list(together.measure_together(rows, [together.JobSet(id="ab", jobs=("a", "b"))], plan)[1])
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path / "out.jsonl"], check=True, timeout=300)
+    (pair,) = [row for row in read_rows(tmp_path / "out.jsonl") if "set" in row]
     assert "failed" not in pair, pair
     assert min(pair["steps"]) >= 4 and pair["unknown_because"]
     assert pair["host_busy"] > 0.1 and 0 <= pair["host_stolen"] <= 1

@@ -219,7 +219,7 @@ def test_rows_that_a_running_job_writes_are_not_lost(script, tmp_path):
 
     def job():
         with open(tmp_path / "results.csv", "a") as results:
-            while not stop.wait(0.05):
+            while not stop.wait(0.005):
                 rows.append(f"{len(rows)}")
                 results.write(f"{rows[-1]}\n")
                 results.flush()
