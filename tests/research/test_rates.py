@@ -8,6 +8,7 @@ import torch
 from tests.commands import ullage as run
 from torch import nn
 
+from ullage.errors import InvalidValue
 from ullage.research.rates import listing, profiles, timing
 from ullage.research.rates.tensors import identity, packed, prepared, unpacked
 from ullage.utilization.following import step_of
@@ -191,3 +192,19 @@ def test_drawn_runs_are_of_every_kind_and_the_same_again() -> None:
     assert len({row["id"] for row in rows}) == 30
     kinds = {row["model"].partition(":")[0] for row in rows}
     assert {"tv", "timm", "hf", "ullage.research.datasets.families", "ullage.research.rates.rarer_models"} <= kinds
+
+
+def test_the_file_that_notes_the_call_at_work_is_ours_or_left_alone(tmp_path: Path) -> None:
+    started = tmp_path / "rates.jsonl.started"
+    assert timing.died_in(started) is None
+    started.write_text("")  # its writer was killed
+    assert timing.died_in(started) is None
+    started.write_text('{"id": "a", "operator": "aten.mm.default"}')
+    assert timing.died_in(started) == {
+        "id": "a", "operator": "aten.mm.default", "failed": "the process ended in this call"
+    }  # fmt: skip
+    for text in ("a diary", "[1]", "{}"):
+        started.write_text(text)
+        with pytest.raises(InvalidValue, match="something else"):
+            timing.died_in(started)
+        assert started.read_text() == text

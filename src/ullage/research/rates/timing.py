@@ -26,8 +26,10 @@ from typing import Any
 
 import torch
 
+from ullage.errors import InvalidValue
 from ullage.monitor.activity import activity_between
 from ullage.monitor.nvml import pynvml
+from ullage.research.measure.single_run import ProcessMemory
 from ullage.research.rates.tensors import bytes_of, identity, packed, prepared, tensors_of
 from ullage.utilization.step import runs_kernels
 
@@ -57,7 +59,7 @@ class CallTimer:
         self._stream = torch.cuda.Stream()
         self._keeper: Any = None
         self.renew()
-        self._uuid = _uuid()
+        self._uuid = ProcessMemory(torch.cuda.get_device_properties(0).uuid).uuid
         self._nvml = pynvml()
         with contextlib.suppress(Exception):
             self._nvml.nvmlInit()  # stays, so that each stretch begins at once
@@ -213,17 +215,18 @@ def _micro(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _uuid() -> str:
-    found = str(torch.cuda.get_device_properties(0).uuid)
-    return found if found.startswith("GPU-") else f"GPU-{found}"
-
-
 def died_in(started: Path) -> dict[str, Any] | None:
-    """The row of the call in which the last process ended, which the file `started` of `measured` names."""
-    if not started.exists():
+    """The row of the call in which the last process ended, which the file `started` of `measured` names.
+
+    An empty file is one whose writer was killed. Any other content is somebody else's, and raises `InvalidValue`.
+    """
+    if not started.exists() or not (text := started.read_text()):
         return None
-    row: dict[str, Any] = json.loads(started.read_text())
-    return {**row, "failed": "the process ended in this call"}
+    try:
+        row = json.loads(text)
+        return {"id": row["id"], "operator": row["operator"], "failed": "the process ended in this call"}
+    except (ValueError, TypeError, KeyError):
+        raise InvalidValue(f"{started} is needed to note the call at work, and holds something else: move it") from None
 
 
 def measured(
