@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.mps import CONTROL
 
 from ullage.errors import UllageError, UnknownName
 from ullage.research.measure import together
@@ -45,20 +46,6 @@ left, found = together.measure_together(rows, together.sets_in(rows), settings)
 print("left", left, flush=True)
 for row in found:
     print(row.get("set"), flush=True)
-"""
-
-
-CONTROL = """#!/bin/sh
-alive="$CUDA_MPS_PIPE_DIRECTORY/alive"
-log="$CUDA_MPS_LOG_DIRECTORY/calls"
-if [ "$1" = -d ]; then
-    echo started >> "$log"
-    touch "$alive"
-    exit 0
-fi
-read -r order
-[ -e "$alive" ] || exit 1
-[ "$order" != quit ] || { echo quit >> "$log"; rm "$alive"; }
 """
 
 

@@ -133,13 +133,11 @@ def measure(
     name, usable = runs.local_gpu()
     done = _measured_before(out)
     orders = [order for order in orders if order.row["id"] not in done]
-    console = Console(stderr=True)
-    if done:
-        console.print(f"{len(done)} runs are in {out} already; {len(orders)} are left")
+    _say_left(len(done), len(orders), "runs", out)
     found = runs.measure(
         orders, name, total=usable, at_once=workers, cap=cap, estimated=estimated, timeout=parse_duration(timeout)
     )
-    _follow(found, len(orders), out, console, as_json)
+    _follow(found, len(orders), out, as_json)
 
 
 measure.__doc__ = _EXAMPLES
@@ -154,11 +152,9 @@ def _ask_cudnn(
 
     if bool(args) == bool(random):
         raise InvalidValue("needed either a list of calls, a script, or --random COUNT after 'cudnn'")
-    source = Path(args[0]) if args else None
-    for path in (source, description):
-        if path is not None and not path.is_file():
-            raise InvalidValue(f"cannot read {path}: no such file")
-    told = description.read_text() if description else None
+    source = _existing(args[0] if args else None)
+    described = _existing(description)
+    told = described.read_text() if described else None
     if not dry_run:
         asking.check(told)
     if source is None:
@@ -173,8 +169,7 @@ def _ask_cudnn(
         return
     done = asking.asked_before(out)
     left = [problem for problem in problems if problem not in done]
-    if done:
-        Console(stderr=True).print(f"{len(done)} convolutions are in {out} already; {len(left)} are left")
+    _say_left(len(done), len(left), "convolutions", out)
     answers = asking.ask(left, workers, told)
     declined = sum("declined" in row for row in _appended(answers, "asking cuDNN", len(left), out))
     if as_json:
@@ -203,9 +198,8 @@ def _measure_together(
             print(json.dumps({"set": one.id, "jobs": one.jobs}))
         return
     left, found = measure_together(rows, wanted, TogetherSettings(out=out, how=how, seconds=seconds, timeout=timeout))
+    _say_left(len(wanted) * len(how) - left, left, "sets", out)
     console = Console(stderr=True)
-    if left < len(wanted) * len(how):
-        console.print(f"{len(wanted) * len(how) - left} sets are in {out} already; {left} are left")
     tally = {"measured": 0, "failed": 0, "alone": 0}
     with following("measuring", left, forks=True) as progress:
         for row in found:
@@ -229,9 +223,7 @@ def _measure_rates(
     from ullage.research.rates.tensors import identity, packed
     from ullage.workloads.configuration import rows_so_far
 
-    source = Path(args[0]) if args else None
-    if source is not None and not source.is_file():
-        raise InvalidValue(f"cannot read {source}: no such file")
+    source = _existing(args[0] if args else None)
     if not dry_run:
         _check_gpu()
     if source is None:
@@ -253,8 +245,7 @@ def _measure_rates(
         first.append(died)
         done.add(str(died["id"]))
     left = [call for call in calls if identity(call) not in done]
-    if done:
-        Console(stderr=True).print(f"{len(done)} calls are in {out} already; {len(left)} are left")
+    _say_left(len(done), len(left), "calls", out)
     found = itertools.chain(first, timing.measured(left, seconds=limit, started=started))
     timed = [row for row in _appended(found, "measuring", len(left) + len(first), out) if "id" in row]
     _say_rows(timed, "calls", out, as_json)
@@ -267,9 +258,7 @@ def _measure_profiles(
     from ullage.research.rates import listing
     from ullage.workloads import read_rows
 
-    source = Path(args[0]) if args else None
-    if source is not None and not source.is_file():
-        raise InvalidValue(f"cannot read {source}: no such file")
+    source = _existing(args[0] if args else None)
     rows = listing.drawn_runs(runs, seed) if source is None else list(read_rows(source))
     if dry_run:
         for row in rows:
@@ -280,10 +269,21 @@ def _measure_profiles(
 
     done = _measured_before(out)
     left = [row for row in rows if str(row["id"]) not in done]
-    if done:
-        Console(stderr=True).print(f"{len(done)} runs are in {out} already; {len(left)} are left")
+    _say_left(len(done), len(left), "runs", out)
     made = list(_appended(profiles.profiles(left, limit), "profiling", len(left), out))
     _say_rows(made, "steps", out, as_json)
+
+
+def _existing(path: str | Path | None) -> Path | None:
+    """A file that the command line names; `InvalidValue` if it is not there."""
+    if path is not None and not Path(path).is_file():
+        raise InvalidValue(f"cannot read {path}: no such file")
+    return None if path is None else Path(path)
+
+
+def _say_left(done: int, left: int, what: str, out: Path) -> None:
+    if done:
+        Console(stderr=True).print(f"{done} {what} are in {out} already; {left} are left")
 
 
 def _check_gpu() -> None:
@@ -302,7 +302,7 @@ def _machine() -> dict[str, Any]:
 def _say_rows(rows: list[dict[str, Any]], what: str, out: Path, as_json: bool) -> None:
     failed = sum("failed" in row for row in rows)
     if as_json:
-        print(json.dumps({"measured": len(rows) - failed, "failed": failed, "out": str(out)}))
+        print(json.dumps({"file": str(out), "measured": len(rows) - failed, "failed": failed}))
     else:
         print(f"measured {len(rows) - failed} {what}, {failed} failed: {out}")
 
@@ -348,8 +348,9 @@ def _measured_before(out: Path) -> set[str]:
     return {str(row.get("id")) for row in rows_so_far(out)}
 
 
-def _follow(found: Any, count: int, out: Path, console: Console, as_json: bool) -> None:
+def _follow(found: Any, count: int, out: Path, as_json: bool) -> None:
     """Write each row as it comes, and say in the end how the runs went."""
+    console = Console(stderr=True)
     tally = {"measured": 0, "ran out of memory": 0, "failed": 0, "survived": 0, "capped": 0}
     for row in _appended(found, "measuring", count, out):
         outcome = "failed" if "failed" in row else "ran out of memory" if "oom" in row else "measured"

@@ -526,7 +526,11 @@ def draw_sets(rows: Sequence[Row], count: int, seed: int, total: int = 130 * GIB
     takes = {str(row["id"]): room(row) for row in rows if "model" in row}
     ordered = sorted((name for name in takes if takes[name] * max(UNIFORM) <= total), key=lambda name: takes[name])
     if not ordered:
-        raise UllageError(f"no job is small enough to run {max(UNIFORM)} times in {format_bytes(total)}")
+        least = min(takes.values(), default=0)
+        raise UllageError(
+            f"no job is small enough to run {max(UNIFORM)} times in {format_bytes(total)}: the smallest is "
+            f'taken to need {format_bytes(least)} (a line tells by "need", in bytes)'
+        )
     sizes = {"small": 0.15, "medium": 0.5, "large": 0.85}
     found = [
         JobSet(id=f"uniform-{size}-{copies}", jobs=(ordered[int(share * len(ordered))],) * copies)

@@ -12,7 +12,7 @@ import torch
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.gpumemnet.features import FAMILIES, ModelSummary, summary_of_row
-from ullage.estimation.estimators.gpumemnet.networks import jobs_of
+from ullage.estimation.estimators.gpumemnet.networks import Perceptrons, jobs_of
 from ullage.estimation.estimators.weights import plain_products
 from ullage.research.training.fitting import GPUMEMNET_SCHEDULES, STOP_SHARE, Notify, Schedule, descend_classes
 from ullage.research.training.folds import held_out, key_of
@@ -68,7 +68,7 @@ def train(
         for metric in METRICS:
             classes = classes_of([float(row[metric]) for row in chosen], BINS[family, metric])
             learn, test = held_out(classes.tolist(), seed)
-            network = _fit(family, [summaries[place] for place in learn], classes[learn], seed, schedule, notify)
+            network = _fit(family, [summaries[place] for place in learn], classes[learn], seed, schedule)
             networks[family, metric] = network
             cards[family, metric] = {"rows": len(chosen), "test": [key_of(chosen[place]) for place in test]}
             if notify is not None:
@@ -79,9 +79,8 @@ def train(
 
 
 def _fit(
-    family: str, summaries: Sequence[ModelSummary], classes: npt.NDArray[np.int64], seed: int, schedule: Schedule,
-    notify: Notify | None,
-) -> Any:  # fmt: skip
+    family: str, summaries: Sequence[ModelSummary], classes: npt.NDArray[np.int64], seed: int, schedule: Schedule
+) -> Perceptrons:
     torch.set_num_threads(schedule.threads)
     learn, stop = (torch.from_numpy(part) for part in held_out(classes.tolist(), seed, STOP_SHARE))
     totals = jobs_of(summaries, family).totals
