@@ -1,0 +1,204 @@
+"""What an operator call is for a GPU: floating-point operations, bytes, and the numbers that its time depends on.
+
+From the shapes of the arguments alone; `ullage.virtual.tracking.calls` says how a call is written down. Nothing here
+imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_SIZES = {
+    "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "uint32": 4, "float16": 2,
+    "bfloat16": 2, "int16": 2, "uint16": 2, "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+_NARROW = ("float16", "bfloat16")
+_PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_scaled_mm": 0, "addbmm": 1, "_addmm_activation": 1}
+_CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose")
+
+Tensor = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one call.
+
+    `kind` says which kernels are behind it, `shape` has the numbers that their time depends on, beside `flops` and the
+    bytes that are read and written at least. `dtype` is the first floating-point type among its tensors.
+
+    >>> left, right = {"shape": [64, 32], "dtype": "bfloat16"}, {"shape": [32, 16], "dtype": "bfloat16"}
+    >>> made = {"shape": [64, 16], "dtype": "bfloat16"}
+    >>> call = {"operator": "aten.mm.default", "args": [left, right], "kwargs": {}, "outputs": [made]}
+    >>> work = work_of(call)
+    >>> work.kind, work.flops, work.read, work.written
+    ('product', 65536.0, 5120, 2048)
+    """
+
+    kind: str
+    operator: str
+    flops: float
+    read: int
+    written: int
+    dtype: str
+    shape: Mapping[str, float]
+
+    @property
+    def bytes(self) -> int:
+        """What is moved at least."""
+        return self.read + self.written
+
+
+def work_of(call: Mapping[str, Any]) -> Work:
+    """The work of a call that runs kernels."""
+    name = str(call["operator"]).split(".")[1]
+    given = list(tensors_of([call["args"], call["kwargs"]]))
+    made = list(tensors_of(call["outputs"]))
+    read, written = sum(map(bytes_of, given)), sum(map(bytes_of, made))
+    kind, flops, shape = _kind(name, call, given, made)
+    return Work(kind, name, float(flops), read, written, _dtype(given + made), shape)
+
+
+def _kind(
+    name: str, call: Mapping[str, Any], given: list[Tensor], made: list[Tensor]
+) -> tuple[str, float, dict[str, float]]:
+    args = call["args"]
+    if name in ("_to_copy", "copy_") and any(tensor.get("cpu") and tensor["shape"] for tensor in given + made):
+        return "transfer", 0, {"to_host": float(any(tensor.get("cpu") for tensor in made))}
+    if name in _PRODUCTS and len(given) > _PRODUCTS[name] + 1:
+        first = _PRODUCTS[name]
+        return "product", *_product(given[first], given[first + 1], bias=first > 0)
+    if name in _CONVOLUTIONS:
+        return "convolution", *_convolution(given[0], given[1], made[0], args[3:], [True, False, False])
+    if name == "convolution_backward":
+        return "convolution_backward", *_convolution(given[1], given[2], given[0], args[4:], args[10])
+    if "attention" in name and len(given) > 2:
+        return "attention", *_attention(name, given, args)
+    if name.startswith(("_foreach_", "_fused_", "_amp_foreach")):
+        sizes = [numel(tensor) for tensor in given if not tensor.get("cpu")]
+        return "lists", 0, {"tensors": log2(len(sizes)), "largest": log2(max(sizes, default=0))}
+    return "other", 0, _elementwise(given, made)
+
+
+def _product(left: Tensor, right: Tensor, bias: bool) -> tuple[float, dict[str, float]]:
+    rows, inner = left["shape"][-2:]
+    columns, batch = right["shape"][-1], math.prod(left["shape"][:-2])
+    return 2 * batch * rows * columns * inner, {
+        "rows": log2(rows), "columns": log2(columns), "inner": log2(inner), "batch": log2(batch), "bias": float(bias),
+        "left_turned": float(layout_of(left)), "right_turned": float(layout_of(right)),
+        "even": float(sum(size % 8 == 0 for size in (rows, columns, inner))),
+        "tiles": log2(batch * -(-rows // 128) * -(-columns // 128)), "smaller": log2(min(rows, columns)),
+    }  # fmt: skip
+
+
+def _convolution(
+    source: Tensor, weight: Tensor, result: Tensor, settings: Sequence[Any], wanted: Sequence[bool]
+) -> tuple[float, dict[str, float]]:
+    """`result` is the output or its gradient, `wanted` the gradients: of the source, the weight and the bias."""
+    stride, _, dilation, transposed = settings[:4]
+    groups = settings[5]
+    passes = max(1, sum(map(bool, wanted[:2])))
+    inner, outer = source["shape"][1], result["shape"][1]
+    window, places = math.prod(weight["shape"][2:]), math.prod(result["shape"][2:])
+    flops = 2 * numel(source if transposed else result) * math.prod(weight["shape"][1:]) * passes
+    return flops, {
+        "batch": log2(source["shape"][0]), "inner": log2(inner), "outer": log2(outer), "places": log2(places),
+        "source_places": log2(math.prod(source["shape"][2:])), "window": log2(window), "stride": float(max(stride)),
+        "dilation": float(max(dilation)), "groups": log2(groups), "depthwise": float(groups == inner > 1),
+        "transposed": float(bool(transposed)),
+        "layout": float(layout_of(source)), "of_weight": float(layout_of(weight)),
+        "even_inner": float(inner // groups % 8 == 0), "even_outer": float(outer // groups % 8 == 0),
+        "dimensions": float(len(weight["shape"]) - 2), "wants_source": float(bool(wanted[0])),
+        "wants_weight": float(bool(wanted[1])), "wants_bias": float(bool(wanted[2])),
+        "rows": log2(source["shape"][0] * places), "depth": log2(inner // groups * window),
+    }  # fmt: skip
+
+
+def _attention(name: str, given: list[Tensor], args: Sequence[Any]) -> tuple[float, dict[str, float]]:
+    backward = "backward" in name
+    query, key = given[1:3] if backward else given[:2]
+    length, width = query["shape"][-2:]
+    others = key["shape"][-2]
+    batch = math.prod(query["shape"][:-2])
+    flops = 4 * batch * length * others * width * (2.5 if backward else 1)
+    return flops, {
+        "batch": log2(batch), "length": log2(length), "others": log2(others), "width": log2(width),
+        "backward": float(backward), "flash": float("flash" in name), "efficient": float("efficient" in name),
+        "cudnn": float("cudnn" in name), "causal": float(any(value is True for value in args)),
+    }  # fmt: skip
+
+
+def _elementwise(given: list[Tensor], made: list[Tensor]) -> dict[str, float]:
+    everything = given + made
+    if not everything:
+        return {}
+    largest = max(everything, key=numel)
+    result = made[0] if made else largest
+    read = max((numel(tensor) for tensor in given), default=0)
+    shape = largest["shape"] or [1]
+    return {
+        "result": log2(numel(result)), "source": log2(read), "ratio": log2(16 * read / max(numel(result), 1)),
+        "last": log2(shape[-1]), "first": log2(shape[0]), "second": log2(shape[1] if len(shape) > 1 else 1),
+        "last_of_result": log2(result["shape"][-1] if result["shape"] else 1), "dimensions": float(len(shape)),
+        "layout": float(max((layout_of(tensor) for tensor in given), default=0)),
+        "of_result": float(layout_of(result)), "tensors": float(len(given)),
+        "spread": float(any(numel(tensor) != numel(result) for tensor in given if tensor["shape"])),
+        "width": float(_SIZES.get(largest["dtype"], 4)),
+    }  # fmt: skip
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors among the arguments of a call, wherever they stand."""
+    if isinstance(value, Mapping):
+        if "shape" in value:
+            yield value
+        else:
+            for item in value.values():
+                yield from tensors_of(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from tensors_of(item)
+
+
+def numel(tensor: Tensor) -> int:
+    """The elements of a tensor."""
+    return math.prod(tensor["shape"])
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """The bytes behind a tensor; those of an expanded one count once.
+
+    >>> bytes_of({"shape": [8, 4], "stride": [0, 1], "dtype": "float16"})
+    8
+    """
+    sizes = tensor["shape"]
+    if "stride" in tensor:
+        sizes = [size for size, stride in zip(sizes, tensor["stride"], strict=True) if stride]
+    return math.prod(sizes) * _SIZES.get(tensor["dtype"], 4)
+
+
+def layout_of(tensor: Tensor) -> int:
+    """0 for a contiguous tensor, 1 for a dense one in another order (channels last, transposed), 2 for one with gaps.
+
+    >>> layout_of({"shape": [4, 2], "dtype": "float32", "stride": [1, 4]})
+    1
+    """
+    if "stride" not in tensor:
+        return 0
+    dense = 1
+    for stride, size in sorted((b, n) for n, b in zip(tensor["shape"], tensor["stride"], strict=True) if n > 1 and b):
+        if stride != dense:
+            return 2
+        dense *= size
+    return 1
+
+
+def log2(value: float) -> float:
+    """The logarithm, 0 for what is below 1."""
+    return math.log2(max(value, 1))
+
+
+def _dtype(tensors: list[Tensor]) -> str:
+    return next((t["dtype"] for t in tensors if "float" in t["dtype"] or "complex" in t["dtype"]), "int")
