@@ -224,3 +224,36 @@ def test_a_model_by_name_and_a_script_give_the_same_step(tmp_path):
     assert json.loads(json.dumps(followed.to_dict())) == followed.to_dict()
     assert words(followed) == words(named)
     assert followed.steady
+
+
+@pytest.mark.parametrize("by_the_new_names", [False, True])
+def test_products_say_when_they_may_be_rounded_to_tf32(by_the_new_names):
+    if by_the_new_names and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this PyTorch does not have torch.backends.cuda.matmul.fp32_precision")
+
+    def function():
+        if by_the_new_names:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            torch.backends.cudnn.conv.fp32_precision = "ieee"
+        else:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.backends.cudnn.allow_tf32 = False
+        model = nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten(), nn.Linear(12, 4)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.zeros(5, 2, 4, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        found = {call["operator"].split(".")[1]: call.get("tf32") for call in calls_of(function)}
+    finally:
+        if by_the_new_names:
+            torch.backends.cuda.matmul.fp32_precision = "none"
+            torch.backends.cudnn.conv.fp32_precision = "tf32"
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    assert found["addmm"] is found["mm"] is True
+    assert found["convolution"] is found["convolution_backward"] is False
+    assert found["_foreach_add_"] is None

@@ -26,7 +26,8 @@ def identity(call: dict[str, Any]) -> str:
     >>> identity({"operator": "aten.exp.default", "args": [], "kwargs": {}, "pass": "forward"})
     'ecebb7f09739'
     """
-    text = json.dumps([call.get(name) for name in _IDENTITY], sort_keys=True)
+    rounding = [call["tf32"]] if "tf32" in call else []
+    text = json.dumps([*(call.get(name) for name in _IDENTITY), *rounding], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -74,6 +74,10 @@ class CallTimer:
 
     def measure(self, call: dict[str, Any], with_activity: bool = False) -> dict[str, Any]:
         """The figures of one call."""
+        with _rounding(call):
+            return self._measure(call, with_activity)
+
+    def _measure(self, call: dict[str, Any], with_activity: bool) -> dict[str, Any]:
         size = bytes_of([call["args"], call["kwargs"]])
         if size > MOST_BYTES:
             return {"failed": "arguments too large"}
@@ -187,6 +191,18 @@ class CallTimer:
             return int(self._nvml.nvmlDeviceGetClockInfo(handle, self._nvml.NVML_CLOCK_SM))
         except Exception:  # no NVML, or a GPU that does not say
             return None
+
+
+@contextlib.contextmanager
+def _rounding(call: dict[str, Any]) -> Iterator[None]:
+    """TF32 as the call was made with it."""
+    kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    if "tf32" in call:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = call["tf32"]
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
 
 
 def _loop(sets: Sequence[Any], calls: int) -> None:

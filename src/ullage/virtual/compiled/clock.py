@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ullage.hardware import GPU
+from ullage.virtual.kernels.plan import tf32_for_products
 
 _LAUNCH = 5e-6  # seconds
 _EFFICIENCY = 0.6  # of the data sheet's rate, in a product of even sizes
@@ -51,7 +52,7 @@ class Clock(TorchDispatchMode):
 
     def _product(self, left: torch.Tensor, right: torch.Tensor) -> float:
         rate = self._rate(left.dtype)
-        on_tensor_cores = left.dtype is not torch.float32 or _tf32()
+        on_tensor_cores = left.dtype is not torch.float32 or tf32_for_products()
         even = 16 // left.element_size()
         if on_tensor_cores and any(size % even for size in (*left.shape[-2:], right.shape[-1])):
             rate *= _ODD_SIZES
@@ -61,11 +62,7 @@ class Clock(TorchDispatchMode):
         gpu = self._gpu
         if dtype in (torch.float16, torch.bfloat16):
             return gpu.bf16_tflops or gpu.fp16_tflops or _UNKNOWN_RATE
-        return (gpu.tf32_tflops if _tf32() else gpu.fp32_tflops) or _UNKNOWN_RATE
-
-
-def _tf32() -> bool:
-    return bool(torch.backends.cuda.matmul.allow_tf32)
+        return (gpu.tf32_tflops if tf32_for_products() else gpu.fp32_tflops) or _UNKNOWN_RATE
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -236,6 +236,22 @@ def register(table: dict[str, F], names: tuple[str, ...]) -> Callable[[F], F]:
     return enter
 
 
+def tf32_for_products() -> bool:
+    """Whether products of float32 matrices may be rounded to TF32."""
+    try:
+        return bool(torch._C._get_cublas_allow_tf32())
+    except RuntimeError:  # set by the names of PyTorch 2.9, which the older ones do not answer for
+        return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
+
+
+def tf32_for_convolutions() -> bool:
+    """Whether convolutions of float32 may be rounded to TF32: PyTorch's default."""
+    try:
+        return bool(torch._C._get_cudnn_allow_tf32())
+    except RuntimeError:
+        return torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32"
+
+
 def kernel_switches() -> tuple[bool, ...]:
     """The global switches of PyTorch that decide which kernel it takes; part of what a plan is remembered by."""
     get = torch._C
@@ -243,7 +259,7 @@ def kernel_switches() -> tuple[bool, ...]:
         get._get_cudnn_enabled(),
         get._get_cudnn_benchmark(),
         get._get_cudnn_deterministic(),
-        get._get_cudnn_allow_tf32(),
+        tf32_for_convolutions(),
         get._get_deterministic_algorithms(),
     )
 

@@ -7,7 +7,8 @@ or accumulated gradients, as several steps are the same as those before. Where n
 `OperatorCalls.step()` is plain values, ready for JSON:
 
     calls     the distinct calls: operator, pass, args, kwargs, outputs; "view" where no kernel runs, "same" with the
-              places of two arguments that are one tensor, or lists of the same tensors
+              places of two arguments that are one tensor, or lists of the same tensors; "tf32" for products and
+              convolutions of float32 where it is not PyTorch's default: true for products, false for convolutions
     order     numbers of `calls`, in the order of the calls
     steady    whether the step repeats
     optimizer_steps, modules, nodes, on_host
@@ -25,13 +26,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ullage.virtual.kernels.plan import Alias, New, Same, is_contiguous
+from ullage.virtual.kernels.plan import Alias, New, Same, is_contiguous, tf32_for_convolutions, tf32_for_products
 from ullage.virtual.native import is_gpu
 
 OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 PASSES = ("outside", "forward", "backward", "optimizer")
 _MOST_OPTIMIZER_STEPS = 8  # of an iteration
 _MOST_CALLS = 2_000_000  # kept where no optimizer ever makes a step
+
+_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.addbmm.", "aten._addmm_activation.")
+_CONVOLUTIONS = ("aten.convolution", "aten._convolution.", "aten._cudnn_rnn")  # and what else cuDNN does
 
 _graph_task = torch._C._current_graph_task_id
 _sequence: Any = torch._C._autograd._get_sequence_nr
@@ -97,6 +101,7 @@ class _Mark(NamedTuple):
     modules: int
     nodes: int
     on_host: int
+    tf32: tuple[bool, bool] = (False, True)  # of products and of convolutions
 
 
 class OperatorCalls:
@@ -172,7 +177,7 @@ class OperatorCalls:
 
     def _mark(self) -> None:
         marks = self._marks
-        marks.append(_Mark(len(self.stream), self.modules, _sequence(), self.on_host))
+        marks.append(_Mark(len(self.stream), self.modules, _sequence(), self.on_host, _tf32()))
         for period in range(1, min(_MOST_OPTIMIZER_STEPS, (len(marks) - 1) // 2) + 1):
             last, before, first = (marks[-1 - back * period].calls for back in range(3))
             if last - before == before - first and self.stream[before:last] == self.stream[first:before]:
@@ -195,13 +200,15 @@ class OperatorCalls:
         else:
             marks = self._marks[-2:]
             if len(marks) == 1:
-                marks = [*marks, _Mark(len(self.stream), self.modules, _sequence(), self.on_host)]
+                marks = [*marks, _Mark(len(self.stream), self.modules, _sequence(), self.on_host, _tf32())]
             stream = self.stream[marks[0].calls : marks[-1].calls]
         places: dict[int, int] = {}
         order = [places.setdefault(number, len(places)) for number in stream]
         kinds = len(PASSES)
         return {
-            "calls": [_as_json(self._distinct[number // kinds], PASSES[number % kinds]) for number in places],
+            "calls": [
+                _as_json(self._distinct[number // kinds], PASSES[number % kinds], marks[-1].tf32) for number in places
+            ],
             "order": order,
             "steady": self._steady is not None,
             "optimizer_steps": len(marks) - 1 if self._trains else 0,
@@ -256,7 +263,11 @@ def _layouts(values: Iterable[Any]) -> Iterator[Any]:
 # What was seen, as plain values.
 
 
-def _as_json(seen: SeenCall, part: str) -> dict[str, Any]:
+def _tf32() -> tuple[bool, bool]:
+    return tf32_for_products(), tf32_for_convolutions()
+
+
+def _as_json(seen: SeenCall, part: str, tf32: tuple[bool, bool]) -> dict[str, Any]:
     parts, floats = iter(seen.key), iter(seen.floats)
     args = [_argument(parts, floats) for _ in range(seen.places)]
     kwargs = {next(parts): _argument(parts, floats) for _ in range(seen.names)}
@@ -264,7 +275,19 @@ def _as_json(seen: SeenCall, part: str) -> dict[str, Any]:
     made = [output for output in seen.outputs if output is not None]
     is_view = bool(made) and not seen.writes and all(type(output) in (Alias, Same) for output in made)
     call = {"operator": seen.operator, "pass": part, "args": args, "kwargs": kwargs, "outputs": outputs}
-    return call | ({"view": True} if is_view else {}) | ({"same": [seen.same - 1, seen.same]} if seen.same else {})
+    if seen.same:
+        call["same"] = [seen.same - 1, seen.same]
+    return call | ({"view": True} if is_view else _rounding(call, *tf32))
+
+
+def _rounding(call: dict[str, Any], for_products: bool, for_convolutions: bool) -> dict[str, bool]:
+    """What is not PyTorch's default about TF32, for a call that it matters to."""
+    made = call["outputs"][0] if call["outputs"] else None
+    if not isinstance(made, dict) or made["dtype"] != "float32":
+        return {}
+    if for_products and call["operator"].startswith(_PRODUCTS):
+        return {"tf32": True}
+    return {} if for_convolutions or not call["operator"].startswith(_CONVOLUTIONS) else {"tf32": False}
 
 
 def _argument(parts: Iterator[Any], floats: Iterator[float]) -> Any:

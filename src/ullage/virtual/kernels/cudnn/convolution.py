@@ -24,6 +24,7 @@ from ullage.virtual.kernels.plan import (
     is_contiguous,
     kernel,
     new,
+    tf32_for_convolutions,
 )
 from ullage.virtual.kernels.reductions import Kind, add_buffers, partial_size
 
@@ -460,7 +461,7 @@ def _asker(call: Call) -> Ask:
     if not get._get_cudnn_benchmark():
         return lambda problem: workspace(problem, *kind)
     deterministic = get._get_cudnn_deterministic() or get._get_deterministic_algorithms()
-    tf32 = get._get_cudnn_allow_tf32()
+    tf32 = tf32_for_convolutions()
     return lambda problem: trial(problem, *kind, tf32, deterministic)
 
 
