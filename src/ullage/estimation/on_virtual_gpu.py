@@ -12,6 +12,7 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
+from ullage.utilization.step import StepCalls
 from ullage.virtual import VirtualGPU
 from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
 from ullage.workloads.configuration import Configuration
@@ -51,7 +52,8 @@ def run_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> Esti
     virtual, out_of_memory = follow_function(function, gpu, how)
     if how.trace is not None:
         how.trace.fill(virtual)
-    return estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
+    found = estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
+    return found.with_utilization(StepCalls(**virtual.calls.step()), gpu)
 
 
 def follow_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> tuple[VirtualGPU, str | None]:

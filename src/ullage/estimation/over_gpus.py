@@ -83,7 +83,7 @@ def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
     was_unmeasured = 0 if ran_on.context_measured else reserved // UNMEASURED_SHARE
     contexts = [one.context_upper or one.context or 0 for one in (card, ran_on)]
     needed = "CUDA out of memory." if not fits else None
-    return replace(
+    moved = replace(
         e,
         gpu=card.name,
         gpu_memory=card.usable,
@@ -96,3 +96,4 @@ def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
         measured=card.context_measured,
         computed_on=ran_on.name,
     )
+    return moved if e.step_calls is None else moved.with_utilization(e.step_calls, card)

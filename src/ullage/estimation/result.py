@@ -10,9 +10,11 @@ from html import escape
 from typing import Any
 
 from ullage.errors import InvalidValue
-from ullage.hardware import nobody_named
+from ullage.hardware import GPU, nobody_named
 from ullage.text import AFTER_THE_TIME
 from ullage.units import format_bytes, format_duration
+from ullage.utilization.result import Utilization
+from ullage.utilization.step import StepCalls
 from ullage.virtual.releases import MEASURED
 
 PROCESS = "process_memory"
@@ -65,6 +67,9 @@ class Estimate:
     followed. `attention` names the kernels that
     `scaled_dot_product_attention` took: they differ by GPU, and "math" keeps much more memory than the others.
 
+    `utilization` says how long a step takes and how busy it keeps the GPU. It is `None` where no step was seen to its
+    end. `step_calls` are the operator calls that it follows from; they are not part of the JSON.
+
     `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
     `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
     or "process" memory.
@@ -113,6 +118,8 @@ class Estimate:
     notes: list[str] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list, repr=False)
     timeline: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
+    utilization: Utilization | None = None
+    step_calls: StepCalls | None = field(default=None, repr=False, compare=False)
     estimator: str = "ullage"
     figure_kind: str = "process"
     schema_version: int = SCHEMA_VERSION
@@ -148,8 +155,12 @@ class Estimate:
     def to_dict(self, timeline: bool = True, layers: bool = True) -> dict[str, Any]:
         """The attributes as a dictionary of plain values, on request without the two long ones."""
         left_out = {name for name, wanted in (("timeline", timeline), ("layers", layers)) if not wanted}
-        names = [name for name in self.__dataclass_fields__ if name not in left_out]
-        return {name: getattr(self, name) for name in names} | {"upper_covers": self.upper_covers}
+        names = [name for name in self.__dataclass_fields__ if name not in {*left_out, "step_calls"}]
+        others = {
+            "utilization": None if self.utilization is None else self.utilization.to_dict(),
+            "upper_covers": self.upper_covers,
+        }
+        return {name: getattr(self, name) for name in names} | others
 
     def to_json(self, timeline: bool = True, indent: int | None = None, layers: bool = True) -> str:
         """The attributes as JSON; the keys are the attributes' names."""
@@ -175,11 +186,28 @@ class Estimate:
                 "It was written by a newer Ullage: pip install --upgrade ullage"
             )
         known["timeline"] = [tuple(point) for point in known.get("timeline", [])]
+        if known.get("utilization") is not None:
+            known["utilization"] = Utilization.from_dict(known["utilization"])
         return cls(**known | {"schema_version": SCHEMA_VERSION})
 
     def on_assumed_gpu(self) -> Estimate:
         """The same estimate, which says that nobody named its GPU."""
         return replace(self, gpu_assumed=True, notes=[nobody_named(self.gpu), *self.notes])
+
+    def with_utilization(self, step: StepCalls, gpu: GPU) -> Estimate:
+        """The same estimate, which says how long such a step takes on `gpu`, and how busy it is.
+
+        An estimate of memory never fails because of it: a note says why it is not known.
+        """
+        from ullage.utilization.alone import utilization_of
+
+        found, notes = None, self.notes
+        if step.is_whole:
+            try:
+                found = utilization_of(step, gpu)
+            except Exception as error:
+                notes = [*notes, f"how long a step takes is not known: {type(error).__name__}: {error}"]
+        return replace(self, utilization=found, step_calls=step, notes=list(dict.fromkeys(notes)))
 
     @property
     def verdict(self) -> str:

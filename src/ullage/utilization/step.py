@@ -36,6 +36,11 @@ class StepCalls:
         return Counter(str(call["operator"]) for call in self)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether a step was seen to its end; otherwise these are all calls so far."""
+        return self.steady or self.optimizer_steps > 0
+
+    @property
     def with_kernels(self) -> int:
         """How many calls run something on the GPU, views and bare allocations left out."""
         return sum(runs_kernels(call) for call in self)

@@ -15,6 +15,8 @@ from ullage.isolation.environment import is_guest
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """The bound over all kinds of GPU that the request names, from the first question that can be answered.
 
+    `utilization` has what is known about a step, by GPU.
+
     Where none can be: why not, and whether it is the script's own failure (`own`). A script runs in the Python that the
     job will run it in: `python` says which, if it is another than Ullage's own.
     """
@@ -56,7 +58,8 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     answers = [ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]]
     worst = max(answers, key=lambda answer: answer.bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
-    return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": worst.gpu}
+    known = {answer.gpu: answer.utilization.to_dict() for answer in answers if answer.utilization is not None}
+    return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": worst.gpu, "utilization": known}
 
 
 def _python(question: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:

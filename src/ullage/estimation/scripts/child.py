@@ -28,7 +28,7 @@ from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
 from ullage.estimation.scripts.loops import compiled
 from ullage.estimation.scripts.processes import Processes
-from ullage.estimation.scripts.request import GRACE, ScriptRequest
+from ullage.estimation.scripts.request import GRACE, ScriptRequest, packed
 from ullage.estimation.scripts.weights import Weights
 from ullage.estimation.scripts.when_to_stop import RunWatcher
 from ullage.isolation.child import give_answer, give_so_far, say_doing
@@ -270,12 +270,11 @@ class ScriptRun:
             values = estimate_from(card, time.perf_counter() - self._begin).to_dict()
             values |= {"phases": phases, "steps": self.watcher.steps}
             values["notes"] = [*values["notes"], *self.watcher.loaders.about_longest()]
-            answer: dict[str, Any] = {"status": "estimated", "estimate": values}
+            calls = packed(card.calls.step())
+            answer: dict[str, Any] = {"status": "estimated", "estimate": values, "calls": calls}
             if self._trace is not None:
                 self._trace.fill(card)
                 answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()
             if self._request.convolutions:
                 answer["convolutions"] = list(card.uncertainty.convolutions)
-            if self._request.calls:
-                answer["calls"] = card.calls.step()
         return answer

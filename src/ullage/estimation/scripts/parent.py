@@ -15,7 +15,7 @@ from ullage.errors import InvalidValue, ScriptFailed
 from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.failures import is_launcher_missing, is_own, message, missing_package, only_pytorch
 from ullage.estimation.scripts.frameworks import framework_of, other_framework
-from ullage.estimation.scripts.request import GRACE, ScriptRequest
+from ullage.estimation.scripts.request import GRACE, ScriptRequest, unpacked
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.isolation.environment import environment
@@ -24,6 +24,7 @@ from ullage.isolation.interpreter import Interpreter, environment_with, find_int
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, run
 from ullage.units import GIB
+from ullage.utilization.step import StepCalls
 from ullage.workloads.workload import RunOptions, check_script
 
 DEFAULT_TIMEOUT = 300.0  # seconds
@@ -86,7 +87,8 @@ def estimate_script(
     answer, notes, out_of_memory = _followed(request, interpreter, network, show_output, progress)
     if trace_file is not None:
         _write(base64.b64decode(answer["trace"]), trace_file)
-    return _estimate(answer["estimate"], notes, out_of_memory, _shown(request))
+    found = _estimate(answer["estimate"], notes, out_of_memory, _shown(request))
+    return found.with_utilization(StepCalls(**unpacked(answer["calls"])), request.gpu)
 
 
 def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = ()) -> list[list[Any]]:
@@ -105,12 +107,10 @@ def step_of_script(path: str | os.PathLike[str], args: Sequence[str], gpu: GPU, 
     request = ScriptRequest(
         path=str(path), args=[str(value) for value in args], module=how.module, gpu=gpu, steps=how.steps,
         timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, limited=True, config=how.allocator_config,
-        calls=True,
     )  # fmt: skip
     interpreter = find_interpreter(sys.executable if how.python is None else os.fspath(how.python))
     answer, _, _ = _followed(request, interpreter, how.network, how.show_output)
-    found: dict[str, Any] = answer["calls"]
-    return found
+    return unpacked(answer["calls"])
 
 
 def _shown(request: ScriptRequest) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +18,7 @@ GRACE = 5.0  # seconds that a script has for its own cleaning up after it was st
 class ScriptRequest:
     """What the child process is asked to do; with `traced` every request is part of its answer.
 
-    With `convolutions` it is what was given to cuDNN, with `calls` the operator calls of a step.
+    With `convolutions` it is what was given to cuDNN.
     """
 
     path: str
@@ -28,7 +31,6 @@ class ScriptRequest:
     config: AllocatorConfig | None = None
     traced: bool = False
     convolutions: bool = False
-    calls: bool = False
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> ScriptRequest:
@@ -41,3 +43,18 @@ class ScriptRequest:
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has lists only."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def packed(values: dict[str, Any]) -> str:
+    """Plain values that repeat themselves much, such as the calls of a step, as a text of about a twentieth.
+
+    >>> unpacked(packed({"order": [0, 1, 0, 1]}))
+    {'order': [0, 1, 0, 1]}
+    """
+    return base64.b64encode(zlib.compress(json.dumps(values).encode(), 1)).decode()
+
+
+def unpacked(text: str) -> dict[str, Any]:
+    """What `packed` was given."""
+    values: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+    return values
