@@ -14,7 +14,7 @@ import torch
 
 import ullage
 from ullage.errors import InvalidValue
-from ullage.research.datasets import measuring
+from ullage.research.datasets import measuring, utilization_run
 from ullage.research.datasets.generate import DEFAULTS, generate
 from ullage.research.datasets.measuring import MeasurementSettings, ParallelRuns, RunKind, measure_rows, mend, need
 from ullage.research.datasets.memory_run import cheap_start, fill, on_gpu, prepare_memory, run_memory
@@ -191,6 +191,21 @@ def test_utilisation_is_read_after_warming_up() -> None:
     assert found["ram_bytes"] > 0 and found["cpu_percent"] > 0
     assert found["host_busy"] > 0.1 and 0 <= found["host_stolen"] <= 1
     assert 0 < found["step_q1"] <= found["step_median"] <= found["step_q3"]
+
+
+def test_a_second_run_in_a_process_finds_an_empty_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger run before it leaves no trace in its figures; what is known of the process alone is left out."""
+    monkeypatch.setattr(utilization_run, "_is_renewed", False)
+    small, large = ({**row, "seconds": 0.1} for row in generate("mlp", 2, 2, SMALL))
+    large["batch"] *= 16
+    with ullage.virtual_gpu("H200"):
+        fresh = run_utilization(prepare_utilization(small))
+    with ullage.virtual_gpu("H200"):
+        run_utilization(prepare_utilization(large))
+        utilization_run.renew()
+        again = run_utilization(prepare_utilization(small))
+    assert again["peak_reserved"] == fresh["peak_reserved"] and again["peak_alloc"] == fresh["peak_alloc"]
+    assert fresh.keys() - again.keys() == {"nvml_ctx", "nvml_end", "ram_bytes"}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_fp16"])

@@ -23,6 +23,7 @@ def parallel(run: Any, *, total: int = 100, at_once: int = 4, timeout: float = 2
         run=run if turns else lambda row, pause: run(row),
         gpu_memory=lambda row: row["need"],
         turns=turns,
+        renew=more.pop("renew", None),
     )
     return ParallelRuns(kind, total=total, at_once=at_once, timeout=timeout, **more)
 
@@ -194,3 +195,57 @@ def test_in_turns_one_that_fails_before_its_turn_holds_nobody_up() -> None:
     found = {row["id"]: answer for row, answer in parallel(run, turns=4).work(rows(1, 1, 1, 1))}
     assert found["o0"] == found["o3"] == {"fine": True}
     assert "ValueError: no" in found["o1"]["failed"] and "without an answer" in found["o2"]["failed"]
+
+
+def test_a_process_that_can_be_renewed_goes_on_with_other_rows() -> None:
+    """Twelve rows in four processes; the memory of the card is promised to each until it has given it back."""
+    given_back: list[int] = []
+
+    def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
+        pause()
+        return {"process": os.getpid(), "renewed": len(given_back)}
+
+    work = parallel(run, turns=2, at_once=4, renew=lambda: given_back.append(1)).work(rows(*[30] * 12))
+    found = dict((row["id"], answer) for row, answer in work)
+    assert sorted(found) == sorted(f"o{number}" for number in range(12))
+    assert len({answer["process"] for answer in found.values()}) == 4
+    assert all(answer.get("in_process", 0) == answer["renewed"] for answer in found.values())
+
+
+def test_what_a_row_took_counts_until_its_process_is_renewed(tmp_path: Path) -> None:
+    """The card has room for one. Renewing takes a while; nobody runs before it is over."""
+
+    def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
+        held = [file.name for file in tmp_path.iterdir() if Path("/proc", file.name).exists()]
+        (tmp_path / str(os.getpid())).touch()
+        pause()
+        return {"held": held}
+
+    def renew() -> None:
+        time.sleep(0.05)
+        (tmp_path / str(os.getpid())).unlink()
+
+    work = parallel(run, turns=1, at_once=2, total=100, renew=renew).work(rows(*[90] * 5))
+    assert [answer["held"] for _, answer in work] == [[]] * 5
+
+
+def test_a_process_whose_row_failed_is_replaced_and_the_row_gets_a_fresh_one(tmp_path: Path) -> None:
+    """Rows one after the other: o1, o3 and o5 are the second of their process, and each ends it in its own way."""
+
+    def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
+        mark = tmp_path / row["id"]
+        first = not mark.exists()
+        mark.touch()
+        if row["id"] == "o1" and first:
+            raise ValueError("no")
+        if row["id"] == "o3" and first:
+            os._exit(3)
+        pause()
+        return {"process": os.getpid(), **({"oom": "no memory"} if row["id"] == "o5" and first else {})}
+
+    work = parallel(run, turns=2, at_once=1, renew=lambda: None, retry=lambda answer: {"failed", "oom"} & answer.keys())
+    found = {row["id"]: answer for row, answer in work.work(rows(*[1] * 8))}
+    assert len(found) == 8 and not any({"failed", "oom"} & answer.keys() for answer in found.values())
+    again = [found[name] for name in ("o1", "o3", "o5")]
+    assert all(answer["alone"] and "in_process" not in answer for answer in again)
+    assert len({answer["process"] for answer in found.values()}) == 4 + 3

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ullage.isolation.child import answer, end_with, function_named
 from ullage.isolation.parent import Child, Outcome, outcome_of
@@ -65,7 +65,11 @@ def _forked_from_server(
     answer(Channel(answers.fileno()), lambda: function_named(entry)(request))
 
 
-Pause = Callable[[str], None]  # called by a child at a place that it names: returns when it may go on
+class Pause(Protocol):
+    """Called by a child at a place that it names, with what its answer is so far: returns what `go_on` was given."""
+
+    def __call__(self, place: str, so_far: dict[str, Any] | None = None) -> str: ...
+
 
 _open: set[int] = set()  # this process's ends of the pipes to its children: a child must not keep those of its siblings
 
@@ -73,8 +77,9 @@ _open: set[int] = set()  # this process's ends of the pipes to its children: a c
 class ForkedHere:
     """A child forked from this process. `work(pause)` runs in it and returns its answer.
 
-    `pause(NAME)` in the child waits until `go_on()`; with `stay` it also waits so when it has answered. Read from it
-    when `select` says that there is something to read. Its output goes to the file `log`, or nowhere.
+    `pause(NAME)` in the child waits until `go_on()`, and returns the line that it was given; with `stay` it also waits
+    so when it has answered. Read from it when `select` says that there is something to read. Its output goes to the
+    file `log`, or nowhere.
     """
 
     def __init__(self, work: Callable[[Pause], dict[str, Any]], *, log: Path | None = None, stay: bool = False) -> None:
@@ -105,6 +110,11 @@ class ForkedHere:
         return self._messages.at
 
     @property
+    def so_far(self) -> dict[str, Any] | None:
+        """The answer that it gave at a pause, the last."""
+        return self._messages.so_far
+
+    @property
     def has_answered(self) -> bool:
         """Whether it has given its answer or error."""
         return self._messages.final
@@ -115,10 +125,12 @@ class ForkedHere:
         self._messages.add(part)
         self.is_silent = not part
 
-    def go_on(self) -> None:
-        """Let it leave the place at which it pauses."""
+    def go_on(self, line: str = "") -> None:
+        """Let it leave the place at which it pauses, and tell it a line."""
         with suppress(BrokenPipeError):  # it has been killed
-            os.write(self._leave, b"g")
+            rest = line.encode() + b"\n"
+            while rest:
+                rest = rest[os.write(self._leave, rest) :]
 
     def kill(self) -> None:
         """End it, with what it has started."""
@@ -157,16 +169,20 @@ def _forked_here(
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
-        channel = Channel(answers)
+        channel, told = Channel(answers), os.fdopen(leave, "rb")
 
-        def pause(place: str) -> None:
+        def pause(place: str, so_far: dict[str, Any] | None = None) -> str:
+            if so_far is not None:
+                channel.so_far(so_far)
             channel.at(place)
-            if not os.read(leave, 1):
+            line = told.readline()
+            if not line:
                 os._exit(1)  # the parent is gone
+            return line.decode().rstrip("\n")
 
         answer(channel, lambda: work(pause))
         sys.stdout.flush()
         if stay:
-            os.read(leave, 1)
+            told.readline()
     finally:
         os._exit(0)  # nothing of the parent's is to be closed or written a second time

@@ -11,6 +11,9 @@ which it gets when the GPU has room for it; memory is promised to it only while 
 In turns (`RunKind.turns`), children that have leave come to a point where they pause; when all of them are there, they
 go on one after the other, each while the others stand still. They end together, when the last one is done. Meanwhile
 nobody prepares: the next children do that while these come to their pause, since the host's time is read too.
+
+Where a child can be made as good as new (`RunKind.renew`), it does not end then but takes the next row: to make a
+context and to load kernels takes longer than to read a run. One whose answer is doubtful ends all the same.
 """
 
 from __future__ import annotations
@@ -46,32 +49,53 @@ class RunKind:
     it is to wait for its turn, if children take turns (`turns` is how many at most together; 0: they do not).
     `gpu_memory(row)` is what a run may take of the GPU, `before_run` what a child takes before it runs, and
     `host_memory(row)` what a child may take of the machine's own memory. `log(row)` is a file for a child's output.
+    `renew()` gives back what a run took, so that a child that takes turns can go on with another row; rows that are not
+    the first of their process have `in_process`, how many were before.
     """
 
     prepare: Callable[[Row], Any]
-    run: Callable[[Any, Callable[[], None]], Answer]
+    run: Callable[[Any, Callable[[], Any]], Answer]
     gpu_memory: Callable[[Row], int]
     before_run: int = 0
     turns: int = 0
     host_memory: Callable[[Row], int] = lambda row: 0
     log: Callable[[Row], Path | None] = lambda row: None
+    renew: Callable[[], None] | None = None
 
 
 class _Run:
-    """A run and its child."""
+    """A run and its child, which may go on with another row (`take`)."""
 
     def __init__(self, row: Row, kind: RunKind) -> None:
         def work(pause: Pause) -> Answer:
-            prepared = kind.prepare(row)
-            pause("ready")
-            return kind.run(prepared, lambda: pause("paused"))
+            order, before = row, 0
+            while True:
+                prepared = kind.prepare(order)
+                pause("ready")
+                answer = kind.run(prepared, lambda: pause("paused"))
+                del prepared
+                if kind.renew is None:
+                    return answer
+                line = pause("answered", answer | ({"in_process": before} if before else {}))
+                if not line:
+                    os._exit(0)  # all is said
+                kind.renew()
+                order, before = json.loads(line), before + 1
 
         self.row, self.child = row, ForkedHere(work, log=kind.log(row), stay=kind.turns > 0)
         self.state = "preparing"  # then "ready", "running", with turns "paused", "reading", "answered", at last "ended"
         self.since = time.monotonic()
         self.promised = 0  # of the GPU's memory
-        self.in_company = False  # others ran at the same time
+        self.in_company = False  # others ran at the same time, or before it in its process
         self.is_late = False
+        self.is_told = False  # its answer is known already
+        self.may_go_on = False
+
+    def take(self, row: Row) -> None:
+        """Go on with another row. What the last one took is given back when this one is ready."""
+        self.row, self.in_company, self.is_told, self.may_go_on = row, True, False, False
+        self.enter("preparing")
+        self.child.go_on(json.dumps(row))
 
     def fileno(self) -> int:
         return self.child.fileno()
@@ -95,6 +119,7 @@ class ParallelRuns:
         self.kind, self.total, self.at_once, self.timeout, self.retry = kind, total, at_once, timeout, retry
         self.host_total = host_total
         self._runs: list[_Run] = []
+        self._left: deque[Row] = deque()
 
     def work(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Answer]]:
         """Every row with its answer, in the order in which they end."""
@@ -102,33 +127,40 @@ class ParallelRuns:
         gc.collect()
         gc.freeze()  # children would copy every page on which the collector moves a mark
         try:
-            for run, answer in self._all(deque(rows), self.at_once):
+            for run, answer in self._all(deque(rows), self.at_once, self.kind):
                 if run.in_company and self.retry(answer):
                     again.append(run.row)
                 else:
                     yield run.row, answer
-            for run, answer in self._all(deque(again), 1):
+            for run, answer in self._all(deque(again), 1, replace(self.kind, renew=None)):
                 yield run.row, {**answer, "alone": True}
         finally:
             while self._runs:
                 self._runs.pop().child.close()
             gc.unfreeze()
 
-    def _all(self, rows: deque[Row], at_once: int) -> Iterator[tuple[_Run, Answer]]:
+    def _all(self, rows: deque[Row], at_once: int, kind: RunKind) -> Iterator[tuple[_Run, Answer]]:
+        self._left = rows
         while rows or self._runs:
-            while rows and len(self._runs) < at_once and self._may_prepare(rows[0]):
-                self._runs.append(_Run(rows.popleft(), self.kind))
+            while (
+                rows and len(self._runs) < at_once and not self._in("reading", "answered") and self._has_room(rows[0])
+            ):
+                self._runs.append(_Run(rows.popleft(), kind))
             self._give_leave()
             self._listen()
             self._kill_late()
+            yield from self._told()
             yield from self._ended()
 
     def _may_prepare(self, row: Row) -> bool:
-        if self._in("reading", "answered"):
-            return False
-        if self.host_total is None or not self._runs:
+        return not self._in("reading", "answered") and self._has_room(row)
+
+    def _has_room(self, row: Row, instead_of: _Run | None = None) -> bool:
+        """Whether the machine's own memory is enough to prepare another one."""
+        others = [run for run in self._runs if run is not instead_of]
+        if self.host_total is None or not others:
             return True
-        taken = sum(self.kind.host_memory(run.row) for run in self._runs)
+        taken = sum(self.kind.host_memory(run.row) for run in others)
         return taken + self.kind.host_memory(row) <= self.host_total
 
     def _promised(self) -> int:
@@ -149,17 +181,17 @@ class ParallelRuns:
         for run in self._in("ready")[:LOOK_AHEAD]:
             others = self._in("running", "paused", "reading", "answered", "ended")
             wanted = min(self.kind.gpu_memory(run.row), self.total)
-            if others and self._promised() + wanted > self.total:
+            if any(other.promised for other in self._runs) and self._promised() + wanted > self.total:
                 continue
             if self.kind.turns and len(others) >= self.kind.turns:
                 return
-            run.promised, run.in_company = wanted, bool(others)
+            run.promised, run.in_company = wanted, run.in_company or bool(others)
             for other in others:
                 other.in_company = True
             self._let(run, "running")
 
     def _give_turn(self) -> None:
-        """The next that pauses goes on, when nobody does or prepares; when all have answered they may end."""
+        """The next that pauses goes on, when nobody does or prepares; after the last answer all take others, or end."""
         if self._in("reading", "preparing"):
             return
         paused = self._in("paused")
@@ -167,7 +199,10 @@ class ParallelRuns:
             self._let(paused[0], "reading")
             return
         for run in self._in("answered"):
-            self._let(run, "ended")
+            if run.may_go_on and self._left and self._has_room(self._left[0], instead_of=run):
+                run.take(self._left.popleft())
+            else:
+                self._let(run, "ended")
 
     def _listen(self) -> None:
         speaking = [run for run in self._runs if run.state != "ended"]
@@ -176,9 +211,10 @@ class ParallelRuns:
             run.child.read()
             if run.child.is_silent:
                 run.enter("ended")
-            elif run.child.has_answered:
+            elif run.child.has_answered or run.state in ("running", "reading") and run.child.at == "answered":
                 run.enter("answered" if self.kind.turns else run.state)
             elif run.state == "preparing" and run.child.at == "ready":
+                run.promised = 0
                 run.enter("ready")
             elif run.state == "running" and run.child.at == "paused":
                 run.enter("paused")
@@ -190,10 +226,18 @@ class ParallelRuns:
                 run.is_late = True
                 run.child.kill()
 
+    def _told(self) -> Iterator[tuple[_Run, Answer]]:
+        """The answers of children that may go on."""
+        for run in self._in("answered"):
+            if not run.is_told and not run.child.has_answered and run.child.so_far is not None:
+                run.is_told, run.may_go_on = True, not self.retry(run.child.so_far)
+                yield run, run.child.so_far
+
     def _ended(self) -> list[tuple[_Run, Answer]]:
         done = [run for run in self._in("ended") if run.child.has_ended()]
         self._runs = [run for run in self._runs if run not in done]
-        return [(run, self._answer(run)) for run in done]
+        answers = [(run, self._answer(run)) for run in done]
+        return [(run, answer) for run, answer in answers if not run.is_told]
 
     def _answer(self, run: _Run) -> Answer:
         outcome = run.child.close()
@@ -320,6 +364,7 @@ def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any
         kind = RunKind(
             prepare=utilization_run.prepare_utilization, run=utilization_run.run_utilization, gpu_memory=need,
             before_run=BASE, turns=TURNS, host_memory=_host, log=_logs(plan),
+            renew=None if plan.raw else utilization_run.renew,
         )  # fmt: skip
     else:
         kind = RunKind(

@@ -272,7 +272,7 @@ def run_bundle(order: Order, pause: Callable[[], None] = lambda: None) -> dict[s
     """Measure one row after the other; the first that does not end well, and those after it, are left."""
     answers: dict[str, Any] = {}
     for row in order["rows"]:
-        if not _emptied():
+        if not emptied():
             break
         begin = time.perf_counter()
         try:
@@ -289,7 +289,7 @@ def run_bundle(order: Order, pause: Callable[[], None] = lambda: None) -> dict[s
     return {"answers": answers}
 
 
-def _emptied() -> bool:
+def emptied() -> bool:
     """Give everything back, so that the allocator is as in a new process."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()

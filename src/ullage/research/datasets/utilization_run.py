@@ -5,6 +5,9 @@ A first step, which loads kernels and takes the memory, is made while others mak
 is its turn. CUDA is touched only with leave to run: the next models are made on the CPU while one is read. Weights
 are random, because power depends on what is multiplied.
 
+A child may measure several runs, one after the other (`renew`). What PyTorch's allocator does is then the same as in a
+fresh process; what NVML and the operating system say of the process is not, and is left out.
+
 After the stretch a few steps are made one by one, each begun when the GPU has nothing left to do: the time until all of
 a step's kernels are launched is what the host needs for it.
 """
@@ -19,23 +22,26 @@ from typing import Any
 
 import torch
 
+from ullage.errors import UllageError
 from ullage.monitor.activity import ActivityBetween, activity_between
 from ullage.monitor.host import LoadSince
-from ullage.research.datasets.memory_run import EnoughSteps, cheap_start, on_gpu, out_of_memory
+from ullage.research.datasets.memory_run import EnoughSteps, cheap_start, emptied, on_gpu, out_of_memory
 from ullage.research.datasets.schema import quartiles
 from ullage.research.measure.single_run import ProcessMemory
 from ullage.workloads import Configuration, train
 from ullage.workloads.sources.build import prepare
 from ullage.workloads.training import low_precision
 
-MOST_WARMING = 0.4  # seconds
+MOST_WARMING = 0.3  # seconds
 LEAST_WARMING = 3  # steps
 STEADY = 0.05  # two stretches of steps that differ by less are steady
 LEAST_READ = 4  # steps, unless they take longer than this together
 MOST_READING = 4.0  # seconds
 HOST_STEPS = 7
-MOST_HOST = 0.3  # seconds, from the third of them on
+MOST_HOST = 0.2  # seconds, from the third of them on
 ENDLESS = 10**9
+_OF_THE_PROCESS = ("nvml_ctx", "nvml_end", "ram_bytes")
+_is_renewed = False
 
 
 @dataclass
@@ -214,7 +220,15 @@ def run_utilization(prepared: PreparedUtilizationRun, pause: Callable[[], None] 
         "retries": statistics["num_alloc_retries"],
         "wall_s": round(time.perf_counter() - began, 3),
     }
-    return figures
+    return {name: value for name, value in figures.items() if not (_is_renewed and name in _OF_THE_PROCESS)}
+
+
+def renew() -> None:
+    """Give back what a run took, so that the next one in this process finds an allocator as empty as a new one's."""
+    global _is_renewed
+    _is_renewed = True
+    if not emptied():
+        raise UllageError(f"{torch.cuda.memory_reserved()} bytes of an earlier run are still there")
 
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:
