@@ -29,5 +29,5 @@ def utilization_of(step: StepCalls, gpu: GPU) -> Utilization:
     return Utilization(
         gpu=gpu.name, step_s=step_s, gpu_s=gpu_s, host_s=host_s, smact=busy, smocc=busy / 3, drama=drama, tensor=0.0,
         power_w=power, energy_j=power * step_s, flops=flops, bytes=moved, kernels=kernels, steady=step.steady,
-        measured=gpu.name == "H200",
+        measured=gpu.name == "H200", waits=step.waits,
     )  # fmt: skip

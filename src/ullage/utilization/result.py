@@ -18,9 +18,9 @@ class Utilization:
     `power_w` watts on average and takes `energy_j` joules for a step.
 
     A step is `flops` floating-point operations of matrix products and convolutions, reads and writes at least `bytes`
-    of memory, and launches `kernels`. `steady` says whether the step that was followed repeats. `measured` says whether
-    rates were measured on this GPU; elsewhere they follow from its bandwidth, FLOP/s and SMs. The data loader is not a
-    part of a step.
+    of memory, and launches `kernels`; `waits` times its host waits until the GPU is done. `steady` says whether the
+    step that was followed repeats. `measured` says whether rates were measured on this GPU; elsewhere they follow from
+    its bandwidth, FLOP/s and SMs. The data loader is not a part of a step.
     """
 
     gpu: str
@@ -38,6 +38,7 @@ class Utilization:
     kernels: int
     steady: bool
     measured: bool
+    waits: int = 0
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -58,7 +59,7 @@ class Utilization:
     def from_dict(cls, values: dict[str, Any]) -> Utilization:
         """Read what `to_dict` gave; keys of later versions are ignored."""
         known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
-        missing = [spec.name for spec in fields(cls) if spec.name not in known and spec.name != "notes"]
+        missing = [spec.name for spec in fields(cls) if spec.name not in known and spec.name not in ("waits", "notes")]
         if missing:
             raise InvalidValue(f"this is no utilization: {', '.join(missing)} missing")
         return cls(**known)

@@ -45,6 +45,11 @@ class StepCalls:
         """How many calls run something on the GPU, views and bare allocations left out."""
         return sum(runs_kernels(call) for call in self)
 
+    @property
+    def waits(self) -> int:
+        """How often the host waits until the GPU is done: for a number, for a copy, or because it says so."""
+        return sum(waits_for_gpu(call) for call in self)
+
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, ready for JSON."""
         return asdict(self)
@@ -67,3 +72,24 @@ def runs_kernels(call: dict[str, Any]) -> bool:
     if call.get("view") or space == "cuda":
         return False
     return not name.startswith(_NO_KERNEL)
+
+
+_RESULT_ON_HOST = ("_local_scalar_dense", "equal.", "nonzero.", "masked_select", "unique_", "_unique")
+
+
+def waits_for_gpu(call: dict[str, Any]) -> bool:
+    """Whether the host goes on only when the GPU is done with all that it was given.
+
+    >>> waits_for_gpu({"operator": "aten._local_scalar_dense.default"}), waits_for_gpu({"operator": "aten.mm.default"})
+    (True, False)
+    """
+    space, _, name = str(call["operator"]).partition(".")
+    if space == "cuda":
+        return name == "synchronize"
+    if name.startswith("_to_copy"):
+        to_host = call["kwargs"].get("device") == {"device": "cpu"}
+        return (to_host or "cpu" in call["args"][0]) and not call["kwargs"].get("non_blocking")
+    if name.startswith("copy_"):
+        target, source, *at_once = call["args"]
+        return ("cpu" in target) != ("cpu" in source) and not any(at_once)
+    return name.startswith(_RESULT_ON_HOST)

@@ -16,7 +16,7 @@ from ullage.manager.core.reservations import booking_of
 from ullage.manager.core.watchdog import Handled
 from ullage.manager.running.cgroups import JOBS
 from ullage.manager.running.launcher import Launcher
-from ullage.manager.running.sharing import Sharing
+from ullage.manager.running.sharing import TimeSlicing
 from ullage.manager.running.supervisor import TOKEN
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.job_store import JobStore
@@ -147,7 +147,7 @@ class ManagerContext:
     store: JobStore
     launcher: Launcher
     slot_reader: SlotReader
-    sharing: Sharing
+    sharing: TimeSlicing
     ledger: Ledger
     service: ServiceState
     handled: Handled

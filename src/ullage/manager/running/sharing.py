@@ -13,7 +13,7 @@ from ullage.workloads.job_files import JobSpec
 _BETWEEN_LOOKS = 2.0  # seconds
 
 
-class Sharing:
+class TimeSlicing:
     """Time slicing: what CUDA does by itself. The base of `Mps`."""
 
     name, watched = "time-slicing", False
@@ -33,7 +33,7 @@ class Sharing:
         return {}
 
 
-class Mps(Sharing):
+class Mps(TimeSlicing):
     """One MPS control daemon for all GPUs of this daemon.
 
     It is adopted if it still answers, restarted when it stops answering, and ended when no job is left.
@@ -86,6 +86,6 @@ class Mps(Sharing):
         return found
 
 
-def sharing_of(name: str, folder: Path, say: Callable[[str], None]) -> Sharing:
+def sharing_of(name: str, folder: Path, say: Callable[[str], None]) -> TimeSlicing:
     """The way of sharing of that name."""
-    return Mps(folder, say) if name == "mps" else Sharing()
+    return Mps(folder, say) if name == "mps" else TimeSlicing()

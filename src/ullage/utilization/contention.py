@@ -1,0 +1,125 @@
+"""How long a step takes in company: the model behind `ullage.utilization.sharing`.
+
+A step of a job is host work and GPU work, which overlap. In company its GPU work takes longer:
+
+- Under **MPS** kernels of all jobs run side by side. What a step needs of the SMs, `smact` of its time, queues with the
+  others' need of them; the rest of its GPU time, in which kernels leave most SMs idle, passes beside anybody's.
+- **Time slicing** gives the whole GPU to one process after the other. A step takes turns, and one more each time that
+  its host waits for the GPU; before each, the other processes that have work have theirs.
+- A **MIG** instance has its part of the SMs and of the bandwidth, whoever works beside it.
+
+How much of the others' work a job meets depends on how much they are slowed down themselves: the answer is a fixed
+point, found from below. So a job that is added never makes another one faster. Nothing here imports PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ullage.utilization.result import Utilization
+
+_ROUNDS, _CLOSE = 300, 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingRules:
+    """The figures of the model, fitted to sets of jobs that were measured.
+
+    - `overlap`: how well a job's host work and GPU work hide each other: at 1 not at all, the more the better.
+    - `contention`: the SM time that a job loses for each second of the others', under MPS.
+    - `latency_s`: how much longer a wait for the GPU takes beside a job that always has work, under MPS.
+    - `turn_s`: the longest turn of a process, `switching`: a turn with what it costs, as a multiple, time-sliced.
+    - `host`: the share by which each further job slows the host work of the others.
+    - `idle_w`: what the GPU draws while nothing runs on it.
+    """
+
+    overlap: float
+    contention: float
+    latency_s: float
+    turn_s: float
+    switching: float
+    host: float
+    idle_w: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedStep:
+    """A job's step in company: `step_s`, of which `waiting_s` comes from single waits for the GPU."""
+
+    step_s: float
+    waiting_s: float = 0.0
+
+
+def in_company(jobs: Sequence[Utilization], how: str, rules: SharingRules) -> list[SharedStep]:
+    """The steps of jobs that share a GPU, by "mps" or "timeslice"."""
+    needs = [_sliced(job, rules) if how == "timeslice" else _side_by_side(job, rules) for job in jobs]
+    host = [_host_s(job, rules) for job in jobs]
+    slow = 1 + rules.host * (len(jobs) - 1)
+    steps = [SharedStep(step_s=job.step_s) for job in jobs]
+    there = [0.0] * len(jobs)  # the share of time in which a job has work for the GPU
+    for _ in range(_ROUNDS):
+        met = sum(share * need.turn for share, need in zip(there, needs, strict=True))
+        before, there = there, []
+        for place, (job, need) in enumerate(zip(jobs, needs, strict=True)):
+            others = met - before[place] * need.turn
+            queued, waiting = need.queues * others, need.waits * others
+            gpu_s = _gpu_s(job) + queued
+            step = _both(host[place] * slow, gpu_s, rules.overlap) + waiting
+            steps[place] = SharedStep(step_s=max(job.step_s, step), waiting_s=waiting)
+            least = _both(host[place], gpu_s, rules.overlap) + waiting  # slow hosts ease nobody's wait
+            there.append(min(1.0, (need.work_s + queued + waiting) / least) if least else 0.0)
+        if max(abs(new - old) for new, old in zip(there, before, strict=True)) < _CLOSE:
+            break
+    return steps
+
+
+def on_part(job: Utilization, sms: float, bandwidth: float, rules: SharingRules) -> SharedStep:
+    """A job's step on a MIG instance with these parts of the GPU's SMs and bandwidth."""
+    wide = min(1.0, job.smact) * job.step_s
+    moved = min(1.0, job.drama) * job.step_s
+    rest = _gpu_s(job) - wide
+    gpu_s = max(rest + wide / sms, moved / bandwidth)
+    return SharedStep(step_s=max(job.step_s, _both(_host_s(job, rules), gpu_s, rules.overlap)))
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What a step needs of that for which jobs queue: `work_s` of it, alone.
+
+    Beside a job that is always there with a turn of 1, the step's work takes `queues` longer, and its host waits for
+    single results `waits` longer.
+    """
+
+    work_s: float
+    queues: float
+    waits: float
+    turn: float = 1.0
+
+
+def _side_by_side(job: Utilization, rules: SharingRules) -> _Need:
+    wide = min(1.0, max(job.smact, job.drama)) * job.step_s
+    return _Need(wide, rules.contention * wide, rules.latency_s * job.waits)
+
+
+def _sliced(job: Utilization, rules: SharingRules) -> _Need:
+    gpu_s = _gpu_s(job)
+    turns = gpu_s / rules.turn_s
+    return _Need(gpu_s, turns, job.waits, rules.switching * gpu_s / (turns + job.waits) if gpu_s else 0.0)
+
+
+def _gpu_s(job: Utilization) -> float:
+    """The GPU time of a step, which cannot be longer than the step nor shorter than its SMs are active."""
+    return min(job.step_s, max(job.gpu_s, max(job.smact, job.drama) * job.step_s))
+
+
+def _host_s(job: Utilization, rules: SharingRules) -> float:
+    """Host work, such that both together make a step alone."""
+    gpu_s = _gpu_s(job)
+    return float(max(0.0, job.step_s**rules.overlap - gpu_s**rules.overlap) ** (1 / rules.overlap))
+
+
+def _both(host_s: float, gpu_s: float, overlap: float) -> float:
+    """The time of work on the host and on the GPU, which hide each other but for a part."""
+    longer, shorter = max(host_s, gpu_s), min(host_s, gpu_s)
+    return float(longer * (1 + (shorter / longer) ** overlap) ** (1 / overlap)) if longer else 0.0

@@ -1,0 +1,245 @@
+"""Jobs together on a GPU: how fast each is in company, what they do together, and why.
+
+    share_of([a, b], gpu("H200"), "mps").throughput
+
+Jobs are given as they are alone. `ullage.utilization.contention` has the model. Nothing here imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.hardware import GPU, gpus
+from ullage.utilization.contention import SharedStep, SharingRules, in_company, on_part
+from ullage.utilization.result import Utilization
+
+SHIPPED = Path(__file__).parent / "data" / "sharing.json"
+HOWS = {
+    "mps": "NVIDIA's Multi-Process Service: kernels of all jobs run side by side",
+    "timeslice": "the driver lets one process after the other have the GPU",
+    "mig": "each job has an instance of its own, all of one size",
+}
+_WORTH_SAYING = 0.05  # a loss of speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedJob:
+    """A job in company: seconds for a step alone and in company, and `speed`, the share of its speed alone."""
+
+    step_alone_s: float
+    step_s: float
+    speed: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """Jobs that share a GPU.
+
+    `throughput` is what they do together against one after the other: 1 is the same, 2 twice as much. `power_w` is what
+    the GPU draws, `energy_j` what one step of each job takes, and `energy` the share of what those steps take one after
+    the other. `memory` is what the jobs need together, `fits` whether there is room for it; `None` where it was not
+    given. `profile` is the MIG instance that each job has. `measured` says whether sets of jobs were measured on this
+    GPU in this way.
+    """
+
+    gpu: str
+    how: str
+    jobs: list[SharedJob]
+    throughput: float
+    power_w: float
+    energy_j: float
+    energy: float
+    reason: str
+    measured: bool
+    profile: str | None = None
+    memory: int | None = None
+    fits: bool | None = None
+
+    @property
+    def slowest(self) -> float:
+        """The speed of the job that loses most."""
+        return min(job.speed for job in self.jobs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes as a dictionary of plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Sharing:
+        """Read what `to_dict` gave; keys of later versions are ignored."""
+        known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
+        missing = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.name not in known]
+        if missing:
+            raise InvalidValue(f"this is no sharing: {', '.join(missing)} missing")
+        return cls(**known | {"jobs": [SharedJob(**job) for job in known["jobs"]]})
+
+
+def share_of(
+    jobs: Sequence[Utilization],
+    gpu: GPU,
+    how: str = "mps",
+    memory: Sequence[int] | None = None,
+    rules: SharingRules | None = None,
+) -> Sharing:
+    """How jobs do together on a GPU, each given as it is alone on it; `memory` has the bytes that each needs.
+
+    `how` is "mps", "timeslice" or "mig". "mig:2g.35gb" names the instance that each job gets; otherwise it is the
+    largest one of which the GPU has enough.
+
+    >>> from ullage.hardware import gpu
+    >>> busy = {"smact": 0.2, "smocc": 0.1, "drama": 0.05, "tensor": 0.0, "power_w": 200.0, "energy_j": 4.0}
+    >>> step = {"step_s": 0.02, "gpu_s": 0.006, "host_s": 0.02, "flops": 1e9, "bytes": 1e8, "kernels": 300}
+    >>> job = Utilization(gpu="H200", **step, **busy, steady=True, measured=True)
+    >>> together = share_of([job, job], gpu("H200"), "mps")
+    >>> 0.9 < together.slowest <= 1, 1.8 < together.throughput <= 2
+    (True, True)
+
+    Not covered: jobs on several GPUs, hosts with fewer processors than jobs, the data loader.
+    """
+    way, _, wanted = how.partition(":")
+    if way not in HOWS or wanted and way != "mig":
+        raise UnknownName("way of sharing", how, HOWS)
+    if not jobs:
+        raise InvalidValue("needed jobs that share a GPU; found none")
+    if memory is not None and len(memory) != len(jobs):
+        raise InvalidValue(f"needed the memory of {len(jobs)} jobs; found {len(memory)} figures")
+    rules = rules or load()
+    part = _instance(gpu, len(jobs), wanted) if way == "mig" else None
+    if part is None:
+        steps = in_company(jobs, way, rules)
+    else:
+        steps = [on_part(job, *_share_of_gpu(part, gpu), rules) for job in jobs]
+    found = [
+        SharedJob(
+            step_alone_s=job.step_s,
+            step_s=step.step_s,
+            speed=min(1.0, job.step_s / step.step_s) if step.step_s else 1.0,
+            reason=_reason(job, step, [other for other in jobs if other is not job] or jobs, way),
+        )
+        for job, step in zip(jobs, steps, strict=True)
+    ]
+    idle = min([rules.idle_w, *(job.power_w for job in jobs)])
+    works = [(job.power_w - idle) * job.step_s for job in jobs]  # joules of a step, beyond those of the idle GPU
+    energy = sum(works) + idle * sum(step.step_s for step in steps) / len(jobs)
+    apart = sum(job.power_w * job.step_s for job in jobs)
+    fits = None
+    if memory is not None:
+        fits = sum(memory) <= gpu.usable if part is None else max(memory) <= part.usable
+    return Sharing(
+        gpu=gpu.name,
+        how=way,
+        jobs=found,
+        throughput=sum(job.speed for job in found),
+        power_w=idle + sum(work / step.step_s for work, step in zip(works, steps, strict=True) if step.step_s),
+        energy_j=energy,
+        energy=energy / apart if apart else 1.0,
+        reason=_together(jobs, found, way),
+        measured=gpu.name == "H200" and way != "mig",
+        profile=None if part is None else _profile(part),
+        memory=None if memory is None else sum(memory),
+        fits=fits,
+    )
+
+
+# MIG instances.
+
+
+def profiles(gpu: GPU) -> list[GPU]:
+    """The MIG instances that a GPU can be divided into, the smallest first.
+
+    >>> from ullage.hardware import gpu
+    >>> [_profile(part) for part in profiles(gpu("H200"))][:2], profiles(gpu("T4"))
+    (['1g.18gb', '1g.35gb'], [])
+    """
+    return sorted((part for part in gpus() if part.parent == gpu.name), key=lambda part: (part.sms or 0, part.memory))
+
+
+def _profile(part: GPU) -> str:
+    return part.name.removeprefix(f"{part.parent}-MIG-")
+
+
+def _instance(gpu: GPU, count: int, wanted: str) -> GPU:
+    known = {_profile(part): part for part in profiles(gpu)}
+    if not known:
+        raise InvalidValue(f"{gpu.name} has no MIG instances; needed a GPU that has, or another way: mps, timeslice")
+    if wanted and wanted not in known:
+        raise UnknownName(f"MIG instance of {gpu.name}", wanted, known)
+    enough = [part for part in known.values() if (part.mig_instances or 0) >= count]
+    if wanted:
+        part = known[wanted]
+        if part not in enough:
+            raise InvalidValue(f"{gpu.name} has {part.mig_instances} instances {wanted}; needed {count}, one a job")
+        return part
+    if not enough:
+        most = max(part.mig_instances or 0 for part in known.values())
+        raise InvalidValue(f"{gpu.name} has at most {most} MIG instances; needed {count}, one for each job")
+    return enough[-1]
+
+
+def _share_of_gpu(part: GPU, gpu: GPU) -> tuple[float, float]:
+    """The parts of the SMs and of the bandwidth that an instance has."""
+    sms = (part.sms or 1) / (gpu.sms or part.sms or 1)
+    return sms, part.bandwidth / gpu.bandwidth if part.bandwidth and gpu.bandwidth else sms
+
+
+# Reasons, in words.
+
+
+def _reason(job: Utilization, step: SharedStep, others: Sequence[Utilization], way: str) -> str:
+    lost = step.step_s - job.step_s
+    if lost <= _WORTH_SAYING * job.step_s:
+        idle = 1 - job.busy
+        return f"waits for its host {idle:.0%} of the time" if idle > 0.5 else "leaves room on the GPU for others"
+    if way == "mig":
+        return f"needs more than its instance has: {_need(job)}"
+    if step.waiting_s > lost / 2:
+        before = "the others' turns" if way == "timeslice" else "the others' kernels"
+        return f"its host waits for the GPU {job.waits} times a step, each time behind {before}"
+    if way == "timeslice":
+        return f"keeps the GPU busy {job.busy:.0%} of the time alone, and the others want it too"
+    if job.drama > job.smact / 2 and sum(other.drama for other in others) + job.drama > 0.6:
+        return "limited by memory bandwidth, and the others want it too"
+    return f"keeps the SMs busy {job.smact:.0%} of the time alone, and the others want them too"
+
+
+def _need(job: Utilization) -> str:
+    busy = job.busy or 1.0
+    return f"while it works it keeps {min(1.0, job.smact / busy):.0%} of the SMs busy"
+
+
+def _together(jobs: Sequence[Utilization], found: Sequence[SharedJob], way: str) -> str:
+    if min(job.speed for job in found) > 1 - _WORTH_SAYING:
+        waiting = sum(job.waits_for_host for job in jobs)
+        if waiting == len(jobs):
+            return "all wait for their hosts most of the time: their work on the GPU fits into the gaps"
+        return "what they need of the GPU fits beside each other"
+    if way == "mig":
+        return "an instance is smaller than what some of them use"
+    if way == "timeslice":
+        return f"together they want the GPU for {sum(job.busy for job in jobs):.0%} of the time"
+    moved, active = sum(job.drama for job in jobs), sum(job.smact for job in jobs)
+    if moved > 0.6 and moved > active / 2:
+        return f"together they want {moved:.0%} of the memory bandwidth"
+    return f"together they want {active:.0%} of the SMs"
+
+
+# The figures of the model, in a file beside this one.
+
+
+@functools.cache
+def load(path: Path = SHIPPED) -> SharingRules:
+    """The figures in a file that `ullage train sharing` wrote."""
+    try:
+        values = json.loads(path.read_text())["rules"]
+        return SharingRules(**{spec.name: float(values[spec.name]) for spec in fields(SharingRules)})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidValue(
+            f"needed the figures of sharing in {path}: {error}; 'ullage train sharing --out {path.name}' makes them"
+        ) from None

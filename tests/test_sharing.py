@@ -1,0 +1,159 @@
+"""Jobs together on a GPU: what must hold whatever was measured."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from ullage.errors import InvalidValue, UnknownName
+from ullage.hardware import gpu
+from ullage.utilization.result import Utilization
+from ullage.utilization.sharing import Sharing, load, share_of
+
+H200 = gpu("H200")
+WAYS = ("mps", "timeslice", "mig")
+
+
+def job(**known: float) -> Utilization:
+    step_s = known.pop("step_s", 0.02)
+    values = {"gpu_s": 0.3 * step_s, "smact": 0.2, "smocc": 0.1, "drama": 0.05, "waits": 2} | known
+    rest = {"tensor": 0.0, "power_w": 200.0, "energy_j": 200.0 * step_s, "flops": 1e9, "bytes": 1e8, "kernels": 300}
+    return Utilization(gpu="H200", step_s=step_s, host_s=step_s, **rest, **values, steady=True, measured=True)
+
+
+def drawn(chance: random.Random) -> Utilization:
+    busy, step_s = chance.random(), 10 ** chance.uniform(-3, 0)
+    smact = busy * chance.random()
+    waits = chance.choice([0, 1, 2, 3, 40, 300])
+    return job(step_s=step_s, gpu_s=busy * step_s, smact=smact, drama=smact * chance.random(), waits=waits)
+
+
+FULL = job(gpu_s=0.02, smact=0.95, drama=0.4)
+
+
+@pytest.mark.parametrize("way", ("mps", "timeslice"))
+def test_a_job_alone_keeps_its_speed(way: str) -> None:
+    for number in range(50):
+        one = drawn(random.Random(number))
+        together = share_of([one], H200, way)
+        assert together.jobs[0].speed == pytest.approx(1)
+        assert together.throughput == pytest.approx(1) == together.energy
+        assert together.power_w == pytest.approx(one.power_w)
+
+
+@pytest.mark.parametrize("way", ("mps", "timeslice"))
+def test_a_further_job_makes_no_other_one_faster(way: str) -> None:
+    chance = random.Random(way)
+    for _ in range(60):
+        jobs = [drawn(chance) for _ in range(chance.randint(2, 6))]
+        more, fewer = share_of(jobs, H200, way), share_of(jobs[:-1], H200, way)
+        for crowded, free in zip(more.jobs, fewer.jobs, strict=False):
+            assert crowded.speed <= free.speed + 1e-4
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_speeds_and_throughput_have_their_bounds(way: str) -> None:
+    chance = random.Random(way)
+    for _ in range(60):
+        jobs = [drawn(chance) for _ in range(chance.randint(2, 7))]
+        together = share_of(jobs, H200, way)
+        assert all(0 < one.speed <= 1 for one in together.jobs)
+        assert together.throughput == pytest.approx(sum(one.speed for one in together.jobs))
+        assert together.throughput <= len(jobs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_order_of_jobs_does_not_matter(way: str) -> None:
+    chance = random.Random(way)
+    jobs = [drawn(chance) for _ in range(3)]
+    speeds = []
+    for order in itertools.permutations(range(3)):
+        found = share_of([jobs[place] for place in order], H200, way).jobs
+        speeds.append([found[order.index(place)].speed for place in range(3)])
+    assert all(one == pytest.approx(speeds[0], rel=1e-4) for one in speeds)
+
+
+@pytest.mark.parametrize("way", ("mps", "timeslice"))
+def test_a_busier_partner_leaves_less_speed(way: str) -> None:
+    one = job(gpu_s=0.012, smact=0.5)
+    shares = [0.1, 0.4, 0.7, 1.0]
+    partners = [job(gpu_s=share * 0.02, smact=0.9 * share) for share in shares]
+    speeds = [share_of([one, partner], H200, way).jobs[0].speed for partner in partners]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] > speeds[-1] + 0.1
+
+
+@pytest.mark.parametrize("way", ("mps", "timeslice"))
+def test_two_jobs_that_fill_the_gpu_do_no_more_than_one_after_the_other(way: str) -> None:
+    together = share_of([FULL, FULL], H200, way)
+    assert 0.75 < together.throughput < 1.1
+    assert "want" in together.reason
+
+
+def test_jobs_that_wait_for_their_hosts_share_well() -> None:
+    together = share_of([job(), job(), job()], H200, "mps")
+    assert together.slowest > 0.9 and together.throughput > 2.7 and together.energy < 0.8
+    assert "host" in together.reason and "host" in together.jobs[0].reason
+
+
+def test_time_slicing_costs_a_job_that_asks_for_single_numbers() -> None:
+    """Adafactor asks the GPU for a number of each parameter; each time the other processes have their turns."""
+    asking, partner = job(waits=80), job(gpu_s=0.018, smact=0.6)
+    sliced, side_by_side = share_of([asking, partner], H200, "timeslice"), share_of([asking, partner], H200, "mps")
+    assert sliced.jobs[0].speed < 0.5 < side_by_side.jobs[0].speed
+    assert "waits for the GPU 80 times" in sliced.jobs[0].reason
+
+
+def test_a_mig_instance_is_as_fast_whoever_is_beside_it() -> None:
+    pairs = [share_of([FULL, partner], H200, "mig") for partner in (FULL, job())]
+    assert pairs[0].profile == "3g.71gb" and pairs[0].jobs[0] == pairs[1].jobs[0]
+    assert pairs[1].jobs[1].speed > 0.95 > 0.6 > pairs[0].jobs[0].speed > 60 / 132 - 0.05
+    assert "instance" in pairs[0].jobs[0].reason
+    seven = share_of([job()] * 7, H200, "mig")
+    assert seven.profile == "1g.18gb"
+    assert share_of([job()] * 2, H200, "mig:2g.35gb").profile == "2g.35gb"
+
+
+def test_memory_fits_together_or_into_each_instance() -> None:
+    pair, gib = [job(), job()], 2**30
+    assert share_of(pair, H200).fits is None
+    assert share_of(pair, H200, memory=[100 * gib, 20 * gib]).fits is True
+    assert share_of(pair, H200, memory=[100 * gib, 60 * gib]).fits is False
+    assert share_of(pair, H200, "mig", memory=[100 * gib, 20 * gib]).fits is False
+    assert share_of(pair, H200, memory=[3 * gib, 4 * gib]).memory == 7 * gib
+
+
+def test_what_is_wrong_is_said() -> None:
+    with pytest.raises(UnknownName, match="no way of sharing named 'msp'; did you mean 'mps'"):
+        share_of([FULL], H200, "msp")
+    with pytest.raises(UnknownName, match="no MIG instance of H200 named '3g.20gb'"):
+        share_of([FULL], H200, "mig:3g.20gb")
+    with pytest.raises(InvalidValue, match="T4 has no MIG instances"):
+        share_of([FULL, FULL], gpu("T4"), "mig")
+    with pytest.raises(InvalidValue, match="H200 has 2 instances 3g.71gb; needed 3"):
+        share_of([FULL] * 3, H200, "mig:3g.71gb")
+    with pytest.raises(InvalidValue, match="at most 7 MIG instances; needed 8"):
+        share_of([FULL] * 8, H200, "mig")
+    with pytest.raises(InvalidValue, match="found none"):
+        share_of([], H200)
+    with pytest.raises(InvalidValue, match="memory of 2 jobs; found 1"):
+        share_of([FULL, FULL], H200, memory=[1])
+
+
+def test_a_sharing_is_read_back() -> None:
+    together = share_of([job(), FULL], H200, "timeslice", memory=[1, 2])
+    assert Sharing.from_dict(together.to_dict() | {"later": 1}) == together
+    with pytest.raises(InvalidValue, match="no sharing: gpu, how"):
+        Sharing.from_dict({"jobs": []})
+
+
+def test_figures_that_cannot_be_read_are_named(tmp_path) -> None:
+    (tmp_path / "sharing.json").write_text("{}")
+    with pytest.raises(InvalidValue, match="needed the figures of sharing in .*ullage train sharing"):
+        load(tmp_path / "sharing.json")
+
+
+def test_rules_can_be_given() -> None:
+    free = replace(load(), contention=0.0, latency_s=0.0, host=0.0)
+    assert share_of([FULL, FULL], H200, "mps", rules=free).slowest == pytest.approx(1)
