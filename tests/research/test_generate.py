@@ -112,6 +112,8 @@ def test_all_forms_are_drawn() -> None:
 def test_nothing_feasible_is_said() -> None:
     with pytest.raises(InvalidValue, match="no feasible cnn in 3000 draws"):
         draw("cnn", 0, 0, DEFAULTS["cnn"], DrawingLimits(memory=GIB // 8))
+    with pytest.raises(InvalidValue, match="no feasible mlp"):
+        draw("mlp", 0, 0, DEFAULTS["mlp"], DrawingLimits(least_seconds=0.1))
 
 
 def test_a_file_overrides_ranges(tmp_path: Path) -> None:

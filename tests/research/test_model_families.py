@@ -78,3 +78,8 @@ def test_real_runs_are_drawn_again_by_the_same_seed_and_fit(monkeypatch: pytest.
     assert all(Configuration.from_row(row).batch_size == row["batch"] for row in rows)
     with pytest.raises(InvalidValue, match="no feasible model"):
         draw_real(0, 5, DrawingLimits(GIB // 8, 0.05))
+    long = [draw_real(number, 5, DrawingLimits(8 * GIB, 0.05, 0.02)) for number in range(20)]
+    assert all(real_models._seconds(cost, row, row["batch"]) >= 0.02 for row in long)
+    never = [draw_real(number, 5, DrawingLimits(8 * GIB, 9.0, 9.0)) for number in range(9)]
+    larger = [cost.process(row["batch"] * 3 // 2, row["opt"], row["precision"]) for row in never]
+    assert all(row["guess"] <= 8 * GIB < more for row, more in zip(never, larger, strict=True))

@@ -124,6 +124,8 @@ Examples:
 
   ullage dataset generate --family real --count 400 --seed 3 --max-memory 16GiB --max-step 80ms --out real.jsonl
 
+  ullage dataset generate --family real --count 200 --min-step 18ms --max-step 60ms --out busy.jsonl
+
   ullage dataset generate --family mlp --count 100 --seed 2 --ranges ranges.toml --max-memory 8GiB --out small.jsonl
 """
 
@@ -149,6 +151,10 @@ def generate(
     max_step: Annotated[
         str, typer.Option(help="Draw no run whose step takes longer, by a rough count.", metavar="TIME")
     ] = "120ms",
+    min_step: Annotated[
+        str, typer.Option(help="Draw runs whose step takes as long at least, by a rough count; of real models that "
+                               "are too small for it, the largest batch that is allowed.", metavar="TIME")
+    ] = "0s",
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Draw training runs of generated models."""
@@ -167,7 +173,7 @@ def generate(
     file = out or Path(f"{family}.jsonl")
     if file.is_dir() or not file.parent.is_dir():  # before the drawing, which takes a minute for thousands
         raise InvalidValue(f"cannot write {file}: needed a file in a folder that exists")
-    limits = DrawingLimits(parse_bytes(max_memory), parse_duration(max_step))
+    limits = DrawingLimits(parse_bytes(max_memory), parse_duration(max_step), parse_duration(min_step))
     rows = [
         draw_real(number, seed, limits) if family == FAMILY else draw(family, number, seed, known, limits)
         for number in each(range(count), "drawing", count)

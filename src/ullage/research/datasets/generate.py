@@ -378,10 +378,14 @@ _KEEP = 200
 
 @dataclass(frozen=True)
 class DrawingLimits:
-    """What a run may take at most: bytes of GPU memory and seconds a step, both as `Cost` counts them."""
+    """What a run may take at most: bytes of GPU memory and seconds a step, both as `Cost` counts them.
+
+    A step is to take `least_seconds` too: small runs wait for the host, and say little of the GPU.
+    """
 
     memory: int = 40 * GIB
     seconds: float = MOST_SECONDS
+    least_seconds: float = 0.0
 
 
 def generate(
@@ -435,7 +439,7 @@ def _feasible(family: str, row: dict[str, Any], cost: Cost, process: int, limits
     return (
         cost.parameters <= MOST_PARAMETERS[family]
         and process <= limits.memory
-        and cost.seconds(row["batch"], row["precision"], family == "cnn") <= limits.seconds
+        and limits.least_seconds <= cost.seconds(row["batch"], row["precision"], family == "cnn") <= limits.seconds
     )
 
 

@@ -63,6 +63,7 @@ _VISION: dict[str, tuple[str, ...]] = {
 _ONE_SIZE = ("vit", "cait", "swin", "maxvit", "twins", "levit", "mixer", "gmlp", "resmlp", "xcit")
 _TEXT = ("llama", "phi", "gpt_neox", "gpt2", "gptj", "bloom", "bert", "albert", "deberta", "bart", "t5")
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_LARGE_BATCHES = (*_BATCHES, 384, 512, 768, 1024)  # where a step is to take some time
 _OPTIMIZERS = {"adamw": 4.0, "adam": 2.0, "sgdm": 3.0, "sgd": 1.0, "adamw_fused": 2.0, "sgdm_fused": 0.5,
                "rmsprop": 1.0, "adagrad": 0.5, "adafactor": 0.5, "adamw_single": 0.5}  # fmt: skip
 _PRECISIONS = {"fp32": 3.0, "tf32": 1.5, "amp_bf16": 3.0, "amp_fp16": 2.0, "bf16": 2.0}
@@ -86,10 +87,17 @@ def draw_real(number: int, seed: int, limits: DrawingLimits | None = None) -> di
         cost = counted(row)
         if cost is None:
             continue
-        fitting = [batch for batch in _BATCHES if _fits(cost, row, batch, limits)]
+        fitting = [
+            batch
+            for batch in (_LARGE_BATCHES if limits.least_seconds else _BATCHES)
+            if cost.process(batch, row["opt"], row["precision"]) <= limits.memory
+            and _seconds(cost, row, batch) <= limits.seconds
+        ]
         if not fitting:
             continue
-        row["batch"] = chance.choice(fitting)  # small ones, which wait for the host, are as frequent as large ones
+        long = [batch for batch in fitting if _seconds(cost, row, batch) >= limits.least_seconds]
+        # Small ones, which wait for the host, are as frequent as large ones. Of a model too small, the largest.
+        row["batch"] = chance.choice(long or fitting[-1:])
         return {
             "id": f"{FAMILY}-{seed}-{number:05d}",
             "family": Configuration.from_row(row).source,
@@ -102,13 +110,9 @@ def draw_real(number: int, seed: int, limits: DrawingLimits | None = None) -> di
     raise InvalidValue(f"no feasible model in {_TRIES} draws: allow more memory or a longer step")
 
 
-def _fits(cost: Cost, row: dict[str, Any], batch: int, limits: DrawingLimits) -> bool:
-    convolutions = family_of(row).kind == "cnn"
+def _seconds(cost: Cost, row: dict[str, Any], batch: int) -> float:
     precision = "bf16" if row["precision"] == "tf32" else row["precision"]
-    return (
-        cost.process(batch, row["opt"], row["precision"]) <= limits.memory
-        and cost.seconds(batch, precision, convolutions) <= limits.seconds
-    )
+    return cost.seconds(batch, precision, family_of(row).kind == "cnn")
 
 
 _known: dict[str, Cost | None] = {}  # by what a cost depends on; `None` where the model does not run
