@@ -31,6 +31,7 @@ ROOMS = [
     "estimation.estimators",
     "estimation.asking",
     "estimation.largest_batch",
+    "estimation.sharing",
     "estimation.jobs",
     "utilization.gpuutilnet",
     "utilization.following",

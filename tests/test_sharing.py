@@ -121,7 +121,7 @@ def test_memory_fits_together_or_into_each_instance() -> None:
     assert share_of(pair, H200, memory=[100 * gib, 20 * gib]).fits is True
     assert share_of(pair, H200, memory=[100 * gib, 60 * gib]).fits is False
     assert share_of(pair, H200, "mig", memory=[100 * gib, 20 * gib]).fits is False
-    assert share_of(pair, H200, memory=[3 * gib, 4 * gib]).memory == 7 * gib
+    assert [one.memory for one in share_of(pair, H200, memory=[3 * gib, 4 * gib]).jobs] == [3 * gib, 4 * gib]
 
 
 def test_what_is_wrong_is_said() -> None:

@@ -10,6 +10,8 @@
 
     ullage.max_batch("timm:vit_small_patch16_224", gpu="RTX-4090")
 
+    ullage.share(["train.py", "torchvision:resnet50"], gpu="H200", how="mps")     # who can share a GPU
+
     ullage.Client().submit(["python", "train.py"])      # to the daemon that `ullage serve` started
 
     with ullage.virtual_gpu("A100-40GB") as gpu:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ullage.estimation.estimators.registry import estimators
     from ullage.estimation.largest_batch import MaxBatch, max_batch
     from ullage.estimation.result import Estimate
+    from ullage.estimation.sharing import share
     from ullage.hardware import GPU, gpu, gpus
     from ullage.manager.client import Client
     from ullage.virtual import VirtualGPU, virtual_gpu
@@ -49,6 +52,7 @@ _HOMES = {
     "gpu": "ullage.hardware",
     "gpus": "ullage.hardware",
     "max_batch": "ullage.estimation.largest_batch",
+    "share": "ullage.estimation.sharing",
     "virtual_gpu": "ullage.virtual",
 }
 
@@ -65,6 +69,7 @@ __all__ = [
     "gpu",
     "gpus",
     "max_batch",
+    "share",
     "virtual_gpu",
 ]
 

@@ -51,6 +51,14 @@ def ways_of_sharing(incomplete: str) -> list[str]:
     return [f"{before}{comma}{way}" for way in ("timeslice", "mps") if way.startswith(begun)]
 
 
+def ways_to_share(incomplete: str) -> list[tuple[str, str]]:
+    """Ways in which `ullage share` lets jobs share a GPU, and their meanings."""
+    from ullage.utilization.sharing import HOWS
+
+    known = {**HOWS, "all": "each of them"}
+    return [(way, meaning) for way, meaning in known.items() if way.startswith(incomplete)]
+
+
 def gpus(incomplete: str) -> list[str]:
     """GPUs in the catalogue.
 

@@ -24,6 +24,7 @@ _COMMANDS = {
         "check": "estimates",
         "max-batch": "estimates",
         "compare": "comparison",
+        "share": "sharing",
     },
     JOBS: {
         "serve": "daemon",
@@ -187,6 +188,18 @@ def all_commands() -> Any:
     for name in root.list_commands(None):
         root.get_command(None, name)
     return root
+
+
+def typed(command: str, words: list[str]) -> dict[str, Any]:
+    """What the words after a command say, by the names of its parameters; what is not said is left out.
+
+    >>> typed("estimate", ["torchvision:resnet18", "-b", "8"])
+    {'source': 'torchvision:resnet18', 'batch_size': 8}
+    """
+    found: Any = _load(command)
+    with found.make_context(command, words) as context:
+        told = {name: context.get_parameter_source(name) for name in context.params}
+        return {name: value for name, value in context.params.items() if told[name].name == "COMMANDLINE"}
 
 
 def _print_version(wanted: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import GPU, gpus
+from ullage.units import format_bytes, format_duration
 from ullage.utilization.contention import SharedStep, SharingRules, in_company, on_part
 from ullage.utilization.result import Utilization
 
@@ -25,17 +26,20 @@ HOWS = {
     "timeslice": "the driver lets one process after the other have the GPU",
     "mig": "each job has an instance of its own, all of one size",
 }
+WORTH_IT = 1.1  # times the throughput
 _WORTH_SAYING = 0.05  # a loss of speed
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedJob:
-    """A job in company: seconds for a step alone and in company, and `speed`, the share of its speed alone."""
+    """A job in company: seconds for a step alone and in company, `speed`, the share of its speed alone, and why."""
 
     step_alone_s: float
     step_s: float
     speed: float
     reason: str
+    memory: int | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +48,9 @@ class Sharing:
 
     `throughput` is what they do together against one after the other: 1 is the same, 2 twice as much. `power_w` is what
     the GPU draws, `energy_j` what one step of each job takes, and `energy` the share of what those steps take one after
-    the other. `memory` is what the jobs need together, `fits` whether there is room for it; `None` where it was not
-    given. `profile` is the MIG instance that each job has. `measured` says whether sets of jobs were measured on this
-    GPU in this way.
+    the other. `fits` says whether there is room for what the jobs need of `gpu_memory`, which under MIG is an
+    instance's; `None` where that is not known. `profile` is the MIG instance that each job has. `measured` says whether
+    sets of jobs were measured on this GPU in this way.
     """
 
     gpu: str
@@ -57,15 +61,47 @@ class Sharing:
     energy_j: float
     energy: float
     reason: str
+    gpu_memory: int
     measured: bool
     profile: str | None = None
-    memory: int | None = None
     fits: bool | None = None
 
     @property
     def slowest(self) -> float:
         """The speed of the job that loses most."""
         return min(job.speed for job in self.jobs)
+
+    @property
+    def verdict(self) -> str:
+        """The answer in one line, such as "worth it: 1.7 times the throughput, no job below 80 % of its speed"."""
+        if self.fits is False:
+            return f"NOT ENOUGH MEMORY on {self._where}: {self.memory_words}"
+        gain, slowest = f"{self.throughput:.2f} times the throughput", f"no job below {self.slowest:.0%} of its speed"
+        if self.throughput >= WORTH_IT:
+            return f"worth it: {gain}, {slowest}"
+        word = "not worth it" if self.throughput < 1 else "hardly worth it"
+        return f"{word}: {gain} of one after the other, {slowest}"
+
+    @property
+    def memory_words(self) -> str | None:
+        """What the jobs need of the memory, in words; `None` if it is not known."""
+        needs = [job.memory for job in self.jobs if job.memory is not None]
+        if len(needs) < len(self.jobs):
+            return None
+        if self.profile is None:
+            return f"they need up to {format_bytes(sum(needs))} of {format_bytes(self.gpu_memory)}"
+        return f"the largest needs up to {format_bytes(max(needs))}, an instance has {format_bytes(self.gpu_memory)}"
+
+    @property
+    def _where(self) -> str:
+        return self.gpu if self.profile is None else f"instances {self.profile} of {self.gpu}"
+
+    def __str__(self) -> str:
+        lines = [f"{self.verdict}; {self.reason}"]
+        for place, job in enumerate(self.jobs, 1):
+            step = f"{format_duration(job.step_s)} a step, {format_duration(job.step_alone_s)} alone"
+            lines.append(f"  {job.name or f'job {place}'}: {step} ({job.speed:.0%} of its speed); {job.reason}")
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes as a dictionary of plain values."""
@@ -111,6 +147,7 @@ def share_of(
     if memory is not None and len(memory) != len(jobs):
         raise InvalidValue(f"needed the memory of {len(jobs)} jobs; found {len(memory)} figures")
     rules = rules or load()
+    needs: Sequence[int | None] = [None] * len(jobs) if memory is None else memory
     part = _instance(gpu, len(jobs), wanted) if way == "mig" else None
     if part is None:
         steps = in_company(jobs, way, rules)
@@ -121,17 +158,16 @@ def share_of(
             step_alone_s=job.step_s,
             step_s=step.step_s,
             speed=min(1.0, job.step_s / step.step_s) if step.step_s else 1.0,
-            reason=_reason(job, step, [other for other in jobs if other is not job] or jobs, way),
+            reason=_reason(job, step, jobs, way),
+            memory=need,
         )
-        for job, step in zip(jobs, steps, strict=True)
+        for job, step, need in zip(jobs, steps, needs, strict=True)
     ]
     idle = min([rules.idle_w, *(job.power_w for job in jobs)])
     works = [(job.power_w - idle) * job.step_s for job in jobs]  # joules of a step, beyond those of the idle GPU
     energy = sum(works) + idle * sum(step.step_s for step in steps) / len(jobs)
     apart = sum(job.power_w * job.step_s for job in jobs)
-    fits = None
-    if memory is not None:
-        fits = sum(memory) <= gpu.usable if part is None else max(memory) <= part.usable
+    room = (part or gpu).usable
     return Sharing(
         gpu=gpu.name,
         how=way,
@@ -141,10 +177,10 @@ def share_of(
         energy_j=energy,
         energy=energy / apart if apart else 1.0,
         reason=_together(jobs, found, way),
+        gpu_memory=room,
         measured=gpu.name == "H200" and way != "mig",
         profile=None if part is None else _profile(part),
-        memory=None if memory is None else sum(memory),
-        fits=fits,
+        fits=None if memory is None else (sum(memory) if part is None else max(memory)) <= room,
     )
 
 
@@ -192,7 +228,7 @@ def _share_of_gpu(part: GPU, gpu: GPU) -> tuple[float, float]:
 # Reasons, in words.
 
 
-def _reason(job: Utilization, step: SharedStep, others: Sequence[Utilization], way: str) -> str:
+def _reason(job: Utilization, step: SharedStep, jobs: Sequence[Utilization], way: str) -> str:
     lost = step.step_s - job.step_s
     if lost <= _WORTH_SAYING * job.step_s:
         idle = 1 - job.busy
@@ -204,7 +240,7 @@ def _reason(job: Utilization, step: SharedStep, others: Sequence[Utilization], w
         return f"its host waits for the GPU {job.waits} times a step, each time behind {before}"
     if way == "timeslice":
         return f"keeps the GPU busy {job.busy:.0%} of the time alone, and the others want it too"
-    if job.drama > job.smact / 2 and sum(other.drama for other in others) + job.drama > 0.6:
+    if job.drama > job.smact / 2 and sum(each.drama for each in jobs) > 0.6:
         return "limited by memory bandwidth, and the others want it too"
     return f"keeps the SMs busy {job.smact:.0%} of the time alone, and the others want them too"
 

@@ -1,0 +1,171 @@
+"""`ullage share`: how jobs do together on one GPU."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ullage.cli import completion
+from ullage.cli.options import ALL, EstimateTarget, Gpu, Json, Pytorch, default_gpu_hint, target_of, with_model_options
+from ullage.cli.tables import fitted
+from ullage.errors import InvalidValue, UnknownName
+from ullage.units import format_duration
+
+if TYPE_CHECKING:
+    from ullage.estimation.result import Estimate
+    from ullage.hardware import GPU
+    from ullage.utilization.sharing import Sharing
+
+_OF_A_JOB = {"args": None, "module": False, "steps": 3, "timeout": None, "network": False, "python": None}
+
+
+@with_model_options
+def share(
+    jobs: Annotated[
+        list[str], typer.Argument(help="Two jobs or more: models, scripts, or files that 'ullage estimate --json' "
+                                  "wrote. Quote a job that has options of its own.", metavar="JOB JOB [JOB...]",
+                                  show_default=False, autocompletion=completion.sources)
+    ],
+    gpu: Gpu = None,
+    pytorch: Pytorch = None,
+    how: Annotated[
+        str, typer.Option(help="How they share it: mps, timeslice, mig, or 'all' to compare them. mig:PROFILE names "
+                          "the instance that each job gets.", metavar="WAY", autocompletion=completion.ways_to_share)
+    ] = "mps",
+    as_json: Json = False,
+    **model: Any,
+) -> None:  # fmt: skip
+    """Tell how fast jobs are when they share a GPU, and whether it is worth it.
+
+    A job is written as after 'ullage estimate'. One with options of its own stands in quotes; options outside of quotes
+    are for all models. A job that is there twice is two copies of it.
+
+    Under MPS kernels of all jobs run side by side. Time slicing, which is what happens without MPS, gives the GPU to
+    one process after the other. With MIG each job has a part of the GPU.
+
+    Examples:
+
+      ullage share torchvision:resnet50 torchvision:vit_b_16 --batch-size 16 --gpu H200
+      ullage share "torchvision:resnet50 -b 64" "hf:GPT2LMHeadModel -b 4 -p amp_bf16" --gpu A100-80GB
+      ullage share "train.py -- --epochs 90" "train.py -- --epochs 90 --lr 0.1" --how timeslice
+      ullage share torchvision:resnet18 torchvision:resnet18 torchvision:resnet18 --how all
+      ullage share a.json b.json --how mig:3g.71gb
+    """
+    from rich.console import Console
+
+    from ullage.hardware import default_gpu
+    from ullage.hardware import gpu as find_gpu
+    from ullage.utilization.sharing import HOWS, profiles
+
+    if len(jobs) < 2:
+        raise InvalidValue(f"needed at least two jobs that share a GPU; found one, {jobs[0]}")
+    way, _, profile = how.partition(":")
+    if way not in (*HOWS, ALL) or profile and way != "mig":
+        raise UnknownName("way of sharing", how, [*HOWS, ALL])
+    targets = {text: _target(text, model) for text in dict.fromkeys(jobs)}
+    card = find_gpu(gpu or _gpu_of(targets.values()) or default_gpu())
+    ways = [each for each in HOWS if each != "mig" or profiles(card)] if how == ALL else [how]
+    answers: dict[str, Estimate] = {}
+    with Console(stderr=True).status("") as status:
+        for text, target in targets.items():
+            status.update(f"running {text} on a virtual {card.name} ...")
+            answers[text] = target.run(card) if isinstance(target, EstimateTarget) else target
+    found = [_shared([answers[text] for text in jobs], jobs, card, each) for each in ways]
+    if as_json:
+        print(json.dumps(found[0].to_dict() if how != ALL else {each.how: each.to_dict() for each in found}))
+        return
+    print("\n\n".join(_report(each) for each in found))
+    if how == ALL:
+        print(f"\n{_best(found)}")
+    if hint := default_gpu_hint(gpu or _gpu_of(targets.values()), card.name):
+        print(hint)
+
+
+def _target(text: str, model: dict[str, Any]) -> EstimateTarget | Estimate:
+    """What a job's text stands for: an estimate that was written to a file, or something to estimate."""
+    if text.endswith(".json"):
+        return _read(Path(text))
+    from ullage.cli.main import typed
+    from ullage.workloads.workload import SCRIPT, kind_of
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidValue(f"cannot read the job {text!r}: {error}") from None
+    if not words:
+        raise InvalidValue("needed a job such as torchvision:resnet50; found an empty one")
+    own = typed("estimate", words)
+    if others := own.keys() - {"source", *_OF_A_JOB, *model}:
+        names = ", ".join(f"--{name.removeprefix('as_').replace('_', '-')}" for name in sorted(others))
+        raise InvalidValue(f"{text!r}: {names} is not for one job of several; write it outside of the quotes")
+    source, run = own.pop("source"), {name: own.pop(name, usual) for name, usual in _OF_A_JOB.items()}
+    if kind_of(source, run["module"]) != SCRIPT:
+        own = {**model, **own}
+    return target_of(source, model=own, show_output=False, **run)
+
+
+def _read(file: Path) -> Estimate:
+    from ullage.estimation.result import Estimate
+
+    try:
+        return Estimate.from_dict(json.loads(file.read_text()))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidValue(f"cannot read {file}: {why}; needed what 'ullage estimate JOB --json' prints") from None
+
+
+def _gpu_of(targets: Any) -> str | None:
+    """The GPU of the estimates that were read from files."""
+    return next((each.gpu for each in targets if not isinstance(each, EstimateTarget)), None)
+
+
+def _shared(answers: Sequence[Estimate], names: Sequence[str], card: GPU, how: str) -> Sharing:
+    from ullage.estimation.sharing import share as share_jobs
+
+    found = share_jobs(answers, gpu=card, how=how)
+    return replace(found, jobs=[replace(job, name=name) for job, name in zip(found.jobs, names, strict=True)])
+
+
+_WAYS = {"mps": "by MPS", "timeslice": "time-sliced", "mig": "on MIG instances"}
+
+
+def _report(found: Sharing) -> str:
+    lines = [f"{found.gpu}, {_WAYS[found.how]}" + (f" {found.profile}" if found.profile else ""), found.verdict]
+    lines += [f"  {words}" for words in _details(found)]
+    rows = [
+        [str(job.name), format_duration(job.step_alone_s), format_duration(job.step_s), f"{job.speed:.0%}"]
+        for job in found.jobs
+    ]
+    table = fitted(["job", "step alone", "together", "speed"], rows, give_way=["step alone"])
+    reasons = dict.fromkeys(f"{job.name}: {job.reason}" for job in found.jobs)
+    width = shutil.get_terminal_size().columns
+    told = [line for words in reasons for line in textwrap.wrap(words, width, subsequent_indent="  ")]
+    return "\n".join([*lines, "", table, "", *told])
+
+
+def _details(found: Sharing) -> list[str]:
+    power = f"power: {found.power_w:.0f} W"
+    energy = f"energy for a step of each: {found.energy_j:.3g} J, {found.energy:.0%} of one after the other"
+    details = [found.reason, f"{power}; {energy}"]
+    details += [f"memory: {found.memory_words}"] if found.memory_words else []
+    if found.how == "mig":
+        details.append("MIG was not measured: an instance is taken to be as fast as its part of the GPU")
+    elif not found.measured:
+        details.append(f"jobs together were measured on an H200, not on {found.gpu}")
+    return details
+
+
+def _best(found: Sequence[Sharing]) -> str:
+    fitting = [each for each in found if each.fits is not False]
+    if not fitting:
+        return "they do not fit on this GPU together, in none of these ways"
+    best = max(fitting, key=lambda each: each.throughput)
+    return f"most throughput: {_WAYS[best.how]}, {best.throughput:.2f} times that of one after the other"

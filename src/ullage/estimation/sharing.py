@@ -1,0 +1,61 @@
+"""`ullage.share`: how jobs do together on one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue
+from ullage.estimation.asking import estimate
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU, default_gpu
+from ullage.hardware import gpu as find_gpu
+from ullage.utilization.result import Utilization
+from ullage.utilization.sharing import Sharing, share_of
+
+Job = str | Path | Callable[[], Any] | Estimate | Utilization
+
+
+def share(jobs: Sequence[Job], *, gpu: str | GPU | None = None, how: str = "mps") -> Sharing:
+    """Tell how fast jobs are together on one GPU, and whether they fit. No GPU is needed.
+
+    Args:
+        jobs: At least two. Each is what `ullage.estimate` takes as its source, or an `Estimate`, or a `Utilization`.
+        gpu: As in `ullage.estimate`. Default: the GPU of the estimates among the jobs.
+        how: `"mps"`, `"timeslice"` or `"mig"`; `"mig:2g.35gb"` names the instance that each job gets.
+
+    Returns:
+        A `Sharing`; `print` shows it as a report.
+
+    Raises:
+        UllageError: With one message that says what was needed and what was found.
+
+    >>> one = estimate("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64], gpu="H200")
+    >>> share([one, one], how="mps").throughput > 1
+    True
+    """
+    if isinstance(jobs, str | Path | Estimate | Utilization) or len(jobs) < 2:
+        raise InvalidValue("needed at least two jobs that share a GPU; found one")
+    named = {job.gpu for job in jobs if isinstance(job, Estimate | Utilization)}
+    card = find_gpu(gpu or (min(named) if named else default_gpu()))
+    if others := named - {card.name}:
+        raise InvalidValue(f"needed jobs on {card.name}; found one that was estimated on {min(others)}")
+    answers = [job if isinstance(job, Estimate | Utilization) else estimate(job, gpu=card) for job in jobs]
+    memory = [answer.bound for answer in answers if isinstance(answer, Estimate)]
+    alone = [_alone(answer) for answer in answers]
+    found = share_of(alone, card, how, memory if len(memory) == len(alone) else None)
+    names = [answer.source if isinstance(answer, Estimate) else None for answer in answers]
+    return replace(found, jobs=[replace(job, name=name) for job, name in zip(found.jobs, names, strict=True)])
+
+
+def _alone(answer: Estimate | Utilization) -> Utilization:
+    if isinstance(answer, Utilization):
+        return answer
+    if answer.utilization is None:
+        raise InvalidValue(
+            f"needed how long a step of {answer.source or 'a job'} takes; no step was seen to its end "
+            f"(the estimator was {answer.estimator})"
+        )
+    return answer.utilization

@@ -1,0 +1,115 @@
+"""`ullage share` as a person types it, and `ullage.share`."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+import ullage
+from ullage.cli.main import main
+from ullage.errors import InvalidValue
+from ullage.utilization.sharing import HOWS, Sharing
+
+SMALL = ("--batch-size", "2", "--input-shape", "3,32,32")
+
+
+@pytest.fixture(scope="module")
+def estimated():
+    return ullage.estimate("torchvision:resnet18", batch_size=2, input_shape=[3, 32, 32], gpu="H200")
+
+
+@pytest.fixture
+def type_in(monkeypatch, capsys, tmp_path, estimated):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "mine.py").write_text("from torch import nn\ndef model(): return nn.Conv2d(3, 4, 3)\n")
+    (tmp_path / "one.json").write_text(estimated.to_json(timeline=False))
+    large = replace(estimated, upper=100 * 2**30, source="large")
+    (tmp_path / "large.json").write_text(large.to_json(timeline=False))
+    (tmp_path / "broken.json").write_text("{")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["ullage", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_two_models_by_mps(type_in):
+    code, out, _ = type_in("share", "torchvision:resnet18", "mine.py:model -b 4", *SMALL, "--gpu", "H200")
+    assert code == 0 and out.startswith("H200, by MPS\nworth it: 1.") and "times the throughput" in out
+    table = [line.split("  ")[0] for line in out.splitlines()]
+    assert "torchvision:resnet18" in table and "mine.py:model -b 4" in table
+    assert "step alone" in out and "waits for its host" in out and "GiB of 140 GiB" in out
+
+
+def test_options_in_quotes_are_for_one_job(type_in):
+    words = ["share", "mine.py:model", "mine.py:model -b 2048", *SMALL, "--gpu", "H200", "--json"]
+    jobs = json.loads(type_in(*words)[1])["jobs"]
+    assert [job["name"] for job in jobs] == words[1:3]
+    assert jobs[1]["memory"] > jobs[0]["memory"]
+
+
+def test_all_ways_are_compared(type_in):
+    code, out, _ = type_in("share", "one.json", "one.json", "one.json", "--how", "all")
+    assert code == 0 and "H200, by MPS" in out and "H200, time-sliced" in out
+    assert "H200, on MIG instances 2g.35gb" in out and "MIG was not measured" in out
+    assert "\nmost throughput: " in out
+    values = json.loads(type_in("share", "one.json", "one.json", "--how", "all", "--json")[1])
+    assert list(values) == list(HOWS)
+    assert Sharing.from_dict(values["mig"]).profile == "3g.71gb"
+
+
+def test_a_gpu_without_mig_is_compared_without_it(type_in):
+    code, out, _ = type_in("share", "mine.py:model", "mine.py:model", *SMALL, "--gpu", "T4", "--how", "all")
+    assert code == 0 and "MIG" not in out and "were measured on an H200, not on T4" in out
+
+
+def test_jobs_that_do_not_fit_are_an_answer(type_in):
+    code, out, _ = type_in("share", "large.json", "large.json")
+    assert code == 0 and "NOT ENOUGH MEMORY on H200: they need up to 200 GiB of 140 GiB" in out
+    code, out, _ = type_in("share", "large.json", "one.json", "--how", "mig")
+    assert "NOT ENOUGH MEMORY on instances 3g.71gb" in out and "an instance has 69.5 GiB" in out
+    assert "in none of these ways" in type_in("share", "large.json", "large.json", "--how", "all")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["one.json"], "needed at least two jobs"),
+        (["one.json", "one.json", "--how", "msp"], "did you mean 'mps'"),
+        (["one.json", "one.json", "--how", "mps:1g.18gb"], "no way of sharing named 'mps:1g.18gb'"),
+        (["one.json", "one.json", "--how", "mig:1g.5gb"], "no MIG instance of H200 named '1g.5gb'"),
+        (["one.json", "one.json", "--gpu", "T4"], "needed jobs on T4; found one that was estimated on H200"),
+        (["one.json", "broken.json"], "cannot read broken.json"),
+        (["one.json", "missing.json"], "cannot read missing.json: No such file"),
+        (["one.json", "mine.py:model --gpu T4"], "--gpu is not for one job of several"),
+        (["one.json", "mine.py:model --batch-sise 4"], "No such option"),
+        (["one.json", "mine.py:model '"], "cannot read the job"),
+        (["one.json", " "], "found an empty one"),
+        (["one.json", "torchvision:resnet1"], "no torchvision model"),
+    ],
+)
+def test_a_mistake_is_one_line(type_in, words, text):
+    code, _, err = type_in("share", *words)
+    assert code == 2 and text in err and len(err.strip().splitlines()) == 1
+
+
+def test_from_python(estimated):
+    pair = ullage.share([estimated, estimated.utilization], how="timeslice")
+    assert pair.gpu == "H200" and pair.fits is None and len(pair.jobs) == 2
+    assert ullage.share([estimated, estimated]).fits is True
+    assert str(pair).startswith("worth it: ") and "of its speed" in str(pair)
+    with pytest.raises(InvalidValue, match="at least two jobs"):
+        ullage.share([estimated])
+    with pytest.raises(InvalidValue, match="at least two jobs"):
+        ullage.share("torchvision:resnet18")
+    with pytest.raises(InvalidValue, match="needed how long a step of torchvision:resnet18 takes"):
+        ullage.share([estimated, replace(estimated, utilization=None)])
