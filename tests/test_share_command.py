@@ -65,6 +65,8 @@ def test_all_ways_are_compared(type_in):
     values = json.loads(type_in("share", "one.json", "one.json", "--how", "all", "--json")[1])
     assert list(values) == list(HOWS)
     assert Sharing.from_dict(values["mig"]).profile == "3g.71gb"
+    some = json.loads(type_in("share", "one.json", "one.json", "--how", "mps,mig:2g.35gb", "--json")[1])
+    assert list(some) == ["mps", "mig:2g.35gb"]
 
 
 def test_a_gpu_without_mig_is_compared_without_it(type_in):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ullage.estimation.sharing import share
     from ullage.hardware import GPU, gpu, gpus
     from ullage.manager.client import Client
+    from ullage.utilization.sharing import Sharing
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
@@ -45,6 +46,7 @@ _HOMES = {
     "Estimate": "ullage.estimation.result",
     "GPU": "ullage.hardware",
     "MaxBatch": "ullage.estimation.largest_batch",
+    "Sharing": "ullage.utilization.sharing",
     "UllageError": "ullage.errors",
     "VirtualGPU": "ullage.virtual",
     "estimate": "ullage.estimation.asking",
@@ -61,6 +63,7 @@ __all__ = [
     "Client",
     "Estimate",
     "MaxBatch",
+    "Sharing",
     "UllageError",
     "VirtualGPU",
     "__version__",

@@ -264,7 +264,7 @@ def test_recorded_blocks_are_marked_so_that_they_can_be_recorded_again():
     """A console block of a command that needs no server and no GPU is recorded by `docs/record.py`."""
     for page in [*PAGES, ROOT / "README.md"]:
         for line, text, mark in blocks(page, "console"):
-            if re.search(r"^\$ ullage (estimate|check|max-batch|compare)", text, re.MULTILINE):
+            if re.search(r"^\$ ullage (estimate|check|max-batch|compare|share)", text, re.MULTILINE):
                 assert mark == "record", f"{named(page)}, line {line}"
                 assert len(text.splitlines()) > 1, f"{named(page)}, line {line}: not recorded yet"
 

@@ -51,12 +51,16 @@ def ways_of_sharing(incomplete: str) -> list[str]:
     return [f"{before}{comma}{way}" for way in ("timeslice", "mps") if way.startswith(begun)]
 
 
-def ways_to_share(incomplete: str) -> list[tuple[str, str]]:
-    """Ways in which `ullage share` lets jobs share a GPU, and their meanings."""
+def ways_to_share(incomplete: str) -> list[str]:
+    """Ways in which `ullage share` lets jobs share a GPU, after those that were named already, and the word for all.
+
+    >>> ways_to_share("mps,mi"), ways_to_share("a")
+    (['mps,mig'], ['all'])
+    """
     from ullage.utilization.sharing import HOWS
 
-    known = {**HOWS, "all": "each of them"}
-    return [(way, meaning) for way, meaning in known.items() if way.startswith(incomplete)]
+    found = _one_more(incomplete, lambda begun: [way for way in HOWS if way.startswith(begun)])
+    return ["all", *found] if "all".startswith(incomplete) else found
 
 
 def gpus(incomplete: str) -> list[str]:

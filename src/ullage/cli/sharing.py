@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,8 +37,9 @@ def share(
     gpu: Gpu = None,
     pytorch: Pytorch = None,
     how: Annotated[
-        str, typer.Option(help="How they share it: mps, timeslice, mig, or 'all' to compare them. mig:PROFILE names "
-                          "the instance that each job gets.", metavar="WAY", autocompletion=completion.ways_to_share)
+        str, typer.Option(help="How they share it: mps, timeslice or mig; several with commas, or 'all', are compared. "
+                          "mig:PROFILE names the instance that each job gets.", metavar="WAYS",
+                          autocompletion=completion.ways_to_share)
     ] = "mps",
     as_json: Json = False,
     **model: Any,
@@ -67,24 +68,26 @@ def share(
 
     if len(jobs) < 2:
         raise InvalidValue(f"needed at least two jobs that share a GPU; found one, {jobs[0]}")
-    way, _, profile = how.partition(":")
-    if way not in (*HOWS, ALL) or profile and way != "mig":
-        raise UnknownName("way of sharing", how, [*HOWS, ALL])
+    for way in how.split(","):
+        if way.partition(":")[0] not in (*HOWS, ALL):
+            raise UnknownName("way of sharing", way, [*HOWS, ALL])
     targets = {text: _target(text, model) for text in dict.fromkeys(jobs)}
     card = find_gpu(gpu or _gpu_of(targets.values()) or default_gpu())
-    ways = [each for each in HOWS if each != "mig" or profiles(card)] if how == ALL else [how]
+    ways = [way for way in HOWS if way != "mig" or profiles(card)] if how == ALL else how.split(",")
     answers: dict[str, Estimate] = {}
     with Console(stderr=True).status("") as status:
         for text, target in targets.items():
             status.update(f"running {text} on a virtual {card.name} ...")
             answers[text] = target.run(card) if isinstance(target, EstimateTarget) else target
-    found = [_shared([answers[text] for text in jobs], jobs, card, each) for each in ways]
+    found = {way: _shared([answers[text] for text in jobs], jobs, card, way) for way in ways}
     if as_json:
-        print(json.dumps(found[0].to_dict() if how != ALL else {each.how: each.to_dict() for each in found}))
+        print(
+            json.dumps({way: each.to_dict() for way, each in found.items()} if len(ways) > 1 else found[how].to_dict())
+        )
         return
-    print("\n\n".join(_report(each) for each in found))
-    if how == ALL:
-        print(f"\n{_best(found)}")
+    print("\n\n".join(map(_report, found.values())))
+    if len(ways) > 1:
+        print(f"\n{_best(found.values())}")
     if hint := default_gpu_hint(gpu or _gpu_of(targets.values()), card.name):
         print(hint)
 
@@ -163,7 +166,7 @@ def _details(found: Sharing) -> list[str]:
     return details
 
 
-def _best(found: Sequence[Sharing]) -> str:
+def _best(found: Iterable[Sharing]) -> str:
     fitting = [each for each in found if each.fits is not False]
     if not fitting:
         return "they do not fit on this GPU together, in none of these ways"
