@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+import json
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from html import escape
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.units import format_duration
+
+_WAITING_W = 120.0  # what an H200 draws while it waits
+_BAR = 20  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +26,10 @@ class Utilization:
     A step is `flops` floating-point operations of matrix products and convolutions, reads and writes at least `bytes`
     of memory, and launches `kernels`; `waits` times its host waits until the GPU is done. `steady` says whether the
     step that was followed repeats. `measured` says whether rates were measured on this GPU; elsewhere they follow from
-    its bandwidth, FLOP/s and SMs. The data loader is not a part of a step.
+    its bandwidth, FLOP/s and SMs.
+
+    A step takes `samples`, where that is known. The data loader is not a part of a step unless a rate was given, at
+    which samples come: they take `input_s` seconds then.
     """
 
     gpu: str
@@ -39,6 +48,8 @@ class Utilization:
     steady: bool
     measured: bool
     waits: int = 0
+    samples: int | None = None
+    input_s: float | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -51,15 +62,132 @@ class Utilization:
         """Whether the host is what a step waits for."""
         return self.host_s > self.gpu_s
 
+    @property
+    def waits_for_input(self) -> bool:
+        """Whether the data loader is what a step waits for."""
+        return self.input_s is not None and self.input_s >= self.step_s
+
+    def fed_at(self, rate: float) -> Utilization:
+        """The same job with a data loader that delivers so many samples a second: a step is not quicker than it."""
+        if self.samples is None:
+            raise InvalidValue(
+                "input_rate: how many samples a step takes is not known, since no DataLoader told: "
+                "give samples_per_step (--samples-per-step N)"
+            )
+        input_s = self.samples / rate
+        step_s = max(self.step_s, input_s)
+        share = self.step_s / step_s if step_s else 1.0
+        energy = self.energy_j + (step_s - self.step_s) * min(_WAITING_W, self.power_w)
+        return replace(
+            self, step_s=step_s, input_s=input_s, smact=share * self.smact, smocc=share * self.smocc,
+            drama=share * self.drama, tensor=share * self.tensor, energy_j=energy,
+            power_w=energy / step_s if step_s else self.power_w,
+        )  # fmt: skip
+
+    # In words.
+
+    @property
+    def step_words(self) -> str:
+        """How long a step takes, such as "18.4 ms: the GPU works 15.8 ms, the host needs 18.4 ms"."""
+        parts = [f"the GPU works {format_duration(self.gpu_s)}", f"the host needs {format_duration(self.host_s)}"]
+        parts += [] if self.input_s is None else [f"its input takes {format_duration(self.input_s)}"]
+        return f"{format_duration(self.step_s)}: {', '.join(parts)}"
+
+    @property
+    def limit_words(self) -> str:
+        """What limits a step, such as "the host: the GPU waits for it 70 % of the step"."""
+        waits = f"the GPU waits for it {percent(1 - self.busy)} of the step"
+        if self.waits_for_input:
+            return f"the input: {waits}"
+        return f"the host: {waits}" if self.waits_for_host else f"the GPU: it works {percent(self.busy)} of the step"
+
+    @property
+    def shares(self) -> list[tuple[str, float, str]]:
+        """The name of each share of the step, its value, and what it is."""
+        return [
+            ("SMACT", self.smact, "SMs with work"),
+            ("SMOCC", self.smocc, "their occupancy"),
+            ("DRAMA", self.drama, "the memory interface"),
+            ("tensor cores", self.tensor, ""),
+        ]
+
+    @property
+    def power_words(self) -> str:
+        """What the GPU draws and takes, such as "412 W, 7.58 J a step"."""
+        return f"{self.power_w:.0f} W, {self.energy_j:.3g} J a step"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What to know about the figures."""
+        found = [] if self.measured else [f"not measured on {self.gpu}: by its bandwidth, FLOP/s and SMs"]
+        found += [] if self.steady else ["no step repeated: this is the last one that was seen"]
+        found += ["the data loader is not a part of it"] if self.input_s is None else []
+        return found + self.notes
+
+    def __str__(self) -> str:
+        lines = [f"a step on {self.gpu} takes {self.step_words}", f"what limits it is {self.limit_words}", ""]
+        lines += [
+            f"  {name:<13} {percent(value):>5}  {bar(value)}  {words}".rstrip() for name, value, words in self.shares
+        ]
+        lines += [f"  {'power':<13} {self.power_words}", "", *self.remarks]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The same as a notebook shows it."""
+        return utilization_html(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The attributes as a dictionary of plain values."""
         return asdict(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The attributes as JSON; the keys are the attributes' names."""
+        return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Utilization:
         """Read what `to_dict` gave; keys of later versions are ignored."""
         known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
-        missing = [spec.name for spec in fields(cls) if spec.name not in known and spec.name not in ("waits", "notes")]
+        needed = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.default_factory is MISSING]
+        missing = [name for name in needed if name not in known]
         if missing:
             raise InvalidValue(f"this is no utilization: {', '.join(missing)} missing")
         return cls(**known)
+
+
+def percent(share: float) -> str:
+    """A share in percent.
+
+    >>> percent(0.704), percent(0.004)
+    ('70 %', '0.4 %')
+    """
+    return f"{100 * share:.1f} %" if 0 < share < 0.0095 else f"{100 * share:.0f} %"
+
+
+def bar(share: float) -> str:
+    """A share as a bar.
+
+    >>> bar(0.25)
+    '█████░░░░░░░░░░░░░░░'
+    """
+    full = round(_BAR * min(1.0, share))
+    return "█" * full + "░" * (_BAR - full)
+
+
+def utilization_html(found: Utilization) -> str:
+    """How fast and how busy as HTML for a notebook; text has the notebook's colours, light or dark."""
+    cell = "padding:1px 14px 1px 0;text-align:left;background:none"
+    rows = [
+        f'<tr style="background:none"><td style="{cell}">{name}</td>'
+        f'<td style="{cell};text-align:right;font-variant-numeric:tabular-nums">{percent(value)}</td>'
+        f'<td style="{cell}"><div style="width:160px;height:8px;border-radius:4px;overflow:hidden;background:#8883">'
+        f'<div style="width:{100 * min(1.0, value):.1f}%;height:8px;background:#3b7dd8"></div></div></td>'
+        f'<td style="{cell};opacity:.75">{words}</td></tr>'
+        for name, value, words in found.shares
+    ]
+    return (
+        f"<div>A step on {escape(found.gpu)} takes {found.step_words}.</div>"
+        f"<div>What limits it is {found.limit_words}. {found.power_words}.</div>"
+        f'<table style="border:0;border-collapse:collapse;margin:4px 0 8px">{"".join(rows)}</table>'
+        f'<div style="opacity:.75">{escape("; ".join(found.remarks))}</div>'
+    )

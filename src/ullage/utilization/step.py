@@ -14,7 +14,7 @@ class StepCalls:
 
     What a call has is written in `ullage.virtual.tracking.calls`. `steady` says whether the step repeats. The host made
     so many `optimizer_steps` and calls of `modules` in it, made autograd `nodes`, and ran operators on the CPU
-    (`on_host`).
+    (`on_host`). Data loaders gave it so many `samples`; 0 where none was watched.
 
     >>> StepCalls(calls=[{"operator": "aten.t.default", "view": True}], order=[0, 0]).counts()
     Counter({'aten.t.default': 2})
@@ -27,6 +27,7 @@ class StepCalls:
     modules: int = 0
     nodes: int = 0
     on_host: int = 0
+    samples: int = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self.calls[number] for number in self.order)

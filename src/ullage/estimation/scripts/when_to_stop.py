@@ -33,6 +33,7 @@ from ullage.virtual.tracking.progress import BackwardPasses, Phases
 if TYPE_CHECKING:
     from ullage.virtual import VirtualGPU
     from ullage.virtual.memory import DeviceMemory
+    from ullage.virtual.tracking.calls import OperatorCalls
 
 SHORTEST_LOOK, LONGEST_LOOK = 3.0, 20.0  # seconds that a script is followed after its training has settled
 STEPS_WITHOUT_GPU = 10  # after this many optimizer steps without a request, the script trains on the CPU
@@ -73,8 +74,8 @@ class _Source:
 class LoaderWatcher:
     """Watches every DataLoader of the process, ends its epochs early, and has it hand out its largest batch."""
 
-    def __init__(self, memory: DeviceMemory, note: Callable[[str, str], None]) -> None:
-        self._memory, self._note = memory, note
+    def __init__(self, memory: DeviceMemory, calls: OperatorCalls, note: Callable[[str, str], None]) -> None:
+        self._memory, self._calls, self._note = memory, calls, note
         self._sources: dict[Any, _Source] = {}
         self._streams: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # bytes of their first batches
         self._epochs: WeakKeyDictionary[Any, _Epoch] = WeakKeyDictionary()
@@ -131,6 +132,12 @@ class LoaderWatcher:
             if source.longest is not None and source.reserved is not None
         ]
 
+    @property
+    def epoch_samples(self) -> int | None:
+        """How many samples an epoch of training has; `None` where no loader can tell, or several do."""
+        lengths = {_key(sampler): _epoch_samples(sampler) for sampler in list(self._training.values())}
+        return next(iter(lengths.values())) if len(lengths) == 1 else None
+
     def _source_of(self, iterator: Any) -> _Source | None:
         """What a loader of a data set with indices reads; its items are looked at when it is first read for the GPU."""
         if iterator._dataset_kind != dataloader._DatasetKind.Map:
@@ -155,6 +162,7 @@ class LoaderWatcher:
                 source.reserved = self._memory.allocator.peak_reserved
             source.handed_out += 1
         self._delivered[id(sampler)] = sampler
+        self._calls.samples += _samples_of(sampler, batch)
         epoch = self._epochs.setdefault(iterator, _Epoch())
         epoch.marks.append((len(self._memory.requests), self._memory.allocator.allocated))
 
@@ -215,6 +223,23 @@ def _key(sampler: Any) -> Any:
     inner = getattr(sampler, "sampler", sampler)
     data = getattr(inner, "data_source", None)
     return (id(sampler),) if data is None else (id(data), type(inner), getattr(sampler, "batch_size", None))
+
+
+def _samples_of(sampler: Any, batch: Any) -> int:
+    """How many samples a batch has: what its sampler says, or the first size of its largest tensor."""
+    size = getattr(sampler, "batch_size", None)
+    return size if isinstance(size, int) else next(iter(size_of(batch)[1]), 1)
+
+
+def _epoch_samples(sampler: Any) -> int | None:
+    """How many samples a sampler of batches hands out in an epoch; `None` for a stream, and for others' samplers."""
+    if type(sampler) is not BatchSampler:
+        return None
+    items: Any = sampler.sampler
+    try:
+        return len(sampler) * sampler.batch_size if sampler.drop_last else len(items)
+    except TypeError:
+        return None
 
 
 def _about_longest(longest: LongestBatch, before: int, now: int) -> str:
@@ -289,7 +314,7 @@ class RunWatcher:
         self._left_at = 0  # after how many steps training was left
         self.look_until = math.inf  # when it has been followed long enough, wherever it is by then
         self.phases = Phases(card)
-        self.loaders = LoaderWatcher(card.memory, card.note)
+        self.loaders = LoaderWatcher(card.memory, card.calls, card.note)
         self.loops = LoopWatcher(card, lambda: self.steps, steps or 1)
         self._watch_anew()
         self.backward = BackwardPasses(self._after_backward, self._watch_anew)
@@ -317,7 +342,7 @@ class RunWatcher:
         """At the start, and when the first optimizer is created: backward passes before that were not training."""
         self._settling = ConvergenceWatch(self._card, self._steps or 1)
         self._look_until: float | None = None
-        self.loaders.hurry = self.phases.settled = self.loops.settled = False
+        self.loaders.hurry = self.phases.settled = self.loops.settled = self._card.calls.settled = False
 
     def _after_backward(self) -> None:
         self.loaders.after_backward()
@@ -347,7 +372,7 @@ class RunWatcher:
         self._look_until = self._as_long_again()
         self.look_until = self._look_until + LONGEST_AFTER
         self.loaders.hurry = not self.loops.is_something_due  # or else with the next step, which sees it
-        self.phases.settled = self.loops.settled = True
+        self.phases.settled = self.loops.settled = self._card.calls.settled = True
         self._validations_before = len(self.phases.stretches())
         self._on_settled()
 

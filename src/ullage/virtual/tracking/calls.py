@@ -11,8 +11,9 @@ or accumulated gradients, as several steps are the same as those before. Where n
               convolutions of float32 where it is not PyTorch's default: true for products, false for convolutions
     order     numbers of `calls`, in the order of the calls
     steady    whether the step repeats
-    optimizer_steps, modules, nodes, on_host
-              what the host did in it: optimizer steps, module calls, autograd nodes made, operators on the CPU
+    optimizer_steps, modules, nodes, on_host, samples
+              what the host did in it: optimizer steps, module calls, autograd nodes made, operators on the CPU, and
+              samples that came from data loaders, as far as these were watched
 
 Tensors are objects with a `shape` and a `dtype`, with `stride` unless they are contiguous, and `cpu` where they are on
 the host. Types, devices, formats and layouts are objects with one key that says which.
@@ -36,6 +37,8 @@ _MOST_CALLS = 2_000_000  # kept where no optimizer ever makes a step
 
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.addbmm.", "aten._addmm_activation.")
 _CONVOLUTIONS = ("aten.convolution", "aten._convolution.", "aten._cudnn_rnn")  # and what else cuDNN does
+
+_COUNTED = ("modules", "nodes", "on_host", "samples")
 
 _graph_task = torch._C._current_graph_task_id
 _sequence: Any = torch._C._autograd._get_sequence_nr
@@ -101,6 +104,7 @@ class _Mark(NamedTuple):
     modules: int
     nodes: int
     on_host: int
+    samples: int
     tf32: tuple[bool, bool] = (False, True)  # of products and of convolutions
 
 
@@ -119,9 +123,10 @@ class OperatorCalls:
         self.stream = array("I")  # numbers of distinct calls, each with its pass in the lowest bits
         self.numbers: dict[Any, int] = {}  # of distinct calls, by whatever tells them apart
         self.part = OUTSIDE  # the pass, unless it is the backward pass
-        self.modules = self.on_host = 0
+        self.modules = self.on_host = self.samples = 0
+        self.settled = False  # what comes later is not the usual step: the steady one that was seen stays
         self._distinct: list[SeenCall] = []
-        self._marks = [_Mark(0, 0, 0, 0)]
+        self._marks = [_Mark(0, 0, 0, 0, 0)]
         self._steady: tuple[array[int], list[_Mark]] | None = None
         self._trains = False
 
@@ -177,8 +182,9 @@ class OperatorCalls:
 
     def _mark(self) -> None:
         marks = self._marks
-        marks.append(_Mark(len(self.stream), self.modules, _sequence(), self.on_host, _tf32()))
-        for period in range(1, min(_MOST_OPTIMIZER_STEPS, (len(marks) - 1) // 2) + 1):
+        marks.append(self._now(len(self.stream)))
+        is_known = self.settled and self._steady is not None
+        for period in range(1, 1 if is_known else min(_MOST_OPTIMIZER_STEPS, (len(marks) - 1) // 2) + 1):
             last, before, first = (marks[-1 - back * period].calls for back in range(3))
             if last - before == before - first and self.stream[before:last] == self.stream[first:before]:
                 self._steady = self.stream[before:last], marks[-1 - period :]
@@ -190,8 +196,11 @@ class OperatorCalls:
             self._marks = [mark._replace(calls=mark.calls - begin) for mark in marks[old:]]
 
     def _begin_anew(self) -> None:
-        self._marks = [_Mark(0, self.modules, _sequence(), self.on_host)]
+        self._marks = [self._now(0)]
         del self.stream[:]
+
+    def _now(self, calls: int) -> _Mark:
+        return _Mark(calls, self.modules, _sequence(), self.on_host, self.samples, _tf32())
 
     def step(self) -> dict[str, Any]:
         """The last steady step; where none was, the last one, or all calls so far."""
@@ -200,7 +209,7 @@ class OperatorCalls:
         else:
             marks = self._marks[-2:]
             if len(marks) == 1:
-                marks = [*marks, _Mark(len(self.stream), self.modules, _sequence(), self.on_host, _tf32())]
+                marks = [*marks, self._now(len(self.stream))]
             stream = self.stream[marks[0].calls : marks[-1].calls]
         places: dict[int, int] = {}
         order = [places.setdefault(number, len(places)) for number in stream]
@@ -212,7 +221,7 @@ class OperatorCalls:
             "order": order,
             "steady": self._steady is not None,
             "optimizer_steps": len(marks) - 1 if self._trains else 0,
-            **{name: getattr(marks[-1], name) - getattr(marks[0], name) for name in ("modules", "nodes", "on_host")},
+            **{name: getattr(marks[-1], name) - getattr(marks[0], name) for name in _COUNTED},
         }
 
 

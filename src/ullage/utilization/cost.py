@@ -1,0 +1,204 @@
+"""What a whole training takes: hours, energy and money, from the time of one step. Nothing here imports PyTorch."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue
+from ullage.hardware import gpu as find_gpu
+from ullage.home import home
+from ullage.units import format_duration
+from ullage.utilization.result import Utilization
+
+_LARGEST_FILE = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What an hour of each GPU costs, and a kilowatt hour; what is not known is not there. None are built in.
+
+    >>> prices = Prices.from_dict({"currency": "EUR", "hour": {"A100-40GB": 1.5}})
+    >>> prices.of("A100-40GB", hours=10, kwh=3), prices.of("T4", hours=10, kwh=3)
+    (15.0, None)
+    """
+
+    hour: Mapping[str, float]
+    kwh: float | None = None
+    currency: str = ""
+    source: str = "the prices"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], source: str = "the prices") -> Prices:
+        """Prices from `currency`, `kwh`, and the table `hour` by the names of GPUs."""
+        for name in values:
+            if name not in ("currency", "kwh", "hour"):
+                raise InvalidValue(f"{source}: needed currency, kwh and [hour]; found {name!r}")
+        by_name = values.get("hour", {})
+        if not isinstance(by_name, Mapping) or not by_name and values.get("kwh") is None:
+            raise InvalidValue(f'{source}: needed a table [hour] with lines such as "A100-40GB" = 1.50, or kwh = 0.30')
+        hour = {find_gpu(name).name: _price(price, f"{source}: {name}") for name, price in by_name.items()}
+        kwh = None if values.get("kwh") is None else _price(values["kwh"], f"{source}: kwh")
+        return cls(hour=hour, kwh=kwh, currency=str(values.get("currency", "")), source=source)
+
+    @classmethod
+    def read(cls, file: str | Path) -> Prices:
+        """Prices from a TOML file."""
+        try:
+            with Path(file).open("rb") as opened:
+                text = opened.read(_LARGEST_FILE).decode()
+            return cls.from_dict(tomllib.loads(text), str(file))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidValue(f"cannot read the prices in {file}: {reason}") from None
+
+    def of(self, gpu: str, hours: float, kwh: float) -> float | None:
+        """What so many hours on a GPU cost; `None` where there is no price for it.
+
+        Where only energy has a price, that is the cost.
+        """
+        if gpu not in self.hour and (self.hour or self.kwh is None):
+            return None
+        return hours * self.hour.get(gpu, 0.0) + kwh * (self.kwh or 0.0)
+
+
+def usual_prices() -> Path | None:
+    """The user's own file of prices, `prices.toml` in Ullage's folder, if there is one."""
+    file = home() / "prices.toml"
+    return file if file.is_file() else None
+
+
+def _price(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidValue(f"{name}: needed a price of at least 0; found {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """How long somebody wants to train: `epochs` over `samples`, or `total_steps`.
+
+    A step takes `samples_per_step`, if the run itself does not tell. The data loader delivers at most `input_rate`
+    samples a second.
+    """
+
+    epochs: float | None = None
+    samples: int | None = None
+    samples_per_step: int | None = None
+    total_steps: int | None = None
+    input_rate: float | None = None
+    prices: Prices | None = None
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if spec.name != "prices" and value is not None and not 0 < value < math.inf:
+                raise InvalidValue(f"{spec.name}: needed a number above zero; found {value}")
+        if self.total_steps is not None and (self.epochs is not None or self.samples is not None):
+            raise InvalidValue("needed either total_steps, or epochs and samples; found both")
+
+    @classmethod
+    def of(cls, prices: str | Path | Mapping[str, Any] | None = None, **given: Any) -> TrainingPlan:
+        """The plan for what was given; prices are a file or what it would have.
+
+        >>> TrainingPlan.of(samples=1000).has_length, TrainingPlan.of(input_rate=100).has_length
+        (True, False)
+        """
+        plan = cls(**given)
+        if prices is not None and not plan.has_length:
+            raise InvalidValue("prices: needed how long to train: epochs, samples or total_steps")
+        known = usual_prices() if prices is None and plan.has_length else prices
+        if known is None:
+            return plan
+        found = Prices.from_dict(known) if isinstance(known, Mapping) else Prices.read(known)
+        return cls(**given, prices=found)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was asked."""
+        return self == TrainingPlan()
+
+    @property
+    def has_length(self) -> bool:
+        """Whether it says how long to train."""
+        return any(value is not None for value in (self.epochs, self.samples, self.total_steps))
+
+    def cost(self, step: Utilization, epoch_samples: int | None = None) -> TrainingCost | None:
+        """What the training takes; `None` if no length was given.
+
+        `epoch_samples` are those that the run itself showed, if it did.
+        """
+        if not self.has_length:
+            return None
+        samples, steps = self.samples or epoch_samples, self.total_steps
+        epochs = None if steps is not None else self.epochs or 1
+        if epochs is not None:
+            if samples is None:
+                raise InvalidValue(
+                    "how many samples an epoch has is not known: give samples (--samples N), or total_steps"
+                )
+            if step.samples is None:
+                raise InvalidValue(
+                    "how many samples a step takes is not known, since no DataLoader told: "
+                    "give samples_per_step (--samples-per-step N), or total_steps"
+                )
+            steps = math.ceil(epochs * math.ceil(samples / step.samples))
+        assert steps is not None
+        hours, kwh = steps * step.step_s / 3600, steps * step.energy_j / 3.6e6
+        prices = self.prices
+        cost = None if prices is None else prices.of(step.gpu, hours, kwh)
+        notes = [f"{prices.source} has no price for {step.gpu}"] if prices is not None and cost is None else []
+        return TrainingCost(
+            epochs=epochs, samples=None if epochs is None else samples, steps=steps, hours=hours, kwh=kwh, cost=cost,
+            currency=None if prices is None or cost is None else prices.currency, notes=notes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCost:
+    """What a whole training takes on one GPU: `steps`, `hours`, `kwh` of the GPU, and what it costs in `currency`.
+
+    `cost` is `None` where no price is known. `epochs` and `samples` are `None` where a number of steps was given.
+    Validation, checkpoints and waiting for a GPU are not in it.
+    """
+
+    epochs: float | None
+    samples: int | None
+    steps: int
+    hours: float
+    kwh: float
+    cost: float | None = None
+    currency: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def length_words(self) -> str:
+        """How long it is, such as "90 epochs of 1,281,167 samples: 1,801,710 steps"."""
+        steps = f"{self.steps:,} step{'s' if self.steps != 1 else ''}"
+        if self.epochs is None or self.samples is None:
+            return steps
+        return f"{self.epochs:g} epoch{'s' if self.epochs != 1 else ''} of {self.samples:,} samples: {steps}"
+
+    @property
+    def cost_words(self) -> str:
+        """What it costs, such as "12.30 EUR"; empty where that is not known."""
+        return "" if self.cost is None else f"{self.cost:,.2f} {self.currency}".strip()
+
+    @property
+    def words(self) -> str:
+        """Everything in one line."""
+        taken = [self.length_words, format_duration(self.hours * 3600), f"{self.kwh:.3g} kWh", self.cost_words]
+        return ", ".join([*filter(None, taken), *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes as a dictionary of plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainingCost:
+        """Read what `to_dict` gave; keys of later versions are ignored."""
+        return cls(**{spec.name: values[spec.name] for spec in fields(cls) if spec.name in values})
