@@ -46,6 +46,25 @@ def test_a_model_as_json(type_in):
     assert "timeline" not in values
 
 
+def test_how_long_a_training_takes_and_what_it_costs(type_in, tmp_path):
+    words = ["estimate", "mine.py:model", "-b", "4", "--input-shape", "3,32,32"]
+    (tmp_path / "prices.toml").write_text('currency = "EUR"\n[hour]\nT4 = 0.5\n')
+    asked = ["--epochs", "2", "--samples", "400", "--prices", "prices.toml"]
+    found = json.loads(type_in(*words, "-g", "T4", *asked, "--json")[1])
+    assert found["training"]["steps"] == 200
+    assert found["training"]["cost"] == pytest.approx(found["training"]["hours"] / 2)
+    _, out, _ = type_in(*words, "-g", "T4,L4", *asked, "--input-rate", "40")
+    assert "100 ms" in out and "0.00 EUR" in out and "no price is known for L4" in out
+    for options, said in (
+        (["--epochs", "2"], "give samples (--samples N)"),
+        (["--prices", "prices.toml"], "needed how long to train"),
+        (["--epochs", "2", "--estimator", "accelerate"], "--epochs is for Ullage's own estimate"),
+        (["--samples", "9", "--max-batch"], "--samples is for one estimate: leave out --max-batch"),
+    ):
+        code, _, err = type_in(*words, "-g", "T4", *options)
+        assert code == 2 and said in " ".join(err.split())
+
+
 def test_a_gpu_that_nobody_named_is_an_assumption(type_in, monkeypatch):
     words = ["estimate", "mine.py:model", "-b", "1", "--input-shape", "3,32,32"]
     _, out, _ = type_in(*words)

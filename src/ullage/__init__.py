@@ -8,6 +8,8 @@
 
     ullage.estimators()                         # the names; estimate(..., estimator="horus")
 
+    ullage.utilization("torchvision:resnet50", batch_size=64)   # how long a step takes, how busy it keeps the GPU
+
     ullage.max_batch("timm:vit_small_patch16_224", gpu="RTX-4090")
 
     ullage.share(["train.py", "torchvision:resnet50"], gpu="H200", how="mps")     # who can share a GPU
@@ -25,19 +27,22 @@ takes a second.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ullage.errors import UllageError
-    from ullage.estimation.asking import estimate
+    from ullage.estimation.asking import estimate, utilization
     from ullage.estimation.estimators.registry import estimators
     from ullage.estimation.largest_batch import MaxBatch, max_batch
     from ullage.estimation.result import Estimate
     from ullage.estimation.sharing import share
     from ullage.hardware import GPU, gpu, gpus
     from ullage.manager.client import Client
+    from ullage.utilization.result import Utilization
     from ullage.utilization.sharing import Sharing
     from ullage.virtual import VirtualGPU, virtual_gpu
 
@@ -48,6 +53,7 @@ _HOMES = {
     "MaxBatch": "ullage.estimation.largest_batch",
     "Sharing": "ullage.utilization.sharing",
     "UllageError": "ullage.errors",
+    "Utilization": "ullage.utilization.result",
     "VirtualGPU": "ullage.virtual",
     "estimate": "ullage.estimation.asking",
     "estimators": "ullage.estimation.estimators.registry",
@@ -55,6 +61,7 @@ _HOMES = {
     "gpus": "ullage.hardware",
     "max_batch": "ullage.estimation.largest_batch",
     "share": "ullage.estimation.sharing",
+    "utilization": "ullage.estimation.asking",
     "virtual_gpu": "ullage.virtual",
 }
 
@@ -65,6 +72,7 @@ __all__ = [
     "MaxBatch",
     "Sharing",
     "UllageError",
+    "Utilization",
     "VirtualGPU",
     "__version__",
     "estimate",
@@ -73,6 +81,7 @@ __all__ = [
     "gpus",
     "max_batch",
     "share",
+    "utilization",
     "virtual_gpu",
 ]
 
@@ -86,3 +95,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Face(ModuleType):
+    """This package: a public name stays what it is when a part of the package that has the same name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _HOMES or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face

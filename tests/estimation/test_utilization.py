@@ -1,15 +1,20 @@
 """How fast and how busy, as a part of every estimate."""
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 import ullage
 from ullage.estimation.jobs.child import estimate_here
 from ullage.estimation.over_gpus import estimate_over_gpus
+from ullage.estimation.report import print_gpu_table, print_report
 from ullage.estimation.result import Estimate
+from ullage.utilization.cost import TrainingPlan
+from ullage.utilization.result import Utilization
 
 SCRIPT = """\
 import torch
@@ -89,3 +94,167 @@ def test_the_estimate_of_a_job_has_it_for_each_gpu():
     )
     assert found["utilization"].keys() == {"H200", "T4"}
     assert found["utilization"]["T4"]["gpu_s"] > found["utilization"]["H200"]["gpu_s"]
+
+
+LOADER = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(16, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.zeros(100, 16))
+for epoch in range(20):
+    for count, (x,) in enumerate(DataLoader(data, batch_size=8, shuffle=True), 1):
+        model(x.cuda()).sum().backward()
+        if count % ACCUMULATE == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loader_of_a_script_tells_samples_and_a_short_last_batch_is_not_the_usual_step(tmp_path, accumulate):
+    path = tmp_path / "loader.py"
+    path.write_text(LOADER.replace("ACCUMULATE", str(accumulate)))
+    found = ullage.estimate(path, gpu="H200", epochs=3)
+    assert found.step_calls.optimizer_steps == 1
+    assert found.utilization.samples == 8 * accumulate
+    assert found.epoch_samples == found.training.samples == 100
+    assert found.training.steps == 3 * (13 if accumulate == 1 else 7)
+
+
+# How long a training takes.
+
+STEP = Utilization(
+    gpu="A100-40GB", step_s=0.1, gpu_s=0.08, host_s=0.04, smact=0.8, smocc=0.4, drama=0.2, tensor=0.1, power_w=300.0,
+    energy_j=30.0, flops=1e9, bytes=1e9, kernels=10, steady=True, measured=False, samples=50,
+)  # fmt: skip
+
+
+def test_epochs_become_hours_energy_and_money():
+    plan = TrainingPlan.of(
+        epochs=2, samples=1_800_010, prices={"currency": "EUR", "kwh": 0.5, "hour": {"A100-40GB": 1.5}}
+    )
+    found = plan.cost(STEP)
+    assert found.steps == 2 * 36_001
+    assert found.hours == pytest.approx(2.0, rel=1e-3) and found.kwh == pytest.approx(0.6, rel=1e-3)
+    assert found.cost == pytest.approx(1.5 * found.hours + 0.5 * found.kwh)
+    assert found.words == "2 epochs of 1,800,010 samples: 72,002 steps, 2 h 0 min, 0.6 kWh, 3.30 EUR"
+
+
+def test_one_epoch_where_only_samples_are_given_and_steps_as_they_are():
+    assert TrainingPlan.of(samples=100).cost(STEP).steps == 2
+    assert TrainingPlan.of(total_steps=36_000).cost(replace(STEP, samples=None)).hours == pytest.approx(1.0)
+    assert TrainingPlan.of(epochs=2).cost(STEP, epoch_samples=100).steps == 4
+    assert TrainingPlan.of(input_rate=10).cost(STEP) is None
+
+
+def test_a_step_is_not_quicker_than_its_input():
+    slow = STEP.fed_at(250)
+    assert (slow.step_s, slow.input_s) == (0.2, 0.2) and slow.waits_for_input
+    assert slow.smact == pytest.approx(0.4) and slow.busy == pytest.approx(0.4)
+    assert slow.energy_j == pytest.approx(slow.power_w * slow.step_s) and STEP.energy_j < slow.energy_j < 60
+    assert "the input: the GPU waits for it 60 % of the step" in str(slow)
+    quick = STEP.fed_at(1000)
+    assert quick.step_s == STEP.step_s and not quick.waits_for_input
+    assert "the data loader is not a part of it" in str(STEP) and "data loader" not in str(quick)
+
+
+def test_what_limits_a_step_is_said():
+    assert STEP.limit_words == "the GPU: it works 80 % of the step"
+    assert replace(STEP, gpu_s=0.03, host_s=0.1).limit_words == "the host: the GPU waits for it 70 % of the step"
+    assert "not measured on A100-40GB" in str(STEP) and "not measured" not in str(replace(STEP, measured=True))
+    assert "no step repeated" in str(replace(STEP, steady=False))
+
+
+def test_a_gpu_without_a_price_is_named(tmp_path):
+    file = tmp_path / "prices.toml"
+    file.write_text('currency = "EUR"\n[hour]\nT4 = 0.5\n')
+    found = TrainingPlan.of(samples=100, prices=file).cost(STEP)
+    assert found.cost is None and found.notes == [f"{file} has no price for A100-40GB"]
+    file.write_text("kwh = 0.25\n")
+    own_machine = TrainingPlan.of(samples=100, prices=file).cost(STEP)
+    assert own_machine.cost == pytest.approx(0.25 * own_machine.kwh)
+
+
+def test_the_users_own_prices_are_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("ULLAGE_HOME", str(tmp_path))
+    assert TrainingPlan.of(samples=100).cost(STEP).cost is None
+    (tmp_path / "prices.toml").write_text('[hour]\n"A100-40GB" = 3600\n')
+    assert TrainingPlan.of(samples=100).cost(STEP).cost == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[hour]\nT4 = "cheap"\n', "T4: needed a price of at least 0; found 'cheap'"),
+        ("[hour]\nT4 = -1\n", "T4: needed a price of at least 0"),
+        ("[hour]\nT44 = 1\n", "T4"),
+        ("hour = 3\n", r"needed a table \[hour\]"),
+        ("[hours]\nT4 = 1\n", r"needed currency, kwh and \[hour\]; found 'hours'"),
+        ("[hour\n", "cannot read the prices in"),
+    ],
+)
+def test_a_file_of_prices_that_makes_no_sense_is_refused(tmp_path, text, said):
+    file = tmp_path / "prices.toml"
+    file.write_text(text)
+    with pytest.raises(ullage.UllageError, match=said):
+        TrainingPlan.of(samples=100, prices=file)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"epochs": 3}, r"samples an epoch has is not known: give samples \(--samples N\)"),
+        ({"epochs": 3, "total_steps": 5}, "either total_steps, or epochs and samples"),
+        ({"samples": 0}, "samples: needed a number above zero"),
+        ({"prices": "prices.toml"}, "prices: needed how long to train"),
+        ({"samples": 10, "prices": "nowhere.toml"}, "cannot read the prices in nowhere.toml: No such file"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_before_anything_runs(options, said):
+    with pytest.raises(ullage.UllageError, match=said):
+        ullage.estimate("torchvision:resnet18", gpu="H200", **options)
+
+
+def test_a_function_does_not_tell_its_samples():
+    with pytest.raises(ullage.UllageError, match=r"give samples_per_step \(--samples-per-step N\)"):
+        ullage.estimate(train, gpu="H200", samples=100)
+    found = ullage.estimate(train, gpu="H200", samples=100, samples_per_step=8, input_rate=80)
+    assert found.training.steps == 13 and found.utilization.step_s == pytest.approx(0.1)
+    again = Estimate.from_dict(json.loads(found.to_json()))
+    assert again.training == found.training
+
+
+def test_the_public_function_gives_the_utilization_alone():
+    found = ullage.utilization(train, gpu="H200")
+    assert isinstance(found, ullage.Utilization)
+    assert found == ullage.estimate(train, gpu="H200").utilization
+    assert json.loads(found.to_json())["step_s"] == found.step_s
+    assert "SMACT" in found._repr_html_() and "SMACT" in str(found)
+    with pytest.raises(ullage.UllageError, match="no step was seen to its end"):
+        ullage.utilization(lambda: torch.zeros(10, device="cuda"), gpu="H200")
+
+
+def test_the_report_says_it_in_a_terminal_and_in_words(estimated):
+    out = io.StringIO()
+    print_report(estimated, Console(file=out, width=80, color_system=None))
+    for text in (out.getvalue(), str(estimated), estimated._repr_html_()):
+        assert all(words in text for words in ("the GPU works", "SMACT", "DRAMA", "J a step"))
+    lines = out.getvalue().splitlines()
+    assert any(line.split()[:2] == ["limited", "by"] for line in lines)
+    without = replace(estimated, fits=False, headroom=-1)
+    out.truncate(0)
+    print_report(without, Console(file=out, width=80, color_system=None))
+    assert "SMACT" not in out.getvalue() + str(without)
+
+
+def test_the_table_over_gpus_has_steps_hours_and_cost(estimated):
+    plan = TrainingPlan.of(total_steps=10**9, prices={"currency": "EUR", "hour": {"H200": 3, "T4": 1}})
+    cards = [ullage.gpu(name) for name in ("H200", "T4", "A100-80GB-MIG-1g.10gb")]
+    estimates = [replace(estimated, gpu=card.name).with_utilization(estimated.step_calls, card) for card in cards]
+    for shown in ([e.for_training(plan) for e in estimates], estimates):
+        out = io.StringIO()
+        print_gpu_table(shown, Console(file=out, width=80, color_system=None))
+        assert max(map(len, out.getvalue().splitlines())) <= 80 and "a step" in out.getvalue()
+        assert ("EUR" in out.getvalue()) == ("cheapest on T4" in out.getvalue()) == (shown is not estimates)
+    assert "MIG" in out.getvalue()

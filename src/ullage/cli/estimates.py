@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from ullage.estimation.result import Estimate
     from ullage.estimation.timeline.trace import Trace
     from ullage.hardware import GPU
+    from ullage.utilization.cost import TrainingPlan
     from ullage.workloads import Configuration
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = DONE, FAILED, WRONG  # exit codes of `ullage check`
 USUAL_TRIALS = 12  # of `ullage max-batch`, for its progress bar
-OUTPUT = "Output"
+OUTPUT, LENGTH = "Output", "How long a training takes, and what it costs"
 
 
 @with_model_options
@@ -269,9 +270,34 @@ def estimate(
     show_output: Annotated[
         bool, typer.Option("--show-output", help="Show what the script prints.", rich_help_panel=OUTPUT)
     ] = False,
+    epochs: Annotated[
+        float | None, typer.Option(help="How often the data is gone through.", metavar="N", rich_help_panel=LENGTH,
+                                   show_default="1 with --samples")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Samples in an epoch.", metavar="N", rich_help_panel=LENGTH,
+                                 show_default="what a script's DataLoader says")
+    ] = None,
+    samples_per_step: Annotated[
+        int | None, typer.Option(help="Samples that a step takes.", metavar="N", rich_help_panel=LENGTH,
+                                 show_default="the batch of a model, or of a script's DataLoader")
+    ] = None,
+    total_steps: Annotated[
+        int | None, typer.Option(help="The length in steps, instead of --epochs and --samples.", metavar="N",
+                                 rich_help_panel=LENGTH)
+    ] = None,
+    input_rate: Annotated[
+        float | None, typer.Option(help="Samples that the data loader delivers in a second, as you measured it: a step "
+                                   "is not quicker than its input.", metavar="N", rich_help_panel=LENGTH)
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="A TOML file with prices of GPUs by the hour and of a kilowatt hour.",
+                                  metavar="FILE.toml", rich_help_panel=LENGTH,
+                                  show_default="prices.toml in Ullage's folder, if it is there")
+    ] = None,
     **model: Any,
 ) -> None:  # fmt: skip
-    """Estimate how much GPU memory a model or a training script takes.
+    """Estimate how much GPU memory a model or a training script takes, how long a step takes, and what training costs.
 
     SOURCE is one of:
 
@@ -294,33 +320,52 @@ def estimate(
       ullage estimate train.py --python ~/project/.venv -- --epochs 90
       ullage estimate train.py --max-batch --batch-arg=--batch-size
       ullage estimate torchvision:resnet50 -b 64 --layers --depth 2
+      ullage estimate torchvision:resnet50 -b 256 --epochs 90 --samples 1281167 --gpu all --prices prices.toml
+      ullage estimate train.py --epochs 90 --input-rate 2400 --gpu H200
       ullage estimate torchvision:resnet50 --estimator deepspeed --set deepspeed.stage=3
       ullage estimate summary.txt --estimator horus --batch-size 32
     """
     target = target_of(
         source, args, module, steps, timeout, show_output, model, estimator, network=network, python=python
     )
+    asked = {
+        "epochs": epochs, "samples": samples, "samples_per_step": samples_per_step, "total_steps": total_steps,
+        "input_rate": input_rate, "prices": prices,
+    }  # fmt: skip
+    length = {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
     if not target.is_ullage:
-        _refuse(
-            {"--max-batch": max_batch, "--timeline": timeline, "--snapshot": snapshot, "--layers": layers}, estimator
-        )
+        own = {"--max-batch": max_batch, "--timeline": timeline, "--snapshot": snapshot, "--layers": layers}
+        _refuse(own | length, f"is for Ullage's own estimate; the estimator {estimator} has none")
     if max_batch:
+        _refuse(length, "is for one estimate: leave out --max-batch")
         _search(target, gpu, "batch-size", batch_arg, as_json)
-    elif gpu is not None and ("," in gpu or gpu.strip().casefold() == ALL):
-        _over_gpus(target, gpu, as_json)
+        return
+    plan = _plan(target, asked)
+    if gpu is not None and ("," in gpu or gpu.strip().casefold() == ALL):
+        _over_gpus(target, plan, gpu, as_json)
     else:
-        _one(target, gpu, as_json, timeline, snapshot, advice, depth if layers else None)
+        _one(target, plan, gpu, as_json, timeline, snapshot, advice, depth if layers else None)
 
 
-def _refuse(options: dict[str, Any], estimator: str) -> None:
-    """Options that only Ullage's own estimator has are refused, not ignored."""
+def _refuse(options: dict[str, Any], why: str) -> None:
+    """Options that have no meaning here are refused, not ignored."""
     for name, value in options.items():
         if value:
-            raise InvalidValue(f"{name} is for Ullage's own estimate; the estimator {estimator} has none")
+            raise InvalidValue(f"{name} {why}")
+
+
+def _plan(target: EstimateTarget, asked: dict[str, Any]) -> TrainingPlan:
+    from ullage.estimation.asking import check_plan
+    from ullage.utilization.cost import TrainingPlan
+
+    plan = TrainingPlan.of(**asked)
+    check_plan(plan, target.workload)
+    return plan
 
 
 def _one(
     target: EstimateTarget,
+    plan: TrainingPlan,
     gpu: str | None,
     as_json: bool,
     timeline: Path | None,
@@ -341,7 +386,7 @@ def _one(
         if target.workload.kind == "script":
             target = target.telling(lambda text: status.update(f"{doing} ... {text}"))
         answer, trace = _traced(target, card) if timeline or snapshot else (target.run(card), None)
-    answer = answer if gpu is not None else answer.on_assumed_gpu()
+    answer = (answer if gpu is not None else answer.on_assumed_gpu()).for_training(plan)
     if trace is not None:
         _write(trace, answer, timeline, snapshot)
     if as_json:
@@ -400,7 +445,7 @@ def _advice(target: EstimateTarget, card: GPU, answer: Estimate, progress: Calla
     return [] if larger is None else [larger]
 
 
-def _over_gpus(target: EstimateTarget, names: str, as_json: bool) -> None:
+def _over_gpus(target: EstimateTarget, plan: TrainingPlan, names: str, as_json: bool) -> None:
     from rich.console import Console
 
     from ullage.estimation.over_gpus import estimate_over_gpus
@@ -417,6 +462,7 @@ def _over_gpus(target: EstimateTarget, names: str, as_json: bool) -> None:
             )
         else:
             answers = [target.run(card) for card in cards]
+    answers = [answer.for_training(plan) for answer in answers]
     if as_json:
         print(json.dumps([answer.to_dict(timeline=False, layers=False) for answer in answers]))
     else:

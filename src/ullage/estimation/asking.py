@@ -12,8 +12,10 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.estimators.registry import check_name, estimators, find
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
+from ullage.utilization.cost import PLAN_OPTIONS, TrainingPlan
+from ullage.utilization.result import Utilization
 from ullage.virtual.releases import refuse_if_unserved
-from ullage.workloads.workload import Workload, workload_of
+from ullage.workloads.workload import MODEL, SCRIPT, Workload, workload_of
 
 if TYPE_CHECKING:
     from ullage.allocator import AllocatorConfig
@@ -72,8 +74,14 @@ def estimate(
     trace: Trace | None = None,
     trace_file: str | Path | None = None,
     allocator_config: AllocatorConfig | None = None,
+    epochs: float | None = None,
+    samples: int | None = None,
+    samples_per_step: int | None = None,
+    total_steps: int | None = None,
+    input_rate: float | None = None,
+    prices: str | Path | Mapping[str, Any] | None = None,
 ) -> Estimate:
-    """Estimate how much memory a training job will take on `gpu`. No GPU is needed.
+    """Estimate how much memory a training job will take on `gpu`, and how long a step takes. No GPU is needed.
 
     Args:
         source: A model's name (`"torchvision:resnet50"`, `"timm:NAME"`, `"hf:ORG/NAME"` of the Hugging Face hub,
@@ -122,6 +130,18 @@ def estimate(
             conda environment. It needs PyTorch 2.6 or newer, and does not need Ullage. Default: this Python.
         trace_file: Save every request to this file.
 
+    How long a training takes (`Estimate.training`):
+
+    Args:
+        epochs: How often the data is gone through. Default: once, if `samples` is given.
+        samples: Samples in an epoch. Default: what the DataLoader of a script says.
+        samples_per_step: Samples that a step takes. Default: `batch_size` of a model, times `gradient_accumulation`;
+            what the DataLoader of a script gives.
+        total_steps: The length in steps, instead of `epochs` and `samples`.
+        input_rate: Samples that the data loader delivers in a second: a step is not quicker than its input.
+        prices: A TOML file with prices, or its content: `{"currency": "EUR", "kwh": 0.3, "hour": {"H200": 3.5}}`.
+            Default: `prices.toml` in Ullage's folder, if it is there.
+
     For a model's name or a function:
 
     Args:
@@ -144,7 +164,42 @@ def estimate(
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     given["steps"] = steps
     check_name(estimator)
-    return estimate_workload(workload_of(source, given, estimator), gpu, estimator)
+    plan = TrainingPlan.of(**{name: given.pop(name) for name in PLAN_OPTIONS if name in given})
+    workload = workload_of(source, given, estimator)
+    check_plan(plan, workload)
+    return estimate_workload(workload, gpu, estimator).for_training(plan)
+
+
+def utilization(source: str | Path | Callable[[], Any], *, gpu: str | GPU | None = None, **options: Any) -> Utilization:
+    """How long a step of a training job takes on `gpu`, and how busy it keeps it. No GPU is needed.
+
+    Args:
+        source: A model's name, a function or a script, as for `ullage.estimate`.
+        gpu: The GPU, as for `ullage.estimate`.
+        options: Other options of `ullage.estimate`. With `input_rate` a step is not quicker than its input.
+
+    Returns:
+        A `Utilization`; `print` shows it in words.
+
+    Raises:
+        UllageError: Where no step was seen, and for all that `ullage.estimate` refuses.
+
+    >>> found = utilization("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64], gpu="H200")
+    >>> found.samples, found.measured
+    (8, True)
+
+    Not covered: validation and checkpoints; several GPUs.
+    """
+    found = estimate(source, gpu=gpu, **options)
+    if found.utilization is None:
+        reasons = [note for note in found.notes if "not known" in note] or ["no step was seen to its end"]
+        raise InvalidValue(f"there is no time of a step: {reasons[0]}")
+    return found.utilization
+
+
+def check_plan(plan: TrainingPlan, workload: Workload) -> None:
+    """Refuse what the run of a workload could not tell."""
+    plan.check(tells_epoch=workload.kind == SCRIPT, tells_step=workload.kind in (SCRIPT, MODEL))
 
 
 def estimate_workload(workload: Workload, gpu: str | GPU | None, estimator: str = "ullage") -> Estimate:

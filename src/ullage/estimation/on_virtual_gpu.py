@@ -25,7 +25,8 @@ _ITERATIONS = 5  # of the standard loop; three are watched, two more are there i
 
 def run_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> Estimate:
     """The standard training loop; whatever the model does not accept becomes one clear message."""
-    return _of_model(configuration, how, lambda loop: run_function(loop, gpu, how))
+    samples = configuration.batch_size * configuration.gradient_accumulation
+    return _of_model(configuration, how, lambda loop: run_function(loop, gpu, how, samples))
 
 
 def follow_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> VirtualGPU:
@@ -46,14 +47,14 @@ def _of_model(configuration: Configuration, how: RunOptions, run: Callable[[Call
         ) from error
 
 
-def run_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> Estimate:
-    """A function as it is, until its memory has settled."""
+def run_function(function: Callable[[], Any], gpu: GPU, how: RunOptions, samples: int = 0) -> Estimate:
+    """A function as it is, until its memory has settled; a step takes so many `samples`, if that is known."""
     begin = time.perf_counter()
     virtual, out_of_memory = follow_function(function, gpu, how)
     if how.trace is not None:
         how.trace.fill(virtual)
     found = estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
-    return found.with_utilization(StepCalls(**virtual.calls.step()), gpu)
+    return found.with_utilization(StepCalls(**virtual.calls.step() | {"samples": samples}), gpu)
 
 
 def follow_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> tuple[VirtualGPU, str | None]:

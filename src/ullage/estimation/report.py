@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
 from ullage.estimation.result import BREAKDOWN_COLOURS, Estimate, folded
-from ullage.units import format_bytes
+from ullage.units import format_bytes, format_duration
+from ullage.utilization.cost import TrainingCost
+from ullage.utilization.result import Utilization, bar, percent
 
 if TYPE_CHECKING:
     from ullage.estimation.advice import Option
 
+_GAUGE = 6  # characters that show how full a GPU is
 DEPTH = 3  # levels of modules that a summary shows
 
 
@@ -34,9 +37,26 @@ def print_report(estimate: Estimate, console: Console | None = None, options: Se
     console.print(Padding(_legend(estimate), (0, 0, 1, 2), expand=False))
     for name, text in _facts(estimate):
         console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
+    if estimate.utilization is not None and estimate.fits:
+        console.print()
+        _print_utilization(estimate.utilization, estimate.training, console)
     if options:
         print_options(options, console)
     _print_notes(estimate.notes, console)
+
+
+def _print_utilization(found: Utilization, training: TrainingCost | None, console: Console) -> None:
+    """Print how long a step takes, what limits it, how busy it keeps the GPU, and what a whole training takes."""
+    lines = [("a step", found.step_words), ("limited by", found.limit_words)]
+    for name, text in lines:
+        console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
+    for name, share, words in found.shares:
+        drawn = Text(f"{percent(share):>5}  ") + Text(bar(share), style="blue") + Text(f"  {words}", style="dim")
+        console.print(Padding(_pair(name, drawn), (0, 0, 0, 2), expand=False))
+    lines = [("power", found.power_words), ("training", training.words)] if training else [("power", found.power_words)]
+    for name, text in [*lines, ("note", "; ".join(found.remarks))]:
+        if text:
+            console.print(Padding(_pair(name, text), (0, 0, 0, 2), expand=False))
 
 
 def _print_notes(notes: Sequence[str], console: Console) -> None:
@@ -73,7 +93,7 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
     runs = sum(e.computed_on is None for e in estimates)
     shared = f"{runs} runs, the others share one of the same kernels" if runs < len(estimates) else f"{runs} runs"
     console.print(f"fits on {sum(e.fits for e in estimates)} of {len(estimates)} GPUs; {shared}")
-    for line in [*why_they_differ(estimates), *_measured_words(estimates)]:
+    for line in [*_best_words(estimates), *why_they_differ(estimates), *_measured_words(estimates)]:
         console.print(Text(line))
     notes = list(dict.fromkeys(note for e in estimates for note in e.notes if e.fits or note != _WITHOUT_LIMIT))
     _print_notes(notes, console)
@@ -88,22 +108,64 @@ def _usefulness(e: Estimate) -> tuple[bool, int, str]:
 
 def _gpu_table(estimates: Sequence[Estimate]) -> Table:
     by_attention = len({tuple(e.attention) for e in estimates}) > 1
-    table = Table(
-        "", Column("GPU", no_wrap=True), Column("takes", justify="right", no_wrap=True),
-        Column("of", justify="right", no_wrap=True), Column("room", justify="right", no_wrap=True),
-        Column("at most", justify="right", no_wrap=True), Column("attention" if by_attention else ""),
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
-    )  # fmt: skip
+    with_steps = any(e.utilization for e in estimates)
+    with_hours = any(e.training for e in estimates)
+    with_cost = any(e.training and e.training.cost is not None for e in estimates)
+    names = {
+        "": True, "GPU": True, "takes": True, "of": True, "room": not with_cost, "at most": True, "a step": with_steps,
+        "training": with_hours, "cost": with_cost, "attention": by_attention,
+        "full": not by_attention and not with_hours,
+    }  # fmt: skip
+    columns = [
+        Column("" if name == "full" else name, no_wrap=name != "attention", justify=_JUSTIFY.get(name, "right"))
+        for name, wanted in names.items()
+        if wanted
+    ]
+    table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for e in estimates:
-        mark, style = ("✓", "yellow" if e.tight else "green") if e.fits else ("✗", "red")
-        share = min(1.0, e.figure / max(1, e.gpu_memory))
-        bar = Text("█" * round(12 * share), style=style) + Text("░" * (12 - round(12 * share)), style="dim")
-        table.add_row(
-            Text(mark, style=style), e.gpu, format_bytes(e.figure), format_bytes(e.gpu_memory),
-            format_bytes(e.headroom), "" if e.upper is None else format_bytes(e.upper),
-            Text(", ".join(e.attention)) if by_attention else bar,
-        )  # fmt: skip
+        cells = _cells(e)
+        table.add_row(*(cells[name] for name, wanted in names.items() if wanted))
     return table
+
+
+_JUSTIFY: dict[str, JustifyMethod] = {"": "left", "GPU": "left", "attention": "left", "full": "left"}
+
+
+def _cells(e: Estimate) -> dict[str, Text]:
+    """What the table over GPUs can say about one; how long a step takes only where the job fits."""
+    mark, style = ("✓", "yellow" if e.tight else "green") if e.fits else ("✗", "red")
+    full = round(_GAUGE * min(1.0, e.figure / max(1, e.gpu_memory)))
+    found, training = (e.utilization, e.training) if e.fits else (None, None)
+    words = {
+        "GPU": e.gpu,
+        "takes": format_bytes(e.figure),
+        "of": format_bytes(e.gpu_memory),
+        "room": format_bytes(e.headroom),
+        "at most": "" if e.upper is None else format_bytes(e.upper),
+        "a step": "" if found is None else format_duration(found.step_s),
+        "training": "" if training is None else format_duration(3600 * training.hours),
+        "cost": "" if training is None else training.cost_words,
+        "attention": ", ".join(e.attention),
+    }
+    gauge = Text("█" * full, style=style) + Text("░" * (_GAUGE - full), style="dim")
+    return {name: Text(text) for name, text in words.items()} | {"": Text(mark, style=style), "full": gauge}
+
+
+def _best_words(estimates: Sequence[Estimate]) -> list[str]:
+    """Where a training is done soonest, and where it costs least, of the GPUs that it fits on."""
+    known = [(e, e.training) for e in estimates if e.fits and e.training is not None]
+    if len(known) < 2:
+        return []
+    quickest, took = min(known, key=lambda each: each[1].hours)
+    lines = [f"{took.length_words}; soonest done on {quickest.gpu}: {format_duration(3600 * took.hours)}"]
+    priced = [(e, training, training.cost) for e, training in known if training.cost is not None]
+    if priced:
+        cheapest, least, _ = min(priced, key=lambda each: each[2])
+        lines.append(f"cheapest on {cheapest.gpu}: {least.cost_words} in {format_duration(3600 * least.hours)}")
+    if without := [e.gpu for e, training in known if training.notes]:
+        some = ", ".join(without[:4]) + (f" and {len(without) - 4} others" if len(without) > 4 else "")
+        lines.append(f"no price is known for {some}")
+    return lines
 
 
 def why_they_differ(estimates: Sequence[Estimate]) -> list[str]:
@@ -134,7 +196,8 @@ def _measured_words(estimates: Sequence[Estimate]) -> list[str]:
     if not others:
         return []
     which = "none of these GPUs was measured" if len(others) == len(estimates) else f"{len(others)} were not measured"
-    return [f"{which}: rules for other GPUs, and 'at most' adds 5% for this"]
+    steps = "; steps go by bandwidth, FLOP/s and SMs" if any(e.utilization for e in others) else ""
+    return [f"{which}: rules for other GPUs, and 'at most' adds 5% for this{steps}"]
 
 
 def print_layers(estimate: Estimate, console: Console | None = None, depth: int = DEPTH) -> None:
@@ -225,7 +288,7 @@ def _facts(estimate: Estimate) -> list[tuple[str, str]]:
     return facts
 
 
-def _pair(name: str, text: str) -> Table:
+def _pair(name: str, text: str | Text) -> Table:
     table = Table.grid(Column(width=14), Column())
-    table.add_row(Text(name, style="dim"), Text(text))
+    table.add_row(Text(name, style="dim"), Text(text) if isinstance(text, str) else text)
     return table

@@ -13,7 +13,8 @@ from ullage.errors import InvalidValue
 from ullage.hardware import GPU, nobody_named
 from ullage.text import AFTER_THE_TIME
 from ullage.units import format_bytes, format_duration
-from ullage.utilization.result import Utilization
+from ullage.utilization.cost import TrainingCost, TrainingPlan
+from ullage.utilization.result import Utilization, utilization_html
 from ullage.utilization.step import StepCalls
 from ullage.virtual.releases import MEASURED
 
@@ -68,7 +69,9 @@ class Estimate:
     `scaled_dot_product_attention` took: they differ by GPU, and "math" keeps much more memory than the others.
 
     `utilization` says how long a step takes and how busy it keeps the GPU. It is `None` where no step was seen to its
-    end. `step_calls` are the operator calls that it follows from; they are not part of the JSON.
+    end. `training` says what a whole training takes, where its length was given. `epoch_samples` is how many samples an
+    epoch of a script has, where its DataLoader tells. `step_calls` are the operator calls of a step; they are not part
+    of the JSON.
 
     `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
     `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
@@ -119,6 +122,8 @@ class Estimate:
     layers: list[dict[str, Any]] = field(default_factory=list, repr=False)
     timeline: list[tuple[int, int, int]] = field(default_factory=list, repr=False)
     utilization: Utilization | None = None
+    training: TrainingCost | None = None
+    epoch_samples: int | None = None
     step_calls: StepCalls | None = field(default=None, repr=False, compare=False)
     estimator: str = "ullage"
     figure_kind: str = "process"
@@ -158,6 +163,7 @@ class Estimate:
         names = [name for name in self.__dataclass_fields__ if name not in {*left_out, "step_calls"}]
         others = {
             "utilization": None if self.utilization is None else self.utilization.to_dict(),
+            "training": None if self.training is None else self.training.to_dict(),
             "upper_covers": self.upper_covers,
         }
         return {name: getattr(self, name) for name in names} | others
@@ -188,6 +194,8 @@ class Estimate:
         known["timeline"] = [tuple(point) for point in known.get("timeline", [])]
         if known.get("utilization") is not None:
             known["utilization"] = Utilization.from_dict(known["utilization"])
+        if known.get("training") is not None:
+            known["training"] = TrainingCost.from_dict(known["training"])
         return cls(**known | {"schema_version": SCHEMA_VERSION})
 
     def on_assumed_gpu(self) -> Estimate:
@@ -204,10 +212,26 @@ class Estimate:
         found, notes = None, self.notes
         if step.is_whole:
             try:
-                found = utilization_of(step, gpu)
+                found = replace(utilization_of(step, gpu), samples=step.samples or None)
             except Exception as error:
                 notes = [*notes, f"how long a step takes is not known: {type(error).__name__}: {error}"]
         return replace(self, utilization=found, step_calls=step, notes=list(dict.fromkeys(notes)))
+
+    def for_training(self, plan: TrainingPlan) -> Estimate:
+        """The same estimate, which says what a whole training takes.
+
+        Where a rate of input is known, a step is not quicker than its input.
+        """
+        if plan.is_empty:
+            return self
+        found = self.utilization
+        if found is None:
+            if self.estimator != "ullage":
+                raise InvalidValue(f"needed Ullage's own estimate for the time of a step; {self.estimator} tells none")
+            return replace(self, notes=[*self.notes, "how long training takes is not known: no step was seen"])
+        found = replace(found, samples=plan.samples_per_step or found.samples)
+        found = found if plan.input_rate is None else found.fed_at(plan.input_rate)
+        return replace(self, utilization=found, training=plan.cost(found, self.epoch_samples))
 
     @property
     def verdict(self) -> str:
@@ -374,6 +398,9 @@ class Estimate:
         lines += [f"cudnn.benchmark: {self.trial_words}."] if self.trial_words else []
         lines += ["", *(f"{words}." for words in self.model_words)] if self.models else []
         lines += ["", f"{self.effort[:1].upper()}{self.effort[1:]}."]
+        if self.utilization is not None and self.fits:
+            lines += ["", str(self.utilization)]
+            lines += [] if self.training is None else [f"training: {self.training.words}"]
         if self.out_of_memory and not self.fits:
             lines += ["", "PyTorch would stop with:", f"  {self.out_of_memory.split(' If reserved')[0]}"]
         if self.notes:
@@ -496,6 +523,7 @@ def notebook_html(estimate: Estimate) -> str:
         f"<div>The peak is reached {escape(estimate.peak_words)}.</div>" if estimate.peak_words else "",
         f'<div style="opacity:.75">{escape(estimate.certainty[:1].upper() + estimate.certainty[1:])}. ',
         f"{escape(estimate.effort[:1].upper() + estimate.effort[1:])}.</div>",
+        _utilization(estimate),
         _notes(estimate),
         "</div>",
     ]
@@ -525,6 +553,13 @@ def _table(estimate: Estimate) -> str:
             f'<td style="{cell};opacity:.75">{escape(estimate.part_words(name))}</td></tr>'
         )
     return f'<table style="border:0;border-collapse:collapse;margin:4px 0 8px">{"".join(rows)}</table>'
+
+
+def _utilization(estimate: Estimate) -> str:
+    if estimate.utilization is None or not estimate.fits:
+        return ""
+    training = "" if estimate.training is None else f"<div>Training: {escape(estimate.training.words)}.</div>"
+    return f'<div style="margin-top:8px">{utilization_html(estimate.utilization)}{training}</div>'
 
 
 def _notes(estimate: Estimate) -> str:

@@ -13,9 +13,12 @@ from ullage.errors import InvalidValue
 from ullage.hardware import gpu as find_gpu
 from ullage.home import home
 from ullage.units import format_duration
-from ullage.utilization.result import Utilization
+from ullage.utilization.result import NO_SAMPLES_PER_STEP, Utilization
 
 _LARGEST_FILE = 1 << 20  # bytes
+_NO_SAMPLES = (
+    "how many samples an epoch has is not known: give samples (--samples N), or total_steps (--total-steps N) instead"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +120,17 @@ class TrainingPlan:
         found = Prices.from_dict(known) if isinstance(known, Mapping) else Prices.read(known)
         return cls(**given, prices=found)
 
+    def check(self, tells_epoch: bool, tells_step: bool) -> None:
+        """Refuse, before anything runs, what could not be answered after it.
+
+        A script may tell how many samples an epoch has, a script and a model's options how many a step takes.
+        """
+        if self.has_length and self.total_steps is None and self.samples is None and not tells_epoch:
+            raise InvalidValue(_NO_SAMPLES)
+        needs_step = self.input_rate is not None or self.has_length and self.total_steps is None
+        if needs_step and self.samples_per_step is None and not tells_step:
+            raise InvalidValue(NO_SAMPLES_PER_STEP)
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing was asked."""
@@ -138,14 +152,9 @@ class TrainingPlan:
         epochs = None if steps is not None else self.epochs or 1
         if epochs is not None:
             if samples is None:
-                raise InvalidValue(
-                    "how many samples an epoch has is not known: give samples (--samples N), or total_steps"
-                )
+                raise InvalidValue(_NO_SAMPLES)
             if step.samples is None:
-                raise InvalidValue(
-                    "how many samples a step takes is not known, since no DataLoader told: "
-                    "give samples_per_step (--samples-per-step N), or total_steps"
-                )
+                raise InvalidValue(NO_SAMPLES_PER_STEP)
             steps = math.ceil(epochs * math.ceil(samples / step.samples))
         assert steps is not None
         hours, kwh = steps * step.step_s / 3600, steps * step.energy_j / 3.6e6
@@ -156,6 +165,9 @@ class TrainingPlan:
             epochs=epochs, samples=None if epochs is None else samples, steps=steps, hours=hours, kwh=kwh, cost=cost,
             currency=None if prices is None or cost is None else prices.currency, notes=notes,
         )  # fmt: skip
+
+
+PLAN_OPTIONS = tuple(spec.name for spec in fields(TrainingPlan))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +203,8 @@ class TrainingCost:
     @property
     def words(self) -> str:
         """Everything in one line."""
-        taken = [self.length_words, format_duration(self.hours * 3600), f"{self.kwh:.3g} kWh", self.cost_words]
+        kwh = f"{self.kwh:,.0f} kWh" if self.kwh >= 100 else f"{self.kwh:.3g} kWh"
+        taken = [self.length_words, format_duration(self.hours * 3600), kwh, self.cost_words]
         return ", ".join([*filter(None, taken), *self.notes])
 
     def to_dict(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ullage.units import format_duration
 
 _WAITING_W = 120.0  # what an H200 draws while it waits
 _BAR = 20  # characters
+NO_SAMPLES_PER_STEP = "how many samples a step takes is not known: give samples_per_step (--samples-per-step N)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +71,7 @@ class Utilization:
     def fed_at(self, rate: float) -> Utilization:
         """The same job with a data loader that delivers so many samples a second: a step is not quicker than it."""
         if self.samples is None:
-            raise InvalidValue(
-                "input_rate: how many samples a step takes is not known, since no DataLoader told: "
-                "give samples_per_step (--samples-per-step N)"
-            )
+            raise InvalidValue(NO_SAMPLES_PER_STEP)
         input_s = self.samples / rate
         step_s = max(self.step_s, input_s)
         share = self.step_s / step_s if step_s else 1.0
@@ -158,10 +156,10 @@ class Utilization:
 def percent(share: float) -> str:
     """A share in percent.
 
-    >>> percent(0.704), percent(0.004)
-    ('70 %', '0.4 %')
+    >>> percent(0.704)
+    '70 %'
     """
-    return f"{100 * share:.1f} %" if 0 < share < 0.0095 else f"{100 * share:.0f} %"
+    return f"{100 * share:.0f} %"
 
 
 def bar(share: float) -> str:

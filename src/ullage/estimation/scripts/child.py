@@ -268,7 +268,11 @@ class ScriptRun:
         with card.memory.at_rest():
             phases = self.watcher.phases.peaks(has_trained=self.watcher.backward.count > 0)
             values = estimate_from(card, time.perf_counter() - self._begin).to_dict()
-            values |= {"phases": phases, "steps": self.watcher.steps, "epoch_samples": self.watcher.loaders.epoch_samples}
+            values |= {
+                "phases": phases,
+                "steps": self.watcher.steps,
+                "epoch_samples": self.watcher.loaders.epoch_samples,
+            }
             values["notes"] = [*values["notes"], *self.watcher.loaders.about_longest()]
             calls = packed(card.calls.step())
             answer: dict[str, Any] = {"status": "estimated", "estimate": values, "calls": calls}

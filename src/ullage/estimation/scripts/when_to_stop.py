@@ -232,13 +232,10 @@ def _samples_of(sampler: Any, batch: Any) -> int:
 
 
 def _epoch_samples(sampler: Any) -> int | None:
-    """How many samples a sampler of batches hands out in an epoch; `None` for a stream, and for others' samplers."""
-    if type(sampler) is not BatchSampler:
-        return None
-    items: Any = sampler.sampler
+    """How many samples a sampler of batches hands out in an epoch; `None` where it cannot tell, as for a stream."""
     try:
-        return len(sampler) * sampler.batch_size if sampler.drop_last else len(items)
-    except TypeError:
+        return len(sampler) * sampler.batch_size if sampler.drop_last else len(sampler.sampler)
+    except (TypeError, AttributeError):
         return None
 
 
