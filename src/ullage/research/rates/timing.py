@@ -41,8 +41,9 @@ _LEAST_TIME, _MOST_TIME = 4e-3, 0.15  # seconds of one measurement
 _REPEATS = 7
 _HOST_CALLS = 20
 _WINDOW = 0.105  # seconds for the GPU's counters
+_LAG = 0.12  # seconds: the counters may be as much behind, so the call is repeated before they are read
 _MOST_KEPT = 40_000_000_000  # bytes
-_ACTIVITY = ("smact", "smocc", "drama", "tensor", "energy_j")
+_ACTIVITY = ("gract", "smact", "smocc", "drama", "tensor")
 MOST_BYTES = 12_000_000_000  # of the arguments of a call
 # Operators that wait for the GPU, or copy between it and the host: no graph can hold them.
 _WAITS = (
@@ -155,17 +156,10 @@ class CallTimer:
 
     def _activity(self, run: Callable[[], Any], calls: int, seconds: float) -> dict[str, Any]:
         """What the GPU's counters say while the call is repeated."""
-        repeats = max(1, round(_WINDOW / (seconds * calls)) + 1)
-        torch.cuda.synchronize()
+        _repeat(run, seconds * calls, _LAG)
         with activity_between(self._uuid) as activity:
             begin = time.perf_counter()
-            done = 0
-            while done < repeats or time.perf_counter() - begin < _WINDOW:
-                run()
-                done += 1
-                if done % 16 == 0:
-                    torch.cuda.current_stream().synchronize()
-            torch.cuda.synchronize()
+            done = _repeat(run, seconds * calls, _WINDOW)
             taken = time.perf_counter() - begin
             clock, power = self._clock(), self._power()
         found = {name: getattr(activity, name) for name in _ACTIVITY}
@@ -203,6 +197,19 @@ def _rounding(call: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
+
+
+def _repeat(run: Callable[[], Any], taken: float, seconds: float) -> int:
+    """Repeat what takes so long for so many seconds at least, and say how often."""
+    torch.cuda.synchronize()
+    begin, done = time.perf_counter(), 0
+    while done <= round(seconds / taken) or time.perf_counter() - begin < seconds:
+        run()
+        done += 1
+        if done % 16 == 0:
+            torch.cuda.current_stream().synchronize()
+    torch.cuda.synchronize()
+    return done
 
 
 def _loop(sets: Sequence[Any], calls: int) -> None:
