@@ -131,15 +131,24 @@ import sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from test_forked_here import ForkedHere, starts_another
-ForkedHere(starts_another(Path({pids!r}))).read()
+import time
+child = ForkedHere(starts_another(Path({pids!r})))
+if {still}:
+    while not Path({pids!r}).exists():
+        time.sleep(0.01)
+    child.hold_still()
+    Path({pids!r} + ".still").touch()
+child.read()
 """
 
 
-def test_a_child_and_what_it_started_do_not_outlive_a_killed_parent(tmp_path, gone, until):
+@pytest.mark.parametrize("still", [False, True])
+def test_a_child_and_what_it_started_do_not_outlive_a_killed_parent(still, tmp_path, gone, until):
     pids = tmp_path / "pids"
-    code = PARENT.format(here=str(Path(__file__).parent), pids=str(pids))
+    begun = tmp_path / "pids.still" if still else pids
+    code = PARENT.format(here=str(Path(__file__).parent), pids=str(pids), still=still)
     parent = subprocess.Popen([sys.executable, "-c", code])
-    until(lambda: pids.exists() or parent.poll() is not None, "the child has begun")
+    until(lambda: begun.exists() or parent.poll() is not None, "the child has begun")
     parent.kill()
     parent.wait()
     gone(pids)

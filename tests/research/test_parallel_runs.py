@@ -156,31 +156,29 @@ def test_the_machines_own_memory_is_promised_too(tmp_path: Path) -> None:
     assert max(answer["together"] for _, answer in found) <= 2
 
 
-def test_in_turns_one_goes_on_while_the_others_pause(tmp_path: Path) -> None:
-    """Each leaves a file while it has its turn; nobody ever sees another's, or one that still prepares or begins."""
+def test_in_turns_one_goes_on_while_all_others_stand_still(tmp_path: Path) -> None:
+    """All write down what they do all the time; while one has its turn nobody else writes, wherever it is."""
 
-    def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
-        first = tmp_path / f"first-{row['id']}"
-        first.touch()
-        time.sleep(0.01)
-        first.unlink()
-        pause()
-        seen = len(list(tmp_path.iterdir()))
-        mark = tmp_path / f"turn-{row['id']}"
-        mark.touch()
-        time.sleep(0.01)
-        mark.unlink()
-        return {"seen": seen}
+    def work_for_a_while(name: str) -> None:
+        for _ in range(10):
+            (tmp_path / name).write_text(str(time.monotonic()))
+            time.sleep(0.002)
 
     def prepare(row: dict[str, Any]) -> dict[str, Any]:
-        mark = tmp_path / f"prepares-{row['id']}"
-        mark.touch()
-        time.sleep(0.01)
-        mark.unlink()
+        work_for_a_while(f"prepares-{row['id']}")
         return row
 
-    work = parallel(run, prepare=prepare, total=100, turns=3, at_once=6).work(rows(*[30] * 8))
-    assert [answer for _, answer in work] == [{"seen": 0}] * 8
+    def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
+        work_for_a_while(f"first-{row['id']}")
+        pause()
+        time.sleep(0.01)  # a file that was being written
+        before = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+        time.sleep(0.05)
+        return {"same": before == {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}}
+
+    for renew in (None, lambda: time.sleep(0.01)):
+        work = parallel(run, prepare=prepare, total=100, turns=2, at_once=5, renew=renew).work(rows(*[20] * 9))
+        assert [answer["same"] for _, answer in work] == [True] * 9
 
 
 def test_in_turns_one_that_fails_before_its_turn_holds_nobody_up() -> None:

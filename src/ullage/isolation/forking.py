@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from ullage.isolation import kernel
 from ullage.isolation.child import answer, end_with, function_named
 from ullage.isolation.parent import Child, Outcome, outcome_of
 from ullage.isolation.process_identity import Process, this_process
@@ -134,11 +135,18 @@ class ForkedHere:
 
     def kill(self) -> None:
         """End it, with what it has started."""
+        self._signal(signal.SIGKILL)
+
+    def hold_still(self, still: bool = True) -> None:
+        """Stop it, with what it has started, wherever it is; or let it go on from there."""
+        self._signal(signal.SIGSTOP if still else signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, number)
         if self._code is None:  # it may not have come to be a group of its own
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
 
     def has_ended(self) -> bool:
         """Whether its process is gone; only then the driver has taken its memory back."""
@@ -165,6 +173,8 @@ def _forked_here(
     try:
         os.setsid()
         end_with(parent)
+        with suppress(OSError):
+            kernel.die_with_parent(signal.SIGCONT)  # one that is held still would not see it
         output = os.open(log if log is not None else os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(output, 1)
         os.dup2(output, 2)

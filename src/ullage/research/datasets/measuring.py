@@ -8,9 +8,9 @@ takes seconds, a run a fraction of one. This process imports, and never touches 
 context of its own as any fresh process does. A child prepares (model, context), says so, and waits for leave to run,
 which it gets when the GPU has room for it; memory is promised to it only while it trains.
 
-In turns (`RunKind.turns`), children that have leave come to a point where they pause; when all of them are there, they
-go on one after the other, each while the others stand still. They end together, when the last one is done. Meanwhile
-nobody prepares: the next children do that while these come to their pause, since the host's time is read too.
+In turns (`RunKind.turns`), children that have leave come to a point where they pause; when enough of them are there,
+they go on one after the other. Meanwhile all others stand still, wherever they are (SIGSTOP), since the host's time is
+read too.
 
 Where a child can be made as good as new (`RunKind.renew`), it does not end then but takes the next row: to make a
 context and to load kernels takes longer than to read a run. One whose answer is doubtful ends all the same.
@@ -46,7 +46,7 @@ class RunKind:
     """What the runs do, and what they take.
 
     `prepare(row)` makes whatever a run needs; `run(prepared, pause)` gives the answer, and calls `pause()` once where
-    it is to wait for its turn, if children take turns (`turns` is how many at most together; 0: they do not).
+    it is to wait for its turn, if children take turns (`turns` is how many wait before the first goes on; 0: none do).
     `gpu_memory(row)` is what a run may take of the GPU, `before_run` what a child takes before it runs, and
     `host_memory(row)` what a child may take of the machine's own memory. `log(row)` is a file for a child's output.
     `renew()` gives back what a run took, so that a child that takes turns can go on with another row; rows that are not
@@ -120,6 +120,7 @@ class ParallelRuns:
         self.host_total = host_total
         self._runs: list[_Run] = []
         self._left: deque[Row] = deque()
+        self._is_still = False  # a child has its turn, and all others are stopped
 
     def work(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Answer]]:
         """Every row with its answer, in the order in which they end."""
@@ -142,18 +143,15 @@ class ParallelRuns:
     def _all(self, rows: deque[Row], at_once: int, kind: RunKind) -> Iterator[tuple[_Run, Answer]]:
         self._left = rows
         while rows or self._runs:
-            while (
-                rows and len(self._runs) < at_once and not self._in("reading", "answered") and self._has_room(rows[0])
-            ):
+            while rows and len(self._runs) < at_once and not self._is_still and self._has_room(rows[0]):
                 self._runs.append(_Run(rows.popleft(), kind))
-            self._give_leave()
+            self._give_turn()
+            if not self._is_still:
+                self._give_leave()
             self._listen()
             self._kill_late()
             yield from self._told()
             yield from self._ended()
-
-    def _may_prepare(self, row: Row) -> bool:
-        return not self._in("reading", "answered") and self._has_room(row)
 
     def _has_room(self, row: Row, instead_of: _Run | None = None) -> bool:
         """Whether the machine's own memory is enough to prepare another one."""
@@ -175,34 +173,38 @@ class ParallelRuns:
 
     def _give_leave(self) -> None:
         """Let the first that fit run; one that needs more than there is runs when nobody else does."""
-        if self.kind.turns and self._in("paused", "reading", "answered") and not self._in("running"):
-            self._give_turn()
-            return
         for run in self._in("ready")[:LOOK_AHEAD]:
             others = self._in("running", "paused", "reading", "answered", "ended")
             wanted = min(self.kind.gpu_memory(run.row), self.total)
             if any(other.promised for other in self._runs) and self._promised() + wanted > self.total:
                 continue
-            if self.kind.turns and len(others) >= self.kind.turns:
-                return
             run.promised, run.in_company = wanted, run.in_company or bool(others)
             for other in others:
                 other.in_company = True
             self._let(run, "running")
 
     def _give_turn(self) -> None:
-        """The next that pauses goes on, when nobody does or prepares; after the last answer all take others, or end."""
-        if self._in("reading", "preparing"):
-            return
+        """The next that pauses goes on; when all of them have, those that have answered take other rows or end."""
         paused = self._in("paused")
-        if paused:
+        if self._in("reading") or not self.kind.turns:
+            return
+        enough = len(paused) >= self.kind.turns or not self._in("running", "preparing")
+        if paused and (self._is_still or enough and not self._in("ended")):
+            self._hold_still(True)
             self._let(paused[0], "reading")
             return
+        self._hold_still(False)
         for run in self._in("answered"):
             if run.may_go_on and self._left and self._has_room(self._left[0], instead_of=run):
                 run.take(self._left.popleft())
             else:
                 self._let(run, "ended")
+
+    def _hold_still(self, still: bool) -> None:
+        if still != self._is_still:
+            self._is_still = still
+            for run in self._in("preparing", "running"):
+                run.child.hold_still(still)
 
     def _listen(self) -> None:
         speaking = [run for run in self._runs if run.state != "ended"]
@@ -221,8 +223,9 @@ class ParallelRuns:
 
     def _kill_late(self) -> None:
         for run in self._runs:
-            waits = run.state in ("ready", "paused", "answered")
-            if not waits and not run.is_late and time.monotonic() - run.since > self.timeout:
+            if run.state in ("ready", "paused", "answered") or self._is_still and run.state != "reading":
+                continue
+            if not run.is_late and time.monotonic() - run.since > self.timeout:
                 run.is_late = True
                 run.child.kill()
 
@@ -255,7 +258,7 @@ BASE = 800 * MIB  # a process that has a context and has not trained yet
 SAFETY, SAFETY_CONVOLUTIONS = 1.35, 1.6
 MARGIN = GIB
 UNKNOWN_NEED = 30 * GIB
-TURNS = 8  # children that make their first step together, and then are read one by one
+TURNS = 5  # children that have made their first step when the first of them is read
 
 
 @dataclass(frozen=True, kw_only=True)

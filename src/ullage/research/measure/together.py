@@ -147,8 +147,7 @@ class Resident:
                 self.board.note(time.perf_counter())
                 if not self.board.runs:
                     rests += 1
-                    _wait_for_gpu()
-                    pause(f"rest {rests}")
+                    pause(f"rest {rests}", _memory_at_rest())
 
             run(prepare(row), after_step)
             return {}
@@ -197,10 +196,15 @@ def _run(prepared: Any, after_step: Callable[[], None]) -> None:
     train(prepared.configuration, ENDLESS, after_iteration=after_step, prepared=made)
 
 
-def _wait_for_gpu() -> None:
+def _memory_at_rest() -> dict[str, Any]:
+    """Wait for the GPU, and say what this process takes of its memory."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    from ullage.research.measure.single_run import process_memory
+
+    torch.cuda.synchronize()
+    return {"peak_reserved": torch.cuda.max_memory_reserved(), "process_memory": process_memory()}
 
 
 class Lost(Exception):
@@ -254,6 +258,10 @@ class Company:
             **{name: [figure[name] for figure in figures] for name in figures[0]},
             **{name: found[name] for name in FIGURES if found[name] is not None},
         }
+
+    def memory(self, name: str) -> dict[str, Any]:
+        """What a job takes of the GPU's memory: PyTorch's allocator at most, and the process."""
+        return self._jobs[name].child.so_far or {}
 
     def _until(self, jobs: Sequence[Resident], condition: Callable[[], bool]) -> None:
         """Wait while all of these jobs are there; one that is lost, or no end of it, is raised."""
@@ -451,9 +459,8 @@ def _one_round(
     try:
         alone: dict[str, float | None] = {}
         for name in part.copies:
-            row: Row = {"how": how, "alone": name, "jobs": [name], "job": jobs[name]} | _read(
-                company, [f"{name}#0"], uuid
-            )
+            row: Row = {"how": how, "alone": name, "jobs": [name], "job": jobs[name]}
+            row |= _read(company, [f"{name}#0"], uuid) | company.memory(f"{name}#0")
             alone[name] = row["step_s"][0] if "step_s" in row else None
             yield row
         for one in part.sets:
