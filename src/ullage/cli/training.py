@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +19,10 @@ from ullage.errors import InvalidValue, UnknownName
 if TYPE_CHECKING:
     from ullage.research.training.protocol import Trained
     from ullage.research.training.regression import RegressionOutcome
+    from ullage.research.training.sharing import SharingLine
 
 train = typer.Typer(
-    help="Train estimators on measured data: gpumemnet, gpuutilnet, walknet, fast, dnnperf, regression.",
+    help="Train estimators on measured data: gpumemnet, gpuutilnet, sharing, walknet, fast, dnnperf, regression.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -150,6 +152,52 @@ def gpuutilnet(
         model = table7.train(rows, seed=seed, schedule=schedule, notify=going.step)
     save(model, out)
     print_table7(table7.lines_of(model, rows), as_json)
+
+
+@train.command()
+def sharing(
+    data: Annotated[
+        list[Path], typer.Option(help="Sets of jobs that 'ullage measure together' wrote. Repeat it for more.",
+                                 metavar="FILE", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Write the figures here.", metavar="FILE.json", show_default=False)],
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Fit the model behind 'ullage share' to sets of jobs that were measured together.
+
+    It has a handful of figures. Sets with a job of a family that is kept for testing are left out of the fit, and it is
+    judged on them: by the jobs alone as they were measured, and as they are predicted.
+
+    Examples:
+
+      ullage train sharing --data benchmarks/data/together_h200.jsonl.gz --out sharing.json
+    """
+    from ullage.research.training import sharing as model
+
+    check_file(out)
+    rows = model.read_rows(data)
+    with following("following jobs", len({row["alone"] for row in rows if "alone" in row})) as going:
+        steps = model.follow(rows, going.step)
+        alone = model.measured_alone(rows, steps)
+        sets = model.sets_of(rows, alone)
+        going.begin("fitting")
+        rules = model.fit(sets, alone)
+    model.save(rules, model.card_of(data, sets), out)
+    print_sharing(model.lines_of(sets, alone, model.predicted_alone(steps), rules), as_json)
+
+
+def print_sharing(lines: Sequence[SharingLine], as_json: bool) -> None:
+    """How good the model of sharing is, beside a guess that does not look at the jobs."""
+    if as_json:
+        print(json.dumps([line.to_dict() for line in lines]))
+        return
+    heads = ("figure", "way", "sets", "count", "jobs alone", "here", "constant", "always yes", "goal")
+    rows = [
+        [line.figure, line.how, line.sets, str(line.count), line.inputs, f"{line.value:.1%}", f"{line.constant:.1%}",
+         *("" if value is None else f"{value:.1%}" for value in (line.always_yes, line.goal))]
+        for line in lines
+    ]  # fmt: skip
+    print(fitted(heads, rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "goal", "count")))
 
 
 def _train_network(

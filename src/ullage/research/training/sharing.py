@@ -1,0 +1,317 @@
+"""The model of jobs that share a GPU, fitted to measured sets and judged on sets with families that the fit never saw.
+
+Sets come from `ullage measure together`. What a job is alone was measured in the same session, so the model of sharing
+is judged by itself; `predicted` jobs judge it together with the model of a job alone. How often a job's host waits for
+the GPU is not measured but followed on the virtual GPU.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from ullage.errors import InvalidValue
+from ullage.hardware import gpu as find_gpu
+from ullage.research.datasets.model_families import family_of, is_for_testing
+from ullage.utilization.alone import utilization_of
+from ullage.utilization.contention import SharingRules
+from ullage.utilization.result import Utilization
+from ullage.utilization.sharing import Sharing, share_of
+from ullage.utilization.step import StepCalls
+from ullage.workloads.configuration import Configuration
+from ullage.workloads.workload import Workload
+
+Row = Mapping[str, Any]
+Jobs = Mapping[tuple[str, str], Utilization]  # by the way of sharing and the job's id
+KEEPS = 0.8  # of its speed
+HOWS = ("mps", "timeslice")
+H200 = find_gpu("H200")
+START = SharingRules(
+    overlap=8.0, contention=1.0, latency_s=5e-5, turn_s=2e-3, switching=1.0, host=0.01, idle_w=115.0
+)  # fmt: skip
+FITTED = ("overlap", "contention", "latency_s", "turn_s", "switching", "host")
+_LEAST = {"overlap": 1.0, "contention": 0.5, "latency_s": 1e-6, "turn_s": 1e-4, "switching": 1.0, "host": 1e-4}
+_FIRST_STEP, _LEAST_STEP, _WORTH_IT = 0.5, 0.02, 0.001  # of the search, in logarithms, and what it must gain
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSet:
+    """Jobs that ran at the same time: `slowdown` is each one's time in company over its time alone."""
+
+    how: str
+    jobs: tuple[str, ...]
+    slowdown: tuple[float, ...]
+    power_w: float | None
+    is_test: bool
+
+    @property
+    def throughput(self) -> float:
+        """Against one after the other."""
+        return sum(1 / slow for slow in self.slowdown)
+
+
+def read_rows(files: Sequence[Path]) -> list[Row]:
+    """The rows of files that `ullage measure together` wrote, packed or not."""
+    rows: list[Row] = []
+    for file in files:
+        try:
+            text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+            rows += [json.loads(line) for line in text.splitlines() if line.strip()]
+        except (OSError, ValueError, EOFError) as error:
+            raise InvalidValue(f"cannot read {file}: {error}") from None
+    if not any("set" in row for row in rows):
+        raise InvalidValue(f"{files[0]} has no sets of jobs; 'ullage measure together' writes them")
+    return rows
+
+
+def follow(rows: Sequence[Row], notify: Callable[[str], None] | None = None) -> dict[str, StepCalls]:
+    """The step of every job, by its id."""
+    from ullage.utilization.following import step_of
+
+    found: dict[str, StepCalls] = {}
+    for row in rows:
+        name = row.get("alone")
+        if name is not None and name not in found:
+            found[name] = step_of(Workload(configuration=Configuration.from_row(dict(row["job"]))))
+            if notify is not None:
+                notify(name)
+    return found
+
+
+def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[tuple[str, str], Utilization]:
+    """Jobs as they were measured alone; where one was read several times, the reading with the middle step."""
+    readings: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if "failed" not in row and len(row.get("jobs", ())) == 1:
+            readings.setdefault((row["how"], row["jobs"][0]), []).append(row)
+    found = {}
+    for key, each in readings.items():
+        step_s = median(row["step_s"][0] for row in each)
+        busy = {name: fmean(row[name] * row["step_s"][0] for row in each) / step_s for name in _SHARES}
+        power = fmean(row["power_w"] for row in each)
+        found[key] = Utilization(
+            gpu=H200.name, step_s=step_s, gpu_s=min(1.0, busy.pop("gract")) * step_s, host_s=step_s, power_w=power,
+            energy_j=power * step_s, flops=0.0, bytes=0.0, kernels=0, steady=True, measured=True,
+            waits=steps[key[1]].waits, **{name: min(1.0, share) for name, share in busy.items()},
+        )  # fmt: skip
+    return found
+
+
+_SHARES = ("gract", "smact", "smocc", "drama", "tensor")
+
+
+def predicted_alone(steps: Mapping[str, StepCalls]) -> dict[tuple[str, str], Utilization]:
+    """The same jobs as the model of a job alone has them."""
+    told = {name: utilization_of(step, H200) for name, step in steps.items()}
+    return {(how, name): each for how in HOWS for name, each in told.items()}
+
+
+def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
+    """The sets of two jobs and more, against what their jobs did alone."""
+    tests = {row["alone"]: is_for_testing(family_of(row["job"]).name) for row in rows if "alone" in row}
+    found = []
+    for row in rows:
+        if "set" not in row or "failed" in row or len(row["jobs"]) < 2:
+            continue
+        if any(step is None for step in row["step_s"]) or any((row["how"], name) not in alone for name in row["jobs"]):
+            continue
+        own = [alone[row["how"], name].step_s for name in row["jobs"]]
+        slow = tuple(step / each for step, each in zip(row["step_s"], own, strict=True))
+        is_test = any(tests[name] for name in row["jobs"])
+        jobs = tuple(row["jobs"])
+        found.append(MeasuredSet(how=row["how"], jobs=jobs, slowdown=slow, power_w=row.get("power_w"), is_test=is_test))
+    return found
+
+
+# The fit: a search along one figure after the other, in ever smaller steps.
+
+
+def fit(sets: Sequence[MeasuredSet], alone: Jobs, start: SharingRules = START) -> SharingRules:
+    """The figures with which the sets that are not for testing come out best."""
+    learn = [one for one in sets if not one.is_test]
+    if not learn:
+        raise InvalidValue("no set is for fitting: each has a job of a family that is kept for testing")
+    rules, least, step = start, _loss(learn, alone, start), _FIRST_STEP
+    while step > _LEAST_STEP:
+        before = least
+        for name in FITTED:
+            for factor in (math.exp(step), math.exp(-step)):
+                tried = replace(rules, **{name: max(_LEAST[name], getattr(rules, name) * factor)})
+                loss = _loss(learn, alone, tried)
+                if loss < least:
+                    rules, least = tried, loss
+        if least > before * (1 - _WORTH_IT):
+            step /= 2
+    return replace(rules, idle_w=_idle_power(learn, alone, rules))
+
+
+def _loss(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -> float:
+    """How far slowdowns are off, in logarithms, on average over sets."""
+    return fmean(
+        fmean(abs(math.log(told / true)) for told, true in zip(slowdowns(one, alone, rules), one.slowdown, strict=True))
+        for one in sets
+    )
+
+
+def _idle_power(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -> float:
+    """The figure with which the power of the sets comes out best, in steps of 5 W."""
+
+    def off(idle: float) -> float:
+        tried = replace(rules, idle_w=idle)
+        told = [(shared(one, alone, tried).power_w, one.power_w) for one in sets if one.power_w is not None]
+        return fmean(abs(power - true) / true for power, true in told) if told else 0.0
+
+    return min(range(60, 135, 5), key=off)
+
+
+def shared(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) -> Sharing:
+    """What the model says of a set."""
+    return share_of([alone[one.how, name] for name in one.jobs], H200, one.how, rules=rules)
+
+
+def slowdowns(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) -> list[float]:
+    """Each job's time in company over its time alone, as the model says."""
+    return [1 / job.speed for job in shared(one, alone, rules).jobs]
+
+
+def save(rules: SharingRules, card: Mapping[str, Any], path: Path) -> None:
+    """Write the figures, and what they were fitted to."""
+    told = {name: float(f"{value:.4g}") for name, value in asdict(rules).items()}
+    path.write_text(json.dumps({"rules": told, "card": card}, indent=2) + "\n")
+
+
+def card_of(files: Sequence[Path], sets: Sequence[MeasuredSet]) -> dict[str, Any]:
+    """What figures were fitted to."""
+    learn = [one for one in sets if not one.is_test]
+    counts = {how: sum(one.how == how for one in learn) for how in HOWS}
+    return {
+        "gpu": H200.name,
+        "files": [file.name for file in files],
+        "sets": counts,
+        "for_testing": len(sets) - len(learn),
+    }
+
+
+# What shows how good it is, on sets with families that were left out of the fit.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingLine:
+    """One figure on so many sets. `constant` is the same figure for a guess that does not look at the jobs.
+
+    `inputs` are the jobs alone: as measured, or as predicted. `always_yes` is the share of right answers of who always
+    says yes.
+    """
+
+    figure: str
+    how: str
+    sets: str
+    count: int
+    inputs: str
+    value: float
+    constant: float
+    always_yes: float | None = None
+    goal: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+SLOWDOWN, POWER = "slowdown, mean error", "power, mean error"
+KEEPS_SPEED, REGRET = "each job keeps 80 %, right", "throughput lost by the advice"
+_SIZES: Mapping[str, Callable[[int], bool]] = {"pairs": lambda jobs: jobs == 2, "larger": lambda jobs: jobs > 2}
+
+
+def lines_of(
+    sets: Sequence[MeasuredSet], measured: Jobs, predicted: Jobs | None = None, rules: SharingRules | None = None
+) -> list[SharingLine]:
+    """All figures on the sets that are for testing, by way of sharing and size of the set."""
+    given = {"measured": measured} | ({} if predicted is None else {"predicted": predicted})
+    found = []
+    for how in HOWS:
+        for size, belongs in _SIZES.items():
+            chosen = [one for one in sets if one.how == how and belongs(len(one.jobs))]
+            learn, test = ([one for one in chosen if one.is_test is wanted] for wanted in (False, True))
+            if not test:
+                continue
+            for inputs, alone in given.items():
+                for figure, judge in _FIGURES.items():
+                    value, constant = judge(learn or test, test, alone, rules)
+                    goal = _GOAL.get((figure, how), _GOAL.get((figure, "")))
+                    yes = fmean(map(_keeps_speed, test)) if figure == KEEPS_SPEED else None
+                    found.append(SharingLine(
+                        figure=figure, how=how, sets=size, count=len(test), inputs=inputs, value=value,
+                        constant=constant, always_yes=yes, goal=goal,
+                    ))  # fmt: skip
+    return found
+
+
+_Judge = Callable[[Sequence[MeasuredSet], Sequence[MeasuredSet], Jobs, SharingRules | None], tuple[float, float]]
+
+
+def _slowdown(
+    learn: Sequence[MeasuredSet], test: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None
+) -> tuple[float, float]:
+    guess = median(slow for one in learn for slow in one.slowdown)
+    pairs = [pair for one in test for pair in zip(slowdowns(one, alone, rules), one.slowdown, strict=True)]
+    return (
+        fmean(abs(told - true) / true for told, true in pairs),
+        fmean(abs(guess - true) / true for _, true in pairs),
+    )
+
+
+def _keeps(
+    learn: Sequence[MeasuredSet], test: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None
+) -> tuple[float, float]:
+    """The guess is the more frequent answer among the sets for fitting."""
+    truth = [_keeps_speed(one) for one in test]
+    told = [max(slowdowns(one, alone, rules)) <= 1 / KEEPS for one in test]
+    guess = fmean(map(_keeps_speed, learn)) >= 0.5
+    return fmean(one == other for one, other in zip(told, truth, strict=True)), fmean(one == guess for one in truth)
+
+
+def _keeps_speed(one: MeasuredSet) -> bool:
+    return max(one.slowdown) <= 1 / KEEPS
+
+
+def _power(
+    learn: Sequence[MeasuredSet], test: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None
+) -> tuple[float, float]:
+    guess = median(one.power_w for one in learn if one.power_w is not None)
+    pairs = [(shared(one, alone, rules).power_w, one.power_w) for one in test if one.power_w is not None]
+    return (
+        fmean(abs(told - true) / true for told, true in pairs),
+        fmean(abs(guess - true) / true for _, true in pairs),
+    )
+
+
+def _regret(
+    learn: Sequence[MeasuredSet], test: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None
+) -> tuple[float, float]:
+    """For each job, of the sets that it was measured in, the one that is told to do most, or none of them.
+
+    The share of the best one's throughput that is lost by that. The guess takes any of them.
+    """
+    lost, by_chance = [], []
+    for name in {job for one in test for job in one.jobs}:
+        choice = [one for one in test if name in one.jobs]
+        if len(choice) < 2:
+            continue
+        best = max(1.0, *(one.throughput for one in choice))
+        told = {shared(one, alone, rules).throughput: one.throughput for one in choice} | {1.0: 1.0}
+        lost.append(1 - told[max(told)] / best)
+        by_chance.append(1 - fmean(one.throughput for one in choice) / best)
+    return (fmean(lost), fmean(by_chance)) if lost else (0.0, 0.0)
+
+
+_FIGURES: Mapping[str, _Judge] = {SLOWDOWN: _slowdown, KEEPS_SPEED: _keeps, REGRET: _regret, POWER: _power}
+_GOAL: Mapping[tuple[str, str], float] = {
+    (SLOWDOWN, "mps"): 0.061, (SLOWDOWN, "timeslice"): 0.043, (KEEPS_SPEED, ""): 0.95, (REGRET, ""): 0.02,
+}  # fmt: skip

@@ -1,0 +1,118 @@
+"""The model of sharing, fitted: figures that made the data are found again, and judged on families left out."""
+
+import gzip
+import json
+import random
+
+import pytest
+
+from ullage.cli.main import main
+from ullage.errors import InvalidValue
+from ullage.hardware import gpu
+from ullage.research.training import sharing as training
+from ullage.utilization.contention import SharingRules
+from ullage.utilization.result import Utilization
+from ullage.utilization.sharing import load, share_of
+from ullage.utilization.step import StepCalls
+
+RULES = SharingRules(
+    overlap=6.0, contention=1.3, latency_s=1e-4, turn_s=1e-3, switching=1.25, host=0.02, idle_w=100.0
+)  # fmt: skip
+WAIT = {"operator": "cuda.synchronize"}
+MODELS = ("tv:resnet18", "tv:vgg11", "hf:GPT2Model", "hf:BertModel")  # the first is for testing, the others not
+
+
+def rows_of(rules: SharingRules, count: int) -> tuple[list, dict]:
+    """Sets of jobs as they would be measured if the model were true."""
+    chance = random.Random(7)
+    names = [f"job{number}" for number in range(12)]
+    alone, rows, steps = {}, [], {}
+    for number, name in enumerate(names):
+        busy, step_s, waits = chance.uniform(0.2, 1), chance.uniform(0.005, 0.08), chance.choice([2, 2, 40])
+        figures = {"smact": busy * 0.8, "smocc": 0.1, "drama": 0.1 * busy, "tensor": 0.0}
+        steps[name] = StepCalls(calls=[WAIT], order=[0] * waits)
+        job = {"id": name, "model": MODELS[number % len(MODELS)], "batch": 2}
+        alone[name] = Utilization(
+            gpu="H200", step_s=step_s, gpu_s=busy * step_s, host_s=step_s, power_w=150 + 300 * busy, energy_j=1.0,
+            flops=0, bytes=0, kernels=1, steady=True, measured=True, waits=waits, **figures,
+        )  # fmt: skip
+        for how in training.HOWS:
+            rows.append({
+                "how": how, "alone": name, "jobs": [name], "job": job, "step_s": [step_s], "gract": busy,
+                "power_w": alone[name].power_w, **figures,
+            })  # fmt: skip
+    for number in range(count):
+        jobs = chance.sample(names, chance.choice([2, 2, 3, 5]))
+        for how in training.HOWS:
+            found = share_of([alone[name] for name in jobs], gpu("H200"), how, rules=rules)
+            row = {"how": how, "set": f"s{number}", "jobs": jobs, "step_s": [job.step_s for job in found.jobs]}
+            rows.append(row | {"power_w": found.power_w})
+    return rows, steps
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    rows, steps = rows_of(RULES, 40)
+    alone = training.measured_alone(rows, steps)
+    sets = training.sets_of(rows, alone)
+    return sets, alone, training.fit(sets, alone)
+
+
+def test_the_figures_that_made_the_sets_are_found_again(fitted):
+    sets, _, rules = fitted
+    assert len(sets) == 80 and 0 < sum(one.is_test for one in sets) < 80
+    assert rules.contention == pytest.approx(RULES.contention, rel=0.15)
+    assert rules.turn_s * rules.switching == pytest.approx(RULES.turn_s * RULES.switching, rel=0.3)
+    assert rules.idle_w == RULES.idle_w
+
+
+def test_it_is_judged_on_sets_with_families_that_were_left_out(fitted):
+    sets, alone, rules = fitted
+    lines = {(line.figure, line.how, line.sets): line for line in training.lines_of(sets, alone, rules=rules)}
+    for how in training.HOWS:
+        slowdown = lines[training.SLOWDOWN, how, "pairs"]
+        assert slowdown.value < 0.03 < slowdown.constant
+        assert slowdown.count == sum(one.is_test and one.how == how and len(one.jobs) == 2 for one in sets)
+        keeps = lines[training.KEEPS_SPEED, how, "pairs"]
+        assert keeps.value > 0.9 and keeps.value >= keeps.constant and 0 <= keeps.always_yes <= 1
+        regret = lines[training.REGRET, how, "pairs"]
+        assert regret.value < 0.005 < regret.constant
+    worse = training.lines_of(sets, alone, {key: alone[key[0], "job0"] for key in alone}, rules)
+    measured, told = (line for line in worse[:8] if line.figure == training.SLOWDOWN)
+    assert (measured.inputs, told.inputs) == ("measured", "predicted") and told.value > 5 * measured.value
+
+
+def test_a_job_that_was_read_twice_has_its_middle_step():
+    rows, steps = rows_of(RULES, 1)
+    again = dict(rows[0], set="again", step_s=[rows[0]["step_s"][0] * 1.2])
+    again.pop("alone")
+    alone = training.measured_alone([*rows, again], steps)
+    assert alone["mps", "job0"].step_s == pytest.approx(rows[0]["step_s"][0] * 1.1)
+    assert alone["mps", "job0"].waits == steps["job0"].waits
+
+
+def test_the_command_fits_and_writes(tmp_path, monkeypatch, capsys):
+    rows, _ = rows_of(RULES, 6)
+    for row in rows:
+        if "alone" in row:
+            row["job"] = {"id": row["alone"], "model": "mlp:x", "widths": [8, 4], "batch": 2}
+    rows.append({"how": "mps", "set": "lost", "jobs": ["job0", "job1"], "failed": "no steps in 120 s"})
+    file = tmp_path / "together.jsonl.gz"
+    file.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    out = tmp_path / "sharing.json"
+    words = ["ullage", "train", "sharing", "--data", str(file), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", [*words, "--json"])
+    main()
+    assert json.loads(capsys.readouterr().out) == []  # no set is for testing: all are of one family
+    assert load(out).contention > 0.5
+    assert json.loads(out.read_text())["card"]["sets"] == {"mps": 6, "timeslice": 6}
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    (tmp_path / "empty.jsonl").write_text('{"header": {}}\n')
+    with pytest.raises(InvalidValue, match="no sets of jobs; 'ullage measure together' writes them"):
+        training.read_rows([tmp_path / "empty.jsonl"])
+    with pytest.raises(InvalidValue, match="cannot read"):
+        training.read_rows([tmp_path / "nothing.jsonl.gz"])
+    with pytest.raises(InvalidValue, match="no set is for fitting"):
+        training.fit([], {})
