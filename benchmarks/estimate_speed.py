@@ -7,6 +7,10 @@ Cold: processor seconds (user and system, with all children) and seconds on the 
 shipped (every Nth), by the number of operators that it calls. Each run is estimated once, as a new model would be;
 imports are no part of it. With `--against` the same is done with an older checkout, in turns, and the four figures of
 each run must be the same.
+
+Last comes how much longer an estimate takes because it tells how long a step takes and how busy it keeps the GPU.
+Everything that is done for this is timed inside of one estimate: of a model the second one of a process, of a script
+the first one, since a script has a process of its own.
 """
 
 import argparse
@@ -43,6 +47,7 @@ COLD = {
     "a misspelt name": ["estimate", "torchvision:resnet5O"],
     "a bad option": ["estimate", "torchvision:resnet50", "--gpux", "H200"],
 }
+MODELS = ("torchvision:resnet50", "timm:vit_small_patch16_224")
 SIZES = (1_000, 3_000, 10_000)  # operators
 
 
@@ -144,6 +149,67 @@ def warm(checkouts: list[Path], every: int) -> list[dict[str, Any]]:
     return found
 
 
+def serve_share(what: str) -> None:
+    """The inside of a process that makes one estimate: its seconds, and those of them that utilization took."""
+    import psutil
+
+    import ullage
+    from ullage.estimation.result import Estimate
+    from ullage.estimation.scripts import child, request
+    from ullage.hardware import gpu
+    from ullage.utilization.step import StepCalls
+    from ullage.virtual.tracking.calls import OperatorCalls
+
+    taken = 0.0
+
+    def timing(function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal taken
+            begin = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                taken += time.perf_counter() - begin
+
+        return call
+
+    OperatorCalls.step = timing(OperatorCalls.step)  # type: ignore[method-assign]
+    Estimate.with_utilization = timing(Estimate.with_utilization)  # type: ignore[method-assign]
+    child.packed = timing(child.packed)  # type: ignore[attr-defined]
+    if what == "script":
+        begin = time.perf_counter() - (time.time() - psutil.Process().create_time())
+        answers: list[dict[str, Any]] = []
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+            file.write(SCRIPT)
+            file.flush()
+            asked = request.ScriptRequest(
+                path=file.name, args=[], module=False, gpu=gpu("H200"), steps=3, timeout=300.0, limited=True
+            )
+            child.ScriptRun(asked, answers.append, answers.append, lambda seconds: None).run()
+        calls = timing(request.unpacked)(answers[-1]["calls"])
+        found = Estimate.from_dict(answers[-1]["estimate"]).with_utilization(StepCalls(**calls), asked.gpu)
+    else:
+        ullage.estimate(what, batch_size=32, gpu="H200")
+        begin, taken = time.perf_counter(), 0.0
+        found = ullage.estimate(what, batch_size=32, gpu="H200")
+    assert found.utilization is not None
+    print(json.dumps([time.perf_counter() - begin, taken]))
+
+
+def shares(repeat: int) -> dict[str, float]:
+    """By what is estimated, how many times as long an estimate takes with utilization as without; the median."""
+    found = {}
+    for what in (*MODELS, "script"):
+        rounds = []
+        for _ in range(repeat):
+            words = [sys.executable, __file__, "--serve", what]
+            done = subprocess.run(words, env=environment(HERE), capture_output=True, text=True, check=True)
+            whole, taken = json.loads(done.stdout.splitlines()[-1])
+            rounds.append(whole / (whole - taken))
+        found[what] = statistics.median(rounds)
+    return found
+
+
 def print_tables(commands: dict[str, list[tuple[float, float]]], runs: list[dict[str, Any]], names: list[str]) -> None:
     """What was measured."""
     shown = Table("command", *(f"{kind}, {name}" for name in names for kind in ("processor", "clock")))
@@ -183,18 +249,24 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="each command so often")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="an older checkout to compare with")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured here")
-    parser.add_argument("--serve", choices=("count", "time"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
+    if options.serve in ("count", "time"):
         serve(options.serve == "count")
+        return
+    if options.serve:
+        serve_share(options.serve)
         return
     checkouts = [HERE] + ([options.against.resolve()] if options.against else [])
     names = ["this"] + (["older"] if options.against else [])
     commands = cold(checkouts, options.repeat) if options.repeat else {}
     runs = warm(checkouts, options.every) if options.every else []
     print_tables(commands, runs, names)
+    utilization = shares(options.repeat) if options.repeat else {}
+    for what, share in utilization.items():
+        print(f"{what}: {share:.3f} times as long as without utilization")
     if options.json:
-        options.json.write_text(json.dumps({"cold": commands, "warm": runs}, indent=1))
+        options.json.write_text(json.dumps({"cold": commands, "warm": runs, "utilization": utilization}, indent=1))
 
 
 if __name__ == "__main__":

@@ -107,9 +107,9 @@ def _usefulness(e: Estimate) -> tuple[bool, int, str]:
 
 
 def _gpu_table(estimates: Sequence[Estimate]) -> Table:
-    by_attention = len({tuple(e.attention) for e in estimates}) > 1
     with_steps = any(e.utilization for e in estimates)
     with_hours = any(e.training for e in estimates)
+    by_attention = len({tuple(e.attention) for e in estimates}) > 1 and not with_hours
     with_cost = any(e.training and e.training.cost is not None for e in estimates)
     names = {
         "": True, "GPU": True, "takes": True, "of": True, "room": not with_cost, "at most": True, "a step": with_steps,
