@@ -16,7 +16,7 @@ from ullage.utilization.sharing import load, share_of
 from ullage.utilization.step import StepCalls
 
 RULES = SharingRules(
-    overlap=6.0, contention=1.3, latency_s=1e-4, turn_s=1e-3, switching=1.25, host=0.02, idle_w=100.0
+    overlap=6.0, contention=1.3, latency_s=1e-4, turn_s=1e-3, switch_s=2e-4, host=0.02, idle_w=100.0
 )  # fmt: skip
 WAIT = {"operator": "cuda.synchronize"}
 MODELS = ("tv:resnet18", "tv:vgg11", "hf:GPT2Model", "hf:BertModel")  # the first is for testing, the others not
@@ -62,7 +62,8 @@ def test_the_figures_that_made_the_sets_are_found_again(fitted):
     sets, _, rules = fitted
     assert len(sets) == 60 and 0 < sum(one.is_test for one in sets) < 60
     assert rules.contention == pytest.approx(RULES.contention, rel=0.15)
-    assert rules.turn_s * rules.switching == pytest.approx(RULES.turn_s * RULES.switching, rel=0.3)
+    assert rules.turn_s == pytest.approx(RULES.turn_s, rel=0.3)
+    assert rules.switch_s == pytest.approx(RULES.switch_s, rel=0.3)
     assert rules.idle_w == RULES.idle_w
 
 

@@ -29,7 +29,7 @@ class SharingRules:
     - `overlap`: how well a job's host work and GPU work hide each other: at 1 not at all, the more the better.
     - `contention`: the SM time that a job loses for each second of the others', under MPS.
     - `latency_s`: how much longer a wait for the GPU takes beside a job that always has work, under MPS.
-    - `turn_s`: the longest turn of a process, `switching`: a turn with what it costs, as a multiple, time-sliced.
+    - `turn_s`: the longest turn of a process, and `switch_s`: what it takes to give the GPU to the next, time-sliced.
     - `host`: the share by which each further job slows the host work of the others.
     - `idle_w`: what the GPU draws while nothing runs on it.
     """
@@ -38,7 +38,7 @@ class SharingRules:
     contention: float
     latency_s: float
     turn_s: float
-    switching: float
+    switch_s: float
     host: float
     idle_w: float
 
@@ -105,7 +105,7 @@ def _side_by_side(job: Utilization, rules: SharingRules) -> _Need:
 def _sliced(job: Utilization, rules: SharingRules) -> _Need:
     gpu_s = _gpu_s(job)
     turns = gpu_s / rules.turn_s
-    return _Need(gpu_s, turns, job.waits, rules.switching * gpu_s / (turns + job.waits) if gpu_s else 0.0)
+    return _Need(gpu_s, turns, job.waits, gpu_s / (turns + job.waits) + rules.switch_s if gpu_s else 0.0)
 
 
 def _gpu_s(job: Utilization) -> float:

@@ -33,10 +33,10 @@ KEEPS = 0.8  # of its speed
 HOWS = ("mps", "timeslice")
 H200 = find_gpu("H200")
 START = SharingRules(
-    overlap=8.0, contention=1.0, latency_s=5e-5, turn_s=2e-3, switching=1.0, host=0.01, idle_w=115.0
+    overlap=8.0, contention=1.0, latency_s=5e-5, turn_s=2e-3, switch_s=1e-4, host=0.01, idle_w=115.0
 )  # fmt: skip
-FITTED = ("overlap", "contention", "latency_s", "turn_s", "switching", "host")
-_LEAST = {"overlap": 1.0, "contention": 0.5, "latency_s": 1e-6, "turn_s": 1e-4, "switching": 1.0, "host": 1e-4}
+FITTED = ("overlap", "contention", "latency_s", "turn_s", "switch_s", "host")
+_LEAST = {"overlap": 1.0, "contention": 0.5, "latency_s": 1e-6, "turn_s": 1e-4, "switch_s": 1e-6, "host": 1e-4}
 _FIRST_STEP, _LEAST_STEP, _WORTH_IT = 0.5, 0.02, 0.001  # of the search, in logarithms, and what it must gain
 
 
