@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from ullage.placement import (
     Rules,
     Running,
     Slot,
+    Speeds,
     decide,
     deciding,
     policies,
@@ -59,6 +61,8 @@ def jobs(first: int, most: int) -> st.SearchStrategy[list[Job]]:
             "priority": st.integers(0, 1),
             "recovery": st.booleans(),
             "busy": fraction,
+            "work": st.sampled_from([None, "a", "b", "c"]),
+            "min_speed": st.sampled_from([0.0, 0.5, 0.8, 1.0]),
             "time_limit": st.none() | st.floats(1, 1000),
             "bookings": st.sampled_from([frozenset(), frozenset(), frozenset({1}), frozenset({2, 3})]),
             "host": st.sampled_from([HostShare(), HostShare(), HostShare(2, 0), HostShare(0, 30), HostShare(9, 70)]),
@@ -67,6 +71,13 @@ def jobs(first: int, most: int) -> st.SearchStrategy[list[Job]]:
     return st.lists(fields, max_size=most).map(
         lambda found: [Job(first + number, **each) for number, each in enumerate(found)]
     )
+
+
+def predicted(works: Sequence[str], slot: Slot) -> Speeds | None:
+    """Works share by time; b waits for its host most of the time. What s3 is, nobody knows."""
+    weights = {"a": 1.0, "b": 0.2, "c": 0.6}
+    asked = sum(weights[work] for work in works)
+    return None if slot.id == "s3" else Speeds([min(1.0, 1.0 / (asked + 1 - weights[work])) for work in works], "why")
 
 
 rules = st.builds(
@@ -78,7 +89,7 @@ rules = st.builds(
     max_jobs_per_gpu=st.sampled_from([None, 2]),
     unmeasured=st.sampled_from(["alone", "never"]),
     idle_memory=st.sampled_from([0, 5]),
-    slowdown=st.sampled_from([None, lambda job, others, slot: None if job.id % 2 else 1.2 + len(others) / 5]),
+    predict=st.sampled_from([None, predicted]),
     backfill=st.sampled_from([None, True]),
     patience=st.sampled_from([0.0, 500.0]),
     reservations=st.sampled_from([0, 1, 3]),
@@ -181,7 +192,22 @@ def the_quick_no_is_never_wrong(scene: Scene) -> None:
         assert decided(scene).placed == quick.placed
 
 
+def nobody_is_slowed_below_what_his_owner_accepts(scene: Scene) -> None:
+    """Nobody new, and nobody who was there: not beside those whose work is known, where that can be predicted."""
+    chosen, waiting, running, slots, ledger, site = scene
+    outcome = decided(scene)
+    jobs = {job.id: job for job in waiting} | {each.job.id: each.job for each in running}
+    for slot in slots:
+        new = [each.job for each in outcome.placed if slot.id in each.slots]
+        known = [jobs[each] for each in (*ledger.holders(slot.id), *new) if jobs[each].work is not None]
+        speeds = predicted([job.work for job in known], slot)
+        added = any(jobs[each].work is not None for each in new)
+        if chosen == "ullage" and site.predict is not None and added and len(known) > 1 and speeds is not None:
+            assert all(share >= job.min_speed - 0.005 for share, job in zip(speeds.shares, known, strict=True))
+
+
 RULES = [
+    nobody_is_slowed_below_what_his_owner_accepts,
     every_decision_can_be_promised_and_every_job_is_answered_once,
     jobs_get_what_they_asked_for,
     the_same_question_has_the_same_answer_and_the_order_of_the_arguments_does_not_matter,

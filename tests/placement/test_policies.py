@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
 import pytest
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.placement import Activity, Job, Ledger, Rules, Running, Slot, decide, policies
+from ullage.placement import Activity, Job, Ledger, PassOutcome, Rules, Running, Slot, Speeds, decide, policies
 from ullage.placement.policies import policy
 
 GIB = 1 << 30
@@ -127,21 +131,52 @@ def test_an_idle_gpu_is_not_kept_empty_by_a_job_that_has_just_ended() -> None:
     assert chosen("exclusive", [slot], [job(1, promise=4)]) == [("GPU-0",)]
 
 
-def test_predicted_slowdowns_refuse_and_choose() -> None:
-    slots = gpus([(0, 0.0), (0, 0.0)])
-    rules = Rules(smact_limit=None, slowdown=lambda new, others, slot: 1.1 if slot.index == 1 else 1.4)
-    running = [Running(job(8, promise=1), ("GPU-0",), 0.0), Running(job(9, promise=30), ("GPU-1",), 0.0)]
-    assert [
-        each.slots for each in decide("ullage", [job(1, promise=2)], running, slots, Ledger(), rules, 5.0).placed
-    ] == [("GPU-1",)]
-    strict = Rules(smact_limit=None, slowdown=lambda new, others, slot: 1.6)
-    outcome = decide("ullage", [job(1, promise=2)], running, slots, Ledger(), strict, 5.0)
-    assert not outcome.placed and "slow each other down" in outcome.waiting[0].reason
-    unknown = Rules(smact_limit=None, slowdown=lambda new, others, slot: None if slot.index == 0 else 1.4)
-    assert [
-        each.slots for each in decide("ullage", [job(1, promise=2)], running, slots, Ledger(), unknown, 5.0).placed
-    ] == [("GPU-1",)], "an unknown slowdown counts as the worst that is allowed"
-    assert decide("lug", [job(1, promise=2)], running, slots, Ledger(), strict, 5.0).placed, "only ullage heeds it"
+SPEEDS = {"heavy": 0.55, "middling": 0.8, "light": 0.95}  # of both, of a heavy work beside another one
+
+
+def beside(works: Sequence[str], slot: Slot) -> Speeds:
+    """The slowest work slows all."""
+    return Speeds([min(SPEEDS[work] for work in works)] * len(works), "both keep the memory bandwidth busy")
+
+
+def test_a_partner_that_slows_a_job_below_what_its_owner_accepts_is_refused_in_words() -> None:
+    rules, slots = Rules(smact_limit=None, predict=beside), gpus([(0, 0.0)])
+    asks = partial(job, 1, promise=2, work="light")
+
+    def outcome(new: Job, there: Job, policy: str = "ullage") -> PassOutcome:
+        return decide(policy, [new], [Running(there, ("GPU-0",), 0.0)], slots, Ledger(), rules, 5.0)
+
+    heavy = job(12, promise=8, work="heavy", min_speed=0.5)
+    assert outcome(asks(min_speed=0.5), heavy).placed
+    assert outcome(asks(min_speed=0.55), heavy).placed, "as much as it asks for is enough"
+    assert outcome(asks(min_speed=0.8), heavy, "lug").placed, "only ullage heeds it"
+    assert outcome(asks(min_speed=0.8), heavy).waiting[0].reason == (
+        "needs 2.00 GiB on a GPU; on GPU 0 it would run at 55% of its speed beside job 12 "
+        "(both keep the memory bandwidth busy); its --min-speed is 80%"
+    )
+    strict = dataclasses.replace(heavy, min_speed=0.9)
+    assert outcome(asks(min_speed=0.5), strict).waiting[0].reason == (
+        "needs 2.00 GiB on a GPU; on GPU 0 job 12 would run at 55% of its speed beside it "
+        "(both keep the memory bandwidth busy); its --min-speed is 90%"
+    )
+    assert outcome(asks(min_speed=0.8, work=None), strict).placed, "of an unknown work nothing is foretold"
+    assert outcome(asks(min_speed=0.8), dataclasses.replace(strict, work=None)).placed
+
+
+def test_of_the_gpus_with_room_the_one_is_chosen_where_least_speed_is_lost() -> None:
+    rules, slots = Rules(smact_limit=None, predict=beside), gpus([(0, 0.0), (0, 0.0), (0, 0.0)])
+    works = ["heavy", None, "middling"]
+    there = [job(7 + each, promise=1 + each, work=work, min_speed=0.5) for each, work in enumerate(works)]
+    running = [Running(each, (f"GPU-{number}",), 0.0) for number, each in enumerate(there)]
+
+    def goes_to(here: Sequence[Running]) -> list[tuple[str, ...]]:
+        new = job(1, promise=2, work="light", min_speed=0.5)
+        return [each.slots for each in decide("ullage", [new], here, slots, Ledger(), rules, 5.0).placed]
+
+    assert goes_to(running) == [("GPU-2",)], "what is not known counts as the worst that is accepted"
+    assert goes_to(running[:2]) == [("GPU-2",)], "on an idle one nothing is lost"
+    spoilt = Running(job(40, promise=1, work="heavy"), ("GPU-2",), 0.0)
+    assert goes_to([*running, spoilt]) == [("GPU-2",)], "those there are slow already; it takes nothing more from them"
 
 
 def test_oracles_go_by_true_memory_and_the_others_by_the_promise_asked_for() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
-from ullage.placement import Activity, Job, Ledger, Rules, Running, Slot, decide, faded, fair_order, held
+from ullage.placement import Activity, Job, Ledger, Rules, Running, Slot, Speeds, decide, faded, fair_order, held
 
 GIB = 1 << 30
 QUIET = Rules(smact_limit=None, margin=0, patience=100.0)
@@ -236,16 +237,25 @@ LARGE = [
     job(0, promise=20, gpus=4),
     job(0, promise=1, exclusive=True),
     job(0, promise=1, gpus=3, exclusive=True),
+    job(0, promise=2, work="choosy", min_speed=0.9),
+    job(0, promise=3, gpus=3, work="choosy", min_speed=0.9),
 ]
 
 
+def slow_together(works: Sequence[str], slot: Slot) -> Speeds:
+    """What the GPU does, each job has a part of."""
+    return Speeds([1 / len(works)] * len(works))
+
+
 def first_run_of_a_large_job(large: Job, rules: Rules, limits: bool, ticks: int = 400) -> int | None:
-    """The tick at which it starts, while at every tick small jobs arrive, enough to fill every GPU for ever."""
+    """The tick at which it starts, while at every tick small jobs arrive, enough to fill every GPU for ever.
+
+    The small ones keep all GPUs busy and do not mind: a job that wants to keep its speed is suited by none of them."""
     cluster, ledger = slots(4), Ledger()
     ledger.see(cluster)
     waiting, there, numbers = [large], [], itertools.count(1)
     for number in range(16):
-        first = job(1000 + number, promise=8, submitted=-5.0)
+        first = job(1000 + number, promise=8, submitted=-5.0, work="small")
         ledger.promise(first.id, {f"GPU-{number % 4}": first.promise or 0})
         there.append((float(number % 7 + 2), Running(first, (f"GPU-{number % 4}",), 0.0)))
     for tick in range(1, ticks):
@@ -254,7 +264,8 @@ def first_run_of_a_large_job(large: Job, rules: Rules, limits: bool, ticks: int 
             there.remove(ended)
             ledger.release(ended[1].job.id)
         for number in itertools.islice(numbers, 6):
-            waiting.append(job(10_000 + number, 8, now, time_limit=float(number % 9 + 3) if limits else None))
+            limit = float(number % 9 + 3) if limits else None
+            waiting.append(job(10_000 + number, 8, now, time_limit=limit, work="small"))
         outcome = decide("ullage", waiting, [each for _, each in there], cluster, ledger, rules, now)
         for decision in outcome.placed:
             ledger.accept(decision)
@@ -270,7 +281,7 @@ def first_run_of_a_large_job(large: Job, rules: Rules, limits: bool, ticks: int 
 @pytest.mark.parametrize("limits", [False, True])
 @pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
 def test_a_large_job_gets_its_turn_while_small_ones_keep_coming(large: Job, limits: bool) -> None:
-    rules = Rules(smact_limit=None, margin=0, patience=50.0)
+    rules = Rules(smact_limit=None, margin=0, patience=50.0, predict=slow_together)
     started = first_run_of_a_large_job(large, rules, limits)
     assert started is not None and 50 <= started < 100
 
@@ -278,7 +289,7 @@ def test_a_large_job_gets_its_turn_while_small_ones_keep_coming(large: Job, limi
 @pytest.mark.parametrize("large", LARGE, ids=lambda each: f"{each.gpus}x{(each.promise or 0) // GIB}GiB")
 def test_without_reservations_it_would_starve(large: Job) -> None:
     """So the test above can fail."""
-    rules = Rules(smact_limit=None, margin=0, patience=50.0, reservations=0)
+    rules = Rules(smact_limit=None, margin=0, patience=50.0, reservations=0, predict=slow_together)
     assert first_run_of_a_large_job(large, rules, limits=False) is None
 
 

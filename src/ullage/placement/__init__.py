@@ -8,10 +8,10 @@ from ullage.placement.fairness import faded, fair_order, held, part_of_gpu
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, PassOutcome, Waiting
 from ullage.placement.policies import policies
-from ullage.placement.rules import Rules, Slowdown
+from ullage.placement.rules import Rules, Speeds
 from ullage.placement.snapshot import Activity, Booking, HostShare, Job, Running, Slot
 
 __all__ = [
     "Activity", "Booking", "Decision", "HostShare", "Job", "Ledger", "PassOutcome", "Rules", "Running", "Slot",
-    "Slowdown", "Waiting", "decide", "fair_order", "faded", "held", "part_of_gpu", "policies",
+    "Speeds", "Waiting", "decide", "fair_order", "faded", "held", "part_of_gpu", "policies",
 ]  # fmt: skip

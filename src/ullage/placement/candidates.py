@@ -70,9 +70,9 @@ class Candidate:
         self.leaving.append((job.ends_by(now, now), promise))
         self.obstacle = obstacle(self, rules)
 
-    def ready_at(self, request: SlotRequest, rules: Rules, now: float) -> float:
-        """When the job fits here at the latest, by the time limits of those who are here."""
-        sociable = not (request.alone or self.exclusive or self.slot.mig or self.slot.used is None)
+    def ready_at(self, request: SlotRequest, suits: bool, now: float) -> float:
+        """When the job fits here at the latest, by the time limits of those who are here, whom it suits or not."""
+        sociable = suits and not (request.alone or self.exclusive or self.slot.mig or self.slot.used is None)
         free, when, staying = self.free, now, self.count
         for end, given_back in sorted(self.leaving):
             if sociable and request.promise + request.margin <= free:
@@ -82,7 +82,7 @@ class Candidate:
 
     def summary(self, rules: Rules) -> SlotSummary:
         """What to tell those who wait."""
-        return SlotSummary(self.slot, self.free, self.idle(rules), self.obstacle, self.kept)
+        return SlotSummary(self.slot, self.free, self.idle(rules), self.obstacle, self.kept, tuple(self.jobs))
 
 
 def candidates(

@@ -6,6 +6,7 @@ import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, repeat
 from operator import attrgetter
 
@@ -20,7 +21,8 @@ from ullage.placement.snapshot import Job, Running, Slot
 
 _GPUS = attrgetter("gpus")
 _NOWHERE: frozenset[int] = frozenset()
-_Kind = tuple[int, bool, bool, frozenset[int]]  # GPUs, alone, memory known, and where it may not go
+_Manner = tuple[str | None, float] | None  # what it does on a GPU, and the share of its speed that it wants to keep
+_Kind = tuple[int, bool, bool, frozenset[int], _Manner]  # GPUs, alone, memory known, where it may not go
 
 
 def decide(
@@ -87,6 +89,7 @@ class _Pass:
         self, policy: Policy, rules: Rules, seen: list[Candidate], host: HostInPass, last: int, now: float,
         arrays: Counter[int | None],
     ) -> None:  # fmt: skip
+        rules = rules if policy.predicts else replace(rules, predict=None)
         self.policy, self.rules, self.seen, self.host, self.last, self.now = policy, rules, seen, host, last, now
         self.backfills = policy.backfills if rules.backfill is None else rules.backfill
         self.open = sorted((candidate for candidate in seen if candidate.obstacle is None), key=self.rank)
@@ -97,7 +100,7 @@ class _Pass:
         self.failed: dict[_Kind, int] = {}  # the smallest request of this kind that found no slot
         self.impossible: dict[_Kind, int] = {}  # the smallest that no waiting would help
         self.reservations = rules.reservations
-        self.predict = rules.slowdown if policy.predicts else None
+        self.lost: dict[tuple[int, int], float] = {}  # by position and number of jobs, what those there lose now
         self.offers: dict[tuple[int, bool, frozenset[int]], list[int]] = {}
         self.arrays = arrays  # how many jobs of each array run now
 
@@ -146,11 +149,11 @@ class _Pass:
         if request.gpus == 0:
             self.host.take(job)
             return Decision(job.id, (), 0, False, job.host)
-        kind = (request.gpus, request.alone, request.known, self._closed(job))
+        kind = (request.gpus, request.alone, request.known, self._closed(job), self._manner(job, request.alone))
         suited: list[Candidate] = []
         if request.promise < self.failed.get(kind, math.inf):
             suited = self._suited(job, request, self.open)
-            if len(suited) < request.gpus and self.predict is None:
+            if len(suited) < request.gpus:
                 self.failed[kind] = request.promise
         if len(suited) < request.gpus:
             suited = self._suited_with_lent(job, request) if self.short_only else []
@@ -179,7 +182,7 @@ class _Pass:
         if len(able) < request.gpus:
             self.reservations = 0  # those before it hold the places; later jobs must not overtake it by reserving
             return
-        times = {candidate.slot.id: candidate.ready_at(request, self.rules, self.now) for candidate in able}
+        times = {each.slot.id: each.ready_at(request, self._loss(job, each) is not None, self.now) for each in able}
         held = {
             candidate.slot.id: candidate.capacity - candidate.free if request.alone else -candidate.free
             for candidate in able
@@ -215,7 +218,7 @@ class _Pass:
         if promise is None:
             alone = alone or self.rules.unknown == "exclusive"
             promise = 0 if alone else self.rules.free_floor or 0
-        kind = (job.gpus, alone, known, self._closed(job))
+        kind = (job.gpus, alone, known, self._closed(job), self._manner(job, alone))
         if promise < self.failed.get(kind, math.inf):
             return False
         limit = job.time_limit
@@ -241,28 +244,38 @@ class _Pass:
     def _suited(self, job: Job, request: SlotRequest, pool: list[Candidate]) -> list[Candidate]:
         """Places of the pool that suit the job, best first; no more than needed where the order is the pool's."""
         suited: list[Candidate] = []
-        slow: dict[int, float] = {}  # by position
+        lost: dict[int, float] = {}  # by position
         for candidate in pool:
             if not candidate.fits(request, self.rules) or candidate.slot.booked(job, self.now):
                 continue
-            if self.predict is None:
+            if self.rules.predict is None:
                 suited.append(candidate)
                 if len(suited) == request.gpus:
                     break
-            elif (slowdown := self._slowdown(job, candidate)) <= self.rules.slowdown_limit:
+            elif (loss := self._loss(job, candidate)) is not None:
                 suited.append(candidate)
-                slow[candidate.position] = slowdown
-        if self.predict is not None:
-            suited.sort(key=lambda candidate: slow[candidate.position])
+                lost[candidate.position] = loss
+        if self.rules.predict is not None:
+            suited.sort(key=lambda candidate: lost[candidate.position])
         return suited
 
-    def _slowdown(self, job: Job, candidate: Candidate) -> float:
-        """The predicted slowdown; an unknown one is taken for the worst that is allowed, never for none."""
-        if candidate.count == 0 or self.predict is None:
-            return 1.0
-        everyone_known = len(candidate.jobs) == candidate.count
-        found = self.predict(job, tuple(candidate.jobs), candidate.slot) if everyone_known else None
-        return self.rules.slowdown_limit if found is None else found
+    def _loss(self, job: Job, candidate: Candidate) -> float | None:
+        """How much more of their speeds is lost there in all with the job than without it, in steps of a percent; None
+        where somebody would lose more than his owner accepts."""
+        if candidate.count == 0 or self.rules.predict is None:
+            return 0.0
+        here = candidate.jobs
+        found = self.rules.side_by_side([*here, job], candidate.slot)
+        if found.slowed is not None:
+            return None
+        key = (candidate.position, candidate.count)
+        if key not in self.lost:
+            self.lost[key] = self.rules.side_by_side(here, candidate.slot).lost
+        return round(found.lost - self.lost[key], 2)
+
+    def _manner(self, job: Job, alone: bool) -> _Manner:
+        """What matters of a job beside others; nothing where it will have none, or where nothing is predicted."""
+        return None if alone or self.rules.predict is None else (job.work, job.min_speed)
 
     def _take(self, candidate: Candidate, job: Job, promise: int, alone: bool) -> None:
         pool = self.open if candidate.kept is None else self.short_only
@@ -308,6 +321,6 @@ class _Pass:
             self.offers[request.margin, request.alone, closed] = offers
         if len(offers) >= request.gpus and offers[request.gpus - 1] >= request.promise:
             return True
-        kind = (request.gpus, request.alone, request.known, closed)
+        kind = (request.gpus, request.alone, request.known, closed, self._manner(job, request.alone))
         self.impossible[kind] = min(request.promise, self.impossible.get(kind, request.promise))
         return False

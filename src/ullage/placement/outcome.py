@@ -53,13 +53,15 @@ class HostSummary(NamedTuple):
 
 
 class SlotSummary(NamedTuple):
-    """What a slot had at the end of a pass; `obstacle` says why it takes no job at all, `kept` for which job it is."""
+    """What a slot had at the end of a pass; `obstacle` says why it takes no job at all, `kept` for which job it is.
+    `jobs` are those there whose description is known."""
 
     slot: Slot
     free: int
     idle: bool
     obstacle: str | None
     kept: int | None
+    jobs: tuple[Job, ...] = ()
 
     @property
     def gpu(self) -> int:
@@ -149,7 +151,24 @@ class Waiting(NamedTuple):
         if lack is not None and _ready(request, slots) >= request.gpus:
             return lack
         also = "" if lack is None else f"; it also {lack}"
-        return f"needs {request.text}; {_best(request, slots)}{also}"
+        return f"needs {request.text}; {self._slowed(request, slots) or _best(request, slots)}{also}"
+
+    def _slowed(self, request: SlotRequest, slots: tuple[SlotSummary, ...]) -> str | None:
+        """That a slot has room, but somebody would be slowed there more than his owner accepts; where it comes nearest
+        to that."""
+        ready, rules = [each for each in slots if _is_ready(each, request)], self.at_the_end.requests.rules
+        if not 0 < request.gpus <= len(ready) or rules.predict is None:
+            return None
+        tried = [(each, rules.side_by_side([*each.jobs, self.asked], each.slot)) for each in ready]
+        refused = [(where, found, found.slowed) for where, found in tried if found.slowed is not None]
+        if not refused:
+            return None
+        where, found, slowed = max(refused, key=lambda each: each[1].speed - each[2].min_speed)
+        own = slowed.id == self.asked.id
+        who, beside = ("it", _jobs([job.id for job in where.jobs])) if own else (f"job {slowed.id}", "it")
+        why = f" ({found.reason})" if found.reason else ""
+        would = f"on GPU {where.gpu} {who} would run at {found.speed:.0%} of its speed beside {beside}{why}"
+        return f"{would}; its --min-speed is {slowed.min_speed:.0%}"
 
     def __repr__(self) -> str:
         return f"Waiting(job={self.job}, reason={self.reason!r})"
@@ -177,7 +196,21 @@ def _largest(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:
 
 def _ready(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> int:
     """How many slots could take the job."""
-    return sum(each.fits(request) and each.obstacle is None and each.kept is None for each in summaries)
+    return sum(_is_ready(each, request) for each in summaries)
+
+
+def _is_ready(summary: SlotSummary, request: SlotRequest) -> bool:
+    return summary.fits(request) and summary.obstacle is None and summary.kept is None
+
+
+def _jobs(numbers: list[int]) -> str:
+    """Jobs by their numbers, in a sentence.
+
+    >>> _jobs([12]), _jobs([12, 15, 17])
+    ('job 12', 'jobs 12, 15 and 17')
+    """
+    first = ", ".join(map(str, numbers[:-1]))
+    return f"job {numbers[0]}" if len(numbers) == 1 else f"jobs {first} and {numbers[-1]}"
 
 
 def _best(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:

@@ -20,7 +20,7 @@ Rank = Callable[[Candidate, int], tuple[Any, ...]]
 @dataclass(frozen=True)
 class Policy:
     """A policy: `oracle` ones know the true memory, `alone` gives every job slots of its own, `backfills` lets jobs
-    pass one that must wait, `predicts` heeds predicted slowdowns, `cyclic` ranks change with every placement.
+    pass one that must wait, `predicts` heeds predicted speeds, `cyclic` ranks change with every placement.
 
     >>> find_policy("magm").summary
     'the GPU with the most memory free'

@@ -10,8 +10,26 @@ from ullage.errors import InvalidValue
 from ullage.placement.snapshot import Job, Slot
 from ullage.units import GIB, format_bytes
 
-Slowdown = Callable[[Job, Sequence[Job], Slot], float | None]
-"""How much longer the slowest of them would take, were the job put beside the others: 1.0 is not at all."""
+
+class Speeds(NamedTuple):
+    """What works that share a slot keep of the speed that each has alone, 0 to 1, and why, in words."""
+
+    shares: Sequence[float]
+    reason: str = ""
+
+
+Prediction = Callable[[Sequence[str], Slot], Speeds | None]
+"""How fast works run side by side on a slot; None where that is not known. Another work makes none of them faster."""
+
+
+class SideBySide(NamedTuple):
+    """Jobs that share a slot: what they have `lost` of their speeds in all (each has 1 alone), and which is `slowed` more
+    than its owner accepts, to which `speed` and why; None where none is."""
+
+    lost: float
+    slowed: Job | None = None
+    speed: float = 1.0
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -26,7 +44,10 @@ class Rules:
 
     Activity: a slot is shared only where the SM activity is at most `smact_limit`. A job that started less than
     `window` seconds ago is not yet in the mean, so its predicted activity (`Job.busy`, else `fresh_busy`) is added in
-    part. A reading older than `stale_after` is unknown. `slowdown` predicts slowdowns, at most `slowdown_limit`.
+    part. A reading older than `stale_after` is unknown.
+
+    Speed: `predict` says how fast jobs run side by side. None is put where one of them, itself or another, would fall
+    below its own `Job.min_speed`.
 
     Queue: `backfill` lets jobs pass one that must wait (None: as the policy has it); one that waited for `patience`
     seconds reserves slots, `reservations` of them at a time; every `ageing` seconds of waiting raise a job's priority
@@ -42,8 +63,7 @@ class Rules:
     margin: int = 2 * GIB
     unknown: Literal["exclusive", "floor"] = "exclusive"
     max_jobs_per_gpu: int | None = None
-    slowdown: Slowdown | None = None
-    slowdown_limit: float = 1.5
+    predict: Prediction | None = None
     unmeasured: Literal["alone", "never"] = "alone"
     idle_memory: int = GIB
     window: float = 90.0
@@ -73,9 +93,35 @@ class Rules:
         ):
             if (getattr(self, name) or 0) < 0:
                 raise InvalidValue(f"needed {name} of 0 or more; found {getattr(self, name)}")
-        for name in ("window", "turn", "ageing", "max_jobs_per_gpu", "slowdown_limit"):
+        for name in ("window", "turn", "ageing", "max_jobs_per_gpu"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise InvalidValue(f"needed {name} above 0; found {getattr(self, name)}")
+
+    def side_by_side(self, jobs: Sequence[Job], slot: Slot) -> SideBySide:
+        """What becomes of jobs that share a slot, the newest last.
+
+        Where the work of one is not known, all count as if they lost what their owners accept, and those that are known
+        are judged as if they were alone with each other: another one makes none of them faster.
+
+        >>> rules = Rules(predict=lambda works, slot: Speeds([0.6, 0.9], "both keep the memory busy"))
+        >>> jobs = [Job(1, "ada", 0.0, work="a", min_speed=0.8), Job(2, "bob", 0.0, work="b", min_speed=0.5)]
+        >>> found = rules.side_by_side(jobs, Slot("GPU-1", 0, "toy", total=1))
+        >>> found.slowed.id, found.speed, found.lost
+        (1, 0.6, 0.5)
+        """
+        if self.predict is None or len(jobs) < 2:
+            return SideBySide(0.0)
+        known = [job for job in jobs if job.work is not None]
+        speeds = self.predict([str(job.work) for job in known], slot) if len(known) > 1 else None
+        if speeds is None or len(known) < len(jobs):
+            lost = sum(1.0 - job.min_speed for job in jobs)
+        else:
+            lost = sum(1.0 - share for share in speeds.shares)
+        if speeds is None:
+            return SideBySide(lost)
+        below = [(round(share, 2) - job.min_speed, share, job) for job, share in zip(known, speeds.shares, strict=True)]
+        left, speed, slowed = min(reversed(below), key=lambda each: each[0])
+        return SideBySide(lost, slowed, speed, speeds.reason) if left < 0 else SideBySide(lost)
 
 
 class SlotRequest(NamedTuple):

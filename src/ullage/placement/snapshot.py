@@ -115,7 +115,9 @@ class Job:
 
     `promise` is the memory that it is to be promised on each of its `gpus` (an estimate's upper bound, or the user's
     own figure, grown by recovery); None is unknown. `true` is the true figure, which only the oracles look at. `busy`
-    is the SM activity predicted for it alone. `queued` is when it last came into the queue (None: when it was
+    is the SM activity predicted for it alone. `work` names what it does on a GPU, for predictions of its speed beside
+    others: jobs of one name do the same (None: not known). `min_speed` is the share of its speed alone that its owner
+    wants to keep. `queued` is when it last came into the queue (None: when it was
     submitted), so a job that comes back after a crash does not look as if it had waited all the time that it ran.
     `share` is the weight of its user, and `part` the part of each of its GPUs that it will hold, for fair shares.
     Of the jobs of one `array`, at most `throttle` run at once (None: any number).
@@ -136,6 +138,8 @@ class Job:
     priority: int = 0
     recovery: bool = False
     busy: float | None = None
+    work: str | None = None
+    min_speed: float = 0.0
     time_limit: float | None = None
     share: float = 1.0
     part: float = 1.0
@@ -152,6 +156,8 @@ class Job:
             raise InvalidValue(f"cores and host memory cannot be negative; job {self.id} asks for {tuple(self.host)}")
         if (self.promise or 0) < 0 or (self.true or 0) < 0:
             raise InvalidValue(f"memory cannot be negative; job {self.id} asks for {self.promise} (true: {self.true})")
+        if not 0 <= self.min_speed <= 1:
+            raise InvalidValue(f"needed a min_speed from 0 to 1; job {self.id} has {self.min_speed}")
         if not self.share > 0:
             raise InvalidValue(f"a share must be above 0; job {self.id} of {self.user} has {self.share}")
 
