@@ -86,14 +86,15 @@ def test_an_estimate_of_memory_does_not_fail_because_of_it(estimated):
     assert found.with_utilization(broken, ullage.gpu("T4")).notes == found.notes
 
 
-def test_the_estimate_of_a_job_has_it_for_each_gpu():
+def test_the_estimate_of_a_job_has_it_for_each_gpu_by_the_name_that_was_asked_for():
     question = {"source": "torchvision:resnet18", "args": (), "module": False, "program": None, "launcher": ()}
     options = {"batch_size": 2, "input_shape": [3, 32, 32]}
+    gpus = ["NVIDIA H200", "T4"]  # a driver's name, and the catalogue's
     found = estimate_here(
-        {"questions": [{**question, "options": options}], "conda": None, "gpus": ["H200", "T4"], "estimator": "ullage"}
+        {"questions": [{**question, "options": options}], "conda": None, "gpus": gpus, "estimator": "ullage"}
     )
-    assert found["utilization"].keys() == {"H200", "T4"}
-    assert found["utilization"]["T4"]["gpu_s"] > found["utilization"]["H200"]["gpu_s"]
+    assert found["utilization"].keys() == set(gpus) and found["gpu"] == "NVIDIA H200", "which takes more memory"
+    assert found["utilization"]["T4"]["gpu_s"] > found["utilization"]["NVIDIA H200"]["gpu_s"]
 
 
 LOADER = """\

@@ -35,6 +35,10 @@ def edit(
         bool | None, typer.Option("--exclusive/--shared", help="Give the job GPUs of its own, or let it share them.",
                                   show_default=False)
     ] = None,
+    min_speed: Annotated[
+        str | None, typer.Option(help="Share a GPU only where the job keeps at least this much of its speed, such as "
+                                 "0.8; none: as the server's settings have it.", metavar="SHARE")
+    ] = None,
     time_limit: Annotated[
         str | None, typer.Option("--time-limit", "-t", help="Stop the job after this long, such as 90m; none: no "
                                  "limit.", metavar="TIME")
@@ -74,7 +78,8 @@ def edit(
     """
     given: dict[str, Any] = {
         "name": name, "priority": priority, "gpus": gpus, "memory": memory, "cores": cores, "host_memory": host_memory,
-        "exclusive": exclusive, "time_limit": time_limit, "after": after or None, "begin": begin, "throttle": throttle,
+        "exclusive": exclusive, "min_speed": min_speed,
+        "time_limit": time_limit, "after": after or None, "begin": begin, "throttle": throttle,
         "retries": retries, "requeue": requeue,
     }  # fmt: skip
     changes = {name: value for name, value in given.items() if value is not None}

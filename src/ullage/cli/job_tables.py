@@ -62,6 +62,8 @@ def why(job: Job) -> str:
     places = ", ".join(f"GPU {place}" for place in job["places"])
     over = f"USES {memory(job['used'])}, MORE THAN PROMISED" if job["over_promise"] else ""
     where = f"on {places}" if places else "without a GPU"
+    if (job.get("speed") or 1.0) < 0.995:
+        where += f" at {job['speed']:.0%} of its speed"
     return ", ".join(filter(None, (over, where, "alone" if job["alone"] else "", host_share(job))))
 
 
@@ -86,6 +88,16 @@ def _as_it_is(head: str, name: str, text: Callable[[Any], str] = str, right: boo
     return JobColumn(head, lambda job: "" if job[name] is None else text(job[name]), lambda job: job[name], right)
 
 
+def _of(job: Job, name: str) -> float | None:
+    """A figure of what a job does on a GPU."""
+    return job["utilization"][name] if job.get("utilization") else None
+
+
+def _known(job: Job, name: str, text: Callable[[float], str]) -> str:
+    value = _of(job, name)
+    return "" if value is None else text(value)
+
+
 def _moment(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds).strftime("%m-%d %H:%M:%S")
 
@@ -101,6 +113,9 @@ COLUMNS: dict[str, JobColumn] = {
     "cores": _as_it_is("cores", "cores", right=True),
     "promise": JobColumn("promise", lambda job: memory(job["promise"]), lambda job: job["promise"], right=True),
     "used": _as_it_is("used", "used", memory, right=True),
+    "step": JobColumn("step", lambda job: _known(job, "step_s", format_duration), lambda job: _of(job, "step_s"), True),
+    "smact": JobColumn("SMACT", lambda job: _known(job, "smact", "{:.0%}".format), lambda job: _of(job, "smact"), True),
+    "speed": _as_it_is("speed", "speed", "{:.0%}".format, right=True),
     "where": JobColumn("GPU", lambda job: ",".join(map(str, job["places"])), lambda job: ",".join(job["gpus_used"])),
     "time": JobColumn("time", lambda job: format_duration(round(_time(job))), _time, right=True),
     "submitted": _as_it_is("submitted", "submitted", _moment),

@@ -219,6 +219,8 @@ def _lines(job: dict[str, Any]) -> list[str]:
     if host_share(job):
         lines.append(f"  host       {host_share(job)}")
     lines.append(f"  estimate   {job['estimate'] or 'under way'}")
+    if job.get("utilization"):
+        lines.append(f"  expected   {_expected(job)}")
     if job.get("after"):
         lines.append(f"  after      {', '.join(job['after'])}")
     if job.get("throttle"):
@@ -237,6 +239,15 @@ def _lines(job: dict[str, Any]) -> list[str]:
     for attempt in job["attempts"]:
         lines.append(f"  attempt {attempt['number']}  {_attempt(attempt)}")
     return lines
+
+
+def _expected(job: dict[str, Any]) -> str:
+    """What a job is expected to do, in words."""
+    found = job["utilization"]
+    known = "measured" if found["windows"] else "predicted"
+    alone = f"{format_duration(found['step_s'])} a step alone on {found['gpu']}, SMACT {found['smact']:.0%} ({known})"
+    now = "" if job["speed"] is None else f"; {job['speed']:.0%} of that speed where it runs"
+    return f"{alone}{now}; {job['min_speed']:.0%} at least beside others"
 
 
 def _attempt(attempt: dict[str, Any]) -> str:

@@ -71,6 +71,11 @@ def submit(
         bool | None, typer.Option("--exclusive/--shared", help="Give the job GPUs of its own, or let it share them.",
                                   show_default="shared", rich_help_panel=RESOURCES)
     ] = None,
+    min_speed: Annotated[
+        float | None, typer.Option(help="Share a GPU only where the job keeps at least this much of its speed, such as "
+                                   "0.8.", metavar="SHARE", show_default="as the server's settings have it",
+                                   rich_help_panel=RESOURCES)
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Estimate this model instead of the command's script, such as "
                                  "torchvision:resnet50.", metavar="SOURCE", rich_help_panel=RESOURCES,
@@ -181,6 +186,7 @@ def submit(
       ullage submit -- python train.py --lr 1e-4
       ullage submit job.toml
       ullage submit --memory 6GiB --time-limit 2h -- ./run.sh
+      ullage submit --min-speed 0.9 -- python train.py
       ullage submit --cores 8 --host-memory 32GiB -- python train.py
       ullage submit --gpus 0 --cores 4 -- python prepare_data.py
       ullage submit --array 1-20 -- python train.py --seed {index}
@@ -191,7 +197,8 @@ def submit(
     """
     given: dict[str, Any] = {
         "name": name, "gpus": gpus, "memory": memory, "cores": cores, "host_memory": host_memory,
-        "exclusive": exclusive, "model": model, "batch_size": batch_size, "estimator": estimator,
+        "exclusive": exclusive, "min_speed": min_speed,
+        "model": model, "batch_size": batch_size, "estimator": estimator,
         "array": array, "after": after or None,
         "priority": priority, "hold": hold or None, "time_limit": time_limit, "venv": venv, "conda": conda, "cwd": cwd,
         "output": output, "error": error, "interactive": interactive or None, "resumable": resumable,

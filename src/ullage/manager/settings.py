@@ -20,7 +20,9 @@ class _Part(BaseModel):
 
 
 class PlacementSettings(_Part):
-    """When a job may be placed on a GPU (`ullage.placement.Rules`). `smact_limit = "off"` ignores how busy it is."""
+    """When a job may be placed on a GPU (`ullage.placement.Rules`). `smact_limit = "off"` ignores how busy it is.
+
+    `min_speed` is the share of its speed alone that a job keeps beside others whose owner did not say how much."""
 
     smact_limit: Annotated[float, Field(ge=0, le=1)] | Literal["off"] = 0.80
     free_floor: Bytes = Field(default=5 * GIB, ge=0)
@@ -29,6 +31,7 @@ class PlacementSettings(_Part):
     max_jobs_per_gpu: int | None = Field(default=None, ge=1)
     unmeasured: Literal["alone", "never"] = "alone"
     fresh_busy: float = Field(default=0.3, ge=0, le=1)
+    min_speed: float = Field(default=0.8, ge=0, le=1)
     backfill: bool | None = None
     patience: Seconds = Field(default=300.0, ge=0)
 

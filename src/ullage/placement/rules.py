@@ -23,8 +23,8 @@ Prediction = Callable[[Sequence[str], Slot], Speeds | None]
 
 
 class SideBySide(NamedTuple):
-    """Jobs that share a slot: what they have `lost` of their speeds in all (each has 1 alone), and which is `slowed` more
-    than its owner accepts, to which `speed` and why; None where none is."""
+    """Jobs that share a slot: what they have `lost` of their speeds in all (each has 1 alone), and which is `slowed`
+    below what its owner accepts, to which `speed` and why; None where nis."""
 
     lost: float
     slowed: Job | None = None

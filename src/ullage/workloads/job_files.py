@@ -88,6 +88,7 @@ class JobSpec(BaseModel):
     estimate: dict[_Text, Any] = Field({}, validation_alias=AliasChoices("estimate", "estimate_options"))
     estimator: _Name | None = None
     exclusive: bool = False
+    min_speed: float | None = Field(None, ge=0, le=1)
     priority: Int = Field(0, ge=-1000, le=1000)
     time_limit: Seconds | None = Field(None, gt=0, le=3.2e9)
     resumable: bool = False
@@ -267,7 +268,7 @@ POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "ho
 KEYS = (
     "model", "batch_size", "policy", "gpus", "dataset", "memory", "name", "cwd", "venv", "conda", "priority",
     "time_limit", "array", "throttle", "after", "begin", "retries", "requeue", "estimator", "cores", "host_memory",
-    "resumable", "hold", "checkpoint_signal", "checkpoint_lead", "on_end", "webhook", "mail",
+    "resumable", "hold", "checkpoint_signal", "checkpoint_lead", "on_end", "webhook", "mail", "min_speed",
 )  # fmt: skip
 _FIGURES = POSITIONS[5:]
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)

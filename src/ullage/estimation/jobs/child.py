@@ -55,11 +55,11 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         options |= {"timeout": request["timeout"], "network": request["network"], **_python(question, ran_in)}
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
         source = os.path.abspath(source)
-    answers = [ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]]
-    worst = max(answers, key=lambda answer: answer.bound)
+    answers = {gpu: ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]}
+    gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
-    known = {answer.gpu: answer.utilization.to_dict() for answer in answers if answer.utilization is not None}
-    return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": worst.gpu, "utilization": known}
+    known = {name: found.utilization.to_dict() for name, found in answers.items() if found.utilization is not None}
+    return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": gpu, "utilization": known}
 
 
 def _python(question: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:

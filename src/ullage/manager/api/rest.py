@@ -97,6 +97,18 @@ class TrialAnswer(_Answer):
     promise: int | None = Field(description="bytes on each GPU; null if unknown")
 
 
+class UtilizationAnswer(_Answer):
+    """What a job is expected to do with a GPU to itself: seconds a step, shares of the time from 0 to 1, watts."""
+
+    gpu: str
+    step_s: float
+    smact: float
+    smocc: float
+    drama: float
+    power_w: float
+    windows: int = Field(description="how often it was measured, on this GPU; 0: predicted only")
+
+
 class JobAnswer(_Answer):
     """A job. Memory in bytes, times in seconds since 1970, spans in seconds."""
 
@@ -118,6 +130,11 @@ class JobAnswer(_Answer):
     completion: float | None
     cause: str | None
     exit_code: int | None
+    utilization: UtilizationAnswer | None = Field(description="null if unknown")
+    speed: float | None = Field(
+        description="the share of its speed alone that is expected where it runs; null if unknown"
+    )
+    min_speed: float = Field(description="the share of its speed alone that it is to keep beside others")
     over_promise: bool = Field(description="whether it uses more now than it was promised")
     reason: str | None = Field(description="why it waits")
 

@@ -47,7 +47,10 @@ def agreed(answers: Mapping[int, EstimateAnswer]) -> EstimateAnswer | None:
         return None  # each has a configuration of its own, say, and another one may ask for more
     which = _listed(sorted(answers))
     of = "" if largest.upper is None else f": the largest of {len(answers)} estimates" if len(answers) > 1 else ""
-    return EstimateAnswer(largest.upper, f"{largest.note} (as {which}{of})", own_failure=largest.own_failure)
+    note = f"{largest.note} (as {which}{of})"
+    return EstimateAnswer(
+        largest.upper, note, own_failure=largest.own_failure, utilization=largest.utilization
+    )  # fmt: skip
 
 
 def _files(answer: EstimateAnswer) -> frozenset[str]:

@@ -14,6 +14,7 @@ from ullage.manager.core.energy import EnergyMeter
 from ullage.manager.core.fair_share import FairShare
 from ullage.manager.core.reservations import booking_of
 from ullage.manager.core.watchdog import Handled
+from ullage.manager.core.works import WorkMeter, Works
 from ullage.manager.running.cgroups import JOBS
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import TimeSlicing
@@ -155,6 +156,8 @@ class ManagerContext:
     say: Callable[[str], None]
     energy: EnergyMeter = field(default_factory=EnergyMeter)
     fair_share: FairShare = field(init=False)
+    works: Works = field(init=False)
+    work_meter: WorkMeter = field(init=False)
     cards: Path | None = None  # the folder of the virtual GPUs, if it serves those
     slots: list[Slot] = field(default_factory=list)
     reservations: list[Reservation] = field(default_factory=list)  # that are not over
@@ -169,6 +172,8 @@ class ManagerContext:
 
     def __post_init__(self) -> None:
         self.fair_share = FairShare(self.store, self.settings.fairness.half_life)
+        self.works = Works(self.store, self.settings.sharing)
+        self.work_meter = WorkMeter(self.works, self.store, self.slot_reader.monitor, self.ledger.others)
 
     def attempt_folder(self, attempt: AttemptRecord) -> Path:
         """Where an attempt's files are."""

@@ -22,7 +22,7 @@ from ullage.workloads.validation import checked
 EDITABLE = (
     "name", "gpus", "memory", "cores", "host_memory", "exclusive", "priority", "time_limit", "throttle", "after",
     "begin", "retries", "requeue", "resumable", "checkpoint_signal", "checkpoint_lead", "estimator", "mps_threads",
-    "mps_memory",
+    "mps_memory", "min_speed",
 )  # fmt: skip
 _SHOWN = 5  # names in a sentence
 _OF_PROMISE = {"memory", "estimator"}  # what a promise is made of

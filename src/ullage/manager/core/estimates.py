@@ -25,6 +25,7 @@ from ullage.isolation.parent import Outcome, run
 from ullage.isolation.protocol import error_text
 from ullage.isolation.recording import Reads
 from ullage.isolation.warm import WarmProcesses
+from ullage.manager.core.works import read_utilization
 from ullage.manager.settings import EstimateSettings
 from ullage.text import plain
 from ullage.units import GIB, format_duration
@@ -116,6 +117,7 @@ class EstimateAnswer:
     note: str
     seconds: float = 0.0
     own_failure: bool = False
+    utilization: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)  # by GPU
     reads: Reads | None = None
     kept: bool = False  # from an earlier run
 
@@ -456,12 +458,14 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
     if reads is not None and (reads.programs or not reads.whole or not reads.files):
         reads = None  # it followed from more than is known
     if "failed" in answer:
-        return EstimateAnswer(None, _not_estimated(answer["failed"]), seconds, answer.get("own") is True, reads)
+        return EstimateAnswer(None, _not_estimated(answer["failed"]), seconds, answer.get("own") is True, reads=reads)
     upper, gpu = answer.get("upper"), answer.get("gpu")
     if type(upper) is not int or not 0 <= upper <= _LARGEST_BOUND or gpu not in wanted.gpus:
         return EstimateAnswer(None, _not_estimated("its process gave an answer that makes no sense"), seconds)
     fits = "" if answer.get("fits") else f", which does not fit on {gpu}"
-    return EstimateAnswer(upper, f"estimated by {wanted.estimator} for {gpu}{fits}", seconds, reads=reads)
+    utilization = read_utilization(answer.get("utilization"), wanted.gpus)
+    note = f"estimated by {wanted.estimator} for {gpu}{fits}"
+    return EstimateAnswer(upper, note, seconds, utilization=utilization, reads=reads)
 
 
 def _not_estimated(why: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from ullage.errors import InvalidValue, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
+from ullage.estimation.jobs.command import script_of
 from ullage.isolation.recording import Reads
 from ullage.manager.core.array_samples import ArraySamples
 from ullage.manager.core.context import ManagerContext
@@ -236,7 +237,11 @@ class Intake:
         for kept in self._store.kept_estimates(request.key):
             reads = Reads.from_dict(kept["reads"])
             if (kept["upper"] is not None or kept["made"] > patience) and reads.same_variables(request.variables):
-                found.append(EstimateAnswer(kept["upper"], kept["note"], kept["seconds"], kept["own_failure"], reads))
+                found.append(
+                    EstimateAnswer(
+                        kept["upper"], kept["note"], kept["seconds"], kept["own_failure"], kept["utilization"], reads
+                    )
+                )
         return found
 
     def standing(self, job: JobRecord) -> str | None:
@@ -302,7 +307,13 @@ class Intake:
         """Let jobs go on with their estimate, and keep it."""
         if key is not None and answer.reads is not None and not answer.kept:
             self._store.keep_estimate(
-                key, answer.upper, answer.note, answer.own_failure, answer.seconds, answer.reads.to_dict()
+                key,
+                answer.upper,
+                answer.note,
+                answer.own_failure,
+                answer.seconds,
+                answer.reads.to_dict(),
+                answer.utilization,
             )
         for number in jobs:
             job = self._store.job(number)
@@ -313,6 +324,11 @@ class Intake:
 
     def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
         found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.text}
+        if answer.utilization:
+            asked = job.request
+            script = script_of(asked["command"])
+            run = [asked["cwd"], asked["model"], None if script is None else script.source]
+            found["work"] = self._context.works.keep(job.uid, run, answer.utilization)
         holds = answer.own_failure and self._holds(job)
         if holds:
             found["detail"] = answer.note.removeprefix(NOT_ESTIMATED)
@@ -338,7 +354,7 @@ def _needs_estimate(job: JobRecord | None) -> TypeGuard[JobRecord]:
 def _promised(initial: InitialPromise, held: bool) -> tuple[State, dict[str, Any]]:
     state = State.HELD if held else State.ESTIMATING if initial.note is None else State.QUEUED
     return state, {
-        "estimate_key": initial.estimate_key, "estimate_note": initial.note, "promise": initial.promise
+        "estimate_key": initial.estimate_key, "estimate_note": initial.note, "promise": initial.promise, "work": None,
     }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class Scheduler:
     def __init__(self, context: ManagerContext, cgroups: Cgroups) -> None:
         self._context, self._cgroups = context, cgroups
         self._dependencies = Dependencies(context.store)
-        self._rules = rules_of(context.settings, context.cards is not None)
+        self._rules = replace(rules_of(context.settings, context.cards is not None), predict=context.works.predict)
         self._limits = UserLimits(context)
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._ready: dict[int, Job] = {}
@@ -150,12 +150,15 @@ class Scheduler:
         queued = self._context.queued_at.get(job.id)
         known = self._seen.get(job.id)
         throttle = self._context.store.throttles.get(job.array_id) if job.array_id is not None else None
-        if known is None or known[0] is not job or known[1] != queued or known[2].throttle != throttle:
+        busy = self._context.works.busy(job.work)
+        now = (queued, throttle, busy)
+        if known is None or known[0] is not job or (known[1], known[2].throttle, known[2].busy) != now:
             known = self._seen[job.id] = (job, queued, self._made(job, queued, throttle))
         return known[2]
 
     def _made(self, job: JobRecord, queued: float | None, throttle: int | None) -> Job:
         context, spec = self._context, job.spec
+        busy, min_speed = context.works.busy(job.work), job.asked("min_speed")
         came = max(job.submitted, job.asked("begin") or 0.0)  # before its start time it did not wait
         queued = max(came, queued or came)
         return Job(
@@ -163,7 +166,8 @@ class Scheduler:
             array=job.array_id, throttle=throttle,
             promise=job.promise, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
             time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
-            part=part_of_gpu(job.promise, context.largest, job.exclusive),
+            part=part_of_gpu(job.promise, context.largest, job.exclusive, busy or 0.0), busy=busy, work=job.work,
+            min_speed=context.settings.placing.min_speed if min_speed is None else min_speed,
             host=share_of(spec["asked"], context.settings.host), bookings=usable_by(job, context.reservations),
         )  # fmt: skip
 

@@ -139,8 +139,20 @@ class JobViews:
             "cores": share.cores, "host_promise": share.memory,
             "after": [need.reference for need in context.store.dependencies.get(job.id, ())],
             "throttle": None if job.array_id is None else context.store.throttles.get(job.array_id),
+            **self._speeds(job, attempt),
             "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,
         }  # fmt: skip
+
+    def _speeds(self, job: JobRecord, attempt: AttemptRecord | None) -> dict[str, Any]:
+        """What it is expected to do on a GPU, alone and where it is, and what it is to keep of its speed."""
+        context, own = self._context, job.asked("min_speed")
+        slots = {slot.id: slot for slot in context.slots}
+        names = [slots[place].name for place in attempt.slots if place in slots] if attempt else []
+        return {
+            "utilization": context.works.shown(job.work, [*names, *(slot.name for slot in context.slots)]),
+            "speed": context.works.speed(attempt, slots) if attempt and attempt.slots else None,
+            "min_speed": context.settings.placing.min_speed if own is None else own,
+        }
 
     def _is_over_promise(self, attempt: AttemptRecord, used: int | None) -> bool:
         if used is None or attempt.promise is None or attempt.exclusive:

@@ -11,7 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ullage.manager.storage.records import ATTEMPT_COLUMNS, JOB_COLUMNS, Account, AttemptRecord, JobRecord, Need, stored
+from ullage.manager.storage.records import (
+    ATTEMPT_COLUMNS,
+    JOB_COLUMNS,
+    Account,
+    AttemptRecord,
+    JobRecord,
+    Need,
+    WorkRecord,
+    stored,
+)
 
 _Rows = Sequence[Sequence[Any]]
 
@@ -25,6 +34,7 @@ class Changes:
         self.dependencies: dict[int, tuple[Need, ...]] = {}  # all that a job waits for from now on
         self.throttles: dict[int, int | None] = {}  # by array
         self.accounts: dict[str, Account] = {}  # by user
+        self.works: dict[str, WorkRecord] = {}
         self.specs: dict[int, dict[str, Any]] = {}
         self.submissions: dict[str, list[JobRecord]] = {}
         self.events: list[tuple[float, str, int | None, int | None, str]] = []  # time, kind, job, attempt, text
@@ -77,7 +87,7 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(
             self.jobs or self.attempts or self.specs or self.events or self.dependencies or self.throttles
-            or self.accounts or self._others
+            or self.accounts or self.works or self._others
         )  # fmt: skip
 
     def statements(self) -> Iterator[tuple[str, _Rows]]:
@@ -99,6 +109,11 @@ class Changes:
             yield "INSERT INTO arrays VALUES (?, ?)", [] if throttle is None else [(array, throttle)]
         if self.accounts:
             yield "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)", [(user, *a) for user, a in self.accounts.items()]
+        if self.works:
+            works = [
+                (each.id, stored(each.predicted), stored(each.measured), each.changed) for each in self.works.values()
+            ]
+            yield "INSERT OR REPLACE INTO works VALUES (?, ?, ?, ?)", works
         yield from self._others
         if self.notifications:
             columns = "job, kind, target, facts, made, due"

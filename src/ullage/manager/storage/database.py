@@ -213,6 +213,19 @@ CREATE TABLE accounts (
 ) WITHOUT ROWID;
 """
 
+# What jobs do on GPUs: as it was predicted, and as it was measured since.
+WORKS = """
+CREATE TABLE works (
+    id TEXT PRIMARY KEY,                  -- of what is run by whom, and what was predicted of it
+    predicted TEXT NOT NULL,              -- by the name of a GPU, as JSON
+    measured TEXT NOT NULL,               -- by the name of a GPU, as JSON
+    changed REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX works_by_age ON works (changed);
+ALTER TABLE jobs ADD COLUMN work TEXT;
+ALTER TABLE estimates ADD COLUMN utilization TEXT NOT NULL DEFAULT '{}';
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -229,6 +242,7 @@ MIGRATIONS = (
     ARRAYS,
     RESERVATIONS,
     ACCOUNTS,
+    WORKS,
 )
 
 

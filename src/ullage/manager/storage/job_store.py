@@ -29,6 +29,7 @@ from ullage.manager.storage.records import (
     Notification,
     Reservation,
     State,
+    WorkRecord,
     check_transition,
     new_job,
     stored,
@@ -41,6 +42,7 @@ EndNote = tuple[str, dict[str, Any], dict[str, Any]]
 
 _LARGEST_READS = 1 << 20  # bytes of what an estimate followed from, packed
 _ESTIMATES_OF_KEY, _ESTIMATE_KEPT = 5, 90 * 86400.0  # how many, and seconds
+_MOST_WORKS = 10_000  # in memory
 _EVENTS = {
     "retry": "retry",
     "edit": "edited",
@@ -77,6 +79,7 @@ class JobStore:
         self.dependencies = {number: found for number, found in needs.items() if number in self.jobs}
         self.throttles = self.history.throttles()
         self.accounts = self.history.accounts()
+        self._works: dict[str, WorkRecord] = {}  # those that were asked for
         self.turn = asyncio.Lock()  # whoever writes waits for it
         self._collecting = _Collecting()
         self._aside = False  # whether another thread is writing
@@ -158,6 +161,7 @@ class JobStore:
             if not needs:
                 del self.dependencies[number]
         self.accounts |= changes.accounts
+        self._remember(changes.works.values())
         for array, throttle in changes.throttles.items():
             self.throttles.pop(array, None)
             if throttle is not None:
@@ -376,27 +380,59 @@ class JobStore:
         """What earlier estimates with that key said, the newest first, each with what it followed from."""
         rows = self._database.rows("SELECT * FROM estimates WHERE key = ? ORDER BY made DESC", (key,))
         return [
-            {**row, "reads": json.loads(zlib.decompress(row["reads"])), "own_failure": bool(row["own_failure"])}
+            {
+                **row,
+                "reads": json.loads(zlib.decompress(row["reads"])),
+                "own_failure": bool(row["own_failure"]),
+                "utilization": json.loads(row["utilization"]),
+            }
             for row in map(dict, rows)
         ]
 
     def keep_estimate(
-        self, key: str, upper: int | None, note: str, own_failure: bool, seconds: float, reads: dict[str, Any]
-    ) -> None:
+        self, key: str, upper: int | None, note: str, own_failure: bool, seconds: float, reads: dict[str, Any],
+        utilization: dict[str, Any],
+    ) -> None:  # fmt: skip
         """Keep an estimate with what it followed from. Of one key the newest few are kept, and none for ever."""
         packed, now = zlib.compress(json.dumps(reads).encode()), self._clock()
         with self.transaction():
             if len(packed) <= _LARGEST_READS:
                 self._now.add(
-                    "INSERT INTO estimates (key, upper, note, own_failure, seconds, made, reads) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (key, upper, note, own_failure, seconds, now, packed),
+                    "INSERT INTO estimates (key, upper, note, own_failure, seconds, made, reads, utilization) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (key, upper, note, own_failure, seconds, now, packed, json.dumps(utilization)),
                 )
             self._now.add(
                 "DELETE FROM estimates WHERE made < ? OR key = ? AND id NOT IN "
                 "(SELECT id FROM estimates WHERE key = ? ORDER BY made DESC LIMIT ?)",
                 (now - _ESTIMATE_KEPT, key, key, _ESTIMATES_OF_KEY),
             )
+            self._now.add(
+                "DELETE FROM works WHERE changed < ? AND id NOT IN "
+                "(SELECT work FROM jobs WHERE work IS NOT NULL AND ended IS NULL)",
+                (now - _ESTIMATE_KEPT,),
+            )
+
+    def work(self, id: str) -> WorkRecord | None:
+        """What is known of a work. Any thread may ask."""
+        changes = self._collecting.changes
+        found = (changes.works.get(id) if changes is not None else None) or self._works.get(id)
+        if found is None:
+            for row in self._database.rows("SELECT * FROM works WHERE id = ?", (id,)):
+                predicted, measured = json.loads(row["predicted"]), json.loads(row["measured"])
+                found = WorkRecord(id=id, changed=row["changed"], predicted=predicted, measured=measured)
+                self._remember([found])
+        return found
+
+    def keep_work(self, work: WorkRecord) -> None:
+        """Keep what is known of a work now; what no job needs is not kept for ever."""
+        with self.transaction():
+            self._now.works[work.id] = dataclasses.replace(work, changed=self._clock())
+
+    def _remember(self, works: Iterable[WorkRecord]) -> None:
+        if len(self._works) > _MOST_WORKS:
+            self._works = {}
+        self._works |= {work.id: work for work in works}
 
     def drained(self) -> dict[str, str]:
         """GPUs that get no new jobs, each with the reason given."""

@@ -140,7 +140,8 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """A job; unknown is `None`. `spec` is what was asked for, one dict for a whole array; `request` is its own."""
+    """A job; unknown is `None`. `spec` is what was asked for, one dict for a whole array; `request` is its own. `work`
+    is the `WorkRecord` of what it does on a GPU."""
 
     id: int
     submission: str
@@ -160,6 +161,7 @@ class JobRecord:
     spec: dict[str, Any] = field(default_factory=dict, repr=False)
     estimate_key: str | None = None
     estimate_note: str | None = None
+    work: str | None = None
     promise: int | None = None
     exclusive: bool = False
     recovery: bool = False
@@ -242,6 +244,17 @@ class AttemptRecord:
     gpu_part: float | None = None
     waited: float | None = None
     energy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkRecord:
+    """What jobs that run the same do on a GPU: their utilization as predicted, and as measured since (both by the name
+    of a GPU, as plain values); and when this was last changed."""
+
+    id: str
+    predicted: dict[str, dict[str, Any]]
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    changed: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

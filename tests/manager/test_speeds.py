@@ -1,0 +1,224 @@
+"""Jobs side by side: what is predicted of their speeds decides who may join, and what is measured corrects it."""
+
+import math
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from ullage.isolation.parent import Outcome
+from ullage.manager.core.works import Works, read_utilization
+from ullage.monitor import Monitor, NvmlSource
+from ullage.monitor.readings import AT_EVERY_LOOK
+from ullage.placement import Slot
+from ullage.utilization.result import Utilization
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+from fake_nvml import FakeGpu, FakeNvml  # noqa: E402
+
+H200 = "NVIDIA H200"
+REST = {"gpu": H200, "tensor": 0.0, "flops": 1e12, "bytes": 1e11, "kernels": 500, "steady": True, "measured": True}
+FIGURES = {
+    "heavy": {"step_s": 0.1, "gpu_s": 0.1, "host_s": 0.02, "smact": 0.9, "smocc": 0.4, "drama": 0.8, "power_w": 600.0},
+    "light": {"step_s": 0.02, "gpu_s": 0.001, "host_s": 0.02, "smact": 0.05, "smocc": 0.01, "drama": 0.02,
+              "power_w": 150.0},
+}  # fmt: skip
+ALONE = {
+    name: Utilization(**REST, **figures, energy_j=figures["power_w"] * figures["step_s"])
+    for name, figures in FIGURES.items()
+}
+TRAIN = "import os, sys, time\nwhile not os.path.exists(f'proceed-{sys.argv[2]}'): time.sleep(0.02)\n"
+
+
+def gpm(gract, smact, drama=10.0):
+    """What the counters show, in percent."""
+    return {
+        pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: gract,
+        pynvml.NVML_GPM_METRIC_SM_UTIL: smact,
+        pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: smact / 2,
+        pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: drama,
+    }
+
+
+@pytest.fixture
+def serve(make_here, monkeypatch, tmp_path):
+    """A daemon with one GPU; what is estimated of a job is what its first argument names."""
+
+    def estimated(entry, request, **more):
+        told = ALONE[request["questions"][0]["args"][0]].to_dict()
+        return Outcome(answer={"upper": 4 << 30, "figure": 1, "fits": True, "gpu": H200, "utilization": {H200: told}})
+
+    monkeypatch.setattr("ullage.manager.core.estimates.run", estimated)
+
+    def make(gpu, **given):
+        source = NvmlSource(FakeNvml([gpu]), rates=AT_EVERY_LOOK)
+        given = {"placing": {"smact_limit": "off"}, **given}
+        here = make_here(monitor=Monitor(source, interval=0.05, window=0.2), **given)
+        (here.folder / "work/train.py").write_text(TRAIN)
+        return here
+
+    yield make
+    for name in "abcdef":
+        (tmp_path / f"work/proceed-{name}").touch()
+
+
+def submit(here, kind, name, **more):
+    job = {"command": [sys.executable, "train.py", kind, name], "cwd": str(here.folder / "work"), "estimator": "ullage"}
+    return here.call("submit", job=job | more, key=f"a job by the name of {name}")["jobs"][0]
+
+
+def running(here, number):
+    here.until(lambda: here.job(number)["state"] == "running", f"job {number} to run")
+    return here.job(number)
+
+
+def windows(here, count):
+    """Wait until so many windows of readings are over."""
+    meter, context = here.daemon.context.work_meter, here.daemon.context
+    last = meter.windows + count
+
+    def over():
+        here.daemon._loop.call_soon_threadsafe(context.service.wake)
+        return meter.windows >= last
+
+    here.until(over, f"{count} windows")
+
+
+def refused(here, number):
+    return here.until(lambda: "of its speed" in (here.job(number)["reason"] or "") and here.job(number), "a refusal")
+
+
+def test_a_job_waits_for_a_partner_beside_whom_it_keeps_its_speed(serve):
+    here = serve(FakeGpu(uuid="GPU-a", used=0))
+    first = submit(here, "heavy", "a", min_speed=0.4)
+    assert running(here, first)["speed"] == 1.0
+    second = refused(here, submit(here, "heavy", "b"))
+    assert second["reason"].startswith("needs 4.00 GiB on a GPU; on GPU 0 it would run at ")
+    assert f"beside job {first} (together they want " in second["reason"]
+    assert second["reason"].endswith("; its --min-speed is 80%") and second["min_speed"] == 0.8
+    third = submit(here, "heavy", "c", min_speed=0.4)
+    assert 0.4 <= running(here, third)["speed"] < 0.6, "it asks for no more"
+    assert running(here, first)["speed"] == running(here, third)["speed"]
+    (here.folder / "work/proceed-a").touch()
+    (here.folder / "work/proceed-c").touch()
+    assert running(here, second["id"])["speed"] == 1.0
+    assert "of its speed beside it" in refused(here, submit(here, "heavy", "d", min_speed=0.4))["reason"], "the other's"
+    assert running(here, submit(here, "light", "e"))["speed"] >= 0.8
+
+
+def test_what_is_measured_takes_the_place_of_what_was_predicted(serve, make_here, tmp_path):
+    """Also after a kill -9, and for the same job when it is submitted again."""
+    gpu = FakeGpu(uuid="GPU-a", used=0, busy=gpm(gract=30.0, smact=30.0), power_mw=250_000)
+    here = serve(gpu)
+    first, second = submit(here, "heavy", "a"), submit(here, "heavy", "b")
+    assert running(here, first)["utilization"]["step_s"] == 0.1
+    before = refused(here, second)["utilization"]
+    assert (before["smact"], before["windows"]) == (0.9, 0)
+    windows(here, 5)
+    found = running(here, second)["utilization"]
+    assert 0.3 < found["smact"] < 0.5 and 250.0 < found["power_w"] < 400.0 and found["step_s"] > 0.15
+    (here.folder / "work/proceed-a").touch()
+    (here.folder / "work/proceed-b").touch()
+    here.until_over(second)
+    shutil.copytree(here.folder / "manager", tmp_path / "killed/manager")  # what kill -9 would leave
+    kept = here.call("status", job=second)[0]["utilization"]
+    here.close()
+    shutil.rmtree(tmp_path / "manager")
+    (tmp_path / "killed/manager").rename(tmp_path / "manager")
+    (tmp_path / "run").rename(tmp_path / "run-before")
+    here = serve(gpu)
+    assert here.job(second)["utilization"] == kept
+    again = submit(here, "heavy", "c", hold=True)
+    here.until(lambda: here.job(again)["estimate"], "an estimate")
+    assert here.job(again)["utilization"] == kept
+    assert here.until(lambda: here.job(again)["utilization"], "figures")["windows"] >= 5
+
+
+def test_readings_that_tell_nothing_change_nothing(serve):
+    gpu = FakeGpu(uuid="GPU-a", used=0)
+    here = serve(gpu)
+    number = submit(here, "heavy", "a")
+    running(here, number)
+    for busy in ({}, gpm(math.nan, math.nan), gpm(0.0, 0.0), gpm(30.0, math.inf)):
+        gpu.busy = busy
+        windows(here, 3)
+    found = here.job(number)["utilization"]
+    assert (found["windows"], found["smact"], found["step_s"]) == (0, 0.9, 0.1)
+    gpu.compute, gpu.used = {os.getpid(): 1 << 30}, 1 << 30  # a process that is none of its
+    here.until(lambda: here.call("gpus")[0]["foreign"], "the stranger to be seen")
+    gpu.busy, over = gpm(30.0, 30.0), here.daemon.context.work_meter.windows
+    here.submit("sleep 0.5", gpus=0, memory=None)
+    here.until(lambda: here.job(number + 1)["state"] == "done", "another look or two")
+    assert here.job(number)["utilization"]["windows"] == 0 and here.daemon.context.work_meter.windows == over
+
+
+SLOT = Slot("GPU-a", 0, H200, total=140 << 30)
+
+
+@pytest.fixture
+def works(store):
+    return Works(store, "mps")
+
+
+def keep(works, *kinds):
+    store = works._store
+    with store.transaction():
+        return [works.keep(0, ["/", None, "train.py"], {H200: ALONE[kind].to_dict()}) for kind in kinds]
+
+
+def test_the_same_work_is_one_and_another_is_another(works):
+    heavy, light, again = keep(works, "heavy", "light", "heavy")
+    assert heavy == again != light
+    assert works.keep(0, ["/", None, "train.py"], {}) is None
+
+
+def test_corrections_are_damped_and_bounded(works):
+    [heavy] = keep(works, "heavy")
+    works.learn(SLOT, [heavy], {"smact": 0.1, "gract": 0.1})
+    assert works.busy(heavy) == pytest.approx(0.5), "half way at first"
+    for _ in range(40):
+        works.learn(SLOT, [heavy], {"smact": 0.01, "gract": 0.01, "power_w": 9e4})
+    found = works.utilization(heavy, H200)
+    assert found.smact == pytest.approx(0.9 / 4) and found.step_s == pytest.approx(0.4), "to a quarter, and no further"
+    assert found.power_w == 4 * 600.0 and found.drama == 0.8, "what was not measured stays"
+    for _ in range(60):
+        works.learn(SLOT, [heavy], {"smact": 0.6, "gract": 0.7})
+    assert works.busy(heavy) == pytest.approx(0.6, abs=0.01), "and back"
+    one = works.busy(heavy)
+    works.learn(SLOT, [heavy], {"smact": 0.2})
+    assert one > works.busy(heavy) > 0.54, "a single window counts for little by then"
+
+
+def test_of_jobs_that_share_each_is_corrected_by_the_same_part(works):
+    heavy, light = keep(works, "heavy", "light")
+    speeds = works.predict([heavy, light], SLOT)
+    assert works.predict([light, heavy], SLOT).shares == speeds.shares[::-1]
+    expected = sum(ALONE[kind].smact * speed for kind, speed in zip(("heavy", "light"), speeds.shares, strict=True))
+    works.learn(SLOT, [heavy, light], {"smact": expected / 2, "gract": 0.5})
+    parts = [
+        works.utilization(work, H200).smact / ALONE[kind].smact for work, kind in ((heavy, "heavy"), (light, "light"))
+    ]
+    assert parts == pytest.approx([0.875, 0.875]), "half of half the weight that a job alone has"
+    assert works.predict([heavy, light], SLOT).shares[1] >= speeds.shares[1]
+    works.learn(SLOT, [heavy, light], {"smact": 0.99})
+    assert works.utilization(heavy, H200).smact == pytest.approx(0.9 * 0.875), "a full GPU tells nothing apart"
+
+
+def test_a_gpu_that_nobody_knows_and_a_work_that_is_gone_are_unknown(works):
+    heavy, light = keep(works, "heavy", "light")
+    assert works.predict([heavy, light], replace(SLOT, name="GeForce 9999")) is None
+    assert works.predict([heavy, "gone"], SLOT) is None and works.busy("gone") is None
+
+
+def test_a_users_process_cannot_make_a_work_of_nonsense():
+    good = ALONE["heavy"].to_dict()
+    assert read_utilization({H200: good | {"notes": ["x" * 10**6]}}, [H200])[H200]["notes"] == []
+    for bad in ({"smact": math.nan}, {"smact": 1.5}, {"step_s": 0.0}, {"step_s": math.inf}, {"kernels": "many"},
+                {"gpu_s": -1.0}, {"power_w": True}, {"steady": "yes"}, {"flops": None}):  # fmt: skip
+        assert read_utilization({H200: good | bad}, [H200]) == {}, bad
+    for told in (None, [], {H200: []}, {H200: {}}, {"T4": good}):
+        assert read_utilization(told, [H200]) == {}
