@@ -181,6 +181,18 @@ def test_in_turns_one_goes_on_while_all_others_stand_still(tmp_path: Path) -> No
         assert [answer["same"] for _, answer in work] == [True] * 9
 
 
+def test_nobody_is_left_standing_still() -> None:
+    """Many short runs: some say that they are ready, or pause, in the moment in which they are stopped."""
+
+    def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
+        time.sleep(0.002)
+        pause()
+        return {"fine": True}
+
+    work = parallel(run, total=1000, turns=2, at_once=6, timeout=5.0, renew=lambda: None).work(rows(*[1] * 150))
+    assert [answer for _, answer in work if not answer.get("fine")] == []
+
+
 def test_in_turns_one_that_fails_before_its_turn_holds_nobody_up() -> None:
     def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
         if row["id"] == "o1":

@@ -139,7 +139,8 @@ class ForkedHere:
 
     def hold_still(self, still: bool = True) -> None:
         """Stop it, with what it has started, wherever it is; or let it go on from there."""
-        self._signal(signal.SIGSTOP if still else signal.SIGCONT)
+        if self._code is None:
+            self._signal(signal.SIGSTOP if still else signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):

@@ -121,6 +121,7 @@ class ParallelRuns:
         self._runs: list[_Run] = []
         self._left: deque[Row] = deque()
         self._is_still = False  # a child has its turn, and all others are stopped
+        self._stopped: list[_Run] = []
 
     def work(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Answer]]:
         """Every row with its answer, in the order in which they end."""
@@ -191,6 +192,7 @@ class ParallelRuns:
         enough = len(paused) >= self.kind.turns or not self._in("running", "preparing")
         if paused and (self._is_still or enough and not self._in("ended")):
             self._hold_still(True)
+            paused[0].child.hold_still(False)
             self._let(paused[0], "reading")
             return
         self._hold_still(False)
@@ -201,10 +203,15 @@ class ParallelRuns:
                 self._let(run, "ended")
 
     def _hold_still(self, still: bool) -> None:
-        if still != self._is_still:
-            self._is_still = still
-            for run in self._in("preparing", "running"):
-                run.child.hold_still(still)
+        if still and not self._is_still:
+            self._stopped = self._in("preparing", "running")
+            for run in self._stopped:
+                run.child.hold_still()
+        elif not still:
+            for run in self._stopped:  # some have said since that they are ready, or pause
+                run.child.hold_still(False)
+            self._stopped = []
+        self._is_still = still
 
     def _listen(self) -> None:
         speaking = [run for run in self._runs if run.state != "ended"]
