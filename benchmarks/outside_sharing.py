@@ -13,6 +13,8 @@ pairs. So these are the questions that the model can be asked:
 - "as read": from the utilization that was read alone (Lucid).
 - "scaled": the same, times one number. nvidia-smi counts gaps between kernels as work. The number is taken from every
   other pair, and the rest is judged.
+- "by name": the jobs alone as Ullage predicts them for that GPU, as far as the model is certain: ResNet-50 and
+  MobileNetV3 on ImageNet, ResNet-18 on CIFAR-10.
 - "by copies": each job's share of the GPU is the one with which the model says how fast two copies of it were, and
   pairs of different jobs follow from that.
 
@@ -27,16 +29,26 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
+import ullage
 from ullage.hardware import gpu
 from ullage.utilization.result import Utilization
 from ullage.utilization.sharing import share_of
 
 Pair = tuple[tuple[str, str], tuple[float, float]]  # two jobs, and the speed of each as a share of its speed alone
 CARD = gpu("H200")  # only MIG would ask for it
+NAMED = {
+    ("ResNet50", "ImageNet"): ("torchvision:resnet50", [3, 224, 224]),
+    ("ResNet-50",): ("torchvision:resnet50", [3, 224, 224]),
+    ("MobileNetV3", "ImageNet"): ("torchvision:mobilenet_v3_small", [3, 224, 224]),
+    ("ResNet18", "CIFAR-10"): (f"{__file__}:cifar_resnet18", [3, 32, 32]),
+    ("ResNet-18",): (f"{__file__}:cifar_resnet18", [3, 32, 32]),
+}
+KNOWN = {"v100": "V100-16GB", "p100": "P100-16GB"}
 WIDTHS = (6, 9, 10, 9, 10, 9, 10)
 WAITS = 3  # of a usual training step: two copies to the GPU, and the loss
 
@@ -62,6 +74,35 @@ def by_copies(steps: Mapping[str, float], pairs: Sequence[Pair], how: str) -> di
             two = [job(steps[one], middle)] * 2
             low, high = (middle, high) if share_of(two, CARD, how).slowest > fmean(speeds) else (low, middle)
         found[one] = job(steps[one], low)
+    return found
+
+
+def cifar_resnet18() -> Any:
+    """ResNet-18 for images of 32x32: no stride and no pooling at the beginning."""
+    import torch
+    import torchvision
+
+    model = torchvision.models.resnet18(num_classes=10)
+    model.conv1, model.maxpool = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False), torch.nn.Identity()
+    return model
+
+
+def by_name(names: Iterable[str], card: str, seconds: Mapping[str, float]) -> dict[str, Utilization]:
+    """Jobs as they are predicted on a GPU, and how far that is from the time that their step took alone."""
+    found = {}
+    for name in names:
+        known = next((source for words, source in NAMED.items() if all(word in name for word in words)), None)
+        batch = re.search(r"batch size (\d+)|(\d+) [01]$", name)
+        if known is not None and batch is not None:
+            source, shape = known
+            found[name] = ullage.utilization(
+                source, batch_size=int(batch[1] or batch[2]), input_shape=shape, optimizer="sgd", gpu=card,
+                precision="amp_fp16" if name.endswith(" 1") else None,
+            )  # fmt: skip
+    off = [abs(each.step_s - seconds[name]) / seconds[name] for name, each in found.items()]
+    print(
+        f"  step alone of {len(off)} jobs on {card}: off by {median(off):.0%} (median)" if off else f"  none on {card}"
+    )
     return found
 
 
@@ -112,6 +153,7 @@ def lucid(folder: Path) -> None:
 
     factor = min((percent / 100 for percent in range(50, 105, 5)), key=off)
     show(f"Lucid, scaled by {factor:g}", pairs[1::2], scaled(factor), "timeslice")
+    show("Lucid, by name", pairs, by_name(read, "RTX-3090", steps), "timeslice")
     mixed = [pair for pair in pairs if pair[0][0] != pair[0][1]]
     show("Lucid, by copies", mixed, by_copies(steps, pairs, "timeslice"), "timeslice")
 
@@ -143,6 +185,8 @@ def gavel(file: Path) -> None:
         steps = {name: 1 / rate for name, rate in alone.items()}
         mixed = [pair for pair in pairs if pair[0][0] != pair[0][1]]
         how = "mps" if card == "v100" else "timeslice"  # older GPUs run one process's kernels at a time
+        if card in KNOWN:
+            show(f"Gavel {card.upper()}, by name", pairs, by_name(alone, KNOWN[card], steps), how)
         show(f"Gavel {card.upper()}, by copies", mixed, by_copies(steps, pairs, how), how)
 
 
