@@ -36,6 +36,7 @@ from ullage.hardware.mps import MISSING, MpsService, MpsUnavailable
 from ullage.isolation.forking import ForkedHere, Pause
 from ullage.monitor.activity import activity_between
 from ullage.monitor.host import LoadSince
+from ullage.monitor.nvml import pynvml
 from ullage.research.datasets.measuring import BASE, SPARE, appending, import_models, last_header, look_at_gpu, need
 from ullage.research.datasets.schema import quartiles
 from ullage.units import GIB, format_bytes
@@ -255,6 +256,7 @@ class Company:
             "read_s": round(taken, 4),
             "host_busy": round(busy, 2),
             "host_stolen": round(stolen, 4),
+            "gpu_memory": _gpu_memory(uuid),
             **{name: [figure[name] for figure in figures] for name in figures[0]},
             **{name: found[name] for name in FIGURES if found[name] is not None},
         }
@@ -286,6 +288,19 @@ class Company:
     def _listen(self) -> None:
         for job in select.select(self._present, [], [], 0.004)[0]:
             job.listen()
+
+
+def _gpu_memory(uuid: str) -> int | None:
+    """Bytes that are taken of the GPU's memory, by all jobs that stay."""
+    nvml = pynvml()
+    try:
+        nvml.nvmlInit()
+        try:
+            return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).used)
+        finally:
+            nvml.nvmlShutdown()
+    except Exception:  # no NVML, or no GPU
+        return None
 
 
 def _all_there(jobs: Sequence[Resident]) -> None:
@@ -459,7 +474,7 @@ def _one_round(
     try:
         alone: dict[str, float | None] = {}
         for name in part.copies:
-            row: Row = {"how": how, "alone": name, "jobs": [name], "job": jobs[name]}
+            row: Row = {"how": how, "alone": name, "jobs": [name], "job": jobs[name], "copies": part.copies[name]}
             row |= _read(company, [f"{name}#0"], uuid) | company.memory(f"{name}#0")
             alone[name] = row["step_s"][0] if "step_s" in row else None
             yield row
