@@ -151,6 +151,7 @@ def _row(run: MergedRun, columns: dict[str, Any] | str, report: CleaningReport) 
         "context": None if "lent_context" in line else context(line),
         **_utilization(run, report),
         "gpu": header.get("gpu"),
+        "machine": _text((run.utilization or run.memory).header.get("uuid")),
         **{name: _text(header.get(name)) for name in ("torch", "cuda", "cudnn", "driver")},
         "source": run.memory.source,
     }

@@ -315,7 +315,7 @@ def _lend_contexts(runs: list[MergedRun], report: CleaningReport) -> None:
             found.setdefault(_kind(run), Counter())[own] += 1
     for run in runs:
         row = run.memory.row
-        if "in_bundle" in row and context(row) is None and _kind(run) in found:
+        if ("in_bundle" in row or "in_process" in row) and context(row) is None and _kind(run) in found:
             row["lent_context"] = found[_kind(run)].most_common(1)[0][0]
             report.lent += 1
 

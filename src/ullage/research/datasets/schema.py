@@ -197,6 +197,7 @@ COLUMNS = (
     Column("host_stolen", "number", "share of the processors' time that a virtual machine's host gave to others"),
     Column("ram_bytes", "whole", "resident memory of the process on the host"),
     Column("gpu", "text", "as `ullage gpus` names it"),
+    Column("machine", "text", "the GPU's UUID: rows of one machine have the same host; hosts differ in speed"),
     Column("torch", "text", "version of PyTorch"),
     Column("cuda", "text", "version of CUDA that PyTorch was built for"),
     Column("cudnn", "text", "version of cuDNN as a number, 91900 for 9.19.0"),
@@ -207,7 +208,7 @@ NAMES = tuple(column.name for column in COLUMNS)
 # Columns that data sets of earlier releases do not have; there they are null.
 LATER = (
     "model_family", "kind", "split", "step_q1", "step_median", "step_q3", "steps", "host_seconds", "tensor",
-    "energy_step", "clock_mhz", "host_busy", "host_stolen",
+    "energy_step", "clock_mhz", "host_busy", "host_stolen", "machine",
 )  # fmt: skip
 LAYER_FACTS = ("type", "activations", "parameters")
 # Numbers read for one sample; what becomes of the output (0 freed after the next layer, 1 kept for the backward pass, 2
