@@ -457,12 +457,15 @@ def test_the_next_estimate_is_forked_from_a_process_that_waits(tmp_path, other_p
 
 
 def test_a_key_is_one_users_and_follows_what_is_asked():
-    def key(args=(), uid=1, gpus=("T4",), estimator="ullage", cwd="/home/ann", **more):
-        return key_of(JobSpec(command=["python", "train.py", *args], cwd=cwd, **more), uid, estimator, gpus)
+    def key(args=(), uid=1, gpus=("T4",), estimator="ullage", cwd="/home/ann", program="python", **more):
+        return key_of(JobSpec(command=[program, "train.py", *args], cwd=cwd, **more), uid, estimator, gpus)
 
     assert key() == key() == key(env={"BATCH": "8"}), "variables and files are kept beside the answer"
     others = {key(["--b"]), key(uid=2), key(gpus=["H200"]), key(estimator="horus"), key(cwd="/tmp"), key(conda="x")}
     assert len(others | {key()}) == 7
+    paths = [{"PATH": "/venv/bin:/bin"}, {"PATH": "/bin"}]
+    assert len({key(env=env) for env in paths}) == 2, "another Python may run it"
+    assert len({key(env=env, program="/bin/python3") for env in paths}) == 1
 
 
 class Answers:

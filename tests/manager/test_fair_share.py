@@ -8,7 +8,7 @@ from ullage.manager.core.fair_share import FairShare
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, State
-from ullage.placement import Activity, Slot
+from ullage.placement import Activity, Slot, claimed
 
 HOUR, TOTAL = 3600.0, 40 << 30
 DAY = 24 * HOUR
@@ -21,7 +21,8 @@ class Site:
         self.now = 0.0
         self.database = Database(folder)
         self.store = JobStore(self.database, clock=lambda: self.now)
-        self.share = FairShare(self.store, DAY, clock=lambda: self.now)
+        claim = lambda job: claimed(job.asked("min_speed"), usual=0.8)  # noqa: E731
+        self.share = FairShare(self.store, DAY, clock=lambda: self.now, claim=claim)
         self.busy = 0.0
         self.look()
 
@@ -30,11 +31,11 @@ class Site:
         slots = [Slot(f"GPU-{number}", number, "A100", TOTAL, activity=activity) for number in range(2)]
         self.share.look(self.store.attempts.values(), slots)
 
-    def start(self, user, promise=None, gpus=("GPU-0",)):
+    def start(self, user, promise=None, gpus=("GPU-0",), **asked):
         number = self.store.next_number
         common = {"user": user, "uid": 1, "gid": 1, "name": "x", "state": State.QUEUED, "submitted": self.now,
                   "priority": 0, "exclusive": promise is None, "submission": f"key {number}",
-                  "spec": {"asked": {}}}  # fmt: skip
+                  "spec": {"asked": asked}}  # fmt: skip
         with self.store.transaction():
             for _ in self.store.submit(common, [({"part": 0, "array_index": None}, ())]):
                 pass
@@ -109,6 +110,14 @@ def test_a_job_with_little_memory_that_keeps_its_gpu_busy_is_charged_for_that(si
     site.wait(HOUR)
     assert site.usage()["ada"] - alone == pytest.approx(0.4 * HOUR, rel=0.1), "two jobs share what it computes"
     assert site.usage()["bob"] == pytest.approx(0.5 * HOUR, rel=0.02), "what it was promised is more than that"
+
+
+def test_a_job_that_wants_to_keep_all_of_its_speed_is_charged_for_the_gpu_that_it_keeps_to_itself(site):
+    for user, min_speed in (("ada", 1.0), ("bob", 0.9), ("eve", 0.8), ("ian", None)):
+        site.start(user, promise=TOTAL // 10, min_speed=min_speed)
+    site.wait(HOUR)
+    parts = [site.usage()[user] / HOUR for user in ("ada", "bob", "eve", "ian")]
+    assert parts == pytest.approx([1.0, 0.5, 0.1, 0.1], rel=0.02)
 
 
 def test_a_daemon_charges_what_a_job_held_for_as_long_as_it_held_it(make_here):

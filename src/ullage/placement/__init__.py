@@ -4,7 +4,7 @@ Pure functions and values: no input or output, no clock, no PyTorch. The manager
 """
 
 from ullage.placement.deciding import decide
-from ullage.placement.fairness import faded, fair_order, held, part_of_gpu
+from ullage.placement.fairness import claimed, faded, fair_order, held, part_of_gpu
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, PassOutcome, Waiting
 from ullage.placement.policies import policies
@@ -13,5 +13,5 @@ from ullage.placement.snapshot import Activity, Booking, HostShare, Job, Running
 
 __all__ = [
     "Activity", "Booking", "Decision", "HostShare", "Job", "Ledger", "PassOutcome", "Rules", "Running", "Slot",
-    "Speeds", "Waiting", "decide", "fair_order", "faded", "held", "part_of_gpu", "policies",
+    "Speeds", "Waiting", "claimed", "decide", "fair_order", "faded", "held", "part_of_gpu", "policies",
 ]  # fmt: skip

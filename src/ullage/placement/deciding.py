@@ -100,7 +100,7 @@ class _Pass:
         self.failed: dict[_Kind, int] = {}  # the smallest request of this kind that found no slot
         self.impossible: dict[_Kind, int] = {}  # the smallest that no waiting would help
         self.reservations = rules.reservations
-        self.lost: dict[tuple[int, int], float] = {}  # by position and number of jobs, what those there lose now
+        self.lost: dict[tuple[int, int, str | None, float], float | None] = {}  # by position and number of jobs there
         self.offers: dict[tuple[int, bool, frozenset[int]], list[int]] = {}
         self.arrays = arrays  # how many jobs of each array run now
 
@@ -264,14 +264,12 @@ class _Pass:
         where somebody would lose more than his owner accepts."""
         if candidate.count == 0 or self.rules.predict is None:
             return 0.0
-        here = candidate.jobs
-        found = self.rules.side_by_side([*here, job], candidate.slot)
-        if found.slowed is not None:
-            return None
-        key = (candidate.position, candidate.count)
+        key = (candidate.position, candidate.count, job.work, job.min_speed)
         if key not in self.lost:
-            self.lost[key] = self.rules.side_by_side(here, candidate.slot).lost
-        return round(found.lost - self.lost[key], 2)
+            with_it = self.rules.side_by_side([*candidate.jobs, job], candidate.slot)
+            before = self.rules.side_by_side(candidate.jobs, candidate.slot)
+            self.lost[key] = round(with_it.lost - before.lost, 2) if with_it.slowed is None else None
+        return self.lost[key]
 
     def _manner(self, job: Job, alone: bool) -> _Manner:
         """What matters of a job beside others; nothing where it will have none, or where nothing is predicted."""

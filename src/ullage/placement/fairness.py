@@ -77,8 +77,9 @@ def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> 
 def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0) -> float:
     """The part of a GPU that a job holds, 0 to 1: of its memory or of its computing, whichever is more.
 
-    Memory counts as promised, since nobody else can have it. `busy` is the job's part of the GPU's activity: a job that
-    needs little memory and keeps the GPU busy leaves others no room either. A job whose GPU is its own holds all of it.
+    Memory counts as promised, since nobody else can have it. `busy` is the job's part of the GPU's activity, or what it
+    claims of it: a job that needs little memory and keeps the GPU busy leaves others no room either. A job whose GPU is
+    its own holds all of it.
 
     >>> part_of_gpu(5 << 30, 40 << 30, alone=False), part_of_gpu(5 << 30, 40 << 30, alone=False, busy=0.6)
     (0.125, 0.6)
@@ -86,6 +87,18 @@ def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0)
     if alone or promise is None or not total:
         return 1.0
     return min(1.0, max(promise / total, busy, _LEAST_PART))
+
+
+def claimed(min_speed: float | None, usual: float) -> float:
+    """The part of a GPU, 0 to 1, that a job claims by wanting to keep more of its speed than is usual: it keeps others
+    away. None says nothing, so it is as usual.
+
+    >>> claimed(1.0, usual=0.8), claimed(0.5, usual=0.8), claimed(None, usual=0.8)
+    (1.0, 0.0, 0.0)
+    """
+    if min_speed is None or usual >= 1.0:
+        return 0.0
+    return max(0.0, (min_speed - usual) / (1.0 - usual))
 
 
 def faded(used: float, seconds: float, half_life: float) -> float:

@@ -21,10 +21,11 @@ from ullage.manager.running.sharing import TimeSlicing
 from ullage.manager.running.supervisor import TOKEN
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.job_store import JobStore
-from ullage.manager.storage.records import AttemptRecord, Reservation
+from ullage.manager.storage.records import AttemptRecord, JobRecord, Reservation
 from ullage.monitor import Monitor
 from ullage.monitor.readings import Device
-from ullage.placement import Activity, Booking, Ledger, Slot, Waiting
+from ullage.placement import Activity, Booking, Ledger, Slot, Waiting, claimed
+from ullage.placement.policies import find_policy
 
 _MARK = f"{TOKEN}=".encode()
 
@@ -171,9 +172,14 @@ class ManagerContext:
     warned: set[str] = field(default_factory=set)  # tokens of attempts that were reported for using too much
 
     def __post_init__(self) -> None:
-        self.fair_share = FairShare(self.store, self.settings.fairness.half_life)
+        self.fair_share = FairShare(self.store, self.settings.fairness.half_life, claim=self.claim)
         self.works = Works(self.store, self.settings.sharing)
         self.work_meter = WorkMeter(self.works, self.store, self.slot_reader.monitor, self.ledger.others)
+
+    def claim(self, job: JobRecord) -> float:
+        """The part of a GPU from which a job keeps others away, by the speed that it asks for."""
+        heeded = job.work is not None and find_policy(self.settings.policy).predicts
+        return claimed(job.asked("min_speed"), self.settings.placing.min_speed) if heeded else 0.0
 
     def attempt_folder(self, attempt: AttemptRecord) -> Path:
         """Where an attempt's files are."""

@@ -76,9 +76,12 @@ def key_of(spec: JobSpec, uid: int, estimator: str, gpus: Sequence[str]) -> str:
     The variables and files that the answer follows from are not in it: those are known after the run only, and are kept
     beside the answer.
     """
+    questions = questions_of(spec)
+    by_path = any(question.program is not None and os.sep not in question.program for question in questions)
     known = {
         "uid": uid, "cwd": spec.cwd, "venv": spec.venv, "conda": spec.conda,
-        "questions": [asdict(question) for question in questions_of(spec)], "gpus": sorted(set(gpus)),
+        "path": spec.env.get("PATH") if by_path else None,  # it says which Python runs
+        "questions": [asdict(question) for question in questions], "gpus": sorted(set(gpus)),
         "versions": [ullage.__version__, _torch_version(), estimator],
     }  # fmt: skip
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()

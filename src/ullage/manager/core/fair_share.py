@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ullage.manager.storage.job_store import JobStore
-from ullage.manager.storage.records import AttemptRecord
+from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.placement import Slot, faded, held, part_of_gpu
 
 
@@ -16,10 +16,14 @@ class FairShare:
     """Accounts in GPU-seconds. What ended is in the database, one row a user; what runs is added when it is asked for.
 
     Each look adds to the parts of GPUs that an attempt held so far. After a restart its mean is that since then.
+    `claim` is the part of a GPU from which a job keeps others away.
     """
 
-    def __init__(self, store: JobStore, half_life: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._half_life, self._clock = store, half_life, clock
+    def __init__(
+        self, store: JobStore, half_life: float, clock: Callable[[], float] = time.monotonic,
+        claim: Callable[[JobRecord], float] = lambda job: 0.0,
+    ) -> None:  # fmt: skip
+        self._store, self._half_life, self._clock, self._claim = store, half_life, clock, claim
         self._last = clock()
         self._held: dict[str, tuple[float, float]] = {}  # by token: GPU-seconds, and seconds
         self._totals: dict[str, int] = {}
@@ -33,7 +37,8 @@ class FairShare:
         jobs_on = Counter(slot for attempt in attempts for slot in attempt.slots)
         busy = {slot.id: (slot.activity.smact or 0.0) / max(1, jobs_on[slot.id]) for slot in slots}
         for attempt in attempts:
-            gpus = sum(self._part(attempt, slot, busy.get(slot, 0.0)) for slot in attempt.slots)
+            claim = self._claim(self._store.job(attempt.job))
+            gpus = sum(self._part(attempt, slot, max(claim, busy.get(slot, 0.0))) for slot in attempt.slots)
             before, length = self._held.get(attempt.token, (0.0, 0.0))
             self._held[attempt.token] = (before + gpus * seconds, length + seconds)
 

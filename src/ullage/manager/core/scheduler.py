@@ -166,7 +166,8 @@ class Scheduler:
             array=job.array_id, throttle=throttle,
             promise=job.promise, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
             time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
-            part=part_of_gpu(job.promise, context.largest, job.exclusive, busy or 0.0), busy=busy, work=job.work,
+            part=part_of_gpu(job.promise, context.largest, job.exclusive, max(busy or 0.0, context.claim(job))),
+            busy=busy, work=job.work,
             min_speed=context.settings.placing.min_speed if min_speed is None else min_speed,
             host=share_of(spec["asked"], context.settings.host), bookings=usable_by(job, context.reservations),
         )  # fmt: skip

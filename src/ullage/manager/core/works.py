@@ -8,6 +8,7 @@ was; beside it stands what was measured, and takes its place step by step.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -35,7 +36,8 @@ _FURTHEST = 4.0  # times the prediction, or one part in so many: nothing that is
 _SLACK = 0.05  # of a share that was predicted as next to nothing
 _UNNOTICED = GIB  # of memory, by nobody knows whom
 _LONGEST_STEP, _LARGEST, _MOST_WATTS = 86400.0, 1e24, 1e5
-_MOST_KNOWN = 20_000  # predictions in memory
+_MOST_KNOWN = 100_000  # predictions in memory
+_NOTHING = 0.005  # of a share: too little to predict anew
 
 
 def read_utilization(told: Any, gpus: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -129,13 +131,20 @@ def learned(
     return after | {"windows": before.get("windows", 0) + 1}
 
 
+def _nearly(one: Utilization, other: Utilization | None) -> bool:
+    """Whether two utilizations are the same for what jobs do to each other."""
+    names = ("busy", *_ADD_UP)
+    return other is not None and all(abs(getattr(one, name) - getattr(other, name)) < _NOTHING for name in names)
+
+
 class Works:
     """The works of a daemon's jobs. `sharing` is how jobs share its GPUs: "mps" or "time-slicing"."""
 
     def __init__(self, store: JobStore, sharing: str) -> None:
         self._store, self._how = store, _HOW[sharing]
-        self._predicted: dict[tuple[str, ...], Speeds | None] = {}  # by the GPU's name and the works
-        self._alone: dict[tuple[str, str], Utilization | None] = {}  # by the GPU's name and the work
+        self._alone: dict[tuple[str, str], tuple[int, Utilization | None]] = {}  # by GPU and work; numbered
+        self._numbers = itertools.count()
+        self._together: dict[tuple[str | int, ...], Speeds | None] = {}  # by the GPU and the numbers of works
 
     def keep(self, uid: int, run: Sequence[str | None], predicted: dict[str, dict[str, Any]]) -> str | None:
         """The work of a job of which this was predicted; one that was seen before keeps what was measured of it."""
@@ -147,15 +156,20 @@ class Works:
 
     def utilization(self, work: str, gpu: str) -> Utilization | None:
         """What a work does alone on a kind of GPU, as far as it is known now."""
+        return self._numbered(work, gpu)[1]
+
+    def _numbered(self, work: str, gpu: str) -> tuple[int, Utilization | None]:
+        """The same with a number, which is another one when it has changed."""
         known = self._alone
         if (gpu, work) not in known:
             if len(known) >= _MOST_KNOWN:
                 self._alone = known = {}
             record = self._store.work(work)
             predicted = None if record is None else record.predicted.get(gpu)
-            known[gpu, work] = None
+            found = None
             if record is not None and predicted is not None:
-                known[gpu, work] = corrected(Utilization.from_dict(predicted), record.measured.get(gpu, {}))
+                found = corrected(Utilization.from_dict(predicted), record.measured.get(gpu, {}))
+            known[gpu, work] = (next(self._numbers), found)
         return known[gpu, work]
 
     def busy(self, work: str | None) -> float | None:
@@ -172,29 +186,31 @@ class Works:
         if record is None:
             return None
         for gpu in gpus:
-            found = self.utilization(record.id, gpu)
-            if found is not None:
+            if gpu in record.predicted:
+                measured = record.measured.get(gpu, {})
+                found = corrected(Utilization.from_dict(record.predicted[gpu]), measured)
                 names = ("step_s", "smact", "smocc", "drama", "power_w")
-                windows = int(record.measured.get(gpu, {}).get("windows", 0))
-                return {"gpu": gpu, **{name: getattr(found, name) for name in names}, "windows": windows}
+                figures = {name: getattr(found, name) for name in names}
+                return {"gpu": gpu, **figures, "windows": int(measured.get("windows", 0))}
         return None
 
     def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
         """What works keep of their speeds side by side (`ullage.placement.Rules.predict`). Any thread may ask."""
-        ordered, known = sorted(works), self._predicted
-        key = (slot.name, *ordered)
+        known, alone = self._together, [self._numbered(work, slot.name) for work in works]
+        alike = dict(alone)
+        numbers = sorted([number for number, _ in alone])
+        key: tuple[str | int, ...] = (slot.name, *numbers)
         if key not in known:
             if len(known) >= _MOST_KNOWN:
-                self._predicted = known = {}
-            known[key] = self._predict(ordered, slot.name)
+                self._together = known = {}
+            known[key] = self._predict([alike[number] for number in numbers], slot.name)
         found = known[key]
         if found is None:
             return None
-        speeds = dict(zip(ordered, found.shares, strict=True))  # the same work has the same speed
-        return Speeds([speeds[work] for work in works], found.reason)
+        speeds = dict(zip(numbers, found.shares, strict=True))  # the same work has the same speed
+        return Speeds([speeds[number] for number, _ in alone], found.reason)
 
-    def _predict(self, works: Sequence[str], gpu: str) -> Speeds | None:
-        alone = [self.utilization(work, gpu) for work in works]
+    def _predict(self, alone: Sequence[Utilization | None], gpu: str) -> Speeds | None:
         known = [each for each in alone if each is not None]
         if len(known) < len(alone):
             return None
@@ -231,7 +247,10 @@ class Works:
                 self._learn(works[0], slot.name, seen, 1)
             elif seen["smact"] <= _FULL:
                 self._learn_together(slot, works, known, seen)
-        self._alone, self._predicted = {}, {}
+        for work in set(works):
+            before = self._alone.pop((slot.name, work))
+            if before[1] is not None and _nearly(before[1], self.utilization(work, slot.name)):
+                self._alone[slot.name, work] = before  # so that what follows from it holds
 
     def _learn_together(
         self, slot: Slot, works: Sequence[str], alone: Sequence[Utilization], seen: Mapping[str, float]
