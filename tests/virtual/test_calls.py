@@ -257,3 +257,18 @@ def test_products_say_when_they_may_be_rounded_to_tf32(by_the_new_names):
     assert found["addmm"] is found["mm"] is True
     assert found["convolution"] is found["convolution_backward"] is False
     assert found["_foreach_add_"] is None
+
+
+def test_steps_that_read_other_parts_of_a_tensor_are_the_same():
+    def function():
+        text = torch.zeros(64, 8, device="cuda")
+        model = nn.Linear(8, 4).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for begin in range(0, 64, 8):
+            model(text[begin : begin + 8]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step = calls_of(function)
+    assert step.steady and step.optimizer_steps == 1
+    assert step.counts()["aten.slice.Tensor"] == 1

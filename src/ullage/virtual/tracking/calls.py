@@ -44,6 +44,7 @@ _graph_task = torch._C._current_graph_task_id
 _sequence: Any = torch._C._autograd._get_sequence_nr
 _Tensor, _Parameter, _dtype = torch.Tensor, torch.nn.Parameter, torch.dtype
 _WITHOUT_SHAPE = {torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer}
+_BY_TYPE = {*_WITHOUT_SHAPE, torch.Generator, torch.ScriptObject}  # which one it is does not matter
 _NAMES: dict[type, str] = {
     torch.dtype: "dtype",
     torch.device: "device",
@@ -77,7 +78,7 @@ def describe(values: Any, parts: list[Any], floats_matter: bool) -> bool:
         elif kind is torch.device:
             on_gpu |= is_gpu(value)
             add(value)
-        elif kind is torch.Generator or kind in _WITHOUT_SHAPE:
+        elif kind in _BY_TYPE:
             add(kind)
         else:
             add(value)
@@ -95,6 +96,12 @@ class SeenCall(NamedTuple):
     outputs: Sequence[Any] = ()  # of a plan, or as `describe` gives them
     writes: bool = False
     same: int = 0  # 1: the first and the second argument are the same, 2: the second and the third
+
+    @property
+    def is_view(self) -> bool:
+        """Whether no kernel runs."""
+        made = [output for output in self.outputs if output is not None]
+        return bool(made) and not self.writes and all(type(output) in (Alias, Same) for output in made)
 
 
 class _Mark(NamedTuple):
@@ -124,16 +131,22 @@ class OperatorCalls:
         self.numbers: dict[Any, int] = {}  # of distinct calls, by whatever tells them apart
         self.part = OUTSIDE  # the pass, unless it is the backward pass
         self.modules = self.on_host = self.samples = 0
-        self.settled = False  # what comes later is not the usual step: the steady one that was seen stays
+        self.settled = False  # what comes later is less usual: of a steady step only a shorter one takes the place
+        self._views: dict[Any, int] = {}  # numbers of views, by what they are
         self._distinct: list[SeenCall] = []
         self._marks = [_Mark(0, 0, 0, 0, 0)]
         self._steady: tuple[array[int], list[_Mark]] | None = None
         self._trains = False
 
     def learn(self, mark: Any, seen: SeenCall) -> int:
-        """The number of a call that is seen for the first time."""
-        number = self.numbers[mark] = len(self._distinct) * len(PASSES)
-        self._distinct.append(seen)
+        """The number of a call that is seen for the first time.
+
+        Views that only begin elsewhere, as those of each step's part of a text, are one call.
+        """
+        new = len(self._distinct) * len(PASSES)
+        number = self.numbers[mark] = self._views.setdefault(_layout_of_view(seen), new) if seen.is_view else new
+        if number == new:
+            self._distinct.append(seen)
         if len(self.stream) > _MOST_CALLS:
             self._begin_anew()
         return number
@@ -183,8 +196,10 @@ class OperatorCalls:
     def _mark(self) -> None:
         marks = self._marks
         marks.append(self._now(len(self.stream)))
-        is_known = self.settled and self._steady is not None
-        for period in range(1, 1 if is_known else min(_MOST_OPTIMIZER_STEPS, (len(marks) - 1) // 2) + 1):
+        longest = min(_MOST_OPTIMIZER_STEPS, (len(marks) - 1) // 2)
+        if self.settled and self._steady is not None:
+            longest = min(longest, len(self._steady[1]) - 2)
+        for period in range(1, longest + 1):
             last, before, first = (marks[-1 - back * period].calls for back in range(3))
             if last - before == before - first and self.stream[before:last] == self.stream[first:before]:
                 self._steady = self.stream[before:last], marks[-1 - period :]
@@ -223,6 +238,14 @@ class OperatorCalls:
             "optimizer_steps": len(marks) - 1 if self._trains else 0,
             **{name: getattr(marks[-1], name) - getattr(marks[0], name) for name in _COUNTED},
         }
+
+
+def _layout_of_view(seen: SeenCall) -> tuple[Any, ...]:
+    layouts = (
+        (tuple(output.size), tuple(output.stride), output.dtype) if type(output) is Alias else seen.key
+        for output in seen.outputs
+    )
+    return seen.operator, *layouts
 
 
 def same_lists(args: Sequence[Any]) -> int:
@@ -281,12 +304,10 @@ def _as_json(seen: SeenCall, part: str, tf32: tuple[bool, bool]) -> dict[str, An
     args = [_argument(parts, floats) for _ in range(seen.places)]
     kwargs = {next(parts): _argument(parts, floats) for _ in range(seen.names)}
     outputs = [_output(output, args, kwargs) for output in seen.outputs if output is not None]
-    made = [output for output in seen.outputs if output is not None]
-    is_view = bool(made) and not seen.writes and all(type(output) in (Alias, Same) for output in made)
     call = {"operator": seen.operator, "pass": part, "args": args, "kwargs": kwargs, "outputs": outputs}
     if seen.same:
         call["same"] = [seen.same - 1, seen.same]
-    return call | ({"view": True} if is_view else _rounding(call, *tf32))
+    return call | ({"view": True} if seen.is_view else _rounding(call, *tf32))
 
 
 def _rounding(call: dict[str, Any], for_products: bool, for_convolutions: bool) -> dict[str, bool]:
