@@ -57,6 +57,22 @@ def test_options_in_quotes_are_for_one_job(type_in):
     assert jobs[1]["memory"] > jobs[0]["memory"]
 
 
+def test_a_command_of_python_is_a_job(type_in, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\n"
+        "model = torch.nn.Linear(int(sys.argv[1]), 8).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(4):\n"
+        "    model(torch.ones(4, int(sys.argv[1])).cuda()).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    jobs = ["one.json", f"{sys.executable} train.py 1048576"]
+    code, out, err = type_in("share", *jobs, "--json")
+    assert code == 0, err
+    found = json.loads(out)["jobs"]
+    assert [job["name"] for job in found] == jobs and found[1]["memory"] > 2 * 2**25
+
+
 def test_all_ways_are_compared(type_in):
     code, out, _ = type_in("share", "one.json", "one.json", "one.json", "--how", "all")
     assert code == 0 and "H200, by MPS" in out and "H200, time-sliced" in out

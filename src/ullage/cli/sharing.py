@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import textwrap
@@ -24,14 +25,23 @@ if TYPE_CHECKING:
     from ullage.hardware import GPU
     from ullage.utilization.sharing import Sharing
 
-_OF_A_JOB = {"args": None, "module": False, "steps": 3, "timeout": None, "network": False, "python": None}
+_STEPS = 3
+_OF_A_JOB: dict[str, Any] = {
+    "args": None,
+    "module": False,
+    "steps": _STEPS,
+    "timeout": None,
+    "network": False,
+    "python": None,
+}
 
 
 @with_model_options
 def share(
     jobs: Annotated[
-        list[str], typer.Argument(help="Two jobs or more: models, scripts, or files that 'ullage estimate --json' "
-                                  "wrote. Quote a job that has options of its own.", metavar="JOB JOB [JOB...]",
+        list[str], typer.Argument(help="Two jobs or more: models, scripts, commands of Python, or files that "
+                                  "'ullage estimate --json' wrote. Quote a job of several words.",
+                                  metavar="JOB JOB [JOB...]",
                                   show_default=False, autocompletion=completion.sources)
     ],
     gpu: Gpu = None,
@@ -46,8 +56,8 @@ def share(
 ) -> None:  # fmt: skip
     """Tell how fast jobs are when they share a GPU, and whether it is worth it.
 
-    A job is written as after 'ullage estimate'. One with options of its own stands in quotes; options outside of quotes
-    are for all models. A job that is there twice is two copies of it.
+    A job is written as after 'ullage estimate', or as a command of Python. One of several words stands in quotes;
+    options outside of quotes are for all models. A job that is there twice is two copies of it.
 
     Under MPS kernels of all jobs run side by side. Time slicing, which is what happens without MPS, gives the GPU to
     one process after the other. With MIG each job has a part of the GPU.
@@ -56,7 +66,7 @@ def share(
 
       ullage share torchvision:resnet50 torchvision:vit_b_16 --batch-size 16 --gpu H200
       ullage share "torchvision:resnet50 -b 64" "hf:GPT2LMHeadModel -b 4 -p amp_bf16" --gpu A100-80GB
-      ullage share "train.py -- --epochs 90" "train.py -- --epochs 90 --lr 0.1" --how timeslice
+      ullage share "train.py -- --epochs 90" "python train.py --epochs 90 --lr 0.1" --how timeslice
       ullage share torchvision:resnet18 torchvision:resnet18 torchvision:resnet18 --how all
       ullage share a.json b.json --how mig:3g.71gb
     """
@@ -105,6 +115,8 @@ def _target(text: str, model: dict[str, Any]) -> EstimateTarget | Estimate:
         raise InvalidValue(f"cannot read the job {text!r}: {error}") from None
     if not words:
         raise InvalidValue("needed a job such as torchvision:resnet50; found an empty one")
+    if (command := _command(words)) is not None:
+        return command
     own = typed("estimate", words)
     if others := own.keys() - {"source", *_OF_A_JOB, *model}:
         names = ", ".join(f"--{name.removeprefix('as_').replace('_', '-')}" for name in sorted(others))
@@ -113,6 +125,18 @@ def _target(text: str, model: dict[str, Any]) -> EstimateTarget | Estimate:
     if kind_of(source, run["module"]) != SCRIPT:
         own = {**model, **own}
     return target_of(source, model=own, show_output=False, **run)
+
+
+def _command(words: list[str]) -> EstimateTarget | None:
+    """What a command of Python runs, as it would be submitted; `None` if it is none."""
+    from ullage.estimation.jobs.command import python_of, script_of
+
+    found = None if words[0].endswith(".py") else script_of(words)
+    if found is None:
+        return None
+    usual = found.program in ("python", "python3") and not found.launcher
+    python = None if usual else python_of(found, os.environ).path
+    return target_of(found.source, found.args, found.module, _STEPS, None, False, {}, python=python)
 
 
 def _read(file: Path) -> Estimate:

@@ -115,8 +115,8 @@ def _gpu_s(job: Utilization) -> float:
 
 def _host_s(job: Utilization, rules: SharingRules) -> float:
     """Host work, such that both together make a step alone."""
-    gpu_s = _gpu_s(job)
-    return float(max(0.0, job.step_s**rules.overlap - gpu_s**rules.overlap) ** (1 / rules.overlap))
+    busy = _gpu_s(job) / job.step_s if job.step_s else 1.0
+    return float(job.step_s * (1 - busy**rules.overlap) ** (1 / rules.overlap))
 
 
 def _both(host_s: float, gpu_s: float, overlap: float) -> float:
