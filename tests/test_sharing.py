@@ -17,8 +17,8 @@ WAYS = ("mps", "timeslice", "mig")
 
 def job(**known: float) -> Utilization:
     step_s = known.pop("step_s", 0.02)
-    values = {"gpu_s": 0.3 * step_s, "smact": 0.2, "smocc": 0.1, "drama": 0.05, "waits": 2} | known
-    rest = {"tensor": 0.0, "power_w": 200.0, "energy_j": 200.0 * step_s, "flops": 1e9, "bytes": 1e8, "kernels": 300}
+    values = {"gpu_s": 0.3 * step_s, "smact": 0.2, "smocc": 0.1, "drama": 0.05, "waits": 2, "kernels": 300} | known
+    rest = {"tensor": 0.0, "power_w": 200.0, "energy_j": 200.0 * step_s, "flops": 1e9, "bytes": 1e8}
     return Utilization(gpu="H200", step_s=step_s, host_s=step_s, **rest, **values, steady=True, measured=True)
 
 
@@ -26,7 +26,9 @@ def drawn(chance: random.Random) -> Utilization:
     busy, step_s = chance.random(), 10 ** chance.uniform(-3, 0)
     smact = busy * chance.random()
     waits = chance.choice([0, 1, 2, 3, 40, 300])
-    return job(step_s=step_s, gpu_s=busy * step_s, smact=smact, drama=smact * chance.random(), waits=waits)
+    kernels = chance.choice([0, 1, 30, 1000])
+    known = {"smact": smact, "drama": smact * chance.random(), "waits": waits, "kernels": kernels}
+    return job(step_s=step_s, gpu_s=busy * step_s, **known)
 
 
 FULL = job(gpu_s=0.02, smact=0.95, drama=0.4)
@@ -105,6 +107,14 @@ def test_time_slicing_costs_a_job_that_asks_for_single_numbers() -> None:
     assert "waits for the GPU 80 times" in sliced.jobs[0].reason
 
 
+def test_short_kernels_suffer_beside_long_ones() -> None:
+    """Under MPS a kernel waits for those that came before it, as far as they fill the SMs."""
+    short, long = (job(gpu_s=0.016, smact=0.6, kernels=kernels) for kernels in (2000, 40))
+    mixed = share_of([short, long], H200, "mps").jobs
+    assert mixed[0].speed < mixed[1].speed
+    assert mixed[0].speed < share_of([short, short], H200, "mps").jobs[0].speed
+
+
 def test_a_mig_instance_is_as_fast_whoever_is_beside_it() -> None:
     pairs = [share_of([FULL, partner], H200, "mig") for partner in (FULL, job())]
     assert pairs[0].profile == "3g.71gb" and pairs[0].jobs[0] == pairs[1].jobs[0]
@@ -155,5 +165,5 @@ def test_figures_that_cannot_be_read_are_named(tmp_path) -> None:
 
 
 def test_rules_can_be_given() -> None:
-    free = replace(load(), contention=0.0, latency_s=0.0, host=0.0)
+    free = replace(load(), contention=0.0, host=0.0)
     assert share_of([FULL, FULL], H200, "mps", rules=free).slowest == pytest.approx(1)

@@ -16,9 +16,9 @@ from ullage.utilization.sharing import load, share_of
 from ullage.utilization.step import StepCalls
 
 RULES = SharingRules(
-    overlap=6.0, contention=1.3, latency_s=1e-4, turn_s=1e-3, switch_s=2e-4, host=0.02, idle_w=100.0
+    overlap=6.0, contention=1.3, first_come=0.4, turn_s=1e-3, switch_s=2e-4, host=0.02, idle_w=100.0
 )  # fmt: skip
-WAIT = {"operator": "cuda.synchronize"}
+WAIT, KERNEL = {"operator": "cuda.synchronize"}, {"operator": "aten.relu.default"}
 MODELS = ("tv:resnet18", "tv:vgg11", "hf:GPT2Model", "hf:BertModel")  # the first is for testing, the others not
 
 
@@ -30,22 +30,29 @@ def rows_of(rules: SharingRules, count: int, of: int = 12) -> tuple[list, dict]:
     for number, name in enumerate(names):
         busy, step_s, waits = chance.uniform(0.2, 1), chance.uniform(0.005, 0.08), chance.choice([2, 2, 40])
         figures = {"smact": busy * 0.8, "smocc": 0.1, "drama": 0.1 * busy, "tensor": 0.0}
-        steps[name] = StepCalls(calls=[WAIT], order=[0] * waits)
+        kernels = chance.randint(50, 2000)
+        steps[name] = StepCalls(calls=[WAIT, KERNEL], order=[0] * waits + [1] * kernels)
         job = {"id": name, "model": MODELS[number % len(MODELS)], "batch": 2}
         alone[name] = Utilization(
             gpu="H200", step_s=step_s, gpu_s=busy * step_s, host_s=step_s, power_w=150 + 300 * busy, energy_j=1.0,
-            flops=0, bytes=0, kernels=1, steady=True, measured=True, waits=waits, **figures,
+            flops=0, bytes=0, kernels=kernels, steady=True, measured=True, waits=waits, **figures,
         )  # fmt: skip
         for how in training.HOWS:
             rows.append({
-                "how": how, "alone": name, "jobs": [name], "job": job, "step_s": [step_s], "gract": busy,
+                "session": 1, "how": how, "alone": name, "jobs": [name], "job": job, "step_s": [step_s], "gract": busy,
                 "power_w": alone[name].power_w, **figures,
             })  # fmt: skip
     for number in range(count):
         jobs = chance.sample(names, min(of, chance.choice([2, 2, 3, 5])))
         for how in training.HOWS:
             found = share_of([alone[name] for name in jobs], gpu("H200"), how, rules=rules)
-            row = {"how": how, "set": f"s{number}", "jobs": jobs, "step_s": [job.step_s for job in found.jobs]}
+            row = {
+                "session": 1,
+                "how": how,
+                "set": f"s{number}",
+                "jobs": jobs,
+                "step_s": [job.step_s for job in found.jobs],
+            }
             rows.append(row | {"power_w": found.power_w})
     return rows, steps
 
@@ -62,6 +69,7 @@ def test_the_figures_that_made_the_sets_are_found_again(fitted):
     sets, _, rules = fitted
     assert len(sets) == 60 and 0 < sum(one.is_test for one in sets) < 60
     assert rules.contention == pytest.approx(RULES.contention, rel=0.15)
+    assert rules.first_come == pytest.approx(RULES.first_come, abs=0.1)
     assert rules.turn_s == pytest.approx(RULES.turn_s, rel=0.3)
     assert rules.switch_s == pytest.approx(RULES.switch_s, rel=0.3)
     assert rules.idle_w == RULES.idle_w
@@ -78,7 +86,7 @@ def test_it_is_judged_on_sets_with_families_that_were_left_out(fitted):
         assert keeps.value > 0.9 and keeps.value >= keeps.constant and 0 <= keeps.always_yes <= 1
         regret = lines[training.REGRET, how, "pairs"]
         assert regret.value < 0.005 < regret.constant
-    worse = training.lines_of(sets, alone, {key: alone[key[0], "job0"] for key in alone}, rules)
+    worse = training.lines_of(sets, alone, {key: alone[1, key[1], "job0"] for key in alone}, rules)
     measured, told = (line for line in worse[:8] if line.figure == training.SLOWDOWN)
     assert (measured.inputs, told.inputs) == ("measured", "predicted") and told.value > 5 * measured.value
 
@@ -88,8 +96,8 @@ def test_a_job_that_was_read_twice_has_its_middle_step():
     again = dict(rows[0], set="again", step_s=[rows[0]["step_s"][0] * 1.2])
     again.pop("alone")
     alone = training.measured_alone([*rows, again], steps)
-    assert alone["mps", "job0"].step_s == pytest.approx(rows[0]["step_s"][0] * 1.1)
-    assert alone["mps", "job0"].waits == steps["job0"].waits
+    assert alone[1, "mps", "job0"].step_s == pytest.approx(rows[0]["step_s"][0] * 1.1)
+    assert alone[1, "mps", "job0"].waits == steps["job0"].waits
 
 
 def test_the_command_fits_and_writes(tmp_path, monkeypatch, capsys):

@@ -183,7 +183,7 @@ def sharing(
         going.begin("fitting")
         rules = model.fit(sets, alone)
     model.save(rules, model.card_of(data, sets), out)
-    print_sharing(model.lines_of(sets, alone, model.predicted_alone(steps), rules), as_json)
+    print_sharing(model.lines_of(sets, alone, model.predicted_alone(alone, steps), rules), as_json)
 
 
 def print_sharing(lines: Sequence[SharingLine], as_json: bool) -> None:

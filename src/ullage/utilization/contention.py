@@ -2,8 +2,9 @@
 
 A step of a job is host work and GPU work, which overlap. In company its GPU work takes longer:
 
-- Under **MPS** kernels of all jobs run side by side. What a step needs of the SMs, `smact` of its time, queues with the
-  others' need of them; the rest of its GPU time, in which kernels leave most SMs idle, passes beside anybody's.
+- Under **MPS** kernels of all jobs run side by side. A kernel that begins meets those of the others that are there, as
+  far as they fill the SMs. In the order in which they come it would wait for their length, and with even shares for its
+  own; it is between the two. So jobs of many short kernels suffer beside jobs of long ones.
 - **Time slicing** gives the whole GPU to one process after the other. A step takes turns, and one more each time that
   its host waits for the GPU; before each, the other processes that have work have theirs.
 - A **MIG** instance has its part of the SMs and of the bandwidth, whoever works beside it.
@@ -27,8 +28,8 @@ class SharingRules:
     """The figures of the model, fitted to sets of jobs that were measured.
 
     - `overlap`: how well a job's host work and GPU work hide each other: at 1 not at all, the more the better.
-    - `contention`: the SM time that a job loses for each second of the others', under MPS.
-    - `latency_s`: how much longer a wait for the GPU takes beside a job that always has work, under MPS.
+    - `contention`: how much of the others' SMs a kernel meets, under MPS; 1 is all.
+    - `first_come`: at 1 kernels run in the order in which they come, at 0 they share evenly, under MPS.
     - `turn_s`: the longest turn of a process, and `switch_s`: what it takes to give the GPU to the next, time-sliced.
     - `host`: the share by which each further job slows the host work of the others.
     - `idle_w`: what the GPU draws while nothing runs on it.
@@ -36,7 +37,7 @@ class SharingRules:
 
     overlap: float
     contention: float
-    latency_s: float
+    first_come: float
     turn_s: float
     switch_s: float
     host: float
@@ -85,27 +86,34 @@ def on_part(job: Utilization, sms: float, bandwidth: float, rules: SharingRules)
 
 @dataclass(frozen=True)
 class _Need:
-    """What a step needs of that for which jobs queue: `work_s` of it, alone.
+    """What a step needs of the GPU: `work_s` of it, alone.
 
-    Beside a job that is always there with a turn of 1, the step's work takes `queues` longer, and its host waits for
-    single results `waits` longer.
+    Beside a job that is always there with a `turn` of 1, its work takes `queues` longer, and its host waits for single
+    results `waits` longer.
     """
 
     work_s: float
     queues: float
     waits: float
-    turn: float = 1.0
+    turn: float
 
 
 def _side_by_side(job: Utilization, rules: SharingRules) -> _Need:
-    wide = min(1.0, max(job.smact, job.drama)) * job.step_s
-    return _Need(wide, rules.contention * wide, rules.latency_s * job.waits)
+    gpu_s = _gpu_s(job)
+    if not gpu_s:
+        return _Need(0.0, 0.0, 0.0, 0.0)
+    kernels = max(job.kernels, 1)
+    each, wide = gpu_s / kernels, min(1.0, max(job.smact, job.drama)) * job.step_s / gpu_s
+    meets = rules.contention * each ** (1 - rules.first_come)
+    return _Need(gpu_s, kernels * meets, job.waits * meets, wide * each**rules.first_come)
 
 
 def _sliced(job: Utilization, rules: SharingRules) -> _Need:
     gpu_s = _gpu_s(job)
+    if not gpu_s:
+        return _Need(0.0, 0.0, 0.0, 0.0)
     turns = gpu_s / rules.turn_s
-    return _Need(gpu_s, turns, job.waits, gpu_s / (turns + job.waits) + rules.switch_s if gpu_s else 0.0)
+    return _Need(gpu_s, turns, job.waits, gpu_s / (turns + job.waits) + rules.switch_s)
 
 
 def _gpu_s(job: Utilization) -> float:

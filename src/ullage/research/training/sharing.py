@@ -28,15 +28,16 @@ from ullage.workloads.configuration import Configuration
 from ullage.workloads.workload import Workload
 
 Row = Mapping[str, Any]
-Jobs = Mapping[tuple[str, str], Utilization]  # by the way of sharing and the job's id
+Reading = tuple[int, str, str]  # in which session, by which way of sharing, and the job's id
+Jobs = Mapping[Reading, Utilization]
 KEEPS = 0.8  # of its speed
 HOWS = ("mps", "timeslice")
 H200 = find_gpu("H200")
 START = SharingRules(
-    overlap=8.0, contention=1.0, latency_s=5e-5, turn_s=2e-3, switch_s=1e-4, host=0.01, idle_w=115.0
+    overlap=8.0, contention=1.0, first_come=0.5, turn_s=2e-3, switch_s=1e-4, host=0.01, idle_w=115.0
 )  # fmt: skip
-FITTED = ("overlap", "contention", "latency_s", "turn_s", "switch_s", "host")
-_LEAST = {"overlap": 1.0, "contention": 0.5, "latency_s": 1e-6, "turn_s": 1e-4, "switch_s": 1e-6, "host": 1e-4}
+FITTED = ("overlap", "contention", "first_come", "turn_s", "switch_s", "host")
+_LEAST = {"overlap": 1.0, "contention": 0.5, "first_come": 0.01, "turn_s": 1e-4, "switch_s": 1e-6, "host": 1e-4}
 _FIRST_STEP, _LEAST_STEP, _WORTH_IT = 0.5, 0.02, 0.001  # of the search, in logarithms, and what it must gain
 
 
@@ -44,11 +45,17 @@ _FIRST_STEP, _LEAST_STEP, _WORTH_IT = 0.5, 0.02, 0.001  # of the search, in loga
 class MeasuredSet:
     """Jobs that ran at the same time: `slowdown` is each one's time in company over its time alone."""
 
+    session: int
     how: str
     jobs: tuple[str, ...]
     slowdown: tuple[float, ...]
     power_w: float | None
     is_test: bool
+
+    @property
+    def readings(self) -> list[Reading]:
+        """Its jobs alone."""
+        return [(self.session, self.how, name) for name in self.jobs]
 
     @property
     def throughput(self) -> float:
@@ -57,12 +64,16 @@ class MeasuredSet:
 
 
 def read_rows(files: Sequence[Path]) -> list[Row]:
-    """The rows of files that `ullage measure together` wrote, packed or not."""
+    """The rows of files that `ullage measure together` wrote, packed or not, each with the number of its session."""
     rows: list[Row] = []
+    session = 0
     for file in files:
         try:
             text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-            rows += [json.loads(line) for line in text.splitlines() if line.strip()]
+            for line in filter(None, text.splitlines()):
+                row = json.loads(line)
+                session += "header" in row
+                rows.append(row | {"session": session})
         except (OSError, ValueError, EOFError) as error:
             raise InvalidValue(f"cannot read {file}: {error}") from None
     if not any("set" in row for row in rows):
@@ -84,12 +95,12 @@ def follow(rows: Sequence[Row], notify: Callable[[str], None] | None = None) -> 
     return found
 
 
-def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[tuple[str, str], Utilization]:
+def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
     """Jobs as they were measured alone; where one was read several times, the reading with the middle step."""
-    readings: dict[tuple[str, str], list[Row]] = {}
+    readings: dict[Reading, list[Row]] = {}
     for row in rows:
         if "failed" not in row and len(row.get("jobs", ())) == 1:
-            readings.setdefault((row["how"], row["jobs"][0]), []).append(row)
+            readings.setdefault((row["session"], row["how"], row["jobs"][0]), []).append(row)
     found = {}
     for key, each in readings.items():
         step_s = median(row["step_s"][0] for row in each)
@@ -97,8 +108,9 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
         power = fmean(row["power_w"] for row in each)
         found[key] = Utilization(
             gpu=H200.name, step_s=step_s, gpu_s=min(1.0, busy.pop("gract")) * step_s, host_s=step_s, power_w=power,
-            energy_j=power * step_s, flops=0.0, bytes=0.0, kernels=0, steady=True, measured=True,
-            waits=steps[key[1]].waits, **{name: min(1.0, share) for name, share in busy.items()},
+            energy_j=power * step_s, flops=0.0, bytes=0.0, steady=True, measured=True,
+            kernels=steps[key[2]].with_kernels,
+            waits=steps[key[2]].waits, **{name: min(1.0, share) for name, share in busy.items()},
         )  # fmt: skip
     return found
 
@@ -106,10 +118,10 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
 _SHARES = ("gract", "smact", "smocc", "drama", "tensor")
 
 
-def predicted_alone(steps: Mapping[str, StepCalls]) -> dict[tuple[str, str], Utilization]:
+def predicted_alone(measured: Jobs, steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
     """The same jobs as the model of a job alone has them."""
     told = {name: utilization_of(step, H200) for name, step in steps.items()}
-    return {(how, name): each for how in HOWS for name, each in told.items()}
+    return {reading: told[reading[2]] for reading in measured}
 
 
 def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
@@ -117,15 +129,18 @@ def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
     tests = {row["alone"]: is_for_testing(family_of(row["job"]).name) for row in rows if "alone" in row}
     found = []
     for row in rows:
-        if "set" not in row or "failed" in row or len(row["jobs"]) < 2:
+        if "set" not in row or "failed" in row or len(row["jobs"]) < 2 or None in row["step_s"]:
             continue
-        if any(step is None for step in row["step_s"]) or any((row["how"], name) not in alone for name in row["jobs"]):
+        readings = [(row["session"], row["how"], name) for name in row["jobs"]]
+        if not all(reading in alone for reading in readings):
             continue
-        own = [alone[row["how"], name].step_s for name in row["jobs"]]
-        slow = tuple(step / each for step, each in zip(row["step_s"], own, strict=True))
-        is_test = any(tests[name] for name in row["jobs"])
-        jobs = tuple(row["jobs"])
-        found.append(MeasuredSet(how=row["how"], jobs=jobs, slowdown=slow, power_w=row.get("power_w"), is_test=is_test))
+        slow = (step / alone[reading].step_s for step, reading in zip(row["step_s"], readings, strict=True))
+        found.append(
+            MeasuredSet(
+                session=row["session"], how=row["how"], jobs=tuple(row["jobs"]), slowdown=tuple(slow),
+                power_w=row.get("power_w"), is_test=any(tests[name] for name in row["jobs"]),
+            )
+        )  # fmt: skip
     return found
 
 
@@ -172,7 +187,7 @@ def _idle_power(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -
 
 def shared(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) -> Sharing:
     """What the model says of a set."""
-    return share_of([alone[one.how, name] for name in one.jobs], H200, one.how, rules=rules)
+    return share_of([alone[reading] for reading in one.readings], H200, one.how, rules=rules)
 
 
 def slowdowns(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) -> list[float]:
