@@ -123,6 +123,17 @@ def test_the_loader_of_a_script_tells_samples_and_a_short_last_batch_is_not_the_
     assert found.training.steps == 3 * (13 if accumulate == 1 else 7)
 
 
+def test_a_step_with_one_of_the_largest_batches_says_so(tmp_path):
+    path = tmp_path / "lengths.py"
+    path.write_text(
+        LOADER.replace("ACCUMULATE", "1")
+        .replace("TensorDataset(torch.zeros(100, 16))", "[(torch.zeros(1 + n % 50, 16),) for n in range(100)]")
+        .replace("batch_size=8", "batch_size=1")
+    )
+    found = ullage.estimate(path, gpu="H200").utilization
+    assert found.notes == ["batches vary in size: this is a step with one of the largest"]
+
+
 # How long a training takes.
 
 STEP = Utilization(

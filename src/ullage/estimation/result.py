@@ -212,7 +212,9 @@ class Estimate:
         found, notes = None, self.notes
         if step.is_whole:
             try:
-                found = replace(utilization_of(step, gpu), samples=step.samples or None)
+                found = utilization_of(step, gpu)
+                remarks = [_OF_THE_LARGEST] if step.largest else []
+                found = replace(found, samples=step.samples or None, notes=[*found.notes, *remarks])
             except Exception as error:
                 notes = [*notes, f"how long a step takes is not known: {type(error).__name__}: {error}"]
         return replace(self, utilization=found, step_calls=step, notes=list(dict.fromkeys(notes)))
@@ -413,6 +415,7 @@ class Estimate:
         return notebook_html(self)
 
 
+_OF_THE_LARGEST = "batches vary in size: this is a step with one of the largest"
 AT_THEIR_MAXIMUM = "data-dependent shapes at their maximum"
 _COUNTABLE = ("data-dependent shapes", "values", "numbers", "operators")
 _TIMES = re.compile(r" \(([0-9]+) times\)$")

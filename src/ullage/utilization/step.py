@@ -14,7 +14,8 @@ class StepCalls:
 
     What a call has is written in `ullage.virtual.tracking.calls`. `steady` says whether the step repeats. The host made
     so many `optimizer_steps` and calls of `modules` in it, made autograd `nodes`, and ran operators on the CPU
-    (`on_host`). Data loaders gave it so many `samples`; 0 where none was watched.
+    (`on_host`). Data loaders gave it so many `samples`; 0 where none was watched. `largest` says
+    that batches vary in size, and its one is among the largest.
 
     >>> StepCalls(calls=[{"operator": "aten.t.default", "view": True}], order=[0, 0]).counts()
     Counter({'aten.t.default': 2})
@@ -28,6 +29,7 @@ class StepCalls:
     nodes: int = 0
     on_host: int = 0
     samples: int = 0
+    largest: bool = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self.calls[number] for number in self.order)

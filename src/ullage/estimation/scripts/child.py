@@ -273,8 +273,9 @@ class ScriptRun:
                 "steps": self.watcher.steps,
                 "epoch_samples": self.watcher.loaders.epoch_samples,
             }
-            values["notes"] = [*values["notes"], *self.watcher.loaders.about_longest()]
-            calls = packed(card.calls.step())
+            largest = self.watcher.loaders.about_longest()
+            values["notes"] = [*values["notes"], *largest]
+            calls = packed(card.calls.step() | {"largest": bool(largest)})
             answer: dict[str, Any] = {"status": "estimated", "estimate": values, "calls": calls}
             if self._trace is not None:
                 self._trace.fill(card)
