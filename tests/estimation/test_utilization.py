@@ -20,8 +20,8 @@ SCRIPT = """\
 import torch
 model = torch.nn.Linear(16, 4).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(20):
-    model(torch.zeros(8, 16, device="cuda")).sum().backward()
+for batch in torch.utils.data.DataLoader(torch.zeros(100, 16), 8):
+    model(batch.cuda()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -46,7 +46,9 @@ def estimated() -> Estimate:
 def test_a_function_a_script_and_a_model_say_how_long_a_step_takes(estimated, script):
     found = estimated.utilization
     assert found.gpu == "H200" and found.steady and found.gpu_s > 0 and found.kernels > 0
-    assert ullage.estimate(script, gpu="H200").utilization == found
+    of_script = ullage.estimate(script, gpu="H200", epochs=3)
+    assert of_script.utilization == replace(found, samples=8)
+    assert of_script.epoch_samples == of_script.training.samples == 100 and of_script.training.steps == 3 * 13
     model = ullage.estimate("torchvision:resnet18", batch_size=2, input_shape=[3, 32, 32], gpu="H200")
     assert model.utilization.flops > found.flops
 
@@ -97,40 +99,8 @@ def test_the_estimate_of_a_job_has_it_for_each_gpu_by_the_name_that_was_asked_fo
     assert found["utilization"]["T4"]["gpu_s"] > found["utilization"]["NVIDIA H200"]["gpu_s"]
 
 
-LOADER = """\
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-model = torch.nn.Linear(16, 4).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = TensorDataset(torch.zeros(100, 16))
-for epoch in range(20):
-    for count, (x,) in enumerate(DataLoader(data, batch_size=8, shuffle=True), 1):
-        model(x.cuda()).sum().backward()
-        if count % ACCUMULATE == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-"""
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_loader_of_a_script_tells_samples_and_a_short_last_batch_is_not_the_usual_step(tmp_path, accumulate):
-    path = tmp_path / "loader.py"
-    path.write_text(LOADER.replace("ACCUMULATE", str(accumulate)))
-    found = ullage.estimate(path, gpu="H200", epochs=3)
-    assert found.step_calls.optimizer_steps == 1
-    assert found.utilization.samples == 8 * accumulate
-    assert found.epoch_samples == found.training.samples == 100
-    assert found.training.steps == 3 * (13 if accumulate == 1 else 7)
-
-
-def test_a_step_with_one_of_the_largest_batches_says_so(tmp_path):
-    path = tmp_path / "lengths.py"
-    path.write_text(
-        LOADER.replace("ACCUMULATE", "1")
-        .replace("TensorDataset(torch.zeros(100, 16))", "[(torch.zeros(1 + n % 50, 16),) for n in range(100)]")
-        .replace("batch_size=8", "batch_size=1")
-    )
-    found = ullage.estimate(path, gpu="H200").utilization
+def test_a_step_with_one_of_the_largest_batches_says_so(estimated):
+    found = estimated.with_utilization(replace(estimated.step_calls, largest=True), ullage.gpu("H200")).utilization
     assert found.notes == ["batches vary in size: this is a step with one of the largest"]
 
 
