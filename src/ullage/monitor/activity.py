@@ -60,6 +60,8 @@ def activity_between(
             torch.cuda.synchronize()
         print(activity.smact, activity.power_w)
 
+    The GPU's counters lag by up to a tenth of a second: let the work run for as long before a short stretch.
+
     On a machine without a driver, on GPUs before Hopper and over less than 0.1 s the shares are `None`. Not covered:
     DCGM. Power is the GPU's energy over the time, so a MIG instance, which has no counter of its own, has none.
     """

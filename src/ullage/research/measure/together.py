@@ -50,7 +50,7 @@ HOWS = {
 RESIDENTS = 40  # jobs that stay at a time; MPS serves 48
 WARM_STEPS, WARM_SECONDS = 3, 0.2  # of every job, before it is read
 LEAST_READ = 4  # steps of every job, if they do not take longer than this
-MOST_READING = 8.0
+MOST_READING = 4.0
 FIGURES = ("gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_j", "clock_mhz", "unknown_because")
 
 

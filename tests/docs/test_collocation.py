@@ -1,0 +1,42 @@
+"""The page on jobs that share a GPU says what the shipped measurements say."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("collocation", ROOT / "benchmarks/collocation.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["collocation"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_and_pictures_are_those_of_the_shipped_data(script: ModuleType) -> None:
+    alone, sets = script.read()
+    page = script.PAGE.read_text()
+    assert script.filled(page, alone, sets) == page
+    for name, picture in script.pictures(sets).items():
+        assert (script.IMAGES / name).read_text() == picture
+        assert f"../images/{name}" in page
+
+
+def test_work_done_counts_each_job_by_its_speed_alone(script: ModuleType) -> None:
+    alone = script.Alone()
+    alone.rows = [{"step_s": [0.1], "smact": 0.3}, {"step_s": [0.2], "smact": 0.3}, {"step_s": [0.1], "smact": 0.3}]
+    both = script.Shared({"how": "mps", "jobs": ["a", "a"], "step_s": [0.1, 0.2]}, (alone, alone))
+    assert both.slowdowns == [1.0, 2.0] and both.throughput == 1.5
+    assert both.smact_alone == pytest.approx(0.6)
+
+
+def test_pictures_can_be_read_on_light_and_on_dark_pages(script: ModuleType) -> None:
+    for picture in script.pictures(script.read()[1]).values():
+        assert "prefers-color-scheme: dark" in picture and re.search(r'<rect class="back" width="968"', picture)
