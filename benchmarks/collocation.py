@@ -89,10 +89,14 @@ class Shared:
         }
 
 
-def read(path: Path = DATA) -> tuple[dict[tuple[str, str], Alone], list[Shared]]:
+def lines() -> list[Row]:
+    """What was measured, in order."""
+    with gzip.open(DATA, "rt") as file:
+        return [row for row in map(json.loads, file) if "header" not in row and "failed" not in row]
+
+
+def read(rows: Sequence[Row]) -> tuple[dict[tuple[str, str], Alone], list[Shared]]:
     """Jobs alone, by way of sharing and id, and all sets."""
-    with gzip.open(path, "rt") as file:
-        rows = [row for row in map(json.loads, file) if "header" not in row and "failed" not in row]
     alone: dict[tuple[str, str], Alone] = defaultdict(Alone)
     for row in rows:
         if len(row["jobs"]) == 1:
@@ -227,40 +231,35 @@ def ways_table(sets: Sequence[Shared]) -> str:
     return table(head, rows)
 
 
-def memory_table(alone: dict[tuple[str, str], Alone], sets: Sequence[Shared]) -> str:
+def memory_table(rows: Sequence[Row]) -> str:
     """What all processes of a round take, added up, against what the GPU says is taken."""
     head = ["", "processes", "sum of the processes, GiB", "taken of the GPU, GiB", "difference"]
-    rows = []
+    lines = []
     for how, words in HOWS.items():
-        for number, (names, whole) in enumerate(_rounds(alone, sets, how), start=1):
-            parts = [(alone[how, name]["process_memory"], alone[how, name]["copies"]) for name in names]
-            if not parts or whole is None or any(memory is None for memory, _ in parts):
-                continue
-            total = sum(memory * copies for memory, copies in parts)
-            count = sum(int(copies) for _, copies in parts)
-            rows.append([
+        for number, (jobs, whole) in enumerate(_rounds(rows, how), start=1):
+            count = sum(job["copies"] for job in jobs)
+            total = sum(job["copies"] * job["process_memory"] for job in jobs)
+            lines.append([
                 f"{words}, round {number}", str(count), f"{total / GIB:.1f}", f"{whole / GIB:.1f}",
                 f"{whole / total - 1:+.1%}",
             ])  # fmt: skip
-    return table(head, rows)
+    return table(head, lines)
 
 
-def _rounds(
-    alone: dict[tuple[str, str], Alone], sets: Sequence[Shared], how: str
-) -> list[tuple[list[str], float | None]]:
-    """The jobs that were there at the same time, and the most that was taken of the GPU."""
-    groups: list[tuple[set[str], list[float]]] = []
-    for one in sets:
-        if one.how != how or not one.row.get("gpu_memory"):
+def _rounds(rows: Sequence[Row], how: str) -> list[tuple[list[Row], int]]:
+    """The jobs that stayed at the same time, and the most that was taken of the GPU. They are read alone first."""
+    found: list[tuple[list[Row], list[int]]] = []
+    before = ""
+    for row in rows:
+        if row["how"] != how or "gpu_memory" not in row:
             continue
-        jobs = set(one.row["jobs"])
-        group = next((group for group in groups if group[0] & jobs), None)
-        if group is None:
-            groups.append((jobs, [one.row["gpu_memory"]]))
-        else:
-            group[0].update(jobs)
-            group[1].append(one.row["gpu_memory"])
-    return [(sorted(jobs), max(taken)) for jobs, taken in groups]
+        if "alone" in row:
+            if before != "alone":
+                found.append(([], []))
+            found[-1][0].append(row)
+        found[-1][1].append(row["gpu_memory"])
+        before = "alone" if "alone" in row else "set"
+    return [(jobs, max(taken)) for jobs, taken in found]
 
 
 def same_memory_line(alone: dict[tuple[str, str], Alone]) -> str:
@@ -440,14 +439,15 @@ def counts_line(alone: dict[tuple[str, str], Alone], sets: Sequence[Shared]) -> 
     return f"{len(several)} sets of {jobs} jobs ({by_how}; {sizes} jobs), and {readings} readings of single jobs."
 
 
-def filled(page: str, alone: dict[tuple[str, str], Alone], sets: Sequence[Shared]) -> str:
+def filled(page: str, rows: Sequence[Row]) -> str:
     """The page with its tables."""
+    alone, sets = read(rows)
     tables = {
         "counts": counts_line(alone, sets),
         "uniform": uniform_table(sets),
         "sizes": by_size_table(sets),
         "smact": by_smact_table(sets),
-        "memory": memory_table(alone, sets) + "\n\n" + same_memory_line(alone),
+        "memory": memory_table(rows) + "\n\n" + same_memory_line(alone),
         "ways": ways_table(sets),
     }
     for name, content in tables.items():
@@ -455,16 +455,17 @@ def filled(page: str, alone: dict[tuple[str, str], Alone], sets: Sequence[Shared
     return page
 
 
-def pictures(sets: Sequence[Shared]) -> dict[str, str]:
+def pictures(rows: Sequence[Row]) -> dict[str, str]:
     """All pictures by their file names."""
+    sets = read(rows)[1]
     found = {f"collocation_{size}.svg": uniform_picture(sets, job) for job, (size, _) in JOBS.items()}
     return found | {"collocation_sets.svg": smact_picture(sets)}
 
 
 def main() -> None:
-    alone, sets = read()
-    PAGE.write_text(filled(PAGE.read_text(), alone, sets))
-    for name, picture in pictures(sets).items():
+    rows = lines()
+    PAGE.write_text(filled(PAGE.read_text(), rows))
+    for name, picture in pictures(rows).items():
         (IMAGES / name).write_text(picture)
 
 

@@ -21,10 +21,10 @@ def script() -> ModuleType:
 
 
 def test_tables_and_pictures_are_those_of_the_shipped_data(script: ModuleType) -> None:
-    alone, sets = script.read()
+    rows = script.lines()
     page = script.PAGE.read_text()
-    assert script.filled(page, alone, sets) == page
-    for name, picture in script.pictures(sets).items():
+    assert script.filled(page, rows) == page
+    for name, picture in script.pictures(rows).items():
         assert (script.IMAGES / name).read_text() == picture
         assert f"../images/{name}" in page
 
@@ -38,5 +38,5 @@ def test_work_done_counts_each_job_by_its_speed_alone(script: ModuleType) -> Non
 
 
 def test_pictures_can_be_read_on_light_and_on_dark_pages(script: ModuleType) -> None:
-    for picture in script.pictures(script.read()[1]).values():
+    for picture in script.pictures(script.lines()).values():
         assert "prefers-color-scheme: dark" in picture and re.search(r'<rect class="back" width="968"', picture)
