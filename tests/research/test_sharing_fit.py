@@ -98,6 +98,7 @@ def test_a_job_that_was_read_twice_has_its_middle_step():
     alone = training.measured_alone([*rows, again], steps)
     assert alone[1, "mps", "job0"].step_s == pytest.approx(rows[0]["step_s"][0] * 1.1)
     assert alone[1, "mps", "job0"].waits == steps["job0"].waits
+    assert training.noise([*rows, again]) == {"mps": pytest.approx(0.2)}
 
 
 def test_the_command_fits_and_writes(tmp_path, monkeypatch, capsys):

@@ -183,14 +183,17 @@ def sharing(
         going.begin("fitting")
         rules = model.fit(sets, alone)
     model.save(rules, model.card_of(data, sets), out)
-    print_sharing(model.lines_of(sets, alone, model.predicted_alone(alone, steps), rules), as_json)
-
-
-def print_sharing(lines: Sequence[SharingLine], as_json: bool) -> None:
-    """How good the model of sharing is, beside a guess that does not look at the jobs."""
+    lines = model.lines_of(sets, alone, model.predicted_alone(alone, steps), rules)
     if as_json:
-        print(json.dumps([line.to_dict() for line in lines]))
+        print(json.dumps({"lines": [line.to_dict() for line in lines], "noise": model.noise(rows)}))
         return
+    print_sharing(lines)
+    for how, share in model.noise(rows).items():
+        print(f"{how}: the same job, read alone twice, took {share:.1%} more or less time")
+
+
+def print_sharing(lines: Sequence[SharingLine]) -> None:
+    """How good the model of sharing is, beside a guess that does not look at the jobs."""
     heads = ("figure", "way", "sets", "count", "jobs alone", "here", "constant", "always yes", "goal")
     rows = [
         [line.figure, line.how, line.sets, str(line.count), line.inputs, f"{line.value:.1%}", f"{line.constant:.1%}",

@@ -95,14 +95,28 @@ def follow(rows: Sequence[Row], notify: Callable[[str], None] | None = None) -> 
     return found
 
 
-def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
-    """Jobs as they were measured alone; where one was read several times, the reading with the middle step."""
-    readings: dict[Reading, list[Row]] = {}
+def _readings(rows: Sequence[Row]) -> dict[Reading, list[Row]]:
+    """All readings of each job alone."""
+    found: dict[Reading, list[Row]] = {}
     for row in rows:
         if "failed" not in row and len(row.get("jobs", ())) == 1:
-            readings.setdefault((row["session"], row["how"], row["jobs"][0]), []).append(row)
+            found.setdefault((row["session"], row["how"], row["jobs"][0]), []).append(row)
+    return found
+
+
+def noise(rows: Sequence[Row]) -> dict[str, float]:
+    """By how much two readings of the same job alone differ on average, by way of sharing; a share of the step."""
+    apart: dict[str, list[float]] = {}
+    for (_, how, _), each in _readings(rows).items():
+        steps = [row["step_s"][0] for row in each]
+        apart.setdefault(how, []).extend(abs(later - steps[0]) / steps[0] for later in steps[1:])
+    return {how: fmean(found) for how, found in apart.items() if found}
+
+
+def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
+    """Jobs as they were measured alone; where one was read several times, the reading with the middle step."""
     found = {}
-    for key, each in readings.items():
+    for key, each in _readings(rows).items():
         step_s = median(row["step_s"][0] for row in each)
         busy = {name: fmean(row[name] * row["step_s"][0] for row in each) / step_s for name in _SHARES}
         power = fmean(row["power_w"] for row in each)
