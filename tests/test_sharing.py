@@ -165,5 +165,5 @@ def test_figures_that_cannot_be_read_are_named(tmp_path) -> None:
 
 
 def test_rules_can_be_given() -> None:
-    free = replace(load(), contention=0.0, host=0.0)
+    free = replace(load(), contention=0.0)
     assert share_of([FULL, FULL], H200, "mps", rules=free).slowest == pytest.approx(1)

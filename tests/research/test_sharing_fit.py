@@ -16,7 +16,7 @@ from ullage.utilization.sharing import load, share_of
 from ullage.utilization.step import StepCalls
 
 RULES = SharingRules(
-    overlap=6.0, contention=1.3, first_come=0.4, turn_s=1e-3, switch_s=2e-4, host=0.02, idle_w=100.0
+    overlap=6.0, contention=1.3, first_come=0.4, turn_s=1e-3, switch_s=2e-4, idle_w=100.0
 )  # fmt: skip
 WAIT, KERNEL = {"operator": "cuda.synchronize"}, {"operator": "aten.relu.default"}
 MODELS = ("tv:resnet18", "tv:vgg11", "hf:GPT2Model", "hf:BertModel")  # the first is for testing, the others not

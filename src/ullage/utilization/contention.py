@@ -31,7 +31,6 @@ class SharingRules:
     - `contention`: how much of the others' SMs a kernel meets, under MPS; 1 is all.
     - `first_come`: at 1 kernels run in the order in which they come, at 0 they share evenly, under MPS.
     - `turn_s`: the longest turn of a process, and `switch_s`: what it takes to give the GPU to the next, time-sliced.
-    - `host`: the share by which each further job slows the host work of the others.
     - `idle_w`: what the GPU draws while nothing runs on it.
     """
 
@@ -40,7 +39,6 @@ class SharingRules:
     first_come: float
     turn_s: float
     switch_s: float
-    host: float
     idle_w: float
 
 
@@ -56,7 +54,6 @@ def in_company(jobs: Sequence[Utilization], how: str, rules: SharingRules) -> li
     """The steps of jobs that share a GPU, by "mps" or "timeslice"."""
     needs = [_sliced(job, rules) if how == "timeslice" else _side_by_side(job, rules) for job in jobs]
     host = [_host_s(job, rules) for job in jobs]
-    slow = 1 + rules.host * (len(jobs) - 1)
     steps = [SharedStep(step_s=job.step_s) for job in jobs]
     there = [0.0] * len(jobs)  # the share of time in which a job has work for the GPU
     for _ in range(_ROUNDS):
@@ -65,11 +62,9 @@ def in_company(jobs: Sequence[Utilization], how: str, rules: SharingRules) -> li
         for place, (job, need) in enumerate(zip(jobs, needs, strict=True)):
             others = met - before[place] * need.turn
             queued, waiting = need.queues * others, need.waits * others
-            gpu_s = _gpu_s(job) + queued
-            step = _both(host[place] * slow, gpu_s, rules.overlap) + waiting
+            step = _both(host[place], _gpu_s(job) + queued, rules.overlap) + waiting
             steps[place] = SharedStep(step_s=max(job.step_s, step), waiting_s=waiting)
-            least = _both(host[place], gpu_s, rules.overlap) + waiting  # slow hosts ease nobody's wait
-            there.append(min(1.0, (need.work_s + queued + waiting) / least) if least else 0.0)
+            there.append(min(1.0, (need.work_s + queued + waiting) / step) if step else 0.0)
         if max(abs(new - old) for new, old in zip(there, before, strict=True)) < _CLOSE:
             break
     return steps

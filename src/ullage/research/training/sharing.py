@@ -7,6 +7,7 @@ the GPU is not measured but followed on the virtual GPU.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import math
@@ -34,10 +35,10 @@ KEEPS = 0.8  # of its speed
 HOWS = ("mps", "timeslice")
 H200 = find_gpu("H200")
 START = SharingRules(
-    overlap=8.0, contention=1.0, first_come=0.5, turn_s=2e-3, switch_s=1e-4, host=0.01, idle_w=115.0
+    overlap=8.0, contention=1.0, first_come=0.5, turn_s=2e-3, switch_s=1e-4, idle_w=115.0
 )  # fmt: skip
-FITTED = ("overlap", "contention", "first_come", "turn_s", "switch_s", "host")
-_LEAST = {"overlap": 1.0, "contention": 0.5, "first_come": 0.01, "turn_s": 1e-4, "switch_s": 1e-6, "host": 1e-4}
+FITTED = ("overlap", "contention", "first_come", "turn_s", "switch_s")
+_LEAST = {"overlap": 1.0, "contention": 0.5, "first_come": 0.01, "turn_s": 1e-4, "switch_s": 1e-6}
 _FIRST_STEP, _LEAST_STEP, _WORTH_IT = 0.5, 0.02, 0.001  # of the search, in logarithms, and what it must gain
 
 
@@ -253,6 +254,8 @@ class SharingLine:
         return asdict(self)
 
 
+BUSY = 0.7  # of its step a job keeps the GPU busy: the host, which is unsteady, matters little to it
+SLOWDOWN_BUSY = "slowdown, jobs with GRACT above 70 %"
 SLOWDOWN, POWER = "slowdown, mean error", "power, mean error"
 KEEPS_SPEED, REGRET = "each job keeps 80 %, right", "throughput lost by the advice"
 _SIZES: Mapping[str, Callable[[int], bool]] = {"pairs": lambda jobs: jobs == 2, "larger": lambda jobs: jobs > 2}
@@ -262,6 +265,8 @@ def lines_of(
     sets: Sequence[MeasuredSet], measured: Jobs, predicted: Jobs | None = None, rules: SharingRules | None = None
 ) -> list[SharingLine]:
     """All figures on the sets that are for testing, by way of sharing and size of the set."""
+    busy = functools.partial(_slowdown, counts=lambda reading: measured[reading].busy >= BUSY)
+    figures = {SLOWDOWN: _slowdown, SLOWDOWN_BUSY: busy, KEEPS_SPEED: _keeps, REGRET: _regret, POWER: _power}
     given = {"measured": measured} | ({} if predicted is None else {"predicted": predicted})
     found = []
     for how in HOWS:
@@ -271,8 +276,10 @@ def lines_of(
             if not test:
                 continue
             for inputs, alone in given.items():
-                for figure, judge in _FIGURES.items():
+                for figure, judge in figures.items():
                     value, constant = judge(learn or test, test, alone, rules)
+                    if math.isnan(value):
+                        continue
                     goal = _GOAL.get((figure, how), _GOAL.get((figure, "")))
                     yes = fmean(map(_keeps_speed, test)) if figure == KEEPS_SPEED else None
                     found.append(SharingLine(
@@ -282,14 +289,19 @@ def lines_of(
     return found
 
 
-_Judge = Callable[[Sequence[MeasuredSet], Sequence[MeasuredSet], Jobs, SharingRules | None], tuple[float, float]]
-
-
 def _slowdown(
-    learn: Sequence[MeasuredSet], test: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None
-) -> tuple[float, float]:
+    learn: Sequence[MeasuredSet], test: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None,
+    counts: Callable[[Reading], bool] = bool,
+) -> tuple[float, float]:  # fmt: skip
     guess = median(slow for one in learn for slow in one.slowdown)
-    pairs = [pair for one in test for pair in zip(slowdowns(one, alone, rules), one.slowdown, strict=True)]
+    pairs = [
+        (told, true)
+        for one in test
+        for told, true, reading in zip(slowdowns(one, alone, rules), one.slowdown, one.readings, strict=True)
+        if counts(reading)
+    ]
+    if not pairs:
+        return math.nan, math.nan
     return (
         fmean(abs(told - true) / true for told, true in pairs),
         fmean(abs(guess - true) / true for _, true in pairs),
@@ -340,7 +352,6 @@ def _regret(
     return (fmean(lost), fmean(by_chance)) if lost else (0.0, 0.0)
 
 
-_FIGURES: Mapping[str, _Judge] = {SLOWDOWN: _slowdown, KEEPS_SPEED: _keeps, REGRET: _regret, POWER: _power}
 _GOAL: Mapping[tuple[str, str], float] = {
     (SLOWDOWN, "mps"): 0.061, (SLOWDOWN, "timeslice"): 0.043, (KEEPS_SPEED, ""): 0.95, (REGRET, ""): 0.02,
 }  # fmt: skip
