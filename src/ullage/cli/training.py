@@ -176,7 +176,9 @@ def sharing(
 
     check_file(out)
     rows = model.read_rows(data)
-    with following("following jobs", len({row["alone"] for row in rows if "alone" in row})) as going:
+    with following(
+        "following jobs", len({row["alone"] for row in rows if "alone" in row and "failed" not in row})
+    ) as going:
         steps = model.follow(rows, going.step)
         alone = model.measured_alone(rows, steps)
         sets = model.sets_of(rows, alone)

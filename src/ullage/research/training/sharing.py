@@ -89,7 +89,7 @@ def follow(rows: Sequence[Row], notify: Callable[[str], None] | None = None) -> 
     found: dict[str, StepCalls] = {}
     for row in rows:
         name = row.get("alone")
-        if name is not None and name not in found:
+        if name is not None and name not in found and "failed" not in row:
             found[name] = step_of(Workload(configuration=Configuration.from_row(dict(row["job"]))))
             if notify is not None:
                 notify(name)
@@ -266,7 +266,9 @@ def lines_of(
 ) -> list[SharingLine]:
     """All figures on the sets that are for testing, by way of sharing and size of the set."""
     busy = functools.partial(_slowdown, counts=lambda reading: measured[reading].busy >= BUSY)
-    figures = {SLOWDOWN: _slowdown, SLOWDOWN_BUSY: busy, KEEPS_SPEED: _keeps, REGRET: _regret, POWER: _power}
+    figures: Mapping[str, Callable[..., tuple[float, float]]] = {
+        SLOWDOWN: _slowdown, SLOWDOWN_BUSY: busy, KEEPS_SPEED: _keeps, REGRET: _regret, POWER: _power,
+    }  # fmt: skip
     given = {"measured": measured} | ({} if predicted is None else {"predicted": predicted})
     found = []
     for how in HOWS:
@@ -341,13 +343,14 @@ def _regret(
     The share of the best one's throughput that is lost by that. The guess takes any of them.
     """
     lost, by_chance = [], []
-    for name in {job for one in test for job in one.jobs}:
-        choice = [one for one in test if name in one.jobs]
+    told = {one: shared(one, alone, rules).throughput for one in test}
+    for reading in {reading for one in test for reading in one.readings}:
+        choice = [one for one in test if reading in one.readings]
         if len(choice) < 2:
             continue
         best = max(1.0, *(one.throughput for one in choice))
-        told = {shared(one, alone, rules).throughput: one.throughput for one in choice} | {1.0: 1.0}
-        lost.append(1 - told[max(told)] / best)
+        chosen = max(choice, key=lambda one: told[one])
+        lost.append(1 - (chosen.throughput if told[chosen] > 1 else 1.0) / best)
         by_chance.append(1 - fmean(one.throughput for one in choice) / best)
     return (fmean(lost), fmean(by_chance)) if lost else (0.0, 0.0)
 
