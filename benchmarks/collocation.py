@@ -15,7 +15,7 @@ import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -34,7 +34,9 @@ JOBS = {
     "uniform-full": ("large", "VGG-16, 32 images of 224x224"),
 }
 KEEPS = 0.8  # of its speed alone
+BUSY = 0.7  # of the time
 Row = dict[str, Any]
+Ticks = dict[float, str]  # places on an axis, and what stands there
 
 
 class Alone:
@@ -182,6 +184,18 @@ def by_smact_table(sets: Sequence[Shared]) -> str:
     return table(head, rows)
 
 
+def worst_line(sets: Sequence[Shared]) -> str:
+    """The job that suffers most in each way of sharing."""
+    parts = []
+    for how, words in HOWS.items():
+        found = [(value, one, place) for one in sets if one.how == how for place, value in enumerate(one.slowdowns)]
+        value, one, place = max(found, key=lambda item: item[0])
+        job = one.alone[place].rows[0]["job"]
+        name = f"{str(job['model']).split(':')[-1]}, {job['opt']}"
+        parts.append(f"{words}, {value:.0f} times as long ({name}, beside {len(one.alone) - 1} others)")
+    return f"The longest step in company: {'; '.join(parts)}."
+
+
 def _summary(sets: Sequence[Shared]) -> list[str]:
     throughputs = [one.throughput for one in sets]
     slowdowns = [value for one in sets for value in one.slowdowns]
@@ -279,6 +293,27 @@ def same_memory_line(alone: dict[tuple[str, str], Alone]) -> str:
     )
 
 
+def noise_table(alone: dict[tuple[str, str], Alone]) -> str:
+    """How far readings of one job alone differ, in the same process, minutes apart."""
+    pairs = [(one.rows[0], again) for one in alone.values() for again in one.rows[1:]]
+    busy = [pair for pair in pairs if pair[0]["gract"] > BUSY]
+    rest = [pair for pair in pairs if pair[0]["gract"] <= BUSY]
+    cases = [
+        (f"time of a step, GPU busy for more than {BUSY:.0%} of it", busy, ""),
+        ("time of a step, other jobs", rest, ""),
+        *((f"{name.upper()} times step, all jobs", pairs, name) for name in ("gract", "smact", "drama")),
+    ]
+    lines = []
+    for words, found, name in cases:
+        apart = [abs(_work(again, name) / _work(first, name) - 1) for first, again in found]
+        lines.append([words, str(len(apart)), f"{statistics.median(apart):.1%}", f"{_quantile(apart, 0.9):.1%}"])
+    return table(["figure", "readings", "median difference", "90th percentile"], lines)
+
+
+def _work(row: Row, name: str) -> float:
+    return float(row["step_s"][0] * (row[name] if name else 1))
+
+
 def _number(value: float | None, digits: int) -> str:
     return "?" if value is None else f"{value:.{digits}f}"
 
@@ -324,36 +359,38 @@ class Panel:
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return self.left + across * self.width, self.top + (1 - up) * self.height
 
-    def frame(
-        self, title: str, x_ticks: Sequence[float], x_title: str, say: Callable[[float], str] = "{:g}".format
-    ) -> list[str]:
+    def frame(self, title: str, x_title: str, x_ticks: Ticks, y_ticks: Ticks) -> list[str]:
         """Axes, ticks and titles."""
         bottom = self.top + self.height
         parts = [f'<text class="title" x="{self.left:.1f}" y="{self.top - 10:.1f}">{escape(title)}</text>']
-        for tick in ticks(*self.y):
+        for tick, words in y_ticks.items():
             y = self.at(self.x[0], tick)[1]
             parts.append(f'<path class="grid" d="M{self.left:.1f} {y:.1f}h{self.width:.1f}"/>')
-            parts.append(f'<text x="{self.left - 5:.1f}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-        for tick in x_ticks:
+            parts.append(f'<text x="{self.left - 5:.1f}" y="{y + 4:.1f}" text-anchor="end">{words}</text>')
+        for tick, words in x_ticks.items():
             x = self.at(tick, self.y[0])[0]
-            parts.append(f'<text x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{say(tick)}</text>')
+            parts.append(f'<text x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{words}</text>')
         middle = self.left + self.width / 2
         parts.append(f'<text x="{middle:.1f}" y="{bottom + 33:.1f}" text-anchor="middle">{escape(x_title)}</text>')
         parts.append(f'<path class="axis" d="M{self.left:.1f} {self.top:.1f}V{bottom:.1f}h{self.width:.1f}"/>')
         return parts
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Four or so round numbers.
+def ticks(high: float) -> Ticks:
+    """Four or so round numbers from 0 on.
 
-    >>> ticks(0, 70)
-    [0.0, 20.0, 40.0, 60.0]
+    >>> ticks(70)
+    {0.0: '0', 20.0: '20', 40.0: '40', 60.0: '60'}
     """
-    rough = (high - low) / 4
+    rough = high / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * min((1, 2, 5, 10), key=lambda times: abs(times * power - rough))
-    first = math.ceil(low / step - 1e-9)
-    return [place * step for place in range(first, int(high / step + 1e-9) + 1)]
+    return {place * step: f"{place * step:g}" for place in range(int(high / step + 1e-9) + 1)}
+
+
+def times_ticks(high: float) -> Ticks:
+    """Factors on an axis of their logarithms, up to one."""
+    return {math.log10(times): f"{times:g}" for times in (0.5, 1, 2, 5, 10, 20, 50, 100) if times <= high}
 
 
 def legend(x: float, y: float) -> list[str]:
@@ -385,8 +422,9 @@ def uniform_picture(sets: Sequence[Shared], job: str) -> str:
         values = [value for points in known.values() for _, value in points if value is not None]
         if not values:
             continue
-        panel = Panel(46 + 188 * place, 66, 132, 130, (0.5, 7.5), (0, 100 if name == "smact" else 1.1 * max(values)))
-        parts += panel.frame(title, COPIES, "copies")
+        high = 100 if name == "smact" else 1.1 * max(values)
+        panel = Panel(46 + 188 * place, 66, 132, 130, (0.5, 7.5), (0, high))
+        parts += panel.frame(title, "copies", {float(n): str(n) for n in COPIES}, ticks(high))
         for how, points in known.items():
             places = [panel.at(n, value or 0) for n, value in points]
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
@@ -402,19 +440,20 @@ def smact_picture(sets: Sequence[Shared]) -> str:
     found = [one for one in sets if len(one.row["jobs"]) > 1]
     most = 100 * max(one.smact_alone for one in found)
     parts = legend(16, 24)
+    worst = max(max(one.slowdowns) for one in found)
+    best = 1.05 * max(one.throughput for one in found)
+    low, high = math.log10(0.5), math.log10(1.2 * worst)
     figures = (
-        ("work done in the time of 1", lambda one: one.throughput),
-        ("slowest job: its step takes so many times as long", lambda one: max(one.slowdowns)),
-    )
-    for place, (title, figure) in enumerate(figures):
-        high = 1.05 * max(figure(one) for one in found)
-        panel = Panel(46 + 470 * place, 66, 400, 240, (0, 1.03 * most), (0, high))
-        parts += panel.frame(title, ticks(0, most), "sum of the jobs' SMACT alone, %")
-        x, y = panel.at(80, 1)
-        parts.append(
-            f'<path class="limit" d="M{x:.1f} {panel.top}v{panel.height}M{panel.left} {y:.1f}h{panel.width}"/>'
-        )
-        parts.append(f'<text x="{x + 4:.1f}" y="{panel.top + 12}">80 %</text>')
+        ("work done in the time of 1", lambda one: one.throughput, 1.0, (0.0, best), ticks(best)),
+        ("slowest job: its step takes so many times as long", lambda one: math.log10(max(one.slowdowns)), 0.0,
+         (low, high), times_ticks(1.2 * worst)),
+    )  # fmt: skip
+    for place, (title, figure, level, ends, y_ticks) in enumerate(figures):
+        panel = Panel(46 + 470 * place, 66, 400, 240, (0, 1.03 * most), ends)
+        parts += panel.frame(title, "sum of the jobs' SMACT alone, %", ticks(most), y_ticks)
+        x, y = panel.at(80, level)
+        lines = f"M{x:.1f} {panel.top}v{panel.height}M{panel.left} {y:.1f}h{panel.width}"
+        parts.append(f'<path class="limit" d="{lines}"/><text x="{x + 4:.1f}" y="{panel.top + 12}">80 %</text>')
         for one in sorted(found, key=lambda one: one.how):
             x, y = panel.at(100 * one.smact_alone, figure(one))
             parts.append(f'<circle class="{one.how} dot" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>')
@@ -446,9 +485,10 @@ def filled(page: str, rows: Sequence[Row]) -> str:
         "counts": counts_line(alone, sets),
         "uniform": uniform_table(sets),
         "sizes": by_size_table(sets),
-        "smact": by_smact_table(sets),
+        "smact": by_smact_table(sets) + "\n\n" + worst_line(sets),
         "memory": memory_table(rows) + "\n\n" + same_memory_line(alone),
         "ways": ways_table(sets),
+        "noise": noise_table(alone),
     }
     for name, content in tables.items():
         page = written(page, name, content)
