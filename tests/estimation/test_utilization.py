@@ -138,14 +138,14 @@ def test_a_step_is_not_quicker_than_its_input():
     assert "the input: the GPU waits for it 60 % of the step" in str(slow)
     quick = STEP.fed_at(1000)
     assert quick.step_s == STEP.step_s and not quick.waits_for_input
-    assert "the data loader is not a part of it" in str(STEP) and "data loader" not in str(quick)
+    assert "The data loader is not a part of it." in str(STEP) and "data loader" not in str(quick)
 
 
 def test_what_limits_a_step_is_said():
     assert STEP.limit_words == "the GPU: it works 80 % of the step"
     assert replace(STEP, gpu_s=0.03, host_s=0.1).limit_words == "the host: the GPU waits for it 70 % of the step"
-    assert "not measured on A100-40GB" in str(STEP) and "not measured" not in str(replace(STEP, measured=True))
-    assert "no step repeated" in str(replace(STEP, steady=False))
+    assert "Not measured on A100-40GB" in str(STEP) and "Not measured" not in str(replace(STEP, measured=True))
+    assert "No step repeated" in str(replace(STEP, steady=False))
 
 
 def test_a_gpu_without_a_price_is_named(tmp_path):
@@ -205,6 +205,13 @@ def test_a_function_does_not_tell_its_samples():
     assert found.training.steps == 13 and found.utilization.step_s == pytest.approx(0.1)
     again = Estimate.from_dict(json.loads(found.to_json()))
     assert again.training == found.training
+
+
+def test_an_estimate_is_not_lost_because_its_run_did_not_tell_its_samples(estimated):
+    for plan in (TrainingPlan.of(epochs=3), TrainingPlan.of(samples=9), TrainingPlan.of(input_rate=9)):
+        found = estimated.for_training(plan)
+        assert found.training is None and found.utilization == estimated.utilization
+        assert "is not known: give samples" in found.notes[-1]
 
 
 def test_the_public_function_gives_the_utilization_alone():

@@ -222,7 +222,7 @@ class Estimate:
     def for_training(self, plan: TrainingPlan) -> Estimate:
         """The same estimate, which says what a whole training takes.
 
-        Where a rate of input is known, a step is not quicker than its input.
+        Where a rate of input is known, a step is not quicker than its input. What the run did not tell becomes a note.
         """
         if plan.is_empty:
             return self
@@ -232,8 +232,11 @@ class Estimate:
                 raise InvalidValue(f"needed Ullage's own estimate for the time of a step; {self.estimator} tells none")
             return replace(self, notes=[*self.notes, "how long training takes is not known: no step was seen"])
         found = replace(found, samples=plan.samples_per_step or found.samples)
-        found = found if plan.input_rate is None else found.fed_at(plan.input_rate)
-        return replace(self, utilization=found, training=plan.cost(found, self.epoch_samples))
+        try:
+            found = found if plan.input_rate is None else found.fed_at(plan.input_rate)
+            return replace(self, utilization=found, training=plan.cost(found, self.epoch_samples))
+        except InvalidValue as error:  # the run did not tell; its estimate counts all the same
+            return replace(self, notes=[*self.notes, str(error)])
 
     @property
     def verdict(self) -> str:
@@ -402,7 +405,7 @@ class Estimate:
         lines += ["", f"{self.effort[:1].upper()}{self.effort[1:]}."]
         if self.utilization is not None and self.fits:
             lines += ["", str(self.utilization)]
-            lines += [] if self.training is None else [f"training: {self.training.words}"]
+            lines += [] if self.training is None else [f"Training: {self.training.words}."]
         if self.out_of_memory and not self.fits:
             lines += ["", "PyTorch would stop with:", f"  {self.out_of_memory.split(' If reserved')[0]}"]
         if self.notes:

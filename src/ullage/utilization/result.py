@@ -123,11 +123,15 @@ class Utilization:
         return found + self.notes
 
     def __str__(self) -> str:
-        lines = [f"a step on {self.gpu} takes {self.step_words}", f"what limits it is {self.limit_words}", ""]
+        lines = [f"A step on {self.gpu} takes {self.step_words}.", f"It is limited by {self.limit_words}.", ""]
         lines += [
             f"  {name:<13} {percent(value):>5}  {bar(value)}  {words}".rstrip() for name, value, words in self.shares
         ]
-        lines += [f"  {'power':<13} {self.power_words}", "", *self.remarks]
+        lines += [
+            f"  {'power':<13} {self.power_words}",
+            "",
+            *(f"{words[:1].upper()}{words[1:]}." for words in self.remarks),
+        ]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -185,7 +189,7 @@ def utilization_html(found: Utilization) -> str:
     ]
     return (
         f"<div>A step on {escape(found.gpu)} takes {found.step_words}.</div>"
-        f"<div>What limits it is {found.limit_words}. {found.power_words}.</div>"
+        f"<div>It is limited by {found.limit_words}. It draws {found.power_words}.</div>"
         f'<table style="border:0;border-collapse:collapse;margin:4px 0 8px">{"".join(rows)}</table>'
         f'<div style="opacity:.75">{escape("; ".join(found.remarks))}</div>'
     )
