@@ -118,7 +118,7 @@ def test_short_kernels_suffer_beside_long_ones() -> None:
 def test_a_mig_instance_is_as_fast_whoever_is_beside_it() -> None:
     pairs = [share_of([FULL, partner], H200, "mig") for partner in (FULL, job())]
     assert pairs[0].profile == "3g.71gb" and pairs[0].jobs[0] == pairs[1].jobs[0]
-    assert pairs[1].jobs[1].speed > 0.95 > 0.6 > pairs[0].jobs[0].speed > 60 / 132 - 0.05
+    assert pairs[1].jobs[1].speed > 0.9 > 0.6 > pairs[0].jobs[0].speed > 60 / 132 - 0.05
     assert "instance" in pairs[0].jobs[0].reason
     seven = share_of([job()] * 7, H200, "mig")
     assert seven.profile == "1g.18gb"
