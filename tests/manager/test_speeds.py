@@ -56,7 +56,6 @@ def serve(make_here, monkeypatch, tmp_path):
 
     def make(gpu, **given):
         source = NvmlSource(FakeNvml([gpu]), rates=AT_EVERY_LOOK)
-        given = {"placing": {"smact_limit": "off"}, **given}
         here = make_here(monitor=Monitor(source, interval=0.05, window=0.2), **given)
         (here.folder / "work/train.py").write_text(TRAIN)
         return here
@@ -108,6 +107,14 @@ def test_a_job_waits_for_a_partner_beside_whom_it_keeps_its_speed(serve):
     assert running(here, second["id"])["speed"] == 1.0
     assert "of its speed beside it" in refused(here, submit(here, "heavy", "d", min_speed=0.4))["reason"], "the other's"
     assert running(here, submit(here, "light", "e"))["speed"] >= 0.8
+
+
+def test_a_policy_that_does_not_heed_speeds_says_so(make_here):
+    here = make_here(policy="magm")
+    job = {"command": ["true"], "cwd": "/", "memory": 1 << 30, "min_speed": 0.9}
+    said = here.call("submit", job=job, key="the first of two jobs")["notes"]
+    assert said == ["min_speed is not heeded here: the policy is magm, not ullage"]
+    assert here.call("submit", job=job | {"min_speed": None}, key="the second of two jobs")["notes"] == []
 
 
 def test_what_is_measured_takes_the_place_of_what_was_predicted(serve, make_here, tmp_path):

@@ -179,6 +179,30 @@ def test_of_the_gpus_with_room_the_one_is_chosen_where_least_speed_is_lost() -> 
     assert goes_to([*running, spoilt]) == [("GPU-2",)], "those there are slow already; it takes nothing more from them"
 
 
+def test_where_speeds_are_foretold_they_decide_and_not_how_busy_the_gpu_is() -> None:
+    busy = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, GIB, Activity(smact=0.95, age=1.0))
+    known, rules = job(9, promise=1, work="light", min_speed=0.8), Rules(predict=beside)
+
+    def outcome(new: Job, there: Job = known, slot: Slot = busy, policy: str = "ullage") -> PassOutcome:
+        ledger = Ledger()
+        ledger.adopt(9, {"GPU-0": GIB})
+        return decide(policy, [new], [Running(there, ("GPU-0",), 0.0)], [slot], ledger, rules, 500.0)
+
+    light = job(1, promise=2, work="light", min_speed=0.8)
+    assert outcome(light).placed and outcome(dataclasses.replace(light, work="middling")).placed
+    over = "GPU 0 has 39.0 GiB free but has an SM activity of 95%, over the limit of 80%"
+    for refused in (
+        outcome(dataclasses.replace(light, work=None)),
+        outcome(light, there=dataclasses.replace(known, work=None)),
+        outcome(light, policy="lug"),
+    ):
+        assert not refused.placed and refused.waiting[0].reason.endswith(over)
+    strangers = dataclasses.replace(busy, used=5 * GIB, foreign=4 * GIB)
+    assert "over the limit" in outcome(light, slot=strangers).waiting[0].reason, "nobody knows what they do"
+    heavy = outcome(dataclasses.replace(light, work="heavy"))
+    assert "would run at 55% of its speed beside" in heavy.waiting[0].reason
+
+
 def test_oracles_go_by_true_memory_and_the_others_by_the_promise_asked_for() -> None:
     lying = Job(1, "ada", 0.0, promise=39 * GIB, true=5 * GIB)
     assert chosen("worst-fit", gpus([(20, 0.1)]), [lying]) == [("GPU-0",)]

@@ -66,6 +66,7 @@ def test_everything_that_a_toml_file_can_say(write, tmp_path):
             begin = 2026-11-20T08:00:00Z
             retries = 3
             hold = true
+            min_speed = 0.9
             mps_threads = 50
             mps_memory = "4GiB"
             [env]
@@ -107,6 +108,7 @@ def test_everything_that_a_toml_file_can_say(write, tmp_path):
         "begin": 1795161600.0,
         "retries": 3,
         "hold": True,
+        "min_speed": 0.9,
         "mps_threads": 50,
         "mps_memory": 4 << 30,
         "env": {"OMP_NUM_THREADS": "4", "WORD": "x=y"},

@@ -14,7 +14,8 @@ from ullage.placement.snapshot import Activity, Job, Running, Slot
 
 @dataclass(eq=False, slots=True)
 class Candidate:
-    """A slot and what a pass knows of it. `load` is the SM activity to expect now, None where it is unknown.
+    """A slot and what a pass knows of it. `load` is the SM activity to expect now, None where it is unknown. `obstacle`
+    keeps every job away, `too_busy` those whose speed there cannot be foretold.
 
     `position` counts slots by index. `jobs` are those there whose description is known, `count` all of them;
     `leaving` has for each the time when it ends at the latest (infinite where it has no time limit) and the bytes
@@ -33,6 +34,7 @@ class Candidate:
     kept: int | None = None
     kept_until: float = math.inf
     obstacle: str | None = None
+    too_busy: str | None = None
 
     def idle(self, rules: Rules) -> bool:
         """No job of ours, and others use so little that it does not count."""
@@ -68,7 +70,17 @@ class Candidate:
         self.count += 1
         self.exclusive = self.exclusive or exclusive
         self.leaving.append((job.ends_by(now, now), promise))
-        self.obstacle = obstacle(self, rules)
+        self.judge(rules)
+
+    def judge(self, rules: Rules) -> None:
+        """Find out what keeps jobs away."""
+        self.obstacle, self.too_busy = _obstacle(self, rules), None
+        busy = _too_busy(self, rules) if self.obstacle is None else None
+        foreseeable = 0 < self.count == len(self.jobs) and self.others <= rules.idle_memory
+        if rules.predict is not None and foreseeable:
+            self.too_busy = busy
+        else:
+            self.obstacle = self.obstacle or busy
 
     def ready_at(self, request: SlotRequest, suits: bool, now: float) -> float:
         """When the job fits here at the latest, by the time limits of those who are here, whom it suits or not."""
@@ -82,7 +94,9 @@ class Candidate:
 
     def summary(self, rules: Rules) -> SlotSummary:
         """What to tell those who wait."""
-        return SlotSummary(self.slot, self.free, self.idle(rules), self.obstacle, self.kept, tuple(self.jobs))
+        return SlotSummary(
+            self.slot, self.free, self.idle(rules), self.obstacle, self.kept, self.too_busy, tuple(self.jobs)
+        )
 
 
 def candidates(
@@ -97,8 +111,8 @@ def candidates(
     return [_candidate(slot, number, ledger, on_slot[slot.id], rules, now) for number, slot in enumerate(ordered)]
 
 
-def obstacle(candidate: Candidate, rules: Rules) -> str | None:
-    """Why a slot takes no further job, whatever it needs; None where it takes some."""
+def _obstacle(candidate: Candidate, rules: Rules) -> str | None:
+    """Why a slot takes no further job, whatever it needs and however busy the slot is; None where it takes some."""
     slot = candidate.slot
     if slot.lost:
         return "is lost: it does not answer"
@@ -112,10 +126,11 @@ def obstacle(candidate: Candidate, rules: Rules) -> str | None:
         return "cannot be shared: its used memory is not measured"
     if rules.max_jobs_per_gpu is not None and candidate.count >= rules.max_jobs_per_gpu:
         return f"has {candidate.count} jobs, the most that are allowed"
-    return _too_busy(candidate, rules)
+    return None
 
 
 def _too_busy(candidate: Candidate, rules: Rules) -> str | None:
+    """Why a slot takes no further job whose speed there cannot be foretold."""
     if rules.smact_limit is None or (candidate.count == 0 and is_quiet(candidate.slot, rules)):
         return None
     if candidate.load is None:
@@ -161,7 +176,7 @@ def _candidate(
             for each, given_back in zip(holders, counted.values(), strict=True)
         ],
     )
-    candidate.obstacle = obstacle(candidate, rules)
+    candidate.judge(rules)
     return candidate
 
 

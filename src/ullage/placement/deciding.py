@@ -50,6 +50,7 @@ def decide(
     (Waiting(job=2, reason='needs 30.0 GiB on a GPU; GPU 0 has the most free, 10.0 GiB'),)
     """
     chosen = find_policy(policy)
+    rules = rules if chosen.predicts else replace(rules, predict=None)
     book = ledger.copy()
     book.see(slots)
     known = book.jobs()
@@ -89,7 +90,6 @@ class _Pass:
         self, policy: Policy, rules: Rules, seen: list[Candidate], host: HostInPass, last: int, now: float,
         arrays: Counter[int | None],
     ) -> None:  # fmt: skip
-        rules = rules if policy.predicts else replace(rules, predict=None)
         self.policy, self.rules, self.seen, self.host, self.last, self.now = policy, rules, seen, host, last, now
         self.backfills = policy.backfills if rules.backfill is None else rules.backfill
         self.open = sorted((candidate for candidate in seen if candidate.obstacle is None), key=self.rank)
@@ -261,14 +261,15 @@ class _Pass:
 
     def _loss(self, job: Job, candidate: Candidate) -> float | None:
         """How much more of their speeds is lost there in all with the job than without it, in steps of a percent; None
-        where somebody would lose more than his owner accepts."""
+        where somebody would lose more than his owner accepts, or where that is not known and the slot is too busy."""
         if candidate.count == 0 or self.rules.predict is None:
             return 0.0
         key = (candidate.position, candidate.count, job.work, job.min_speed)
         if key not in self.lost:
             with_it = self.rules.side_by_side([*candidate.jobs, job], candidate.slot)
             before = self.rules.side_by_side(candidate.jobs, candidate.slot)
-            self.lost[key] = round(with_it.lost - before.lost, 2) if with_it.slowed is None else None
+            refused = with_it.slowed is not None or candidate.too_busy is not None and not with_it.foretold
+            self.lost[key] = None if refused else round(with_it.lost - before.lost, 2)
         return self.lost[key]
 
     def _manner(self, job: Job, alone: bool) -> _Manner:

@@ -54,13 +54,15 @@ class HostSummary(NamedTuple):
 
 class SlotSummary(NamedTuple):
     """What a slot had at the end of a pass; `obstacle` says why it takes no job at all, `kept` for which job it is.
-    `jobs` are those there whose description is known."""
+    `too_busy` says why it takes none whose speed there cannot be foretold. `jobs` are those there whose description is
+    known."""
 
     slot: Slot
     free: int
     idle: bool
     obstacle: str | None
     kept: int | None
+    too_busy: str | None = None
     jobs: tuple[Job, ...] = ()
 
     @property
@@ -92,12 +94,18 @@ class PassSummary:
     now: float = 0.0
 
     def for_job(self, job: Job) -> tuple[SlotSummary, ...]:
-        """The slots as a job finds them: one that is booked for others is in its way."""
+        """The slots as a job finds them: those that are booked for others, or too busy for it, are in its way."""
         found = []
         for each in self.slots:
             booking = each.slot.booked(job, self.now)
-            found.append(each if booking is None else each._replace(obstacle=booking.text))
+            obstacle = each.obstacle if booking is None else booking.text
+            if obstacle is None and each.too_busy is not None and not self._foretold(job, each):
+                obstacle = each.too_busy
+            found.append(each._replace(obstacle=obstacle, kept=None if each.kept == job.id else each.kept))
         return tuple(found)
+
+    def _foretold(self, job: Job, there: SlotSummary) -> bool:
+        return self.requests.rules.side_by_side([*there.jobs, job], there.slot).foretold
 
     def lack_on_host(self, job: Job) -> str | None:
         """What the host lacks for a job, in words."""

@@ -24,9 +24,10 @@ Prediction = Callable[[Sequence[str], Slot], Speeds | None]
 
 class SideBySide(NamedTuple):
     """Jobs that share a slot: what they have `lost` of their speeds in all (each has 1 alone), and which is `slowed`
-    below what its owner accepts, to which `speed` and why; None where nis."""
+    below what its owner accepts, to which `speed` and why; None where none is. `foretold`: all speeds are predicted."""
 
     lost: float
+    foretold: bool = False
     slowed: Job | None = None
     speed: float = 1.0
     reason: str = ""
@@ -47,7 +48,7 @@ class Rules:
     part. A reading older than `stale_after` is unknown.
 
     Speed: `predict` says how fast jobs run side by side. None is put where one of them, itself or another, would fall
-    below its own `Job.min_speed`.
+    below its own `Job.min_speed`. Where the speeds of all are foretold, they decide, and `smact_limit` does not matter.
 
     Queue: `backfill` lets jobs pass one that must wait (None: as the policy has it); one that waited for `patience`
     seconds reserves slots, `reservations` of them at a time; every `ageing` seconds of waiting raise a job's priority
@@ -113,15 +114,13 @@ class Rules:
             return SideBySide(0.0)
         known = [job for job in jobs if job.work is not None]
         speeds = self.predict([str(job.work) for job in known], slot) if len(known) > 1 else None
-        if speeds is None or len(known) < len(jobs):
-            lost = sum(1.0 - job.min_speed for job in jobs)
-        else:
-            lost = sum(1.0 - share for share in speeds.shares)
         if speeds is None:
-            return SideBySide(lost)
+            return SideBySide(sum(1.0 - job.min_speed for job in jobs))
+        foretold = len(known) == len(jobs)
+        lost = sum(1.0 - share for share in (speeds.shares if foretold else [job.min_speed for job in jobs]))
         below = [(round(share, 2) - job.min_speed, share, job) for job, share in zip(known, speeds.shares, strict=True)]
         left, speed, slowed = min(reversed(below), key=lambda each: each[0])
-        return SideBySide(lost, slowed, speed, speeds.reason) if left < 0 else SideBySide(lost)
+        return SideBySide(lost, foretold, slowed, speed, speeds.reason) if left < 0 else SideBySide(lost, foretold)
 
 
 class SlotRequest(NamedTuple):
