@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ullage.research.datasets import measuring, memory_run
-from ullage.research.datasets.measuring import MeasurementSettings, ParallelRuns, RunKind
+from ullage.research.datasets.measuring import MeasurementSettings
 from ullage.research.datasets.memory_run import bundle, untied
+from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 
 
 def orders(*needs: int) -> list[dict[str, Any]]:

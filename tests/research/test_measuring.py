@@ -16,8 +16,9 @@ import ullage
 from ullage.errors import InvalidValue
 from ullage.research.datasets import measuring, utilization_run
 from ullage.research.datasets.generate import DEFAULTS, generate
-from ullage.research.datasets.measuring import MeasurementSettings, ParallelRuns, RunKind, measure_rows, mend, need
+from ullage.research.datasets.measuring import MeasurementSettings, measure_rows, mend, need
 from ullage.research.datasets.memory_run import cheap_start, fill, on_gpu, prepare_memory, run_memory
+from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 from ullage.research.datasets.utilization_run import prepare_utilization, run_utilization
 from ullage.units import GIB
 from ullage.workloads import Configuration, read_rows, train
@@ -30,7 +31,7 @@ SESSION = """
 import os, signal, sys
 from pathlib import Path
 from ullage.research.datasets import measuring
-from ullage.research.datasets.measuring import ParallelRuns, RunKind
+from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 from ullage.research.datasets.generate import generate
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])

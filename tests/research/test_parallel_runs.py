@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ullage.research.datasets.measuring import ParallelRuns, RunKind
+from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 
 
 def wait_for(condition: Any, seconds: float = 20.0) -> None:

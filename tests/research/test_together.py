@@ -16,7 +16,8 @@ from tests.mps import CONTROL
 
 from ullage.errors import UllageError, UnknownName
 from ullage.research.measure import together
-from ullage.research.measure.together import JobSet, TogetherSettings, draw_sets, measure_together, rounds, sets_in
+from ullage.research.measure.job_sets import JobSet, draw_sets, rounds, sets_in
+from ullage.research.measure.together import TogetherSettings, measure_together
 from ullage.units import GIB
 from ullage.workloads.configuration import read_rows
 
@@ -29,6 +30,7 @@ SESSION = """
 import sys, time
 from pathlib import Path
 from ullage.research.measure import together
+from ullage.research.measure.job_sets import JobSet, sets_in
 from ullage.workloads.configuration import read_rows
 
 folder = Path(sys.argv[1])
@@ -42,7 +44,7 @@ together.prepare_here = lambda jobs, left: {"gpu": "none", "uuid": "GPU-0", "fre
 rows = list(read_rows(folder / "list.jsonl"))
 settings = together.TogetherSettings(
     out=folder / "out.jsonl", how=("timeslice",), seconds=0.2, prepare=lambda row: row, run=run)
-left, found = together.measure_together(rows, together.sets_in(rows), settings)
+left, found = together.measure_together(rows, sets_in(rows), settings)
 print("left", left, flush=True)
 for row in found:
     print(row.get("set"), flush=True)
@@ -102,6 +104,7 @@ import sys
 from pathlib import Path
 import ullage
 from ullage.research.measure import together
+from ullage.research.measure.job_sets import JobSet
 
 def run(prepared, after_step):
     with ullage.virtual_gpu("H200"):
@@ -110,7 +113,7 @@ def run(prepared, after_step):
 together.prepare_here = lambda jobs, left: {"gpu": "none", "uuid": "GPU-0", "free": 100 << 30}
 rows = [{"id": name, "model": "mlp:x", "widths": [8, 4], "batch": 2, "opt": "sgd", "need": 1 << 30} for name in "ab"]
 plan = together.TogetherSettings(out=Path(sys.argv[1]), how=("timeslice",), seconds=0.1, run=run)
-list(together.measure_together(rows, [together.JobSet(id="ab", jobs=("a", "b"))], plan)[1])
+list(together.measure_together(rows, [JobSet(id="ab", jobs=("a", "b"))], plan)[1])
 """
     subprocess.run([sys.executable, "-c", code, tmp_path / "out.jsonl"], check=True, timeout=300)
     (pair,) = [row for row in read_rows(tmp_path / "out.jsonl") if "set" in row]

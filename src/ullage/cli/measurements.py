@@ -183,7 +183,8 @@ def _measure_together(
     dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure sets of jobs, and say in the end how they went."""
-    from ullage.research.measure.together import TogetherSettings, draw_sets, measure_together, sets_in
+    from ullage.research.measure.job_sets import draw_sets, sets_in
+    from ullage.research.measure.together import TogetherSettings, measure_together
     from ullage.workloads import read_rows
 
     if len(args) != 1:

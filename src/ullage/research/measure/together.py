@@ -18,7 +18,6 @@ import hashlib
 import json
 import mmap
 import os
-import random
 import select
 import sys
 import tempfile
@@ -27,18 +26,19 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import InvalidValue, UllageError, UnknownName
+from ullage.errors import UnknownName
 from ullage.hardware.mps import MISSING, MpsService, MpsUnavailable
 from ullage.isolation.forking import ForkedHere, Pause
 from ullage.monitor.activity import activity_between
 from ullage.monitor.host import LoadSince
 from ullage.monitor.nvml import pynvml
-from ullage.research.datasets.measuring import BASE, SPARE, appending, import_models, last_header, look_at_gpu, need
+from ullage.research.datasets.measuring import SPARE, appending, import_models, last_header, look_at_gpu
 from ullage.research.datasets.schema import quartiles
+from ullage.research.measure.job_sets import RESIDENTS, JobSet, Round, room, rounds
 from ullage.units import GIB, format_bytes
 from ullage.workloads.configuration import Configuration, rows_so_far
 
@@ -47,24 +47,10 @@ HOWS = {
     "timeslice": "the driver lets one process after the other have the GPU",
     "mps": "NVIDIA's Multi-Process Service",
 }
-RESIDENTS = 40  # jobs that stay at a time; MPS serves 48
 WARM_STEPS, WARM_SECONDS = 3, 0.2  # of every job, before it is read
 LEAST_READ = 4  # steps of every job, if they do not take longer than this
 MOST_READING = 4.0
 FIGURES = ("gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_j", "clock_mhz", "unknown_because")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobSet:
-    """Jobs by their ids, which run at the same time; an id that is there twice is two copies of that job."""
-
-    id: str
-    jobs: tuple[str, ...]
-
-    @property
-    def copies(self) -> Counter[str]:
-        """How many of each job."""
-        return Counter(self.jobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,42 +317,6 @@ def _speed(ends: Sequence[float]) -> dict[str, Any]:
     return {"steps": len(between), "step_s": mean, "step_q1": low, "step_median": middle, "step_q3": high}
 
 
-# Which jobs stay together, and the rows of a file.
-
-
-@dataclass
-class Round:
-    """Sets whose jobs all stay at the same time."""
-
-    sets: list[JobSet] = field(default_factory=list)
-    copies: Counter[str] = field(default_factory=Counter)
-
-
-def rounds(sets: Sequence[JobSet], room: Mapping[str, int], total: int, residents: int = RESIDENTS) -> list[Round]:
-    """Sets in their order, a new round where the next one's jobs have no room beside those of the round.
-
-    >>> sets = [JobSet(id=name, jobs=tuple(name)) for name in ("ab", "aa", "c")]
-    >>> [[one.id for one in part.sets] for part in rounds(sets, {"a": 4, "b": 4, "c": 4}, total=12)]
-    [['ab', 'aa'], ['c']]
-    """
-    found: list[Round] = []
-    for one in sets:
-        together = (found[-1].copies | one.copies) if found else one.copies
-        fits = sum(room[job] * count for job, count in together.items()) <= total and together.total() <= residents
-        if not found or not fits:
-            found.append(Round())
-            together = one.copies
-        found[-1].sets.append(one)
-        found[-1].copies = together
-    return found
-
-
-def room(row: Row) -> int:
-    """What a job takes of the GPU: as measured where the row says so, else what was counted, and some."""
-    reserved = row.get("peak_reserved")
-    return need(row) + BASE if reserved is None else int(reserved) + BASE
-
-
 def measure_together(
     rows: Sequence[Row], sets: Sequence[JobSet], settings: TogetherSettings
 ) -> tuple[int, Iterator[Row]]:
@@ -509,65 +459,3 @@ def _beside(found: Row, alone: Sequence[float | None]) -> Row:
         for step, own in zip(found["step_s"], alone, strict=True)
     ]
     return {**found, "alone_s": list(alone), "slowdown": slowdown}
-
-
-# Sets to measure: read from a file, or drawn.
-
-SIZES = {2: 60, 3: 20, 5: 10, 7: 10}  # of a hundred sets
-UNIFORM = (1, 2, 3, 5, 7)  # copies of one job
-POOL_JOBS, POOL_SETS = 30, 60  # sets are drawn among jobs that stay together
-
-
-def sets_in(rows: Sequence[Row]) -> list[JobSet]:
-    """The sets that a file's lines name: `{"set": "pair-1", "jobs": ["resnet", "bert"]}`.
-
-    >>> sets_in([{"id": "a", "model": "mlp:x"}, {"set": "two", "jobs": ["a", "a"]}])
-    [JobSet(id='two', jobs=('a', 'a'))]
-    """
-    found = []
-    for row in rows:
-        if "set" not in row or "model" in row:
-            continue
-        jobs = row.get("jobs")
-        if not isinstance(jobs, list) or not jobs:
-            raise InvalidValue(f"the set {row['set']}: needed 'jobs', a list of ids; found {jobs!r}")
-        found.append(JobSet(id=str(row["set"]), jobs=tuple(map(str, jobs))))
-    return found
-
-
-def draw_sets(rows: Sequence[Row], count: int, seed: int, total: int = 130 * GIB) -> list[JobSet]:
-    """So many sets of these jobs: first one small, one medium and one large job, copied; then mostly pairs.
-
-    Jobs are small or large by the memory they take. The same seed draws the same sets of the same rows.
-
-    >>> rows = [{"id": f"j{number}", "model": "mlp:x", "need": number * GIB} for number in range(9)]
-    >>> draw_sets(rows, 3, seed=1)[1]
-    JobSet(id='uniform-small-2', jobs=('j1', 'j1'))
-    """
-    chance = random.Random(f"ullage together {seed}")
-    takes = {str(row["id"]): room(row) for row in rows if "model" in row}
-    ordered = sorted((name for name in takes if takes[name] * max(UNIFORM) <= total), key=lambda name: takes[name])
-    if not ordered:
-        least = min(takes.values(), default=0)
-        raise UllageError(
-            f"no job is small enough to run {max(UNIFORM)} times in {format_bytes(total)}: the smallest is "
-            f'taken to need {format_bytes(least)} (a line tells by "need", in bytes)'
-        )
-    sizes = {"small": 0.15, "medium": 0.5, "large": 0.85}
-    found = [
-        JobSet(id=f"uniform-{size}-{copies}", jobs=(ordered[int(share * len(ordered))],) * copies)
-        for size, share in sizes.items()
-        for copies in UNIFORM
-    ]
-    while len(found) < count:
-        pool: list[str] = []
-        taken = 0
-        for name in chance.sample(sorted(takes), len(takes)):
-            if taken + takes[name] <= total and len(pool) < POOL_JOBS:
-                pool.append(name)
-                taken += takes[name]
-        for _ in range(POOL_SETS):
-            size = chance.choices(list(SIZES), list(SIZES.values()))[0]
-            jobs = chance.sample(pool, min(size, len(pool)))
-            found.append(JobSet(id=f"s{seed}-{len(found):04d}", jobs=tuple(jobs)))
-    return found[:count]
