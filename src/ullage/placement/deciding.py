@@ -266,11 +266,17 @@ class _Pass:
             return 0.0
         key = (candidate.position, candidate.count, job.work, job.min_speed)
         if key not in self.lost:
-            with_it = self.rules.side_by_side([*candidate.jobs, job], candidate.slot)
-            before = self.rules.side_by_side(candidate.jobs, candidate.slot)
-            refused = with_it.slowed is not None or candidate.too_busy is not None and not with_it.foretold
-            self.lost[key] = None if refused else round(with_it.lost - before.lost, 2)
+            self.lost[key] = self._foretell(job, candidate)
         return self.lost[key]
+
+    def _foretell(self, job: Job, candidate: Candidate) -> float | None:
+        foretell, here, slot = self.rules.side_by_side, candidate.jobs, candidate.slot
+        if len(here) > 1 and any(foretell([each, job], slot).slowed for each in here):
+            return None  # another one makes nobody faster; and pairs are foretold once, groups again and again
+        with_it = foretell([*here, job], slot)
+        if with_it.slowed is not None or candidate.too_busy is not None and not with_it.foretold:
+            return None
+        return round(with_it.lost - foretell(here, slot).lost, 2)
 
     def _manner(self, job: Job, alone: bool) -> _Manner:
         """What matters of a job beside others; nothing where it will have none, or where nothing is predicted."""
