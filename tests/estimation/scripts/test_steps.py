@@ -58,6 +58,14 @@ def test_where_lengths_vary_the_step_is_that_of_the_largest_batch(follow):
     assert step["largest"] and sizes == [[1, 50, 16]]
 
 
+def test_validation_is_no_part_of_an_epoch(follow):
+    validated = LOADER.replace("ACCUMULATE", "1").replace(
+        "for count, ",
+        "for (x,) in DataLoader(TensorDataset(torch.zeros(64, 16)), 4): model(x.cuda())\n        for count, ",
+    )
+    assert follow(validated)["estimate"]["epoch_samples"] == 100
+
+
 def test_a_stream_has_no_length(follow):
     streamed = LOADER.replace("ACCUMULATE", "1").replace("shuffle=True", "shuffle=False")
     stream = (

@@ -81,6 +81,7 @@ class LoaderWatcher:
         self._epochs: WeakKeyDictionary[Any, _Epoch] = WeakKeyDictionary()
         self._training: dict[int, Any] = {}  # the samplers of training loaders, by identity
         self._delivered: dict[int, Any] = {}  # those that handed out a batch since the last backward pass
+        self._feeding: dict[Any, Any] = {}  # those that handed out the last batch before a backward pass, by their key
         self.hurry = False
         self.end_training_epochs = True  # not where a framework counts the batches itself
 
@@ -112,6 +113,9 @@ class LoaderWatcher:
     def after_backward(self) -> None:
         """Call it after a backward pass: the batches handed out before it were training data."""
         self._training.update(self._delivered)
+        if self._delivered:
+            last = next(reversed(self._delivered.values()))
+            self._feeding[_key(last)] = last
         self._delivered.clear()
 
     @property
@@ -135,8 +139,8 @@ class LoaderWatcher:
     @property
     def epoch_samples(self) -> int | None:
         """How many samples an epoch of training has; `None` where no loader can tell, or several do."""
-        lengths = {_key(sampler): _epoch_samples(sampler) for sampler in list(self._training.values())}
-        return next(iter(lengths.values())) if len(lengths) == 1 else None
+        samplers = list(self._feeding.values())
+        return _epoch_samples(samplers[0]) if len(samplers) == 1 else None
 
     def _source_of(self, iterator: Any) -> _Source | None:
         """What a loader of a data set with indices reads; its items are looked at when it is first read for the GPU."""
@@ -161,7 +165,8 @@ class LoaderWatcher:
             if source.handed_out == LONGEST_AT[0]:
                 source.reserved = self._memory.allocator.peak_reserved
             source.handed_out += 1
-        self._delivered[id(sampler)] = sampler
+        self._delivered.pop(id(sampler), None)
+        self._delivered[id(sampler)] = sampler  # the last one
         self._calls.samples += _samples_of(sampler, batch)
         epoch = self._epochs.setdefault(iterator, _Epoch())
         epoch.marks.append((len(self._memory.requests), self._memory.allocator.allocated))
