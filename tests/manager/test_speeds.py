@@ -12,6 +12,8 @@ import pytest
 
 from ullage.isolation.parent import Outcome
 from ullage.manager.core.works import Works, read_utilization
+from ullage.manager.storage.job_store import JobStore
+from ullage.manager.storage.records import WorkRecord
 from ullage.monitor import Monitor, NvmlSource
 from ullage.monitor.readings import AT_EVERY_LOOK
 from ullage.placement import Slot
@@ -219,6 +221,17 @@ def test_a_gpu_that_nobody_knows_and_a_work_that_is_gone_are_unknown(works):
     heavy, light = keep(works, "heavy", "light")
     assert works.predict([heavy, light], replace(SLOT, name="GeForce 9999")) is None
     assert works.predict([heavy, "gone"], SLOT) is None and works.busy("gone") is None
+
+
+def test_what_cannot_be_read_any_more_is_unknown_and_stops_nobody(works, store):
+    [heavy] = keep(works, "heavy")
+    store.keep_work(WorkRecord(id="older", predicted={H200: {"smact": 0.5}}))
+    store.database.write([("UPDATE works SET measured = '[1' WHERE id = ?", [(heavy,)])])
+    again = Works(JobStore(store.database, clock=lambda: 0.0), "mps")
+    for work in (heavy, "older"):
+        assert again.busy(work) is None and again.shown(work, [H200]) is None
+        assert again.predict([work, work], SLOT) is None
+        again.learn(SLOT, [work], {"smact": 0.5})
 
 
 def test_a_users_process_cannot_make_a_work_of_nonsense():

@@ -131,6 +131,20 @@ def learned(
     return after | {"windows": before.get("windows", 0) + 1}
 
 
+def _predicted(record: WorkRecord, gpu: str) -> Utilization | None:
+    """What was predicted; None where an Ullage of another version, or nobody, has."""
+    try:
+        return Utilization.from_dict(record.predicted[gpu])
+    except (KeyError, TypeError, InvalidValue):
+        return None
+
+
+def _now(record: WorkRecord, gpu: str) -> Utilization | None:
+    """What is known of a work now."""
+    predicted = _predicted(record, gpu)
+    return None if predicted is None else corrected(predicted, record.measured.get(gpu, {}))
+
+
 def _nearly(one: Utilization, other: Utilization | None) -> bool:
     """Whether two utilizations are the same for what jobs do to each other."""
     names = ("busy", *_ADD_UP)
@@ -165,11 +179,7 @@ class Works:
             if len(known) >= _MOST_KNOWN:
                 self._alone = known = {}
             record = self._store.work(work)
-            predicted = None if record is None else record.predicted.get(gpu)
-            found = None
-            if record is not None and predicted is not None:
-                found = corrected(Utilization.from_dict(predicted), record.measured.get(gpu, {}))
-            known[gpu, work] = (next(self._numbers), found)
+            known[gpu, work] = (next(self._numbers), None if record is None else _now(record, gpu))
         return known[gpu, work]
 
     def busy(self, work: str | None) -> float | None:
@@ -177,8 +187,8 @@ class Works:
         found = None if work is None else self._store.work(work)
         if found is None:
             return None
-        known = found.measured
-        return max(float(known.get(gpu, values).get("smact", 0.0)) for gpu, values in found.predicted.items())
+        alone = [self.utilization(found.id, gpu) for gpu in found.predicted]
+        return max((each.smact for each in alone if each is not None), default=None)
 
     def shown(self, work: str | None, gpus: Iterable[str]) -> dict[str, Any] | None:
         """A few figures of a work on the first of these GPUs that it is known for, ready for JSON."""
@@ -186,12 +196,11 @@ class Works:
         if record is None:
             return None
         for gpu in gpus:
-            if gpu in record.predicted:
-                measured = record.measured.get(gpu, {})
-                found = corrected(Utilization.from_dict(record.predicted[gpu]), measured)
+            found = _now(record, gpu)
+            if found is not None:
                 names = ("step_s", "smact", "smocc", "drama", "power_w")
-                figures = {name: getattr(found, name) for name in names}
-                return {"gpu": gpu, **figures, "windows": int(measured.get("windows", 0))}
+                windows = int(record.measured.get(gpu, {}).get("windows", 0))
+                return {"gpu": gpu, **{name: getattr(found, name) for name in names}, "windows": windows}
         return None
 
     def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
@@ -273,8 +282,8 @@ class Works:
 
     def _learn(self, work: str, gpu: str, seen: Mapping[str, float], jobs: int) -> None:
         record = self._store.work(work)
-        if record is not None:
-            predicted = Utilization.from_dict(record.predicted[gpu])
+        predicted = None if record is None else _predicted(record, gpu)
+        if record is not None and predicted is not None:
             after = learned(predicted, record.measured.get(gpu, {}), seen, jobs)
             self._store.keep_work(replace(record, measured=record.measured | {gpu: after}))
 

@@ -33,6 +33,7 @@ from ullage.manager.storage.records import (
     check_transition,
     new_job,
     stored,
+    work_from_row,
 )
 from ullage.manager.storage.spec_use import SpecUse
 from ullage.placement import faded
@@ -419,8 +420,7 @@ class JobStore:
         found = (changes.works.get(id) if changes is not None else None) or self._works.get(id)
         if found is None:
             for row in self._database.rows("SELECT * FROM works WHERE id = ?", (id,)):
-                predicted, measured = json.loads(row["predicted"]), json.loads(row["measured"])
-                found = WorkRecord(id=id, changed=row["changed"], predicted=predicted, measured=measured)
+                found = work_from_row(row)
                 self._remember([found])
         return found
 

@@ -348,6 +348,15 @@ def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
     return AttemptRecord(**values)
 
 
+def work_from_row(row: sqlite3.Row) -> WorkRecord:
+    """The work of a row of `works`; of one that cannot be read nothing is known."""
+    try:
+        known = {name: _object(row[name], name, dict) for name in ("predicted", "measured")}
+    except ValueError:
+        known = {"predicted": {}, "measured": {}}
+    return WorkRecord(id=row["id"], changed=row["changed"], **known)
+
+
 def _values(row: sqlite3.Row, types: dict[str, tuple[type, ...]]) -> dict[str, Any]:
     values = {}
     for name, kinds in types.items():
