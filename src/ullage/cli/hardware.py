@@ -32,6 +32,7 @@ _WORDS = {
     "shared_memory_per_sm_kib": "shared memory per SM, KiB",
     "l2_mib": "L2 cache, MiB",
     "bandwidth": "bandwidth, GB/s",
+    "power_w": "power, W",
     "fp32_tflops": "FP32, TFLOPS",
     "tf32_tflops": "TF32, TFLOPS",
     "fp16_tflops": "FP16, TFLOPS",

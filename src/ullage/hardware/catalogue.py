@@ -21,9 +21,9 @@ Table = Mapping[str, Any]
 
 _SIZES = ("memory", "usable", "context", "context_bare", "context_upper")
 _WHOLE = ("sms", "shared_memory_per_sm_kib", "max_threads_per_sm")
-_RATES = ("bandwidth", "fp32_tflops", "tf32_tflops", "fp16_tflops", "bf16_tflops", "l2_mib")
+_RATES = ("bandwidth", "power_w", "fp32_tflops", "tf32_tflops", "fp16_tflops", "bf16_tflops", "l2_mib")
 _TEXTS = ("device_name", "family", "source", "usable_source", "context_source")
-_SCALED_BY_SMS = ("fp32_tflops", "tf32_tflops", "fp16_tflops", "bf16_tflops")
+_SCALED_BY_SMS = ("power_w", "fp32_tflops", "tf32_tflops", "fp16_tflops", "bf16_tflops")
 _KEYS = sorted(
     [*_SIZES, *(f"{size}_mib" for size in _SIZES), *_WHOLE, *_RATES, *_TEXTS]
     + ["name", "compute_capability", "context_measured", "aliases"]

@@ -27,10 +27,11 @@ class GPU:
     - `context` is what a training process takes outside PyTorch's allocator, `context_upper` the most to
       expect, `context_bare` a process that only created its context; `context_measured` says whether these
       were measured on this very card.
-    - `*_tflops` are dense rates with 32-bit accumulation, `bandwidth` is in GB/s.
+    - `*_tflops` are dense rates with 32-bit accumulation, `bandwidth` is in GB/s, `power_w` the watts that the
+      board may draw.
     - `parent` and `mig_instances` (how many fit on one card) are set for a MIG instance only.
 
-    Not covered: clocks, power, NVLink, what other processes hold now.
+    Not covered: clocks, NVLink, what other processes hold now.
 
     >>> from ullage.hardware import gpu
     >>> card = gpu("A100-40GB")
@@ -48,6 +49,7 @@ class GPU:
     compute_capability: tuple[int, int] | None = None
     sms: int | None = None
     bandwidth: float | None = None
+    power_w: float | None = None
     fp32_tflops: float | None = None
     tf32_tflops: float | None = None
     fp16_tflops: float | None = None
