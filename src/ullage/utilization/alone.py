@@ -2,32 +2,107 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
 from ullage.hardware import GPU
+from ullage.utilization.rates import SHARES, Floats, Rates, load, measured_gpu
 from ullage.utilization.result import Utilization
-from ullage.utilization.step import StepCalls, runs_kernels
-from ullage.utilization.work import work_of
-
-_LAUNCH = 25e-6  # seconds of the host for each call
-_SHORTEST = 2e-6  # seconds of a kernel
+from ullage.utilization.step import StepCalls, runs_kernels, waits_for_gpu
+from ullage.utilization.work import Work, tensors_of, work_of
 
 
-def utilization_of(step: StepCalls, gpu: GPU) -> Utilization:
-    """How long a step takes on a GPU, and how busy it keeps it."""
-    bandwidth, rate = (gpu.bandwidth or 1000.0) * 1e9, (gpu.fp32_tflops or 20.0) * 1e12
-    gpu_s = flops = moved = 0.0
-    kernels = 0
-    for call in step:
-        if runs_kernels(call):
+@dataclass(frozen=True)
+class StepWork:
+    """What a step is for the GPU and for the host.
+
+    `works` are its distinct calls with kernels, `counts` how often each comes, `host` the parts that the host does
+    (`rates.HOST_PARTS`), `copied` the bytes for which the host waits until they are on the GPU or back.
+    """
+
+    works: list[Work]
+    counts: Floats
+    host: dict[str, float]
+    copied: int
+    steady: bool
+    waits: int
+
+    @classmethod
+    def of(cls, step: StepCalls) -> StepWork:
+        """The work of a step."""
+        waits, copied = step.waits, 0
+        works, counts = [], []
+        host: Counter[str] = Counter(
+            step=1, modules=step.modules, nodes=step.nodes, waits=waits, on_host=step.on_host,
+            optimizer_steps=step.optimizer_steps,
+        )  # fmt: skip
+        for number, count in Counter(step.order).items():
+            call = step.calls[number]
+            if not runs_kernels(call):
+                host["views"] += count
+                continue
             work = work_of(call)
-            gpu_s += max(work.flops / rate, work.bytes / bandwidth, _SHORTEST)
-            flops, moved, kernels = flops + work.flops, moved + work.bytes, kernels + 1
-    host_s = len(step.order) * _LAUNCH
-    step_s = max(gpu_s, host_s)
-    drama = min(1.0, moved / bandwidth / step_s) if step_s else 0.0
-    busy = gpu_s / step_s if step_s else 0.0
-    power = 120 + 500 * busy
+            host[f"{call.get('pass', 'outside')}_calls"] += count
+            if work.kind.startswith("convolution"):
+                host["convolutions"] += count
+            if work.kind == "lists":
+                host["listed_tensors"] += count * sum(1 for _ in tensors_of(call["args"]))
+            if work.kind == "transfer":
+                copied += count * max(work.read, work.written) if waits_for_gpu(call) else 0
+            else:
+                works.append(work)
+                counts.append(count)
+        return cls(works, np.array(counts, dtype=np.float64), dict(host), copied, step.steady, waits)
+
+
+def utilization_of(step: StepCalls, gpu: GPU, rates: Rates | None = None) -> Utilization:
+    """How long a step takes on a GPU, and how busy it keeps it.
+
+    >>> from ullage.hardware import gpu
+    >>> left = {"shape": [4096, 4096], "dtype": "bfloat16"}
+    >>> call = {"operator": "aten.mm.default", "args": [left, left], "kwargs": {}, "outputs": [left]}
+    >>> step = StepCalls(calls=[call], order=[0] * 50, steady=True)
+    >>> one, other = utilization_of(step, gpu("H200")), utilization_of(step, gpu("T4"))
+    >>> one.gpu_s < other.gpu_s, one.measured, other.measured
+    (True, True, False)
+    """
+    return utilization_of_work(StepWork.of(step), gpu, rates or load())
+
+
+def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
+    """The same from the work of a step."""
+    measured = gpu.name == measured_gpu().name
+    vectors = rates.vectors(work.works)
+    times = rates.times(work.works, vectors)
+    shares = rates.shares_of(work.works, vectors, times)
+    if not measured:
+        times = times * np.array([one.least_time(gpu) / one.least_time(measured_gpu()) for one in work.works])
+    busy = work.counts * (times + rates.gap_s)
+    gpu_s = float(busy.sum())
+    host_s, copy_s = host_time(rates, work), work.copied / rates.copied
+    step_s = copy_s + together(gpu_s, host_s, rates.blend, rates.stretch)
+    found = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
+    power_w = min(rates.most_w, rates.idle_w + sum(rates.power[name] * share for name, share in found.items()))
     return Utilization(
-        gpu=gpu.name, step_s=step_s, gpu_s=gpu_s, host_s=host_s, smact=busy, smocc=busy / 3, drama=drama, tensor=0.0,
-        power_w=power, energy_j=power * step_s, flops=flops, bytes=moved, kernels=kernels, steady=step.steady,
-        measured=gpu.name == "H200", waits=step.waits,
+        gpu=gpu.name, step_s=step_s, gpu_s=gpu_s, host_s=copy_s + host_s, power_w=power_w, energy_j=power_w * step_s,
+        flops=float(sum(count * one.flops for one, count in zip(work.works, work.counts, strict=True))),
+        bytes=float(sum(count * one.bytes for one, count in zip(work.works, work.counts, strict=True))),
+        kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits,
+        smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"],
     )  # fmt: skip
+
+
+def host_time(rates: Rates, work: StepWork) -> float:
+    """Seconds that the host needs to launch a step, without the copies that it waits for."""
+    return float(sum(rates.host.get(name, 0.0) * count for name, count in work.host.items()))
+
+
+def together(gpu_s: float, host_s: float, blend: float, stretch: float) -> float:
+    """Seconds in which the host launches and the GPU works: at once, and each waits for the other now and then.
+
+    >>> together(3.0, 4.0, blend=2.0, stretch=1.0)
+    5.0
+    """
+    return float(np.linalg.norm([stretch * gpu_s, host_s], blend))

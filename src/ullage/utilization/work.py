@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ullage.hardware import GPU
+
 _SIZES = {
     "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "uint32": 4, "float16": 2,
     "bfloat16": 2, "int16": 2, "uint16": 2, "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -19,6 +21,13 @@ _NARROW = ("float16", "bfloat16")
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_scaled_mm": 0, "addbmm": 1, "_addmm_activation": 1}
 _CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose")
 
+REACHED = 0.8  # of what data sheets say, at best
+SHORTEST = 1.2e-6  # seconds of a kernel
+_UNKNOWN_TFLOPS, _UNKNOWN_BANDWIDTH = 20.0, 1000.0  # where the catalogue has nothing
+
+KINDS = (
+    "product", "convolution", "convolution_backward", "attention", "recurrent", "lists", "transfer", "other"
+)  # fmt: skip
 Tensor = Mapping[str, Any]
 
 
@@ -43,6 +52,7 @@ class Work:
     read: int
     written: int
     dtype: str
+    tf32: bool
     shape: Mapping[str, float]
 
     @property
@@ -50,15 +60,46 @@ class Work:
         """What is moved at least."""
         return self.read + self.written
 
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether tensor cores can do it."""
+        return self.flops > 0 and (self.dtype in _NARROW or self.tf32)
+
+    def least_time(self, gpu: GPU) -> float:
+        """Seconds that a GPU needs for it at least, as far as its data sheet tells."""
+        return max(self.bytes / (REACHED * bandwidth_of(gpu)), self.flops / (REACHED * self.rate(gpu)), SHORTEST)
+
+    def rate(self, gpu: GPU) -> float:
+        """The data sheet's floating-point operations a second."""
+        plain = gpu.fp32_tflops or _UNKNOWN_TFLOPS
+        if self.dtype in _NARROW:
+            found = gpu.bf16_tflops if self.dtype == "bfloat16" else gpu.fp16_tflops
+            return 1e12 * (found or gpu.fp16_tflops or plain)
+        return 1e12 * ((gpu.tf32_tflops or plain) if self.tf32 else plain)
+
+
+def bandwidth_of(gpu: GPU) -> float:
+    """Bytes a second."""
+    return 1e9 * (gpu.bandwidth or _UNKNOWN_BANDWIDTH)
+
 
 def work_of(call: Mapping[str, Any]) -> Work:
     """The work of a call that runs kernels."""
     name = str(call["operator"]).split(".")[1]
     given = list(tensors_of([call["args"], call["kwargs"]]))
     made = list(tensors_of(call["outputs"]))
+    if not made and name.endswith("_") and call["args"]:
+        made = list(tensors_of(_written(name, call["args"])))
     read, written = sum(map(bytes_of, given)), sum(map(bytes_of, made))
     kind, flops, shape = _kind(name, call, given, made)
-    return Work(kind, name, float(flops), read, written, _dtype(given + made), shape)
+    dtype = _dtype(given + made)
+    tf32 = dtype == "float32" and bool(call.get("tf32", kind.startswith("convolution") or kind == "recurrent"))
+    return Work(kind, name, float(flops), read, written, dtype, tf32, shape)
+
+
+def _written(name: str, args: Sequence[Any]) -> Any:
+    """What an operator on lists writes in place: the first list, or of a fused optimizer all but the gradients."""
+    return [args[0], *args[2:5]] if name.startswith("_fused_") else args[0]
 
 
 def _kind(
@@ -77,9 +118,10 @@ def _kind(
     if "attention" in name and len(given) > 2:
         return "attention", *_attention(name, given, args)
     if name.startswith(("_foreach_", "_fused_", "_amp_foreach")):
-        sizes = [numel(tensor) for tensor in given if not tensor.get("cpu")]
-        return "lists", 0, {"tensors": log2(len(sizes)), "largest": log2(max(sizes, default=0))}
-    return "other", 0, _elementwise(given, made)
+        return "lists", 0, _lists(call, given)
+    if "_rnn" in name:
+        return "recurrent", *_recurrent(name, given, made, args)
+    return "other", 0, _elementwise(call, given, made)
 
 
 def _product(left: Tensor, right: Tensor, bias: bool) -> tuple[float, dict[str, float]]:
@@ -88,7 +130,7 @@ def _product(left: Tensor, right: Tensor, bias: bool) -> tuple[float, dict[str, 
     return 2 * batch * rows * columns * inner, {
         "rows": log2(rows), "columns": log2(columns), "inner": log2(inner), "batch": log2(batch), "bias": float(bias),
         "left_turned": float(layout_of(left)), "right_turned": float(layout_of(right)),
-        "even": float(sum(size % 8 == 0 for size in (rows, columns, inner))),
+        "even_rows": evenness(rows), "even_columns": evenness(columns), "even_inner": evenness(inner),
         "tiles": log2(batch * -(-rows // 128) * -(-columns // 128)), "smaller": log2(min(rows, columns)),
     }  # fmt: skip
 
@@ -109,7 +151,7 @@ def _convolution(
         "dilation": float(max(dilation)), "groups": log2(groups), "depthwise": float(groups == inner > 1),
         "transposed": float(bool(transposed)),
         "layout": float(layout_of(source)), "of_weight": float(layout_of(weight)),
-        "even_inner": float(inner // groups % 8 == 0), "even_outer": float(outer // groups % 8 == 0),
+        "even_inner": evenness(inner // groups), "even_outer": evenness(outer // groups),
         "dimensions": float(len(weight["shape"]) - 2), "wants_source": float(bool(wanted[0])),
         "wants_weight": float(bool(wanted[1])), "wants_bias": float(bool(wanted[2])),
         "rows": log2(source["shape"][0] * places), "depth": log2(inner // groups * window),
@@ -130,7 +172,34 @@ def _attention(name: str, given: list[Tensor], args: Sequence[Any]) -> tuple[flo
     }  # fmt: skip
 
 
-def _elementwise(given: list[Tensor], made: list[Tensor]) -> dict[str, float]:
+def _lists(call: Mapping[str, Any], given: list[Tensor]) -> dict[str, float]:
+    sizes = [numel(tensor) for tensor in given if not tensor.get("cpu")]
+    return {
+        "tensors": log2(len(sizes)), "largest": log2(max(sizes, default=0)), "same": float("same" in call),
+        "numbers": log2(sum(sizes)), "lists": float(sum(isinstance(value, list) for value in call["args"])),
+    }  # fmt: skip
+
+
+def _recurrent(
+    name: str, given: list[Tensor], made: list[Tensor], args: Sequence[Any]
+) -> tuple[float, dict[str, float]]:
+    """Layers of cuDNN's: products over all steps at once, then one step after the other."""
+    source = given[0]
+    length, batch = source["shape"][:2] if len(source["shape"]) > 2 else (source["shape"][0], 1)
+    weights = [tensor for tensor in given[1:] if len(tensor["shape"]) == 2]
+    buffers = [numel(tensor) for tensor in made if len(tensor["shape"]) == 1]
+    numbers = max(sum(map(numel, weights)), max(buffers, default=0))
+    backward = "backward" in name
+    flops = 2 * length * batch * numbers * (2 if backward else 1)
+    hidden = max((tensor["shape"][-1] for tensor in weights), default=1)
+    return flops, {
+        "length": log2(length), "batch": log2(batch), "width": log2(source["shape"][-1]), "inner": log2(hidden),
+        "tensors": log2(len(weights)), "backward": float(backward), "numbers": log2(numbers),
+        "steps": log2(length * max(len(weights) // 2, 1)),
+    }  # fmt: skip
+
+
+def _elementwise(call: Mapping[str, Any], given: list[Tensor], made: list[Tensor]) -> dict[str, float]:
     everything = given + made
     if not everything:
         return {}
@@ -138,15 +207,38 @@ def _elementwise(given: list[Tensor], made: list[Tensor]) -> dict[str, float]:
     result = made[0] if made else largest
     read = max((numel(tensor) for tensor in given), default=0)
     shape = largest["shape"] or [1]
+    alike = {tuple(tensor.get("stride", ())) for tensor in everything if tensor["shape"] == shape}
+    windows = [math.prod(value) for value in call["args"] if isinstance(value, list) and value and _are_sizes(value)]
     return {
         "result": log2(numel(result)), "source": log2(read), "ratio": log2(16 * read / max(numel(result), 1)),
         "last": log2(shape[-1]), "first": log2(shape[0]), "second": log2(shape[1] if len(shape) > 1 else 1),
         "last_of_result": log2(result["shape"][-1] if result["shape"] else 1), "dimensions": float(len(shape)),
         "layout": float(max((layout_of(tensor) for tensor in given), default=0)),
-        "of_result": float(layout_of(result)), "tensors": float(len(given)),
+        "of_result": float(layout_of(result)), "orders": float(len(alike)), "tensors": float(len(given)),
         "spread": float(any(numel(tensor) != numel(result) for tensor in given if tensor["shape"])),
         "width": float(_SIZES.get(largest["dtype"], 4)),
+        "each": log2(numel(largest) / max(shape[1] if len(shape) > 1 else 1, 1)),
+        "window": log2(abs(windows[0])) if windows else 0.0, "stride": float(_last_stride(largest)),
+        "even_last": evenness(shape[-1]),
     }  # fmt: skip
+
+
+def _are_sizes(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)
+
+
+def _last_stride(tensor: Tensor) -> int:
+    """0 where the numbers of the last dimension lie side by side."""
+    return int("stride" in tensor and bool(tensor["stride"]) and tensor["stride"][-1] != 1)
+
+
+def evenness(size: int) -> float:
+    """How many of the lowest bits are zero, at most 4: whether rows of numbers are aligned.
+
+    >>> evenness(24), evenness(7)
+    (3.0, 0.0)
+    """
+    return math.log2(math.gcd(size, 16)) if size else 4.0
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue, MissingPackage, UllageError
-from ullage.estimation.estimators.fast import NAMES, Fast, Trees, vector_of
+from ullage.estimation.estimators.fast import NAMES, Fast, vector_of
 from ullage.estimation.estimators.walknet.inputs import row_of
 from ullage.hardware import gpu as find_gpu
 from ullage.research.ranking.questions import Question
 from ullage.research.ranking.truth import MeasuredRun, read_truth
 from ullage.research.ranking.worker import Record
+from ullage.utilization.trees import Trees
 from ullage.workloads.configuration import Configuration
 
 Floats = npt.NDArray[np.float64]
@@ -140,25 +141,7 @@ def _grow(features: Floats, target: Floats, kind: str, seed: int) -> Trees:
     }  # fmt: skip
     data = lightgbm.Dataset(features, target, feature_name=[f"f{place}" for place in range(len(NAMES))])
     booster = lightgbm.train(options, data, num_boost_round=_TREES[kind])
-    return Trees.from_lists([_nodes(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]])
-
-
-def _nodes(root: dict[str, Any]) -> list[dict[str, Any]]:
-    """LightGBM's nested tree as a list, the root first."""
-    nodes: list[dict[str, Any]] = []
-
-    def add(node: dict[str, Any]) -> int:
-        place = len(nodes)
-        nodes.append({})
-        if "leaf_value" in node:
-            nodes[place] = {"value": node["leaf_value"]}
-            return place
-        found = {"feature": node["split_feature"], "threshold": node["threshold"]}
-        nodes[place] = found | {"left": add(node["left_child"]), "right": add(node["right_child"])}
-        return place
-
-    add(root)
-    return nodes
+    return Trees.from_lightgbm(booster)
 
 
 # Real models that were measured (`ullage measure`), as rows to learn from: features by name, grouped by family.

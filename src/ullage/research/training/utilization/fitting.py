@@ -1,0 +1,237 @@
+"""The fit of `utilization.rates`: of times and shares by regression trees, of the host and of power by least squares.
+
+The trees of times are grown on two kinds of truth at once. A call that was timed says what its factor is. A run says
+what the calls of its step add up to: its error falls on each of them by its share of the sum. The trees of shares are
+grown on runs alone, in the same way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ullage.errors import InvalidValue, MissingPackage
+from ullage.research.training.utilization.runs import MeasuredCall, MeasuredRun
+from ullage.utilization.rates import (
+    HOST_PARTS,
+    SHARES,
+    Floats,
+    Rates,
+    measured_gpu,
+    prior_shares,
+    share_vectors,
+)
+from ullage.utilization.trees import Trees
+from ullage.utilization.work import Work
+
+GAP = 1e-6  # seconds between two kernels, within what counts as work
+OF_RUNS = 10.0  # a run's weight against that of a timed call
+ROBUST = 0.3  # beyond such an error, in logarithms, weights fall
+TREES, SHARE_TREES = 300, 100
+_LEAVES, _DEPTH, _RATE = 31, 10, 0.06
+_COPIED = (5e9, 6e9, 7e9, 8e9, 9e9, 11e9, 14e9)
+_BLENDS = (3.0, 4.0, 6.0)
+_STRETCHES = (1.0, 1.02, 1.04, 1.06)
+_WAITING, _BELOW = 0.75, 0.6
+Begin = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The calls of all runs, each distinct one once, and how often which run makes which."""
+
+    works: list[Work]
+    call: npt.NDArray[np.int64]
+    run: npt.NDArray[np.int64]
+    count: Floats
+
+    @classmethod
+    def of(cls, runs: Sequence[MeasuredRun]) -> _Sums:
+        works: list[Work] = []
+        places: dict[Any, int] = {}
+        call, run, count = [], [], []
+        for number, one in enumerate(runs):
+            for work, times in zip(one.work.works, one.work.counts.tolist(), strict=True):
+                key = (work.operator, work.flops, work.read, work.written, work.dtype, work.tf32, *work.shape.values())
+                if key not in places:
+                    places[key] = len(works)
+                    works.append(work)
+                call.append(places[key])
+                run.append(number)
+                count.append(times)
+        return cls(works, np.array(call), np.array(run), np.array(count))
+
+    def over(self, values: Floats, runs: int) -> Floats:
+        """Sums over the calls of each run."""
+        return _summed(self.run, self.count * values[self.call], runs)
+
+
+def _summed(places: npt.NDArray[np.int64], values: Floats, length: int) -> Floats:
+    return np.bincount(places, values, length).astype(np.float64)
+
+
+def fit(calls: Sequence[MeasuredCall], runs: Sequence[MeasuredRun], begin: Begin = lambda _: None) -> Rates:
+    """The rates with which these calls and runs come out best. Give it no run that it is to be judged by."""
+    if len(runs) < 10:
+        raise InvalidValue(f"needed at least 10 runs to fit; found {len(runs)}")
+    operators, usual = _usual_factors(calls)
+    empty = Trees.from_lists([[{"value": 0.0}]])
+    rates = Rates(
+        time=empty, shares=dict.fromkeys(SHARES, empty), operators=operators, usual=usual, gap_s=GAP, host={},
+        copied=7e9, blend=4.0, stretch=1.05, idle_w=100.0, most_w=700.0, power=dict.fromkeys(SHARES, 0.0),
+    )  # fmt: skip
+    sums = _Sums.of(runs)
+    begin("times of calls")
+    rates = replace(rates, time=_times(rates, calls, runs, sums))
+    vectors = rates.vectors(sums.works)
+    times = rates.times(sums.works, vectors)
+    rows = share_vectors(sums.works, vectors, times)
+    starts = prior_shares(sums.works, times)
+    grown = {}
+    for name in SHARES:
+        begin(name)
+        grown[name] = _shares(name, rows, starts[name], times, runs, sums)
+    begin("host and power")
+    return _power(_host_and_step(replace(rates, shares=grown), runs), runs)
+
+
+def _usual_factors(calls: Sequence[MeasuredCall]) -> tuple[dict[str, float], float]:
+    """The middle factor of each operator over its least time, as a logarithm, drawn to that of all where it is rare."""
+    factors: dict[str, list[float]] = {}
+    for call in calls:
+        least = call.work.least_time(measured_gpu())
+        factors.setdefault(call.work.operator, []).append(float(np.log(call.seconds / least)))
+    usual = float(np.median([factor for several in factors.values() for factor in several]))
+    return {name: (sum(several) + 2 * usual) / (len(several) + 2) for name, several in factors.items()}, usual
+
+
+def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[MeasuredRun], sums: _Sums) -> Trees:
+    timed = rates.vectors([call.work for call in calls])
+    truth = np.log([call.seconds / call.work.least_time(measured_gpu()) for call in calls])
+    least = np.array([work.least_time(measured_gpu()) for work in sums.works])
+    whole = np.array([run.gpu_s for run in runs])
+    first = len(calls)
+
+    def objective(told: Floats, _: Any) -> tuple[Floats, Floats]:
+        slope, bend = np.zeros(len(told)), np.full(len(told), 1e-4)
+        off = told[:first] - truth
+        weight = 1 / np.sqrt(1 + (off / ROBUST) ** 2)
+        slope[:first], bend[:first] = weight * off, weight
+        each = least * np.exp(told[first:])
+        summed = sums.over(each + GAP, len(runs))
+        off = np.log(summed / whole)
+        weight = OF_RUNS / np.sqrt(1 + (off / ROBUST) ** 2)
+        share = sums.count * each[sums.call] / summed[sums.run]
+        slope[first:] += _summed(sums.call, (weight * off)[sums.run] * share, len(each))
+        bend[first:] += _summed(sums.call, weight[sums.run] * share, len(each))
+        return slope, bend
+
+    return _grow(np.vstack([timed, rates.vectors(sums.works)]), objective, TREES)
+
+
+def _shares(name: str, rows: Floats, start: Floats, times: Floats, runs: Sequence[MeasuredRun], sums: _Sums) -> Trees:
+    """Trees of a share: what they say, weighted by time, is the share of each run while its GPU works."""
+    known = np.array([name in run.shares for run in runs])
+    truth = np.array([min(1.0, run.shares.get(name, 0.0) * run.step_s / run.gpu_s) for run in runs])
+    weight = np.where(known, np.array([run.gpu_s / run.step_s for run in runs]) ** 2, 0.0)
+    part = sums.count * (times + GAP)[sums.call]
+    part = part / _summed(sums.run, part, len(runs))[sums.run]
+
+    def objective(told: Floats, _: Any) -> tuple[Floats, Floats]:
+        share = 1 / (1 + np.exp(-(start + told)))
+        grows = np.maximum(share * (1 - share), 0.01)
+        off = _summed(sums.run, part * share[sums.call], len(runs)) - truth
+        slope = _summed(sums.call, (weight * off)[sums.run] * part, len(rows)) * grows
+        bend = _summed(sums.call, weight[sums.run] * part, len(rows)) * grows**2
+        return 100 * slope, 100 * bend + 1e-4
+
+    return _grow(rows, objective, SHARE_TREES)
+
+
+def _grow(rows: Floats, objective: Callable[[Floats, Any], tuple[Floats, Floats]], trees: int) -> Trees:
+    try:
+        import lightgbm
+    except ImportError:
+        raise MissingPackage("lightgbm", "the training of rates") from None
+    options = {
+        "objective": objective, "num_leaves": _LEAVES, "max_depth": _DEPTH, "learning_rate": _RATE,
+        "min_data_in_leaf": 5, "min_sum_hessian_in_leaf": 1.0, "feature_fraction": 0.7, "lambda_l2": 2.0,
+        "verbosity": -1, "seed": 0, "deterministic": True, "num_threads": 2,
+    }  # fmt: skip
+    data = lightgbm.Dataset(rows, np.zeros(len(rows)), params={"verbosity": -1})
+    return Trees.from_lightgbm(lightgbm.train(options, data, num_boost_round=trees))
+
+
+# The host, the step and power.
+
+
+def _of_one_host(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    """Those with the host's time, of the machine that has most of them: hosts differ more than GPUs."""
+    read = [run for run in runs if run.host_s]
+    machines = Counter(run.machine for run in read)
+    return [run for run in read if run.machine == machines.most_common(1)[0][0]] if read else []
+
+
+def _least_squares(parts: Floats, whole: Floats) -> Floats:
+    """The coefficients, none below zero."""
+    from sklearn.linear_model import LinearRegression
+
+    fitted = LinearRegression(positive=True, fit_intercept=False).fit(parts, whole)
+    return np.asarray(fitted.coef_, dtype=np.float64)
+
+
+def _host_and_step(rates: Rates, runs: Sequence[MeasuredRun]) -> Rates:
+    """What the host takes, how fast it copies, and how both become a step: the figures with the least errors.
+
+    Where the GPU waits for the host, a step tells what the host takes. Elsewhere the host's time was measured by
+    itself, which counts where it is well below the GPU's: a full queue of kernels would have stopped it.
+    """
+    read = _of_one_host(runs)
+    if len(read) < 2 * len(HOST_PARTS):
+        raise InvalidValue(f"needed at least {2 * len(HOST_PARTS)} runs with the host's time; found {len(read)}")
+    parts = np.array([[run.work.host.get(name, 0.0) for name in HOST_PARTS] for run in read])
+    step, gpu, host, copied = (np.array(values, dtype=np.float64) for values in zip(
+        *((run.step_s, run.gpu_s, run.host_s, run.work.copied) for run in read), strict=True
+    ))  # fmt: skip
+    best, least = rates, np.inf
+    for speed, blend, stretch in itertools.product(_COPIED, _BLENDS, _STRETCHES):
+        copy = copied / speed
+        rest = np.maximum(step - copy, 0.2 * step)
+        waits = gpu < _WAITING * rest
+        by_step = np.maximum(rest**blend - (stretch * gpu) ** blend, 1e-20) ** (1 / blend)
+        truth = np.where(waits, by_step, np.maximum(host - copy, 0.2 * host))
+        known = waits | (host < _BELOW * gpu)
+        each = _of_the_host(parts[known], truth[known])
+        told = copy + ((parts @ each) ** blend + (stretch * gpu) ** blend) ** (1 / blend)
+        off = float(np.abs(np.log(told / step)).mean())
+        if off < least:
+            costs = dict(zip(HOST_PARTS, map(float, each), strict=True))
+            best, least = replace(rates, host=costs, copied=speed, blend=blend, stretch=stretch), off
+    return best
+
+
+def _of_the_host(parts: Floats, whole: Floats) -> Floats:
+    """Seconds for each part, so that errors relative to the whole are least; outliers count less."""
+    weight = np.ones(len(whole))
+    found = np.zeros(parts.shape[1])
+    for _ in range(8):
+        found = _least_squares(parts / whole[:, None] * weight[:, None], weight)
+        weight = 1 / np.sqrt(np.maximum(np.abs(parts @ found / whole - 1), 0.02))
+    return found
+
+
+def _power(rates: Rates, runs: Sequence[MeasuredRun]) -> Rates:
+    """Watts without work, and for each share of it."""
+    full = [run for run in runs if len(run.shares) == len(SHARES)]
+    parts = np.array([[1.0, *(run.shares[name] for name in SHARES)] for run in full])
+    found = _least_squares(parts, np.array([run.power_w for run in full]))
+    most = max(run.power_w for run in runs)
+    return replace(
+        rates, idle_w=float(found[0]), most_w=most, power=dict(zip(SHARES, map(float, found[1:]), strict=True))
+    )

@@ -1,0 +1,148 @@
+"""How good the model of a job alone is, on families that the fit never saw, beside a guess that looks at nothing.
+
+The guess is the median of the runs for fitting; for classes, the class that most of these have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ullage.research.training.utilization.runs import MeasuredRun
+from ullage.utilization.alone import utilization_of_work
+from ullage.utilization.gpuutilnet import BINS, classes_of
+from ullage.utilization.rates import SHARES, Rates, measured_gpu
+from ullage.utilization.result import Utilization
+
+Told = Mapping[str, Utilization]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UtilizationLine:
+    """One figure on so many runs, beside the same figure for a constant guess.
+
+    `unit` is "%" for errors and accuracies, "points" for shares in percent. `recall` is the share of the runs in the
+    high class that were told to be there, `None` where none is.
+    """
+
+    figure: str
+    runs: str
+    count: int
+    value: float
+    constant: float
+    unit: str = "%"
+    goal: float | None = None
+    published: float | None = None
+    high: int | None = None
+    recall: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def predicted(rates: Rates, runs: Sequence[MeasuredRun]) -> dict[str, Utilization]:
+    """What the rates say of each run."""
+    return {run.id: utilization_of_work(run.work, measured_gpu(), rates) for run in runs}
+
+
+def lines_of(rates: Rates, runs: Sequence[MeasuredRun]) -> list[UtilizationLine]:
+    """All figures on the runs that are for testing."""
+    learn, test = ([run for run in runs if run.is_test is wanted] for wanted in (False, True))
+    told = predicted(rates, test)
+    found = _times("step time", learn, test, told, lambda run: run.step_s, lambda one: one.step_s, (0.045, 0.15))
+    found += _times("time on the GPU", learn, test, told, lambda run: run.gpu_s, lambda one: one.gpu_s)
+    hosted = [run for run in test if run.host_s]
+    if hosted:
+        others = [run for run in learn if run.host_s]
+        found += _times("time of the host", others, hosted, told, lambda run: float(run.host_s or 0), _host)
+    found += _times("power", learn, test, told, lambda run: run.power_w, lambda one: one.power_w)
+    found += _shares(learn, test, told)
+    return found + _classes(learn, test, told)
+
+
+def _host(one: Utilization) -> float:
+    return one.host_s
+
+
+def _times(
+    figure: str,
+    learn: Sequence[MeasuredRun],
+    test: Sequence[MeasuredRun],
+    told: Told,
+    truth: Callable[[MeasuredRun], float],
+    tell: Callable[[Utilization], float],
+    goals: tuple[float | None, float | None] = (None, None),
+) -> list[UtilizationLine]:
+    guess = float(np.median([truth(run) for run in learn]))
+    found = []
+    for name, several in [("all", test), *_kinds(test)]:
+        off = np.array([abs(tell(told[run.id]) / truth(run) - 1) for run in several])
+        constant = np.array([abs(guess / truth(run) - 1) for run in several])
+        for words, share, goal in (("median error", 0.5, goals[0]), ("90th percentile", 0.9, goals[1])):
+            found.append(
+                UtilizationLine(
+                    figure=f"{figure}, {words}", runs=name, count=len(several), value=float(np.quantile(off, share)),
+                    constant=float(np.quantile(constant, share)), goal=goal,
+                )
+            )  # fmt: skip
+    return found
+
+
+_POINTS = {"smact": 5.0, "smocc": 3.0, "drama": 2.0}
+
+
+def _shares(learn: Sequence[MeasuredRun], test: Sequence[MeasuredRun], told: Told) -> list[UtilizationLine]:
+    found = []
+    for name in SHARES:
+        read = [run for run in test if name in run.shares]
+        guess = np.median([run.shares[name] for run in learn if name in run.shares])
+        truth = np.array([run.shares[name] for run in read])
+        says = np.array([getattr(told[run.id], name) for run in read])
+        found.append(
+            UtilizationLine(
+                figure=f"{name.upper()}, mean error", runs="all", count=len(read), unit="points",
+                value=100 * float(np.abs(says - truth).mean()), constant=100 * float(np.abs(guess - truth).mean()),
+                goal=_POINTS.get(name),
+            )
+        )  # fmt: skip
+    return found
+
+
+# The paper's accuracy in Table 7, and the goal.
+_PUBLISHED = {
+    ("cnn", "smact"): (0.77, 0.92), ("cnn", "smocc"): (0.71, 0.92), ("cnn", "drama"): (0.73, 0.92),
+    ("transformer", "smact"): (0.82, 0.92), ("transformer", "smocc"): (0.68, 0.92),
+    ("transformer", "drama"): (0.62, 0.92),
+    ("mlp", "smact"): (0.92, 0.96), ("mlp", "smocc"): (0.94, 0.96), ("mlp", "drama"): (0.88, 0.96),
+}  # fmt: skip
+
+
+def _classes(learn: Sequence[MeasuredRun], test: Sequence[MeasuredRun], told: Told) -> list[UtilizationLine]:
+    found = []
+    for (kind, name), (published, goal) in _PUBLISHED.items():
+        edges = BINS[kind, name]
+        read, before = ([run for run in runs if run.kind == kind and name in run.shares] for runs in (test, learn))
+        if not read:
+            continue
+        truth = classes_of([run.shares[name] for run in read], edges)
+        says = classes_of([getattr(told[run.id], name) for run in read], edges)
+        usual = Counter(classes_of([run.shares[name] for run in before or read], edges).tolist()).most_common(1)[0][0]
+        high = int((truth == 2).sum())
+        found.append(
+            UtilizationLine(
+                figure=f"{name.upper()} in three classes, right", runs=kind, count=len(read),
+                value=float((says == truth).mean()), constant=float((truth == usual).mean()), goal=goal,
+                published=published, high=high, recall=float((says[truth == 2] == 2).mean()) if high else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _kinds(runs: Sequence[MeasuredRun]) -> list[tuple[str, list[MeasuredRun]]]:
+    names = sorted({run.kind for run in runs})
+    return [(name, [run for run in runs if run.kind == name]) for name in names]

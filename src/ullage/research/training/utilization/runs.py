@@ -1,0 +1,174 @@
+"""What the rates are fitted to: operator calls that were timed, and whole runs with the work of their step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.research.datasets.model_families import family_of, is_for_testing
+from ullage.research.rates.tensors import identity, packed, unpacked
+from ullage.utilization.alone import StepWork
+from ullage.utilization.following import step_of
+from ullage.utilization.rates import SHARES
+from ullage.utilization.step import StepCalls, runs_kernels
+from ullage.utilization.work import Work, work_of
+from ullage.workloads.configuration import Configuration
+from ullage.workloads.workload import Workload
+
+Notify = Callable[[str], None]
+_MEASURED = ("graph", "loop")
+READ = ("step_seconds", "gract", "smact", "smocc", "drama", "power_w")
+
+
+@dataclass(frozen=True)
+class MeasuredCall:
+    """An operator call, and how many seconds the GPU works on it."""
+
+    work: Work
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A training run that was read alone: its family, the work of a step, and the figures."""
+
+    id: str
+    family: str
+    kind: str
+    is_test: bool
+    machine: str
+    work: StepWork
+    step_s: float
+    gpu_s: float
+    host_s: float | None
+    shares: Mapping[str, float]
+    power_w: float
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file with one JSON object a line, plain or packed."""
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    try:
+        with opener(path, "rt") as file:
+            for line in file:
+                yield json.loads(line)
+    except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
+        raise InvalidValue(f"cannot read {path}: {error}") from None
+
+
+def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
+    """The calls of files that `ullage measure rates` wrote; of a call that was timed twice, the last."""
+    found: dict[str, MeasuredCall] = {}
+    for path in paths:
+        for row in lines(path):
+            if row.get("how") in _MEASURED and "gpu_us" in row and "call" in row:
+                work = work_of(unpacked(row["call"]))
+                if work.kind != "transfer":
+                    found[row["id"]] = MeasuredCall(work, 1e-6 * row["gpu_us"])
+    if not found:
+        raise InvalidValue(f"needed operator calls with times in {', '.join(map(str, paths))}: found none")
+    return list(found.values())
+
+
+def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[MeasuredCall]:
+    """The calls of profiled steps (`ullage measure rates --profile`), where both have as many calls of an operator."""
+    times: dict[str, list[float]] = {}
+    calls: dict[str, Mapping[str, Any]] = {}
+    for row in lines(profiles):
+        step = steps.get(str(row.get("id")))
+        if step is None or "failed" in row:
+            continue
+        for name, seconds in _profiled(row).items():
+            made = [call for call in step if _word(call) == name]
+            for call, taken in zip(made, seconds, strict=False) if len(made) == len(seconds) else ():
+                if taken > 0 and runs_kernels(call):
+                    key = identity(call)
+                    calls[key] = call
+                    times.setdefault(key, []).append(taken)
+    works = ((work_of(calls[key]), sorted(several)[len(several) // 2]) for key, several in times.items())
+    return [MeasuredCall(work, seconds) for work, seconds in works if work.kind != "transfer"]
+
+
+def _word(call: Mapping[str, Any]) -> str:
+    space, name, *_ = str(call["operator"]).split(".")
+    return f"{space}::{name}"
+
+
+def _profiled(row: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Seconds on the GPU of each call of a profile, by operator, in their order."""
+    names, kernels, called = row["names"], row["kernels"], row["calls"]["name"]
+    on_gpu = [0.0] * len(called)
+    for place, name, taken in zip(kernels["call"], kernels["name"], kernels["taken"], strict=True):
+        if place >= 0 and "HtoD" not in names[name]:
+            on_gpu[place] += 1e-9 * taken
+    found: dict[str, list[float]] = {}
+    for number, taken in zip(called, on_gpu, strict=True):
+        found.setdefault(names[number], []).append(taken)
+    return found
+
+
+# Runs. Following a thousand of them takes half an hour, so their steps are kept in a file.
+
+
+def read_runs(rows: Sequence[Mapping[str, Any]], steps: Mapping[str, StepCalls]) -> list[MeasuredRun]:
+    """The rows of data sets that were read alone and whose step is known."""
+    found = []
+    for row in rows:
+        step = steps.get(str(row["id"]))
+        if step is None or any(row.get(name) is None for name in READ) or not row["gract"]:
+            continue
+        family = family_of({**_configuration(row), "arch": row["arch"]})
+        busy = min(1.0, float(row["gract"]))
+        found.append(
+            MeasuredRun(
+                id=str(row["id"]), family=family.name, kind=family.kind, is_test=is_for_testing(family.name),
+                machine=str(row.get("machine") or row.get("source")), work=StepWork.of(step),
+                step_s=float(row["step_seconds"]), gpu_s=busy * float(row["step_seconds"]),
+                host_s=row.get("host_seconds"), power_w=float(row["power_w"]),
+                shares={name: float(row[name]) for name in SHARES if row.get(name) is not None},
+            )
+        )  # fmt: skip
+    if not found:
+        raise InvalidValue("needed rows that 'ullage dataset measure --utilization' read: found none")
+    return found
+
+
+def _configuration(row: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(row["configuration"])
+    return found | {"model": Configuration.from_row(found).model}
+
+
+def follow(rows: Sequence[Mapping[str, Any]], kept: Path | None, notify: Notify | None = None) -> dict[str, StepCalls]:
+    """The steps of runs by their ids; those that the file `kept` lacks are followed now, and added to it."""
+    found = {}
+    if kept is not None and kept.exists():
+        for entry in lines(kept):
+            found[str(entry["id"])] = _unpacked(entry["step"])
+    for row in rows:
+        name = str(row["id"])
+        if name not in found:
+            configuration = Configuration.from_row(json.loads(row["configuration"]))
+            try:
+                found[name] = step_of(Workload(configuration=configuration))
+            except (UllageError, ImportError, MemoryError):
+                continue
+            if kept is not None:
+                with gzip.open(kept, "at") as file:
+                    file.write(json.dumps({"id": name, "step": _packed(found[name])}) + "\n")
+        if notify is not None:
+            notify(name)
+    return found
+
+
+def _packed(step: StepCalls) -> dict[str, Any]:
+    return {**step.to_dict(), "calls": [packed(call) for call in step.calls]}
+
+
+def _unpacked(values: Mapping[str, Any]) -> StepCalls:
+    return StepCalls(**{**values, "calls": [unpacked(call) for call in values["calls"]]})

@@ -1,0 +1,167 @@
+"""How long an operator call works on a GPU, and how busy it keeps it: fitted to measurements on an H200.
+
+A call takes its least time by the data sheet (`Work.least_time`) times a factor, which regression trees know. They
+were grown on single calls (`ullage measure rates`) and on whole runs (`ullage dataset measure --utilization`) at once,
+so that calls come out right by themselves and add up to what a step takes. Other trees know the shares of that time:
+SMACT, SMOCC, DRAMA and tensor activity. `ullage train utilization` makes the file.
+
+On another GPU a call takes as much longer as its least time is longer there. Nobody measured that.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ullage.errors import InvalidValue
+from ullage.hardware import GPU
+from ullage.hardware import gpu as find_gpu
+from ullage.utilization.trees import Trees
+from ullage.utilization.work import KINDS, Work, bandwidth_of
+
+SHIPPED = Path(__file__).parent / "data" / "rates.safetensors"
+SHARES = ("smact", "smocc", "drama", "tensor")
+_TYPES = ("float32", "bfloat16", "float16", "float64", "complex64", "int")
+_SHAPE = (
+    "rows", "columns", "inner", "outer", "batch", "bias", "left_turned", "right_turned", "even_rows", "even_columns",
+    "even_inner", "even_outer", "tiles", "smaller", "places", "source_places", "window", "stride", "dilation", "groups",
+    "depthwise", "transposed", "layout", "of_weight", "dimensions", "wants_source", "wants_weight", "wants_bias",
+    "depth", "length", "others", "width", "backward", "flash", "efficient", "cudnn", "causal", "tensors", "largest",
+    "same", "numbers", "lists", "steps", "result", "source", "ratio", "last", "first", "second", "last_of_result",
+    "of_result", "orders", "spread", "each", "even_last", "to_host",
+)  # fmt: skip
+FEATURES = (
+    "kind", "type", "tf32", "read", "written", "flops", "intensity", "least_time", "operator",
+    *(f"shape_{name}" for name in _SHAPE),
+)  # fmt: skip
+# What the trees of shares read beside.
+SHARE_FEATURES = (*FEATURES, "time", "factor")
+_MISSING = -1.0
+# What the host does in a step; each takes its time. Calls are those with kernels, by the pass that makes them.
+HOST_PARTS = (
+    "step", "modules", "nodes", "views", "waits", "optimizer_steps", "on_host", "listed_tensors", "convolutions",
+    "outside_calls", "forward_calls", "backward_calls", "optimizer_calls",
+)  # fmt: skip
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was fitted, and on what (`card`).
+
+    `operators` has the usual factor of an operator, `gap_s` what passes between two kernels. `host` are seconds for
+    each of HOST_PARTS, `power` watts for each share, and `idle_w` without any.
+
+    A step first copies its input, `copied` bytes a second, while nothing else is done; this is for memory that is not
+    pinned. Then it takes the `blend`-norm of what the host and the GPU need, and the GPU `stretch` times longer than
+    it works.
+    """
+
+    time: Trees
+    shares: Mapping[str, Trees]
+    operators: Mapping[str, float]
+    usual: float
+    gap_s: float
+    host: Mapping[str, float]
+    copied: float
+    blend: float
+    stretch: float
+    idle_w: float
+    most_w: float
+    power: Mapping[str, float]
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    def vectors(self, works: Sequence[Work]) -> Floats:
+        """The features of calls, as FEATURES names them."""
+        return np.array([self._vector(work) for work in works]).reshape(len(works), len(FEATURES))
+
+    def _vector(self, work: Work) -> list[float]:
+        kind = float(_TYPES.index(work.dtype)) if work.dtype in _TYPES else float(len(_TYPES))
+        flops, moved = math.log2(work.flops + 1), math.log2(work.bytes + 1)
+        shape = work.shape
+        return [
+            float(KINDS.index(work.kind)), kind, float(work.tf32), math.log2(work.read + 1),
+            math.log2(work.written + 1), flops, flops - moved, math.log2(1e6 * work.least_time(measured_gpu())),
+            self.operators.get(work.operator, self.usual), *[shape.get(name, _MISSING) for name in _SHAPE],
+        ]  # fmt: skip
+
+    def times(self, works: Sequence[Work], vectors: Floats) -> Floats:
+        """Seconds of each call on the GPU that was measured."""
+        least = np.array([work.least_time(measured_gpu()) for work in works])
+        return np.asarray(least * np.exp(self.time.sums(vectors)))
+
+    def shares_of(self, works: Sequence[Work], vectors: Floats, times: Floats) -> dict[str, Floats]:
+        """SMACT, SMOCC, DRAMA and tensor activity during each call."""
+        rows = share_vectors(works, vectors, times)
+        starts = prior_shares(works, times)
+        return {name: 1 / (1 + np.exp(-(starts[name] + trees.sums(rows)))) for name, trees in self.shares.items()}
+
+
+def share_vectors(works: Sequence[Work], vectors: Floats, times: Floats) -> Floats:
+    """The features of calls, as SHARE_FEATURES names them."""
+    least = np.array([work.least_time(measured_gpu()) for work in works])
+    return np.column_stack([vectors, np.log2(1e6 * times), np.log2(times / least)])
+
+
+def prior_shares(works: Sequence[Work], times: Floats) -> dict[str, Floats]:
+    """Where the trees of shares begin, as logits: bytes over bandwidth, operations over the rate of tensor cores."""
+    card = measured_gpu()
+    moved = np.array([work.bytes for work in works]) / (times * bandwidth_of(card))
+    done = np.array([work.flops / work.rate(card) if work.on_tensor_cores else 0.0 for work in works]) / times
+    middle = np.zeros(len(times))
+    return {"smact": middle, "smocc": middle - 1.5, "drama": _logit(moved), "tensor": _logit(done)}
+
+
+def _logit(share: Floats) -> Floats:
+    clipped = np.clip(share, 0.003, 0.97)
+    return np.asarray(np.log(clipped / (1 - clipped)))
+
+
+@functools.cache
+def measured_gpu() -> GPU:
+    """The GPU that the rates were measured on."""
+    return find_gpu("H200")
+
+
+def save(rates: Rates, path: Path) -> None:
+    """Write rates to a file; `load` gives them back."""
+    from safetensors.numpy import save as packed
+
+    arrays = rates.time.arrays("time")
+    for name, trees in rates.shares.items():
+        arrays |= trees.arrays(name)
+    names = ("operators", "usual", "gap_s", "host", "copied", "blend", "stretch", "idle_w", "most_w", "power", "card")
+    facts = {name: getattr(rates, name) for name in names}
+    path.write_bytes(packed(arrays, {"facts": json.dumps(facts), "features": " ".join(SHARE_FEATURES)}))
+
+
+@functools.cache
+def load(path: Path = SHIPPED) -> Rates:
+    """The rates of a file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata["features"].split() != list(SHARE_FEATURES):
+                raise InvalidValue(f"{path} was trained by another version of Ullage: it reads other features")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        facts = json.loads(metadata["facts"])
+        shares = {name: Trees.from_arrays(arrays, name) for name in SHARES}
+        return Rates(time=Trees.from_arrays(arrays, "time"), shares=shares, **facts)
+    except InvalidValue:
+        raise
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        told = str(error).splitlines() or [type(error).__name__]
+        raise InvalidValue(
+            f"needed rates in {path}: {told[0]}; 'ullage train utilization --out {path.name}' makes them"
+        ) from None

@@ -1,0 +1,124 @@
+"""Regression trees as plain arrays, all walked at once: what LightGBM has learned, without LightGBM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ullage.errors import InvalidValue
+
+Floats = npt.NDArray[np.float64]
+_ARRAYS = ("feature", "threshold", "left", "right", "value", "depth")
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Trees [trees, nodes]: a node sends values up to its threshold left; a leaf sends all to itself and has a value.
+
+    >>> root = {"feature": 0, "threshold": 2.0, "left": 1, "right": 2}
+    >>> one = Trees.from_lists([[root, {"value": 5.0}, {"value": 7.0}]])
+    >>> one.sum(np.array([1.0])), one.sum(np.array([3.0]))
+    (5.0, 7.0)
+    """
+
+    feature: npt.NDArray[np.int32]
+    threshold: Floats
+    left: npt.NDArray[np.int32]
+    right: npt.NDArray[np.int32]
+    value: Floats
+    depth: int
+
+    def sum(self, features: Floats) -> float:
+        """The sum of the leaves that a job with these features reaches."""
+        return float(self.leaves(features).sum())
+
+    def leaves(self, features: Floats) -> Floats:
+        """The value of the leaf that each tree gives."""
+        node = np.zeros(len(self.feature), dtype=np.int32)
+        tree = np.arange(len(node))
+        for _ in range(self.depth):
+            goes_left = features[self.feature[tree, node]] <= self.threshold[tree, node]
+            node = np.where(goes_left, self.left[tree, node], self.right[tree, node])
+        return self.value[tree, node]
+
+    def sums(self, rows: Floats) -> Floats:
+        """`sum` for each row of features."""
+        found = np.zeros(len(rows))
+        every = np.arange(len(rows))
+        for feature, threshold, left, right, value in zip(
+            self.feature, self.threshold, self.left, self.right, self.value, strict=True
+        ):
+            node = np.zeros(len(rows), dtype=np.int32)
+            for _ in range(self.depth):
+                node = np.where(rows[every, feature[node]] <= threshold[node], left[node], right[node])
+            found += value[node]
+        return found
+
+    @classmethod
+    def from_lightgbm(cls, booster: Any) -> Trees:
+        """The trees of a LightGBM model."""
+        return cls.from_lists([_nodes(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]])
+
+    @classmethod
+    def from_lists(cls, trees: list[list[dict[str, Any]]]) -> Trees:
+        """Trees from lists of nodes, the root first; a leaf has a "value", another node a "feature" and so on."""
+        if not trees:
+            raise InvalidValue("needed one tree at least")
+        nodes = max(len(tree) for tree in trees)
+        shape = (len(trees), nodes)
+        feature, left, right = (np.zeros(shape, dtype=np.int32) for _ in range(3))
+        threshold, value = np.zeros(shape), np.zeros(shape)
+        for row, tree in enumerate(trees):
+            for place, node in enumerate(tree):
+                feature[row, place] = node.get("feature", 0)
+                threshold[row, place] = node.get("threshold", 0.0)
+                left[row, place] = node.get("left", place)
+                right[row, place] = node.get("right", place)
+                value[row, place] = node.get("value", 0.0)
+        return cls(feature, threshold, left, right, value, max(_depth(tree, 0) for tree in trees))
+
+    def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
+        """The arrays under names that begin so, small types where they do."""
+        return {
+            f"{prefix}.feature": self.feature.astype(np.int16),
+            f"{prefix}.threshold": self.threshold.astype(np.float32),
+            f"{prefix}.left": self.left.astype(np.int16),
+            f"{prefix}.right": self.right.astype(np.int16),
+            f"{prefix}.value": self.value.astype(np.float32),
+            f"{prefix}.depth": np.array([self.depth], dtype=np.int32),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Any], prefix: str) -> Trees:
+        """The trees that `arrays` gave."""
+        feature, threshold, left, right, value, depth = (arrays[f"{prefix}.{name}"] for name in _ARRAYS)
+        links = [array.astype(np.int32) for array in (feature, left, right)]
+        return cls(links[0], threshold.astype(np.float64), links[1], links[2], value.astype(np.float64), int(depth[0]))
+
+
+def _depth(tree: list[dict[str, Any]], place: int) -> int:
+    node = tree[place]
+    if "left" not in node:
+        return 0
+    return 1 + max(_depth(tree, node["left"]), _depth(tree, node["right"]))
+
+
+def _nodes(root: dict[str, Any]) -> list[dict[str, Any]]:
+    """LightGBM's nested tree as a list, the root first."""
+    nodes: list[dict[str, Any]] = []
+
+    def add(node: dict[str, Any]) -> int:
+        place = len(nodes)
+        nodes.append({})
+        if "leaf_value" in node:
+            nodes[place] = {"value": node["leaf_value"]}
+            return place
+        found = {"feature": node["split_feature"], "threshold": node["threshold"]}
+        nodes[place] = found | {"left": add(node["left_child"]), "right": add(node["right_child"])}
+        return place
+
+    add(root)
+    return nodes
