@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from ullage.research.ranking.truth import TruthSet
     from ullage.research.ranking.worker import Record
     from ullage.research.training.protocol import Examples
+    from ullage.research.training.sharing import SharingLine
     from ullage.research.training.table2 import Table2Line
     from ullage.research.training.table7 import Table7Line
+    from ullage.research.training.utilization.judging import UtilizationLine
 
 
 _RANKING_GIVES_WAY = (
@@ -43,7 +45,8 @@ def evaluate(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="gpumemnet or walknet (the paper's Table 2), gpuutilnet (Table 7): score its networks on data sets.",
+            help="gpumemnet or walknet (the paper's Table 2), gpuutilnet (Table 7): score its networks on data sets; "
+            "utilization: step times, how busy a GPU is, and jobs together, on families left out.",
             metavar="METHOD",
             autocompletion=lambda: [*LEARNED_METHODS],
         ),
@@ -90,7 +93,7 @@ def evaluate(
                                         metavar="FILE", rich_help_panel=LEARNED)
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="A folder of weights; for gpuutilnet, a file.",
+        Path | None, typer.Option(help="A folder of weights; for gpuutilnet and utilization, a file.",
                                   show_default="those that are shipped", metavar="PATH", rich_help_panel=LEARNED)
     ] = None,
     retrain: Annotated[
@@ -116,12 +119,14 @@ def evaluate(
 
       ullage evaluate gpuutilnet
 
+      ullage evaluate utilization --resume steps.jsonl.gz
+
       ullage evaluate walknet --data gpumemnet_mlp_a100.csv --retrain
     """
     if kept and resume is None:
         raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
     if what is not None:
-        _learned(what, data or [], weights, retrain, as_json)
+        _learned(what, data or [], weights, retrain, resume, as_json)
         return
     if truth is None:
         raise typer.BadParameter("needed a file of measured runs", param_hint="--truth")
@@ -138,14 +143,18 @@ def evaluate(
     _ours(truth, gpu or "H200", every, worst, as_json)
 
 
-def _learned(what: str, data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
+def _learned(
+    what: str, data: list[Path], weights: Path | None, retrain: bool, resume: Path | None, as_json: bool
+) -> None:
     if what not in LEARNED_METHODS:
         raise InvalidValue(
-            f"needed nothing, gpumemnet, gpuutilnet or walknet after 'evaluate'; found {what!r} "
+            f"needed nothing, gpumemnet, gpuutilnet, utilization or walknet after 'evaluate'; found {what!r} "
             "(--truth takes a file of runs)"
         )
     if what == "gpuutilnet":
         evaluate_gpuutilnet(data, weights, retrain, as_json)
+    elif what == "utilization":
+        evaluate_utilization(data, weights, resume, as_json)
     else:
         evaluate_gpumemnet(Table2Plan(method=what, data=data, weights=weights, retrain=retrain, as_json=as_json))
 
@@ -207,7 +216,7 @@ def _print_accuracy(results: list[Comparison], worst: int) -> None:
 # The project's data lie in its source, not in the package that is installed.
 SHIPPED_DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
 _NETWORKS = ("mlp", "transformer")
-LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "walknet")
+LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "utilization", "walknet")
 NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
 
 
@@ -338,6 +347,67 @@ def print_table7(lines: list[Table7Line], as_json: bool) -> None:
         "rows in the high class, and the share of them that was told (recall)",
         highlight=False,
     )
+
+
+def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | None, as_json: bool) -> None:
+    """Judge the model of a job alone, and that of jobs together, on families that were left out of their fits."""
+    from ullage.research.training import sharing
+    from ullage.research.training.protocol import read_rows
+    from ullage.research.training.utilization import judging, runs
+    from ullage.utilization.rates import SHIPPED, load
+
+    shipped = [SHIPPED_DATA.with_name(name) for name in ("utilization_h200.parquet", "together_h200.jsonl.gz")]
+    given = data or [file for file in shipped if file.is_file()]
+    tables = [file for file in given if file.suffix == ".parquet"]
+    sets = [file for file in given if file.suffix != ".parquet"]
+    with following("reading runs") as going:
+        rows = [row for file in tables or _data_files("utilization", []) for row in read_rows(file)]
+        rates = load(weights or SHIPPED)
+        read = judging.of_known_host(runs.read_alone(rows), rates)
+        learn, test = ([run for run in read if run.is_test is wanted] for wanted in (False, True))
+        going.begin("following runs", len(test))
+        steps = runs.follow(runs.configurations(rows, test), kept, going.step)
+        lines = judging.lines_of(rates, learn, runs.with_work(test, steps))
+        together = []
+        if sets:
+            measured = sharing.read_rows(sets)
+            going.begin("following jobs", len({row["alone"] for row in measured if "alone" in row}))
+            jobs = sharing.follow(measured, going.step)
+            alone = sharing.measured_alone(measured, jobs)
+            predicted = sharing.predicted_alone(alone, jobs)
+            together = sharing.lines_of(sharing.sets_of(measured, alone), alone, predicted)
+    print_utilization(lines, together, as_json)
+
+
+def print_utilization(lines: list[UtilizationLine], together: list[SharingLine], as_json: bool) -> None:
+    """The figures beside a constant guess, and what others have published."""
+    from ullage.cli.training import print_sharing
+
+    if as_json:
+        print(json.dumps({"alone": [one.to_dict() for one in lines], "together": [one.to_dict() for one in together]}))
+        return
+    heads = ("figure", "runs", "count", "here", "constant", "goal", "published", "high", "recall")
+    rows = [
+        [line.figure, NAMES.get(line.runs, line.runs), str(line.count),
+         *(_figure(value, line.unit) for value in (line.value, line.constant, line.goal, line.published)),
+         "" if line.high is None else str(line.high), "" if line.recall is None else f"{line.recall:.0%}"]
+        for line in lines
+    ]  # fmt: skip
+    print(fitted(heads, rows, left=("runs",), give_way=("high", "recall", "count")))
+    if together:
+        print_sharing(together)
+    Console().print(
+        "here: on families of models that were left out of the fit; constant: the same for a guess that looks at "
+        "nothing, the median or the most frequent class of the other families; high: runs in the high class, and the "
+        "share of them that was told (recall)",
+        highlight=False,
+    )
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f} points" if unit == "points" else f"{value:.1%}"
 
 
 def _share(value: float | None) -> str:

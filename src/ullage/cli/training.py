@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ullage.research.training.sharing import SharingLine
 
 train = typer.Typer(
-    help="Train estimators on measured data: gpumemnet, gpuutilnet, sharing, walknet, fast, dnnperf, regression.",
+    help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression; and gpuutilnet, utilization "
+    "and sharing.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -152,6 +153,59 @@ def gpuutilnet(
         model = table7.train(rows, seed=seed, schedule=schedule, notify=going.step)
     save(model, out)
     print_table7(table7.lines_of(model, rows), as_json)
+
+
+@train.command()
+def utilization(
+    data: Annotated[
+        list[Path], typer.Option(help="Runs that were read alone: rows of 'ullage dataset clean' (Parquet). Repeat it "
+                                 "for more.", metavar="FILE", show_default=False)
+    ],
+    rates: Annotated[
+        list[Path], typer.Option(help="Operator calls that 'ullage measure rates' timed. Repeat it for more.",
+                                 metavar="FILE", show_default=False)
+    ],
+    out: Out,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Steps that 'ullage measure rates --profile' wrote.", metavar="FILE")
+    ] = None,
+    steps: Annotated[
+        Path | None, typer.Option(help="Keep the followed steps in this file; steps already in it are not followed "
+                                  "again.", metavar="FILE.jsonl.gz")
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Fit the rates behind 'ullage.utilization': how long operator calls take, and how busy they keep a GPU.
+
+    Every run is followed on the virtual GPU first, about a second each. Families that are kept for testing are left out
+    of the fit, and it is judged on them.
+
+    Examples:
+
+      ullage train utilization --data runs.parquet --rates rates.jsonl --steps steps.jsonl.gz --out rates.safetensors
+
+      ullage evaluate utilization --data runs.parquet --weights rates.safetensors --resume steps.jsonl.gz
+    """
+    from ullage.cli.accuracy import print_utilization
+    from ullage.research.training.protocol import read_rows
+    from ullage.research.training.utilization import fitting, judging, runs
+    from ullage.utilization.rates import save
+
+    check_file(out)
+    with following("reading runs") as going:
+        rows = [row for file in data for row in read_rows(file)]
+        read = runs.read_alone(rows)
+        profiled = [] if profiles is None else runs.profiled_runs(profiles)
+        going.begin("following runs", len(read) + len(profiled))
+        found = runs.follow([*runs.configurations(rows, read), *profiled], steps, going.step)
+        calls = runs.read_calls(rates) + ([] if profiles is None else runs.calls_in_steps(profiles, found))
+        measured = runs.with_work(read, found)
+        learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
+        going.begin("fitting")
+        made = fitting.fit(calls, learn, going.doing)
+    save(made, out)
+    lines = judging.lines_of(made, *(judging.of_known_host(part, made) for part in (learn, test)))
+    print_utilization(lines, [], as_json)
 
 
 @train.command()

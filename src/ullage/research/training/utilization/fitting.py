@@ -33,8 +33,8 @@ from ullage.utilization.work import Work
 GAP = 1e-6  # seconds between two kernels, within what counts as work
 OF_RUNS = 10.0  # a run's weight against that of a timed call
 ROBUST = 0.3  # beyond such an error, in logarithms, weights fall
-TREES, SHARE_TREES = 300, 100
-_LEAVES, _DEPTH, _RATE = 31, 10, 0.06
+TREES, SHARE_TREES = 600, 100
+_LEAVES, _DEPTH, _RATE = 31, 10, 0.05
 _COPIED = (5e9, 6e9, 7e9, 8e9, 9e9, 11e9, 14e9)
 _BLENDS = (3.0, 4.0, 6.0)
 _STRETCHES = (1.0, 1.02, 1.04, 1.06)
@@ -98,7 +98,17 @@ def fit(calls: Sequence[MeasuredCall], runs: Sequence[MeasuredRun], begin: Begin
         begin(name)
         grown[name] = _shares(name, rows, starts[name], times, runs, sums)
     begin("host and power")
-    return _power(_host_and_step(replace(rates, shares=grown), runs), runs)
+    rates = _power(_host_and_step(replace(rates, shares=grown), runs), runs)
+    return replace(rates, card=_card(calls, runs))
+
+
+def _card(calls: Sequence[MeasuredCall], runs: Sequence[MeasuredRun]) -> dict[str, Any]:
+    """What the rates were fitted to; the host's part is that of one machine."""
+    hosts = _of_one_host(runs)
+    return {
+        "gpu": measured_gpu().name, "calls": len(calls), "runs": len(runs), "families": len({r.family for r in runs}),
+        "machine": hosts[0].machine, "runs_of_machine": len(hosts),
+    }  # fmt: skip
 
 
 def _usual_factors(calls: Sequence[MeasuredCall]) -> tuple[dict[str, float], float]:

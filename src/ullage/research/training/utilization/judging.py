@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ullage.research.training.utilization.runs import MeasuredRun
+from ullage.errors import InvalidValue
+from ullage.research.training.utilization.runs import MeasuredRun, ReadRun
 from ullage.utilization.alone import utilization_of_work
 from ullage.utilization.gpuutilnet import BINS, classes_of
 from ullage.utilization.rates import SHARES, Rates, measured_gpu
 from ullage.utilization.result import Utilization
 
 Told = Mapping[str, Utilization]
+AnyRun = TypeVar("AnyRun", bound=ReadRun)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,15 @@ def predicted(rates: Rates, runs: Sequence[MeasuredRun]) -> dict[str, Utilizatio
     return {run.id: utilization_of_work(run.work, measured_gpu(), rates) for run in runs}
 
 
-def lines_of(rates: Rates, runs: Sequence[MeasuredRun]) -> list[UtilizationLine]:
-    """All figures on the runs that are for testing."""
-    learn, test = ([run for run in runs if run.is_test is wanted] for wanted in (False, True))
+def of_known_host(runs: Sequence[AnyRun], rates: Rates) -> list[AnyRun]:
+    """Those of the machine whose host the rates know: hosts differ more than GPUs."""
+    return [run for run in runs if run.machine == rates.card.get("machine")]
+
+
+def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[MeasuredRun]) -> list[UtilizationLine]:
+    """All figures on runs for testing; `learn` are the runs for fitting, which the constant guess is taken from."""
+    if not learn or not test:
+        raise InvalidValue("needed runs for fitting and runs for testing, of the machine whose host the rates know")
     told = predicted(rates, test)
     found = _times("step time", learn, test, told, lambda run: run.step_s, lambda one: one.step_s, (0.045, 0.15))
     found += _times("time on the GPU", learn, test, told, lambda run: run.gpu_s, lambda one: one.gpu_s)
@@ -71,10 +79,10 @@ def _host(one: Utilization) -> float:
 
 def _times(
     figure: str,
-    learn: Sequence[MeasuredRun],
+    learn: Sequence[ReadRun],
     test: Sequence[MeasuredRun],
     told: Told,
-    truth: Callable[[MeasuredRun], float],
+    truth: Callable[[ReadRun], float],
     tell: Callable[[Utilization], float],
     goals: tuple[float | None, float | None] = (None, None),
 ) -> list[UtilizationLine]:
@@ -96,7 +104,7 @@ def _times(
 _POINTS = {"smact": 5.0, "smocc": 3.0, "drama": 2.0}
 
 
-def _shares(learn: Sequence[MeasuredRun], test: Sequence[MeasuredRun], told: Told) -> list[UtilizationLine]:
+def _shares(learn: Sequence[ReadRun], test: Sequence[MeasuredRun], told: Told) -> list[UtilizationLine]:
     found = []
     for name in SHARES:
         read = [run for run in test if name in run.shares]
@@ -122,7 +130,7 @@ _PUBLISHED = {
 }  # fmt: skip
 
 
-def _classes(learn: Sequence[MeasuredRun], test: Sequence[MeasuredRun], told: Told) -> list[UtilizationLine]:
+def _classes(learn: Sequence[ReadRun], test: Sequence[MeasuredRun], told: Told) -> list[UtilizationLine]:
     found = []
     for (kind, name), (published, goal) in _PUBLISHED.items():
         edges = BINS[kind, name]

@@ -34,21 +34,27 @@ class MeasuredCall:
     seconds: float
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
-    """A training run that was read alone: its family, the work of a step, and the figures."""
+@dataclass(frozen=True, kw_only=True)
+class ReadRun:
+    """A training run that was read alone: its family, the machine, and the figures."""
 
     id: str
     family: str
     kind: str
     is_test: bool
     machine: str
-    work: StepWork
     step_s: float
     gpu_s: float
     host_s: float | None
     shares: Mapping[str, float]
     power_w: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun(ReadRun):
+    """The same with the work of a step."""
+
+    work: StepWork
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -116,21 +122,19 @@ def _profiled(row: Mapping[str, Any]) -> dict[str, list[float]]:
 # Runs. Following a thousand of them takes half an hour, so their steps are kept in a file.
 
 
-def read_runs(rows: Sequence[Mapping[str, Any]], steps: Mapping[str, StepCalls]) -> list[MeasuredRun]:
-    """The rows of data sets that were read alone and whose step is known."""
+def read_alone(rows: Sequence[Mapping[str, Any]]) -> list[ReadRun]:
+    """The rows of data sets that were read alone."""
     found = []
     for row in rows:
-        step = steps.get(str(row["id"]))
-        if step is None or any(row.get(name) is None for name in READ) or not row["gract"]:
+        if any(row.get(name) is None for name in READ) or not row["gract"]:
             continue
         family = family_of({**_configuration(row), "arch": row["arch"]})
-        busy = min(1.0, float(row["gract"]))
+        busy, step_s = min(1.0, float(row["gract"])), float(row["step_seconds"])
         found.append(
-            MeasuredRun(
+            ReadRun(
                 id=str(row["id"]), family=family.name, kind=family.kind, is_test=is_for_testing(family.name),
-                machine=str(row.get("machine") or row.get("source")), work=StepWork.of(step),
-                step_s=float(row["step_seconds"]), gpu_s=busy * float(row["step_seconds"]),
-                host_s=row.get("host_seconds"), power_w=float(row["power_w"]),
+                machine=str(row.get("machine")), step_s=step_s, gpu_s=busy * step_s, host_s=row.get("host_seconds"),
+                power_w=float(row["power_w"]),
                 shares={name: float(row[name]) for name in SHARES if row.get(name) is not None},
             )
         )  # fmt: skip
@@ -139,23 +143,44 @@ def read_runs(rows: Sequence[Mapping[str, Any]], steps: Mapping[str, StepCalls])
     return found
 
 
+def with_work(runs: Sequence[ReadRun], steps: Mapping[str, StepCalls]) -> list[MeasuredRun]:
+    """The runs whose step is known."""
+    return [MeasuredRun(**vars(run), work=StepWork.of(steps[run.id])) for run in runs if run.id in steps]
+
+
 def _configuration(row: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(row["configuration"])
     return found | {"model": Configuration.from_row(found).model}
 
 
-def follow(rows: Sequence[Mapping[str, Any]], kept: Path | None, notify: Notify | None = None) -> dict[str, StepCalls]:
+def configurations(rows: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -> list[dict[str, Any]]:
+    """The configurations of runs, as lines of their own."""
+    wanted = {run.id for run in runs}
+    return [{**json.loads(row["configuration"]), "id": row["id"]} for row in rows if row["id"] in wanted]
+
+
+def profiled_runs(profiles: Path) -> list[dict[str, Any]]:
+    """The configurations of profiled steps."""
+    found = (row for row in lines(profiles) if "names" in row)
+    return [{key: value for key, value in row.items() if key not in _OF_PROFILES} for row in found]
+
+
+_OF_PROFILES = ("calls", "kernels", "names", "shapes", "launches")
+
+
+def follow(
+    configurations: Sequence[Mapping[str, Any]], kept: Path | None, notify: Notify | None = None
+) -> dict[str, StepCalls]:
     """The steps of runs by their ids; those that the file `kept` lacks are followed now, and added to it."""
     found = {}
     if kept is not None and kept.exists():
         for entry in lines(kept):
             found[str(entry["id"])] = _unpacked(entry["step"])
-    for row in rows:
+    for row in configurations:
         name = str(row["id"])
         if name not in found:
-            configuration = Configuration.from_row(json.loads(row["configuration"]))
             try:
-                found[name] = step_of(Workload(configuration=configuration))
+                found[name] = step_of(Workload(configuration=Configuration.from_row({**row})))
             except (UllageError, ImportError, MemoryError):
                 continue
             if kept is not None:
