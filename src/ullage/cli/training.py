@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ullage.research.training.sharing import SharingLine
 
 train = typer.Typer(
-    help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression; and gpuutilnet, utilization "
-    "and sharing.",
+    help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression; and gpuutilnet, "
+    "utilization, sharing.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

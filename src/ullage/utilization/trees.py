@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ullage.errors import InvalidValue
 
 Floats = npt.NDArray[np.float64]
+_AT_ONCE = 128  # rows
 _ARRAYS = ("feature", "threshold", "left", "right", "value", "depth")
 
 
@@ -46,16 +47,26 @@ class Trees:
 
     def sums(self, rows: Floats) -> Floats:
         """`sum` for each row of features."""
-        found = np.zeros(len(rows))
-        every = np.arange(len(rows))
-        for feature, threshold, left, right, value in zip(
-            self.feature, self.threshold, self.left, self.right, self.value, strict=True
-        ):
-            node = np.zeros(len(rows), dtype=np.int32)
-            for _ in range(self.depth):
-                node = np.where(rows[every, feature[node]] <= threshold[node], left[node], right[node])
-            found += value[node]
-        return found
+        if not len(rows):
+            return np.zeros(0)
+        first = (np.arange(len(self.feature), dtype=np.int32) * self.feature.shape[1])[:, None]
+        feature, threshold, value = self.feature.ravel(), self.threshold.ravel(), self.value.ravel()
+        left, right = (self.left + first).ravel(), (self.right + first).ravel()
+        return np.concatenate([
+            self._walked(rows[begin : begin + _AT_ONCE], first.ravel(), feature, threshold, left, right, value)
+            for begin in range(0, len(rows), _AT_ONCE)
+        ])  # fmt: skip
+
+    def _walked(
+        self, rows: Floats, first: Any, feature: Any, threshold: Any, left: Any, right: Any, value: Any
+    ) -> Floats:
+        """All rows through all trees; nodes have numbers over all trees."""
+        node = np.tile(first, (len(rows), 1))
+        begin = (np.arange(len(rows), dtype=np.int32) * rows.shape[1])[:, None]
+        numbers = rows.ravel()
+        for _ in range(self.depth):
+            node = np.where(numbers[begin + feature[node]] <= threshold[node], left[node], right[node])
+        return np.asarray(value[node].sum(axis=1))
 
     @classmethod
     def from_lightgbm(cls, booster: Any) -> Trees:
