@@ -60,11 +60,12 @@ def test_arrays_say_what_lightgbm_says() -> None:
     target = features[:, 0] * 2 + np.abs(features[:, 1])
     options = {"objective": "quantile", "alpha": 0.5, "verbosity": -1, "num_leaves": 15}
     booster = lightgbm.train(options, lightgbm.Dataset(features, target), num_boost_round=20)
-    from ullage.estimation.estimators.fast import Trees
-    from ullage.research.training.fast import _nodes
+    from ullage.utilization.trees import Trees
 
-    trees = Trees.from_lists([_nodes(tree["tree_structure"]) for tree in booster.dump_model()["tree_info"]])
+    trees = Trees.from_lightgbm(booster)
     assert [trees.sum(line) for line in features[:50]] == pytest.approx(booster.predict(features[:50]).tolist())
+    assert trees.sums(features).tolist() == pytest.approx(booster.predict(features).tolist())
+    assert trees.sums(features[:0]).tolist() == []
 
 
 def test_the_same_seed_gives_the_same_trees() -> None:

@@ -17,6 +17,7 @@ from ullage.cli import completion
 from ullage.cli.exit_codes import INTERRUPTED
 from ullage.cli.options import Json, MeasuredGpu
 from ullage.cli.progress import Following, following
+from ullage.cli.scores import NAMES, print_table7, print_utilization, share_of_one
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, format_duration, parse_duration
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
     from ullage.research.ranking.truth import TruthSet
     from ullage.research.ranking.worker import Record
     from ullage.research.training.protocol import Examples
-    from ullage.research.training.sharing import SharingLine
     from ullage.research.training.table2 import Table2Line
-    from ullage.research.training.table7 import Table7Line
-    from ullage.research.training.utilization.judging import UtilizationLine
 
 
 _RANKING_GIVES_WAY = (
@@ -119,7 +117,7 @@ def evaluate(
 
       ullage evaluate gpuutilnet
 
-      ullage evaluate utilization --resume steps.jsonl.gz
+      ullage evaluate utilization --resume steps.jsonl
 
       ullage evaluate walknet --data gpumemnet_mlp_a100.csv --retrain
     """
@@ -217,7 +215,6 @@ def _print_accuracy(results: list[Comparison], worst: int) -> None:
 SHIPPED_DATA = Path(__file__).parents[3] / "benchmarks" / "data" / "generated_h200.parquet"
 _NETWORKS = ("mlp", "transformer")
 LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "utilization", "walknet")
-NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
 
 
 @dataclass(frozen=True)
@@ -302,8 +299,8 @@ def print_lines(lines: list[Table2Line]) -> None:
     for line in lines:
         rows.append([
             NAMES.get(line.family, line.family), line.gpu, NAMES[line.estimator], format_bytes(line.bin),
-            str(line.rows), _share(line.paper), _share(line.accuracy), _share(line.validation),
-            _share(line.paper_f1), _share(line.f1), f"{line.under:.1%}", f"{line.over:.1%}",
+            str(line.rows), share_of_one(line.paper), share_of_one(line.accuracy), share_of_one(line.validation),
+            share_of_one(line.paper_f1), share_of_one(line.f1), f"{line.under:.1%}", f"{line.over:.1%}",
             format_duration(line.seconds),
         ])  # fmt: skip
     give_way = ("GPU", "too high", "F1 paper", f"F1 {told}", "rows", "folds", "one job")
@@ -328,25 +325,6 @@ def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, a
             going.begin("training", len(BINS))
         model = table7.train(rows, notify=going.step) if retrain else load(weights or SHIPPED)
     print_table7(table7.lines_of(model, rows), as_json)
-
-
-def print_table7(lines: list[Table7Line], as_json: bool) -> None:
-    """The table, with the accuracy of always telling the most frequent class."""
-    if as_json:
-        print(json.dumps([line.to_dict() for line in lines]))
-        return
-    heads = ("data", "metric", "rows", "constant", "paper", "here", "high", "recall paper", "recall here")
-    rows = [
-        [NAMES[line.family], line.metric.upper(), str(line.rows), _share(line.constant), _share(line.paper),
-         _share(line.accuracy), str(line.high), _share(line.paper_recall), _share(line.recall)]
-        for line in lines
-    ]  # fmt: skip
-    print(fitted(heads, rows, left=("metric",)))
-    Console().print(
-        "here: accuracy on rows that were held out; constant: that of always telling the most frequent class; high: "
-        "rows in the high class, and the share of them that was told (recall)",
-        highlight=False,
-    )
 
 
 def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | None, as_json: bool) -> None:
@@ -377,41 +355,6 @@ def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | No
             predicted = sharing.predicted_alone(alone, jobs)
             together = sharing.lines_of(sharing.sets_of(measured, alone), alone, predicted)
     print_utilization(lines, together, as_json)
-
-
-def print_utilization(lines: list[UtilizationLine], together: list[SharingLine], as_json: bool) -> None:
-    """The figures beside a constant guess, and what others have published."""
-    from ullage.cli.training import print_sharing
-
-    if as_json:
-        print(json.dumps({"alone": [one.to_dict() for one in lines], "together": [one.to_dict() for one in together]}))
-        return
-    heads = ("figure", "runs", "count", "here", "constant", "goal", "published", "high", "recall")
-    rows = [
-        [line.figure, NAMES.get(line.runs, line.runs), str(line.count),
-         *(_figure(value, line.unit) for value in (line.value, line.constant, line.goal, line.published)),
-         "" if line.high is None else str(line.high), "" if line.recall is None else f"{line.recall:.0%}"]
-        for line in lines
-    ]  # fmt: skip
-    print(fitted(heads, rows, left=("runs",), give_way=("high", "recall", "count")))
-    if together:
-        print_sharing(together)
-    Console().print(
-        "here: on families of models that were left out of the fit; constant: the same for a guess that looks at "
-        "nothing, the median or the most frequent class of the other families; high: runs in the high class, and the "
-        "share of them that was told (recall)",
-        highlight=False,
-    )
-
-
-def _figure(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    return f"{value:.1f} points" if unit == "points" else f"{value:.1%}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 # `ullage evaluate --estimators`: asks, shows the ranking as tables, JSON or a page.

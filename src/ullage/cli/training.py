@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +12,13 @@ from ullage.cli import completion
 from ullage.cli.completion import FAMILIES
 from ullage.cli.options import Json, Seed
 from ullage.cli.progress import following
+from ullage.cli.scores import print_sharing, print_table7, print_utilization
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
 
 if TYPE_CHECKING:
     from ullage.research.training.protocol import Trained
     from ullage.research.training.regression import RegressionOutcome
-    from ullage.research.training.sharing import SharingLine
 
 train = typer.Typer(
     help="Train estimators on measured data: gpumemnet, walknet, fast, dnnperf, regression; and gpuutilnet, "
@@ -140,7 +139,6 @@ def gpuutilnet(
     """
     from dataclasses import replace
 
-    from ullage.cli.accuracy import print_table7
     from ullage.research.training import table7
     from ullage.research.training.protocol import read_rows
     from ullage.utilization.gpuutilnet import BINS, save
@@ -169,9 +167,9 @@ def utilization(
     profiles: Annotated[
         Path | None, typer.Option(help="Steps that 'ullage measure rates --profile' wrote.", metavar="FILE")
     ] = None,
-    steps: Annotated[
+    resume: Annotated[
         Path | None, typer.Option(help="Keep the followed steps in this file; steps already in it are not followed "
-                                  "again.", metavar="FILE.jsonl.gz")
+                                  "again.", metavar="FILE.jsonl")
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -182,11 +180,10 @@ def utilization(
 
     Examples:
 
-      ullage train utilization --data runs.parquet --rates rates.jsonl --steps steps.jsonl.gz --out rates.safetensors
+      ullage train utilization --data runs.parquet --rates rates.jsonl --resume steps.jsonl --out rates.safetensors
 
-      ullage evaluate utilization --data runs.parquet --weights rates.safetensors --resume steps.jsonl.gz
+      ullage evaluate utilization --data runs.parquet --weights rates.safetensors --resume steps.jsonl
     """
-    from ullage.cli.accuracy import print_utilization
     from ullage.research.training.protocol import read_rows
     from ullage.research.training.utilization import fitting, judging, runs
     from ullage.utilization.rates import save
@@ -197,7 +194,7 @@ def utilization(
         read = runs.read_alone(rows)
         profiled = [] if profiles is None else runs.profiled_runs(profiles)
         going.begin("following runs", len(read) + len(profiled))
-        found = runs.follow([*runs.configurations(rows, read), *profiled], steps, going.step)
+        found = runs.follow([*runs.configurations(rows, read), *profiled], resume, going.step)
         calls = runs.read_calls(rates) + ([] if profiles is None else runs.calls_in_steps(profiles, found))
         measured = runs.with_work(read, found)
         learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
@@ -246,17 +243,6 @@ def sharing(
     print_sharing(lines)
     for how, share in model.noise(rows).items():
         print(f"{how}: the same job, read alone twice, took {share:.1%} more or less time")
-
-
-def print_sharing(lines: Sequence[SharingLine]) -> None:
-    """How good the model of sharing is, beside a guess that does not look at the jobs."""
-    heads = ("figure", "way", "sets", "count", "jobs alone", "here", "constant", "always yes", "goal")
-    rows = [
-        [line.figure, line.how, line.sets, str(line.count), line.inputs, f"{line.value:.1%}", f"{line.constant:.1%}",
-         *("" if value is None else f"{value:.1%}" for value in (line.always_yes, line.goal))]
-        for line in lines
-    ]  # fmt: skip
-    print(fitted(heads, rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "goal", "count")))
 
 
 def _train_network(

@@ -1,3 +1,4 @@
-"""The rates behind `ullage.utilization`: what they are fitted to, the fit, and how good it is on families left out."""
+"""The rates behind `ullage.utilization`: what they are fitted to, the fit, and how good it is on families left out.
 
-from __future__ import annotations
+`ullage train utilization` and `ullage evaluate utilization` are built on it.
+"""

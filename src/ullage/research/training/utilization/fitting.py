@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue, MissingPackage
-from ullage.research.training.utilization.runs import MeasuredCall, MeasuredRun
+from ullage.research.training.utilization.runs import FollowedRun, MeasuredCall
 from ullage.utilization.rates import (
     HOST_PARTS,
     SHARES,
@@ -52,7 +52,7 @@ class _Sums:
     count: Floats
 
     @classmethod
-    def of(cls, runs: Sequence[MeasuredRun]) -> _Sums:
+    def of(cls, runs: Sequence[FollowedRun]) -> _Sums:
         works: list[Work] = []
         places: dict[Any, int] = {}
         call, run, count = [], [], []
@@ -76,7 +76,7 @@ def _summed(places: npt.NDArray[np.int64], values: Floats, length: int) -> Float
     return np.bincount(places, values, length).astype(np.float64)
 
 
-def fit(calls: Sequence[MeasuredCall], runs: Sequence[MeasuredRun], begin: Begin = lambda _: None) -> Rates:
+def fit(calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun], begin: Begin = lambda _: None) -> Rates:
     """The rates with which these calls and runs come out best. Give it no run that it is to be judged by."""
     if len(runs) < 10:
         raise InvalidValue(f"needed at least 10 runs to fit; found {len(runs)}")
@@ -102,7 +102,7 @@ def fit(calls: Sequence[MeasuredCall], runs: Sequence[MeasuredRun], begin: Begin
     return replace(rates, card=_card(calls, runs))
 
 
-def _card(calls: Sequence[MeasuredCall], runs: Sequence[MeasuredRun]) -> dict[str, Any]:
+def _card(calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun]) -> dict[str, Any]:
     """What the rates were fitted to; the host's part is that of one machine."""
     hosts = _of_one_host(runs)
     return {
@@ -121,7 +121,7 @@ def _usual_factors(calls: Sequence[MeasuredCall]) -> tuple[dict[str, float], flo
     return {name: (sum(several) + 2 * usual) / (len(several) + 2) for name, several in factors.items()}, usual
 
 
-def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[MeasuredRun], sums: _Sums) -> Trees:
+def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun], sums: _Sums) -> Trees:
     timed = rates.vectors([call.work for call in calls])
     truth = np.log([call.seconds / call.work.least_time(measured_gpu()) for call in calls])
     least = np.array([work.least_time(measured_gpu()) for work in sums.works])
@@ -145,7 +145,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[MeasuredR
     return _grow(np.vstack([timed, rates.vectors(sums.works)]), objective, TREES)
 
 
-def _shares(name: str, rows: Floats, start: Floats, times: Floats, runs: Sequence[MeasuredRun], sums: _Sums) -> Trees:
+def _shares(name: str, rows: Floats, start: Floats, times: Floats, runs: Sequence[FollowedRun], sums: _Sums) -> Trees:
     """Trees of a share: what they say, weighted by time, is the share of each run while its GPU works."""
     known = np.array([name in run.shares for run in runs])
     truth = np.array([min(1.0, run.shares.get(name, 0.0) * run.step_s / run.gpu_s) for run in runs])
@@ -181,7 +181,7 @@ def _grow(rows: Floats, objective: Callable[[Floats, Any], tuple[Floats, Floats]
 # The host, the step and power.
 
 
-def _of_one_host(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+def _of_one_host(runs: Sequence[FollowedRun]) -> list[FollowedRun]:
     """Those with the host's time, of the machine that has most of them: hosts differ more than GPUs."""
     read = [run for run in runs if run.host_s]
     machines = Counter(run.machine for run in read)
@@ -196,7 +196,7 @@ def _least_squares(parts: Floats, whole: Floats) -> Floats:
     return np.asarray(fitted.coef_, dtype=np.float64)
 
 
-def _host_and_step(rates: Rates, runs: Sequence[MeasuredRun]) -> Rates:
+def _host_and_step(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
     """What the host takes, how fast it copies, and how both become a step: the figures with the least errors.
 
     Where the GPU waits for the host, a step tells what the host takes. Elsewhere the host's time was measured by
@@ -236,7 +236,7 @@ def _of_the_host(parts: Floats, whole: Floats) -> Floats:
     return found
 
 
-def _power(rates: Rates, runs: Sequence[MeasuredRun]) -> Rates:
+def _power(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
     """Watts without work, and for each share of it."""
     full = [run for run in runs if len(run.shares) == len(SHARES)]
     parts = np.array([[1.0, *(run.shares[name] for name in SHARES)] for run in full])

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.research.training.utilization.runs import MeasuredRun, ReadRun
+from ullage.research.training.utilization.runs import FollowedRun, ReadRun
 from ullage.utilization.alone import utilization_of_work
 from ullage.utilization.gpuutilnet import BINS, classes_of
 from ullage.utilization.rates import SHARES, Rates, measured_gpu
@@ -47,7 +47,7 @@ class UtilizationLine:
         return asdict(self)
 
 
-def predicted(rates: Rates, runs: Sequence[MeasuredRun]) -> dict[str, Utilization]:
+def predicted(rates: Rates, runs: Sequence[FollowedRun]) -> dict[str, Utilization]:
     """What the rates say of each run."""
     return {run.id: utilization_of_work(run.work, measured_gpu(), rates) for run in runs}
 
@@ -57,7 +57,7 @@ def of_known_host(runs: Sequence[AnyRun], rates: Rates) -> list[AnyRun]:
     return [run for run in runs if run.machine == rates.card.get("machine")]
 
 
-def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[MeasuredRun]) -> list[UtilizationLine]:
+def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[FollowedRun]) -> list[UtilizationLine]:
     """All figures on runs for testing; `learn` are the runs for fitting, which the constant guess is taken from."""
     if not learn or not test:
         raise InvalidValue("needed runs for fitting and runs for testing, of the machine whose host the rates know")
@@ -80,7 +80,7 @@ def _host(one: Utilization) -> float:
 def _times(
     figure: str,
     learn: Sequence[ReadRun],
-    test: Sequence[MeasuredRun],
+    test: Sequence[FollowedRun],
     told: Told,
     truth: Callable[[ReadRun], float],
     tell: Callable[[Utilization], float],
@@ -104,7 +104,7 @@ def _times(
 _POINTS = {"smact": 5.0, "smocc": 3.0, "drama": 2.0}
 
 
-def _shares(learn: Sequence[ReadRun], test: Sequence[MeasuredRun], told: Told) -> list[UtilizationLine]:
+def _shares(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -> list[UtilizationLine]:
     found = []
     for name in SHARES:
         read = [run for run in test if name in run.shares]
@@ -130,7 +130,7 @@ _PUBLISHED = {
 }  # fmt: skip
 
 
-def _classes(learn: Sequence[ReadRun], test: Sequence[MeasuredRun], told: Told) -> list[UtilizationLine]:
+def _classes(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -> list[UtilizationLine]:
     found = []
     for (kind, name), (published, goal) in _PUBLISHED.items():
         edges = BINS[kind, name]
@@ -151,6 +151,6 @@ def _classes(learn: Sequence[ReadRun], test: Sequence[MeasuredRun], told: Told) 
     return found
 
 
-def _kinds(runs: Sequence[MeasuredRun]) -> list[tuple[str, list[MeasuredRun]]]:
+def _kinds(runs: Sequence[FollowedRun]) -> list[tuple[str, list[FollowedRun]]]:
     names = sorted({run.kind for run in runs})
     return [(name, [run for run in runs if run.kind == name]) for name in names]

@@ -51,7 +51,7 @@ class ReadRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredRun(ReadRun):
+class FollowedRun(ReadRun):
     """The same with the work of a step."""
 
     work: StepWork
@@ -59,13 +59,16 @@ class MeasuredRun(ReadRun):
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file with one JSON object a line, plain or packed."""
-    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
-        with opener(path, "rt") as file:
+        with _opener(path)(path, "rt") as file:
             for line in file:
                 yield json.loads(line)
     except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
         raise InvalidValue(f"cannot read {path}: {error}") from None
+
+
+def _opener(path: Path) -> Any:
+    return {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
 
 
 def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
@@ -143,9 +146,9 @@ def read_alone(rows: Sequence[Mapping[str, Any]]) -> list[ReadRun]:
     return found
 
 
-def with_work(runs: Sequence[ReadRun], steps: Mapping[str, StepCalls]) -> list[MeasuredRun]:
+def with_work(runs: Sequence[ReadRun], steps: Mapping[str, StepCalls]) -> list[FollowedRun]:
     """The runs whose step is known."""
-    return [MeasuredRun(**vars(run), work=StepWork.of(steps[run.id])) for run in runs if run.id in steps]
+    return [FollowedRun(**vars(run), work=StepWork.of(steps[run.id])) for run in runs if run.id in steps]
 
 
 def _configuration(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +187,7 @@ def follow(
             except (UllageError, ImportError, MemoryError):
                 continue
             if kept is not None:
-                with gzip.open(kept, "at") as file:
+                with _opener(kept)(kept, "at") as file:
                     file.write(json.dumps({"id": name, "step": _packed(found[name])}) + "\n")
         if notify is not None:
             notify(name)

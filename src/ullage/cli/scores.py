@@ -1,0 +1,86 @@
+"""How good trained models are, as tables beside what was published and a guess that looks at nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from ullage.cli.tables import fitted
+
+if TYPE_CHECKING:
+    from ullage.research.training.sharing import SharingLine
+    from ullage.research.training.table7 import Table7Line
+    from ullage.research.training.utilization.judging import UtilizationLine
+
+NAMES = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer"}
+
+
+def print_table7(lines: list[Table7Line], as_json: bool) -> None:
+    """The table, with the accuracy of always telling the most frequent class."""
+    if as_json:
+        print(json.dumps([line.to_dict() for line in lines]))
+        return
+    heads = ("data", "metric", "rows", "constant", "paper", "here", "high", "recall paper", "recall here")
+    rows = [
+        [NAMES[line.family], line.metric.upper(), str(line.rows), share_of_one(line.constant), share_of_one(line.paper),
+         share_of_one(line.accuracy), str(line.high), share_of_one(line.paper_recall), share_of_one(line.recall)]
+        for line in lines
+    ]  # fmt: skip
+    print(fitted(heads, rows, left=("metric",)))
+    Console().print(
+        "here: accuracy on rows that were held out; constant: that of always telling the most frequent class; high: "
+        "rows in the high class, and the share of them that was told (recall)",
+        highlight=False,
+    )
+
+
+def print_utilization(lines: list[UtilizationLine], together: list[SharingLine], as_json: bool) -> None:
+    """The figures beside a constant guess, and what others have published."""
+    if as_json:
+        print(json.dumps({"alone": [one.to_dict() for one in lines], "together": [one.to_dict() for one in together]}))
+        return
+    heads = ("figure", "runs", "count", "here", "constant", "goal", "published", "high", "recall")
+    rows = [
+        [line.figure, NAMES.get(line.runs, line.runs), str(line.count),
+         *(_figure(value, line.unit) for value in (line.value, line.constant, line.goal, line.published)),
+         "" if line.high is None else str(line.high), "" if line.recall is None else f"{line.recall:.0%}"]
+        for line in lines
+    ]  # fmt: skip
+    print(fitted(heads, rows, left=("runs",), give_way=("high", "recall", "count")))
+    if together:
+        print_sharing(together)
+    Console().print(
+        "here: on families of models that were left out of the fit; constant: the same for a guess that looks at "
+        "nothing, the median or the most frequent class of the other families; high: runs in the high class, and the "
+        "share of them that was told (recall)",
+        highlight=False,
+    )
+
+
+def print_sharing(lines: Sequence[SharingLine]) -> None:
+    """How good the model of sharing is, beside a guess that does not look at the jobs."""
+    heads = ("figure", "way", "sets", "count", "jobs alone", "here", "constant", "always yes", "goal")
+    rows = [
+        [line.figure, line.how, line.sets, str(line.count), line.inputs, f"{line.value:.1%}", f"{line.constant:.1%}",
+         *("" if value is None else f"{value:.1%}" for value in (line.always_yes, line.goal))]
+        for line in lines
+    ]  # fmt: skip
+    print(fitted(heads, rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "goal", "count")))
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f} points" if unit == "points" else f"{value:.1%}"
+
+
+def share_of_one(value: float | None) -> str:
+    """A share from 0 to 1, with three places.
+
+    >>> share_of_one(0.5), share_of_one(None)
+    ('0.500', '-')
+    """
+    return "-" if value is None else f"{value:.3f}"
