@@ -75,6 +75,14 @@ def test_gpus_that_share_a_run_have_a_utilization_of_their_own():
     assert (small.utilization.gpu, large.utilization.gpu) == ("A100-40GB", "A100-80GB")
 
 
+def test_a_gpu_draws_no_more_than_its_board_may(estimated):
+    for name in ("T4", "RTX-4090", "H200"):
+        card = ullage.gpu(name)
+        found = estimated.with_utilization(estimated.step_calls, card).utilization
+        assert 0 < found.power_w <= card.power_w
+        assert found.energy_j == pytest.approx(found.power_w * found.step_s)
+
+
 def test_it_is_unknown_where_no_step_was_seen():
     assert ullage.estimate(lambda: torch.zeros(10, device="cuda"), gpu="H200").utilization is None
     assert ullage.estimate("torchvision:resnet18", batch_size=2, estimator="accelerate").utilization is None

@@ -85,6 +85,7 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
     step_s = copy_s + together(gpu_s, host_s, rates.blend, rates.stretch)
     found = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
     power_w = min(rates.most_w, rates.idle_w + sum(rates.power[name] * share for name, share in found.items()))
+    power_w *= power_ratio(gpu)
     return Utilization(
         gpu=gpu.name, step_s=step_s, gpu_s=gpu_s, host_s=copy_s + host_s, power_w=power_w, energy_j=power_w * step_s,
         flops=float(sum(count * one.flops for one, count in zip(work.works, work.counts, strict=True))),
@@ -92,6 +93,12 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
         kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits,
         smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"],
     )  # fmt: skip
+
+
+def power_ratio(gpu: GPU) -> float:
+    """What a GPU may draw, against the one that was measured; 1 where that is not known."""
+    limit = measured_gpu().power_w
+    return gpu.power_w / limit if gpu.power_w and limit else 1.0
 
 
 def host_time(rates: Rates, work: StepWork) -> float:
