@@ -62,13 +62,13 @@ def print_utilization(lines: list[UtilizationLine], together: list[SharingLine],
 
 def print_sharing(lines: Sequence[SharingLine]) -> None:
     """How good the model of sharing is, beside a guess that does not look at the jobs."""
-    heads = ("figure", "way", "sets", "count", "jobs alone", "here", "constant", "always yes", "goal")
+    heads = ("figure", "way", "sets", "count", "jobs alone", "here", "constant", "always yes", "published")
     rows = [
         [line.figure, line.how, line.sets, str(line.count), line.inputs, f"{line.value:.1%}", f"{line.constant:.1%}",
-         *("" if value is None else f"{value:.1%}" for value in (line.always_yes, line.goal))]
+         *("" if value is None else f"{value:.1%}" for value in (line.always_yes, line.published))]
         for line in lines
     ]  # fmt: skip
-    print(fitted(heads, rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "goal", "count")))
+    print(fitted(heads, rows, left=("way", "sets", "jobs alone"), give_way=("always yes", "published", "count")))
 
 
 def _figure(value: float | None, unit: str) -> str:
