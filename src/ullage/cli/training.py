@@ -171,6 +171,7 @@ def utilization(
         Path | None, typer.Option(help="Keep the followed steps in this file; steps already in it are not followed "
                                   "again.", metavar="FILE.jsonl")
     ] = None,
+    trees: Annotated[int, typer.Option(help="How many trees know the times of calls.", metavar="N", min=8)] = 1000,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Fit the rates behind 'ullage.utilization': how long operator calls take, and how busy they keep a GPU.
@@ -199,7 +200,7 @@ def utilization(
         measured = runs.with_work(read, found)
         learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
         going.begin("fitting")
-        made = fitting.fit(calls, learn, going.doing)
+        made = fitting.fit(calls, learn, going.doing, trees)
     save(made, out)
     lines = judging.lines_of(made, *(judging.of_known_host(part, made) for part in (learn, test)))
     print_utilization(lines, [], as_json)

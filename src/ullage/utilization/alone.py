@@ -84,8 +84,8 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
     host_s, copy_s = host_time(rates, work), work.copied / rates.copied
     step_s = copy_s + together(gpu_s, host_s, rates.blend, rates.stretch)
     found = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
-    power_w = min(rates.most_w, rates.idle_w + sum(rates.power[name] * share for name, share in found.items()))
-    power_w *= power_ratio(gpu)
+    power_w = rates.idle_w + sum(rates.power[name] * share for name, share in found.items())
+    power_w = min(power_w * power_ratio(gpu), gpu.power_w or np.inf)
     return Utilization(
         gpu=gpu.name, step_s=step_s, gpu_s=gpu_s, host_s=copy_s + host_s, power_w=power_w, energy_j=power_w * step_s,
         flops=float(sum(count * one.flops for one, count in zip(work.works, work.counts, strict=True))),

@@ -58,8 +58,9 @@ Floats = npt.NDArray[np.float64]
 class Rates:
     """What was fitted, and on what (`card`).
 
-    `operators` has the usual factor of an operator, `gap_s` what passes between two kernels. `host` are seconds for
-    each of HOST_PARTS, `power` watts for each share, and `idle_w` without any.
+    `starts` are added to what the trees of shares say. `operators` has the usual factor of an operator, `gap_s` what
+    passes between two kernels. `host` are seconds for each of HOST_PARTS, `power` watts for each share, and `idle_w`
+    without any.
 
     A step first copies its input, `copied` bytes a second, while nothing else is done; this is for memory that is not
     pinned. Then it takes the `blend`-norm of what the host and the GPU need, and the GPU `stretch` times longer than
@@ -68,6 +69,7 @@ class Rates:
 
     time: Trees
     shares: Mapping[str, Trees]
+    starts: Mapping[str, float]
     operators: Mapping[str, float]
     usual: float
     gap_s: float
@@ -76,7 +78,6 @@ class Rates:
     blend: float
     stretch: float
     idle_w: float
-    most_w: float
     power: Mapping[str, float]
     card: Mapping[str, Any] = field(default_factory=dict)
 
@@ -96,14 +97,22 @@ class Rates:
 
     def times(self, works: Sequence[Work], vectors: Floats) -> Floats:
         """Seconds of each call on the GPU that was measured."""
-        least = np.array([work.least_time(measured_gpu()) for work in works])
-        return np.asarray(least * np.exp(self.time.sums(vectors)))
+        return np.asarray(self.usual_times(works) * np.exp(self.time.sums(vectors)))
+
+    def usual_times(self, works: Sequence[Work]) -> Floats:
+        """The same, as an operator usually is slower than its least time."""
+        card = measured_gpu()
+        usual = np.array([self.operators.get(work.operator, self.usual) for work in works])
+        return np.asarray(np.array([work.least_time(card) for work in works]) * np.exp(usual))
 
     def shares_of(self, works: Sequence[Work], vectors: Floats, times: Floats) -> dict[str, Floats]:
         """SMACT, SMOCC, DRAMA and tensor activity during each call."""
         rows = share_vectors(works, vectors, times)
-        starts = prior_shares(works, times)
-        return {name: 1 / (1 + np.exp(-(starts[name] + trees.sums(rows)))) for name, trees in self.shares.items()}
+        priors = prior_shares(works, times)
+        return {
+            name: 1 / (1 + np.exp(-(self.starts[name] + priors[name] + trees.sums(rows))))
+            for name, trees in self.shares.items()
+        }
 
 
 def share_vectors(works: Sequence[Work], vectors: Floats, times: Floats) -> Floats:
@@ -113,12 +122,12 @@ def share_vectors(works: Sequence[Work], vectors: Floats, times: Floats) -> Floa
 
 
 def prior_shares(works: Sequence[Work], times: Floats) -> dict[str, Floats]:
-    """Where the trees of shares begin, as logits: bytes over bandwidth, operations over the rate of tensor cores."""
+    """What is known of shares without trees, as logits: bytes over bandwidth, operations over tensor cores' rate."""
     card = measured_gpu()
     moved = np.array([work.bytes for work in works]) / (times * bandwidth_of(card))
     done = np.array([work.flops / work.rate(card) if work.on_tensor_cores else 0.0 for work in works]) / times
     middle = np.zeros(len(times))
-    return {"smact": middle, "smocc": middle - 1.5, "drama": _logit(moved), "tensor": _logit(done)}
+    return {"smact": middle, "smocc": middle, "drama": _logit(moved), "tensor": _logit(done)}
 
 
 def _logit(share: Floats) -> Floats:
@@ -139,7 +148,7 @@ def save(rates: Rates, path: Path) -> None:
     arrays = rates.time.arrays("time")
     for name, trees in rates.shares.items():
         arrays |= trees.arrays(name)
-    names = ("operators", "usual", "gap_s", "host", "copied", "blend", "stretch", "idle_w", "most_w", "power", "card")
+    names = ("starts", "operators", "usual", "gap_s", "host", "copied", "blend", "stretch", "idle_w", "power", "card")
     facts = {name: getattr(rates, name) for name in names}
     path.write_bytes(packed(arrays, {"facts": json.dumps(facts), "features": " ".join(SHARE_FEATURES)}))
 

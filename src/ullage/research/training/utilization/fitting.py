@@ -33,9 +33,10 @@ from ullage.utilization.work import Work
 GAP = 1e-6  # seconds between two kernels, within what counts as work
 OF_RUNS = 10.0  # a run's weight against that of a timed call
 ROBUST = 0.3  # beyond such an error, in logarithms, weights fall
-TREES, SHARE_TREES = 600, 100
+TREES = 1000  # of times
+OF_SHARES = 8  # so many times fewer for each share
 _LEAVES, _DEPTH, _RATE = 31, 10, 0.05
-_COPIED = (5e9, 6e9, 7e9, 8e9, 9e9, 11e9, 14e9)
+_COPIED = (5e9, 6e9, 7e9, 8e9, 10e9, 13e9)
 _BLENDS = (3.0, 4.0, 6.0)
 _STRETCHES = (1.0, 1.02, 1.04, 1.06)
 _WAITING, _BELOW = 0.75, 0.6
@@ -76,29 +77,31 @@ def _summed(places: npt.NDArray[np.int64], values: Floats, length: int) -> Float
     return np.bincount(places, values, length).astype(np.float64)
 
 
-def fit(calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun], begin: Begin = lambda _: None) -> Rates:
+def fit(
+    calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun], begin: Begin = lambda _: None, trees: int = TREES
+) -> Rates:
     """The rates with which these calls and runs come out best. Give it no run that it is to be judged by."""
     if len(runs) < 10:
         raise InvalidValue(f"needed at least 10 runs to fit; found {len(runs)}")
     operators, usual = _usual_factors(calls)
     empty = Trees.from_lists([[{"value": 0.0}]])
     rates = Rates(
-        time=empty, shares=dict.fromkeys(SHARES, empty), operators=operators, usual=usual, gap_s=GAP, host={},
-        copied=7e9, blend=4.0, stretch=1.05, idle_w=100.0, most_w=700.0, power=dict.fromkeys(SHARES, 0.0),
+        time=empty, shares=dict.fromkeys(SHARES, empty), starts={}, operators=operators, usual=usual, gap_s=GAP,
+        host={}, copied=7e9, blend=4.0, stretch=1.05, idle_w=100.0, power=dict.fromkeys(SHARES, 0.0),
     )  # fmt: skip
     sums = _Sums.of(runs)
     begin("times of calls")
-    rates = replace(rates, time=_times(rates, calls, runs, sums))
+    rates = replace(rates, time=_times(rates, calls, runs, sums, trees))
     vectors = rates.vectors(sums.works)
     times = rates.times(sums.works, vectors)
     rows = share_vectors(sums.works, vectors, times)
-    starts = prior_shares(sums.works, times)
-    grown = {}
+    priors = prior_shares(sums.works, times)
+    starts, grown = {}, {}
     for name in SHARES:
         begin(name)
-        grown[name] = _shares(name, rows, starts[name], times, runs, sums)
+        starts[name], grown[name] = _shares(name, rows, priors[name], times, runs, sums, trees // OF_SHARES)
     begin("host and power")
-    rates = _power(_host_and_step(replace(rates, shares=grown), runs), runs)
+    rates = _power(_host_and_step(replace(rates, starts=starts, shares=grown), runs), runs)
     return replace(rates, card=_card(calls, runs))
 
 
@@ -121,10 +124,11 @@ def _usual_factors(calls: Sequence[MeasuredCall]) -> tuple[dict[str, float], flo
     return {name: (sum(several) + 2 * usual) / (len(several) + 2) for name, several in factors.items()}, usual
 
 
-def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun], sums: _Sums) -> Trees:
-    timed = rates.vectors([call.work for call in calls])
-    truth = np.log([call.seconds / call.work.least_time(measured_gpu()) for call in calls])
-    least = np.array([work.least_time(measured_gpu()) for work in sums.works])
+def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedRun], sums: _Sums, trees: int) -> Trees:
+    works = [call.work for call in calls]
+    timed = rates.vectors(works)
+    truth = np.log(np.array([call.seconds for call in calls]) / rates.usual_times(works))
+    usual = rates.usual_times(sums.works)
     whole = np.array([run.gpu_s for run in runs])
     first = len(calls)
 
@@ -133,7 +137,7 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
         off = told[:first] - truth
         weight = 1 / np.sqrt(1 + (off / ROBUST) ** 2)
         slope[:first], bend[:first] = weight * off, weight
-        each = least * np.exp(told[first:])
+        each = usual * np.exp(told[first:])
         summed = sums.over(each + GAP, len(runs))
         off = np.log(summed / whole)
         weight = OF_RUNS / np.sqrt(1 + (off / ROBUST) ** 2)
@@ -142,26 +146,55 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
         bend[first:] += _summed(sums.call, weight[sums.run] * share, len(each))
         return slope, bend
 
-    return _grow(np.vstack([timed, rates.vectors(sums.works)]), objective, TREES)
+    return _grow(np.vstack([timed, rates.vectors(sums.works)]), objective, trees)
 
 
-def _shares(name: str, rows: Floats, start: Floats, times: Floats, runs: Sequence[FollowedRun], sums: _Sums) -> Trees:
-    """Trees of a share: what they say, weighted by time, is the share of each run while its GPU works."""
+def _shares(
+    name: str,
+    rows: Floats,
+    prior: Floats,
+    times: Floats,
+    runs: Sequence[FollowedRun],
+    sums: _Sums,
+    trees: int,
+) -> tuple[float, Trees]:
+    """Where to start, and trees of a share.
+
+    What they say, weighted by time, is the share of each run while its GPU works.
+    """
     known = np.array([name in run.shares for run in runs])
     truth = np.array([min(1.0, run.shares.get(name, 0.0) * run.step_s / run.gpu_s) for run in runs])
     weight = np.where(known, np.array([run.gpu_s / run.step_s for run in runs]) ** 2, 0.0)
     part = sums.count * (times + GAP)[sums.call]
     part = part / _summed(sums.run, part, len(runs))[sums.run]
 
+    def too_much(start: float) -> float:
+        share = 1 / (1 + np.exp(-(start + prior)))
+        return float((weight * (_summed(sums.run, part * share[sums.call], len(runs)) - truth)).sum())
+
+    start = _root(too_much)
+
     def objective(told: Floats, _: Any) -> tuple[Floats, Floats]:
-        share = 1 / (1 + np.exp(-(start + told)))
+        share = 1 / (1 + np.exp(-(start + prior + told)))
         grows = np.maximum(share * (1 - share), 0.01)
         off = _summed(sums.run, part * share[sums.call], len(runs)) - truth
         slope = _summed(sums.call, (weight * off)[sums.run] * part, len(rows)) * grows
         bend = _summed(sums.call, weight[sums.run] * part, len(rows)) * grows**2
         return 100 * slope, 100 * bend + 1e-4
 
-    return _grow(rows, objective, SHARE_TREES)
+    return start, _grow(rows, objective, trees)
+
+
+def _root(grows: Callable[[float], float], low: float = -8.0, high: float = 8.0) -> float:
+    """Where a function that grows is zero, to a thousandth.
+
+    >>> round(_root(lambda value: value - 2.5), 2)
+    2.5
+    """
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (low, middle) if grows(middle) > 0 else (middle, high)
+    return (low + high) / 2
 
 
 def _grow(rows: Floats, objective: Callable[[Floats, Any], tuple[Floats, Floats]], trees: int) -> Trees:
@@ -203,8 +236,8 @@ def _host_and_step(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
     itself, which counts where it is well below the GPU's: a full queue of kernels would have stopped it.
     """
     read = _of_one_host(runs)
-    if len(read) < 2 * len(HOST_PARTS):
-        raise InvalidValue(f"needed at least {2 * len(HOST_PARTS)} runs with the host's time; found {len(read)}")
+    if len(read) < len(HOST_PARTS):
+        raise InvalidValue(f"needed at least {len(HOST_PARTS)} runs with the host's time; found {len(read)}")
     parts = np.array([[run.work.host.get(name, 0.0) for name in HOST_PARTS] for run in read])
     step, gpu, host, copied = (np.array(values, dtype=np.float64) for values in zip(
         *((run.step_s, run.gpu_s, run.host_s, run.work.copied) for run in read), strict=True
@@ -230,7 +263,7 @@ def _of_the_host(parts: Floats, whole: Floats) -> Floats:
     """Seconds for each part, so that errors relative to the whole are least; outliers count less."""
     weight = np.ones(len(whole))
     found = np.zeros(parts.shape[1])
-    for _ in range(8):
+    for _ in range(5):
         found = _least_squares(parts / whole[:, None] * weight[:, None], weight)
         weight = 1 / np.sqrt(np.maximum(np.abs(parts @ found / whole - 1), 0.02))
     return found
@@ -241,7 +274,4 @@ def _power(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
     full = [run for run in runs if len(run.shares) == len(SHARES)]
     parts = np.array([[1.0, *(run.shares[name] for name in SHARES)] for run in full])
     found = _least_squares(parts, np.array([run.power_w for run in full]))
-    most = max(run.power_w for run in runs)
-    return replace(
-        rates, idle_w=float(found[0]), most_w=most, power=dict(zip(SHARES, map(float, found[1:]), strict=True))
-    )
+    return replace(rates, idle_w=float(found[0]), power=dict(zip(SHARES, map(float, found[1:]), strict=True)))

@@ -1,0 +1,199 @@
+"""A job alone on a GPU: what makes its step longer, and the fit of the rates behind it."""
+
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.commands import ullage
+
+from ullage.errors import InvalidValue
+from ullage.hardware import gpu
+from ullage.research.datasets.schema import frame
+from ullage.research.training.utilization import fitting, judging, runs
+from ullage.utilization.alone import StepWork, utilization_of, utilization_of_work
+from ullage.utilization.rates import load, save
+from ullage.utilization.step import StepCalls
+
+H200 = gpu("H200")
+
+
+def tensor(*shape, dtype="float32", **more):
+    return {"shape": list(shape), "dtype": dtype, **more}
+
+
+def call(operator, args, outputs, **more):
+    return {"operator": operator, "pass": "forward", "args": args, "kwargs": {}, "outputs": outputs, **more}
+
+
+def product(rows, dtype="float32", **more):
+    return call("aten.mm.default", [tensor(rows, 2048, dtype=dtype), tensor(2048, 2048, dtype=dtype)],
+                [tensor(rows, 2048, dtype=dtype)], **more)  # fmt: skip
+
+
+def step(*calls, times=20):
+    return StepCalls(calls=list(calls), order=list(range(len(calls))) * times, steady=True)
+
+
+def alone(*calls, card=H200, times=20):
+    return utilization_of(step(*calls, times=times), card)
+
+
+def test_more_work_takes_longer():
+    small, large = alone(product(1024)), alone(product(8192))
+    assert large.gpu_s > 3 * small.gpu_s and large.step_s > small.step_s
+    assert large.flops == 8 * small.flops
+
+
+def test_the_types_of_numbers_matter():
+    plain, tf32, half = alone(product(8192)), alone(product(8192, tf32=True)), alone(product(8192, dtype="bfloat16"))
+    assert plain.gpu_s > tf32.gpu_s > half.gpu_s
+    assert half.tensor > plain.tensor
+
+
+def test_a_step_of_many_small_calls_waits_for_its_host():
+    made = tensor(8, 8)
+    found = alone(call("aten.add.Tensor", [made, made], [made]), times=500)
+    assert found.waits_for_host and found.busy < 0.5 and found.smact < 0.5
+    assert not alone(product(8192), times=500).waits_for_host
+
+
+def test_copies_that_the_host_waits_for_make_a_step_longer():
+    batch = tensor(256, 3, 224, 224)
+    copy = call("aten._to_copy.default", [batch | {"cpu": True}], [batch])
+    pinned = {**copy, "kwargs": {"non_blocking": True}}
+    without, waiting, at_once = alone(product(8192)), alone(product(8192), copy), alone(product(8192), pinned)
+    assert waiting.step_s > 2 * without.step_s
+    assert at_once.step_s < 1.1 * without.step_s
+    assert waiting.gpu_s == pytest.approx(without.gpu_s)
+
+
+def test_other_gpus_follow_from_their_data_sheets():
+    found = {name: alone(product(8192, dtype="float16"), card=gpu(name)) for name in ("H200", "A100-40GB", "T4")}
+    assert found["H200"].gpu_s < found["A100-40GB"].gpu_s < found["T4"].gpu_s
+    assert found["H200"].measured and not found["T4"].measured
+    assert found["T4"].power_w <= gpu("T4").power_w
+
+
+def test_shares_are_shares():
+    for one in (product(64), product(8192, dtype="bfloat16"), call("aten.sum.default", [tensor(1 << 28)], [tensor()])):
+        found = alone(one, times=50)
+        assert all(0 <= share <= 1 for share in (found.smact, found.smocc, found.drama, found.tensor))
+        assert 0 < found.power_w <= H200.power_w
+
+
+def test_a_step_without_work_takes_no_time_on_the_gpu():
+    found = utilization_of(StepCalls(), H200)
+    assert found.gpu_s == 0 and found.smact == 0
+
+
+def test_rates_are_read_back(tmp_path):
+    save(load(), tmp_path / "rates.safetensors")
+    again = load(tmp_path / "rates.safetensors")
+    work = StepWork.of(step(product(8192)))
+    assert utilization_of_work(work, H200, again) == utilization_of_work(work, H200, load())
+
+
+@pytest.mark.parametrize("content", [b"", b"not rates", None])
+def test_a_file_that_holds_no_rates_is_one_clear_error(tmp_path, content):
+    path = tmp_path / "rates.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidValue, match="needed rates in .*ullage train utilization"):
+        load(path)
+
+
+# The fit, on runs that were made up: every call takes twice its least time, and the host 40 microseconds a call.
+
+
+@pytest.fixture(scope="module")
+def followed():
+    chance = random.Random(1)
+    found = {}
+    for number in range(40):
+        rows, dtype = chance.choice([64, 512, 4096, 16384]), chance.choice(["float32", "bfloat16"])
+        made = tensor(rows, 2048, dtype=dtype)
+        calls = [product(rows, dtype=dtype), call("aten.add.Tensor", [made, made], [made])]
+        order = [0] * chance.randint(5, 50) + [1] * chance.randint(5, 50)
+        of_run = StepCalls(calls=calls, order=order, steady=True)
+        configuration = {"model": "ullage.research.datasets.families:mlp", "batch": rows, "opt": "sgd",
+                         "precision": "fp32", "input": [2048], "classes": 10, "settings": {"widths": [8]}}  # fmt: skip
+        arch = chance.choice(["pyramid", "uniform", "gradual", "bottleneck"])
+        found[f"run-{number}"] = (configuration, arch, of_run, _made_up(StepWork.of(of_run)))
+    return found
+
+
+def _made_up(work):
+    least = np.array([one.least_time(H200) for one in work.works])
+    gpu_s = float((work.counts * (2 * least + 1e-6)).sum())
+    host_s = 4e-5 * sum(work.counts)
+    step_s = work.copied / 7e9 + max(gpu_s, host_s)
+    return {
+        "step_seconds": step_s, "host_seconds": host_s, "gract": gpu_s / step_s, "smact": 0.6 * gpu_s / step_s,
+        "smocc": 0.2 * gpu_s / step_s, "drama": 0.3 * gpu_s / step_s, "tensor": 0.1 * gpu_s / step_s,
+        "power_w": 100 + 400 * 0.6 * gpu_s / step_s,
+    }  # fmt: skip
+
+
+def rows_of(followed):
+    return [
+        {"id": name, "family": "mlp", "arch": arch, "configuration": json.dumps(row), "machine": "one", **figures}
+        for name, (row, arch, _, figures) in followed.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def timed(followed):
+    works = [work for _, _, calls, _ in followed.values() for work in StepWork.of(calls).works]
+    return [runs.MeasuredCall(work, 2 * work.least_time(H200)) for work in works]
+
+
+def test_the_fit_finds_what_the_runs_were_made_of(followed, timed):
+    steps = {name: calls for name, (_, _, calls, _) in followed.items()}
+    measured = runs.with_work(runs.read_alone(rows_of(followed)), steps)
+    learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
+    assert learn and test
+    rates = fitting.fit(timed, learn, trees=60)
+    for run in test:
+        told = utilization_of_work(run.work, H200, rates)
+        assert told.gpu_s == pytest.approx(run.gpu_s, rel=0.15)
+        assert told.smact == pytest.approx(run.shares["smact"], abs=0.1)
+    lines = {(line.figure, line.runs): line for line in judging.lines_of(rates, learn, test)}
+    line = lines["time on the GPU, median error", "all"]
+    assert line.count == len(test) and line.value < 0.1 < line.constant
+    with pytest.raises(InvalidValue, match="runs for fitting and runs for testing"):
+        judging.lines_of(rates, learn, [])
+
+
+def test_too_few_runs_are_told(timed):
+    with pytest.raises(InvalidValue, match="needed at least 10 runs"):
+        fitting.fit(timed, [])
+
+
+def test_train_and_evaluate_from_the_command_line(followed, timed, tmp_path):
+    table = tmp_path / "runs.parquet"
+    frame([{**row, "layers": []} for row in rows_of(followed)]).write_parquet(table)
+    kept = tmp_path / "steps.jsonl"
+    kept.write_text("".join(
+        json.dumps({"id": name, "step": runs._packed(calls)}) + "\n" for name, (_, _, calls, _) in followed.items()
+    ))  # fmt: skip
+    rates = tmp_path / "rates.jsonl"
+    calls = {json.dumps(one): one for _, _, step_calls, _ in followed.values() for one in step_calls.calls}
+    lines = []
+    for number, one in enumerate(calls.values()):
+        work = StepWork.of(replace(StepCalls(), calls=[one], order=[0])).works
+        if work:
+            seconds = 2 * work[0].least_time(H200)
+            lines.append({"id": str(number), "how": "graph", "gpu_us": 1e6 * seconds, "call": runs.packed(one)})
+    rates.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = tmp_path / "made.safetensors"
+    words = ["--data", str(table), "--rates", str(rates), "--resume", str(kept), "--out", str(made), "--trees", "30"]
+    shown = ullage("train", "utilization", *words)
+    assert shown.returncode == 0 and "step time, median error" in shown.stdout, shown.stderr
+    again = ullage(
+        "evaluate", "utilization", "--data", str(table), "--weights", str(made), "--resume", str(kept), "--json"
+    )
+    assert again.returncode == 0, again.stderr
+    found = json.loads(again.stdout)
+    assert found["together"] == [] and found["alone"][0]["count"] > 0
