@@ -154,7 +154,7 @@ def test_readings_that_tell_nothing_change_nothing(serve):
     running(here, number)
     for busy in ({}, gpm(math.nan, math.nan), gpm(0.0, 0.0), gpm(30.0, math.inf)):
         gpu.busy = busy
-        windows(here, 3)
+        windows(here, 2)
     found = here.job(number)["utilization"]
     assert (found["windows"], found["smact"], found["step_s"]) == (0, 0.9, 0.1)
     gpu.compute, gpu.used = {os.getpid(): 1 << 30}, 1 << 30  # a process that is none of its
