@@ -10,7 +10,7 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.units import format_duration
 
-_WAITING_W = 120.0  # what an H200 draws while it waits
+_WAITING_W = 106.0  # what an H200 draws while it waits
 _BAR = 20  # characters
 NO_SAMPLES_PER_STEP = "how many samples a step takes is not known: give samples_per_step (--samples-per-step N)"
 
@@ -88,7 +88,7 @@ class Utilization:
     def step_words(self) -> str:
         """How long a step takes, such as "18.4 ms: the GPU works 15.8 ms, the host needs 18.4 ms"."""
         parts = [f"the GPU works {format_duration(self.gpu_s)}", f"the host needs {format_duration(self.host_s)}"]
-        parts += [] if self.input_s is None else [f"its input takes {format_duration(self.input_s)}"]
+        parts += [] if self.input_s is None else [f"input {format_duration(self.input_s)}"]
         return f"{format_duration(self.step_s)}: {', '.join(parts)}"
 
     @property
