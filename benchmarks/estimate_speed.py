@@ -150,9 +150,7 @@ def warm(checkouts: list[Path], every: int) -> list[dict[str, Any]]:
 
 
 def serve_share(what: str) -> None:
-    """The inside of a process that makes one estimate: its seconds, and those of them that utilization took."""
-    import psutil
-
+    """The inside of a process that makes one estimate: its processor seconds, and those that utilization took."""
     import ullage
     from ullage.estimation.result import Estimate
     from ullage.estimation.scripts import child, request
@@ -165,11 +163,11 @@ def serve_share(what: str) -> None:
     def timing(function: Any) -> Any:
         def call(*args: Any, **options: Any) -> Any:
             nonlocal taken
-            begin = time.perf_counter()
+            begin = time.process_time()
             try:
                 return function(*args, **options)
             finally:
-                taken += time.perf_counter() - begin
+                taken += time.process_time() - begin
 
         return call
 
@@ -177,7 +175,7 @@ def serve_share(what: str) -> None:
     Estimate.with_utilization = timing(Estimate.with_utilization)  # type: ignore[method-assign]
     child.packed = timing(child.packed)  # type: ignore[attr-defined]
     if what == "script":
-        begin = time.perf_counter() - (time.time() - psutil.Process().create_time())
+        begin = 0.0  # of the process
         answers: list[dict[str, Any]] = []
         with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
             file.write(SCRIPT)
@@ -190,10 +188,10 @@ def serve_share(what: str) -> None:
         found = Estimate.from_dict(answers[-1]["estimate"]).with_utilization(StepCalls(**calls), asked.gpu)
     else:
         ullage.estimate(what, batch_size=32, gpu="H200")
-        begin, taken = time.perf_counter(), 0.0
+        begin, taken = time.process_time(), 0.0
         found = ullage.estimate(what, batch_size=32, gpu="H200")
     assert found.utilization is not None
-    print(json.dumps([time.perf_counter() - begin, taken]))
+    print(json.dumps([time.process_time() - begin, taken]))
 
 
 def shares(repeat: int) -> dict[str, float]:

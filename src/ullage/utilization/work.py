@@ -243,15 +243,17 @@ def evenness(size: int) -> float:
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """The tensors among the arguments of a call, wherever they stand."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         if "shape" in value:
             yield value
-        else:
-            for item in value.values():
-                yield from tensors_of(item)
-    elif isinstance(value, list):
+            return
+        value = list(value.values())
+    if isinstance(value, list):
         for item in value:
-            yield from tensors_of(item)
+            if isinstance(item, dict) and "shape" in item:  # without a generator of its own: lists are long
+                yield item
+            elif isinstance(item, dict | list):
+                yield from tensors_of(item)
 
 
 def numel(tensor: Tensor) -> int:
