@@ -194,7 +194,7 @@ def typed(command: str, words: list[str]) -> dict[str, Any]:
     """What the words after a command say, by the names of its parameters; what is not said is left out.
 
     >>> typed("estimate", ["torchvision:resnet18", "-b", "8"])
-    {'source': 'torchvision:resnet18', 'batch_size': 8}
+    {'batch_size': 8, 'source': 'torchvision:resnet18'}
     """
     found: Any = _load(command)
     with found.make_context(command, words) as context:
