@@ -42,20 +42,20 @@ def print_utilization(lines: list[UtilizationLine], together: list[SharingLine],
     if as_json:
         print(json.dumps({"alone": [one.to_dict() for one in lines], "together": [one.to_dict() for one in together]}))
         return
-    heads = ("figure", "runs", "count", "here", "constant", "goal", "published", "high", "recall")
+    heads = ("figure", "runs", "count", "here", "constant", "goal", "published", "high told")
     rows = [
         [line.figure, NAMES.get(line.runs, line.runs), str(line.count),
          *(_figure(value, line.unit) for value in (line.value, line.constant, line.goal, line.published)),
-         "" if line.high is None else str(line.high), "" if line.recall is None else f"{line.recall:.0%}"]
+         "" if not line.high or line.recall is None else f"{round(line.recall * line.high)} of {line.high}"]
         for line in lines
     ]  # fmt: skip
-    print(fitted(heads, rows, left=("runs",), give_way=("high", "recall", "count")))
+    print(fitted(heads, rows, left=("runs",), give_way=("count",)))
     if together:
         print_sharing(together)
     Console().print(
         "here: on families of models that were left out of the fit; constant: the same for a guess that looks at "
-        "nothing, the median or the most frequent class of the other families; high: runs in the high class, and the "
-        "share of them that was told (recall)",
+        "nothing, the median or the most frequent class of the other families; high told: how many of the runs in the "
+        "high class were told to be there (recall)",
         highlight=False,
     )
 

@@ -19,7 +19,7 @@ _SIZES = {
 }  # fmt: skip
 _NARROW = ("float16", "bfloat16")
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_scaled_mm": 0, "addbmm": 1, "_addmm_activation": 1}
-_CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose")
+_CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable")
 
 REACHED = 0.8  # of what data sheets say, at best
 SHORTEST = 1.2e-6  # seconds of a kernel

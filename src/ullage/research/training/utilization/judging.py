@@ -101,6 +101,7 @@ def _times(
     return found
 
 
+_WORDS = {"smact": "SMACT", "smocc": "SMOCC", "drama": "DRAMA", "tensor": "tensor cores"}
 _POINTS = {"smact": 5.0, "smocc": 3.0, "drama": 2.0}
 
 
@@ -113,7 +114,7 @@ def _shares(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -
         says = np.array([getattr(told[run.id], name) for run in read])
         found.append(
             UtilizationLine(
-                figure=f"{name.upper()}, mean error", runs="all", count=len(read), unit="points",
+                figure=f"{_WORDS[name]}, mean error", runs="all", count=len(read), unit="points",
                 value=100 * float(np.abs(says - truth).mean()), constant=100 * float(np.abs(guess - truth).mean()),
                 goal=_POINTS.get(name),
             )
@@ -143,7 +144,7 @@ def _classes(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) 
         high = int((truth == 2).sum())
         found.append(
             UtilizationLine(
-                figure=f"{name.upper()} in three classes, right", runs=kind, count=len(read),
+                figure=f"{_WORDS[name]}, three classes, right", runs=kind, count=len(read),
                 value=float((says == truth).mean()), constant=float((truth == usual).mean()), goal=goal,
                 published=published, high=high, recall=float((says[truth == 2] == 2).mean()) if high else None,
             )
