@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +79,7 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
     times = rates.times(work.works, vectors)
     shares = rates.shares_of(work.works, vectors, times)
     if not measured:
-        times = times * np.array([one.least_time(gpu) / one.least_time(measured_gpu()) for one in work.works])
+        times = moved_times(work.works, times, gpu)
     busy = work.counts * (times + rates.gap_s)
     gpu_s = float(busy.sum())
     host_s, copy_s = host_time(rates, work), work.copied / rates.copied
@@ -93,6 +94,16 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
         kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits,
         smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"],
     )  # fmt: skip
+
+
+def moved_times(works: Sequence[Work], times: Floats, gpu: GPU) -> Floats:
+    """Seconds of calls on another GPU than the one that was measured.
+
+    What a call takes beyond its least time is latency, and SMs without work because it is too small for all of them.
+    A slower GPU does not multiply that: it takes its own least time, and as much beyond it in seconds.
+    """
+    here, there = (np.array([one.least_time(card) for one in works]) for card in (measured_gpu(), gpu))
+    return np.maximum(there + times - here, np.minimum(there, times))
 
 
 def power_ratio(gpu: GPU) -> float:
