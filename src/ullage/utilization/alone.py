@@ -103,7 +103,7 @@ def moved_times(works: Sequence[Work], times: Floats, gpu: GPU) -> Floats:
     A slower GPU does not multiply that: it takes its own least time, and as much beyond it in seconds.
     """
     here, there = (np.array([one.least_time(card) for one in works]) for card in (measured_gpu(), gpu))
-    return np.maximum(there + times - here, np.minimum(there, times))
+    return np.asarray(np.maximum(there + times - here, np.minimum(there, times)))
 
 
 def power_ratio(gpu: GPU) -> float:

@@ -5,7 +5,7 @@ were grown on single calls (`ullage measure rates`) and on whole runs (`ullage d
 so that calls come out right by themselves and add up to what a step takes. Other trees know the shares of that time:
 SMACT, SMOCC, DRAMA and tensor activity. `ullage train utilization` makes the file.
 
-On another GPU a call takes as much longer as its least time is longer there. Nobody measured that.
+On another GPU a call takes its least time there, and as much beyond it in seconds. Nobody measured that.
 """
 
 from __future__ import annotations
