@@ -155,7 +155,7 @@ def serve_share(what: str) -> None:
     from ullage.estimation.result import Estimate
     from ullage.estimation.scripts import child, request
     from ullage.hardware import gpu
-    from ullage.utilization.step import StepCalls
+    from ullage.performance.step import StepCalls
     from ullage.virtual.tracking.calls import OperatorCalls
 
     taken = 0.0

@@ -36,8 +36,8 @@ from typing import Any
 
 import ullage
 from ullage.hardware import gpu
-from ullage.utilization.result import Utilization
-from ullage.utilization.sharing import share_of
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import share_of
 
 Pair = tuple[tuple[str, str], tuple[float, float]]  # two jobs, and the speed of each as a share of its speed alone
 CARD = gpu("H200")  # only MIG would ask for it

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ullage.performance.step import runs_kernels
 from ullage.research.rates.listing import followed
 from ullage.research.rates.tensors import bytes_of, identity, packed, unpacked
-from ullage.utilization.step import runs_kernels
 
 DATA = Path(__file__).parent / "data"
 LATENCY = 4.0  # microseconds; calls that take less do not grow with their bytes

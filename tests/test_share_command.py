@@ -9,7 +9,7 @@ import pytest
 import ullage
 from ullage.cli.main import main
 from ullage.errors import InvalidValue
-from ullage.utilization.sharing import HOWS, Sharing
+from ullage.performance.sharing import HOWS, Sharing
 
 SMALL = ("--batch-size", "2", "--input-shape", "3,32,32")
 

@@ -8,8 +8,8 @@ import pytest
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu
-from ullage.utilization.result import Utilization
-from ullage.utilization.sharing import Sharing, load, share_of
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import Sharing, load, share_of
 
 H200 = gpu("H200")
 WAYS = ("mps", "timeslice", "mig")

@@ -27,8 +27,6 @@ takes a second.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -42,8 +40,8 @@ if TYPE_CHECKING:
     from ullage.estimation.sharing import share
     from ullage.hardware import GPU, gpu, gpus
     from ullage.manager.client import Client
-    from ullage.utilization.result import Utilization
-    from ullage.utilization.sharing import Sharing
+    from ullage.performance.result import Utilization
+    from ullage.performance.sharing import Sharing
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
@@ -51,9 +49,9 @@ _HOMES = {
     "Estimate": "ullage.estimation.result",
     "GPU": "ullage.hardware",
     "MaxBatch": "ullage.estimation.largest_batch",
-    "Sharing": "ullage.utilization.sharing",
+    "Sharing": "ullage.performance.sharing",
     "UllageError": "ullage.errors",
-    "Utilization": "ullage.utilization.result",
+    "Utilization": "ullage.performance.result",
     "VirtualGPU": "ullage.virtual",
     "estimate": "ullage.estimation.asking",
     "estimators": "ullage.estimation.estimators.registry",
@@ -95,14 +93,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Face(ModuleType):
-    """This package: a public name stays what it is when a part of the package that has the same name is imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _HOMES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Face

@@ -10,11 +10,11 @@ from tests.commands import ullage
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu
+from ullage.performance.alone import StepWork, utilization_of, utilization_of_work
+from ullage.performance.rates import load, save
+from ullage.performance.step import StepCalls
 from ullage.research.datasets.schema import frame
 from ullage.research.training.utilization import fitting, judging, runs
-from ullage.utilization.alone import StepWork, utilization_of, utilization_of_work
-from ullage.utilization.rates import load, save
-from ullage.utilization.step import StepCalls
 
 H200 = gpu("H200")
 

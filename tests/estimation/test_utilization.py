@@ -13,8 +13,8 @@ from ullage.estimation.jobs.child import estimate_here
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.estimation.report import print_gpu_table, print_report
 from ullage.estimation.result import Estimate
-from ullage.utilization.cost import TrainingPlan
-from ullage.utilization.result import Utilization
+from ullage.performance.cost import TrainingPlan
+from ullage.performance.result import Utilization
 
 SCRIPT = """\
 import torch

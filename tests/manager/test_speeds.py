@@ -16,8 +16,8 @@ from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import WorkRecord
 from ullage.monitor import Monitor, NvmlSource
 from ullage.monitor.readings import AT_EVERY_LOOK
+from ullage.performance.result import Utilization
 from ullage.placement import Slot
-from ullage.utilization.result import Utilization
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
 from fake_nvml import FakeGpu, FakeNvml  # noqa: E402

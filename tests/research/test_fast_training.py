@@ -60,7 +60,7 @@ def test_arrays_say_what_lightgbm_says() -> None:
     target = features[:, 0] * 2 + np.abs(features[:, 1])
     options = {"objective": "quantile", "alpha": 0.5, "verbosity": -1, "num_leaves": 15}
     booster = lightgbm.train(options, lightgbm.Dataset(features, target), num_boost_round=20)
-    from ullage.utilization.trees import Trees
+    from ullage.performance.trees import Trees
 
     trees = Trees.from_lightgbm(booster)
     assert [trees.sum(line) for line in features[:50]] == pytest.approx(booster.predict(features[:50]).tolist())

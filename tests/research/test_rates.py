@@ -9,9 +9,9 @@ from tests.commands import ullage as run
 from torch import nn
 
 from ullage.errors import InvalidValue
+from ullage.performance.following import step_of
 from ullage.research.rates import listing, profiles, timing
 from ullage.research.rates.tensors import identity, packed, prepared, unpacked
-from ullage.utilization.following import step_of
 from ullage.virtual import virtual_gpu
 from ullage.workloads import Workload
 

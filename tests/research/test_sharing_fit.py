@@ -9,11 +9,11 @@ import pytest
 from ullage.cli.main import main
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu
+from ullage.performance.contention import SharingRules
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import load, share_of
+from ullage.performance.step import StepCalls
 from ullage.research.training import sharing as training
-from ullage.utilization.contention import SharingRules
-from ullage.utilization.result import Utilization
-from ullage.utilization.sharing import load, share_of
-from ullage.utilization.step import StepCalls
 
 RULES = SharingRules(
     overlap=6.0, contention=1.3, first_come=0.4, turn_s=1e-3, switch_s=2e-4, idle_w=100.0

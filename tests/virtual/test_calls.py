@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ullage.utilization.following import step_of
-from ullage.utilization.step import StepCalls, runs_kernels
+from ullage.performance.following import step_of
+from ullage.performance.step import StepCalls, runs_kernels
 from ullage.virtual import virtual_gpu
 from ullage.workloads import Configuration, Workload
 

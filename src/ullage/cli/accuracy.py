@@ -314,9 +314,9 @@ def print_lines(lines: list[Table2Line]) -> None:
 
 def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, as_json: bool) -> None:
     """Judge GPUUtilNet's networks on their held-out rows, and print the paper's Table 7 beside."""
+    from ullage.performance.gpuutilnet import BINS, SHIPPED, load
     from ullage.research.training import table7
     from ullage.research.training.protocol import read_rows
-    from ullage.utilization.gpuutilnet import BINS, SHIPPED, load
 
     files = _data_files("gpuutilnet", data)
     with following(f"reading {files[0].name}") as going:
@@ -329,10 +329,10 @@ def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, a
 
 def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | None, as_json: bool) -> None:
     """Judge the model of a job alone, and that of jobs together, on families that were left out of their fits."""
+    from ullage.performance.rates import SHIPPED, load
     from ullage.research.training import sharing
     from ullage.research.training.protocol import read_rows
     from ullage.research.training.utilization import judging, runs
-    from ullage.utilization.rates import SHIPPED, load
 
     shipped = [SHIPPED_DATA.with_name(name) for name in ("utilization_h200.parquet", "together_h200.jsonl.gz")]
     given = data or [file for file in shipped if file.is_file()]

@@ -57,7 +57,7 @@ def ways_to_share(incomplete: str) -> list[str]:
     >>> ways_to_share("mps,mi"), ways_to_share("a")
     (['mps,mig'], ['all'])
     """
-    from ullage.utilization.sharing import HOWS
+    from ullage.performance.sharing import HOWS
 
     found = _one_more(incomplete, lambda begun: [way for way in HOWS if way.startswith(begun)])
     return ["all", *found] if "all".startswith(incomplete) else found

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ullage.estimation.result import Estimate
     from ullage.estimation.timeline.trace import Trace
     from ullage.hardware import GPU
-    from ullage.utilization.cost import TrainingPlan
+    from ullage.performance.cost import TrainingPlan
     from ullage.workloads import Configuration
 
 FITS, DOES_NOT_FIT, CANNOT_TELL = DONE, FAILED, WRONG  # exit codes of `ullage check`
@@ -356,7 +356,7 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 def _plan(target: EstimateTarget, asked: dict[str, Any]) -> TrainingPlan:
     from ullage.estimation.asking import check_plan
-    from ullage.utilization.cost import TrainingPlan
+    from ullage.performance.cost import TrainingPlan
 
     plan = TrainingPlan.of(**asked)
     check_plan(plan, target.workload)

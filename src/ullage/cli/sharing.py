@@ -23,7 +23,7 @@ from ullage.units import format_duration
 if TYPE_CHECKING:
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
-    from ullage.utilization.sharing import Sharing
+    from ullage.performance.sharing import Sharing
 
 _STEPS = 3
 _OF_A_JOB: dict[str, Any] = {
@@ -74,7 +74,7 @@ def share(
 
     from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
-    from ullage.utilization.sharing import HOWS, profiles
+    from ullage.performance.sharing import HOWS, profiles
 
     if len(jobs) < 2:
         raise InvalidValue(f"needed at least two jobs that share a GPU; found one, {jobs[0]}")

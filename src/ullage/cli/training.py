@@ -139,9 +139,9 @@ def gpuutilnet(
     """
     from dataclasses import replace
 
+    from ullage.performance.gpuutilnet import BINS, save
     from ullage.research.training import table7
     from ullage.research.training.protocol import read_rows
-    from ullage.utilization.gpuutilnet import BINS, save
 
     check_file(out)
     with following(f"reading {data.name}") as going:
@@ -185,9 +185,9 @@ def utilization(
 
       ullage evaluate utilization --data runs.parquet --weights rates.safetensors --resume steps.jsonl
     """
+    from ullage.performance.rates import save
     from ullage.research.training.protocol import read_rows
     from ullage.research.training.utilization import fitting, judging, runs
-    from ullage.utilization.rates import save
 
     check_file(out)
     with following("reading runs") as going:

@@ -12,8 +12,8 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.estimators.registry import check_name, estimators, find
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
-from ullage.utilization.cost import PLAN_OPTIONS, TrainingPlan
-from ullage.utilization.result import Utilization
+from ullage.performance.cost import PLAN_OPTIONS, TrainingPlan
+from ullage.performance.result import Utilization
 from ullage.virtual.releases import refuse_if_unserved
 from ullage.workloads.workload import MODEL, SCRIPT, Workload, workload_of
 

@@ -12,7 +12,7 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.utilization.step import StepCalls
+from ullage.performance.step import StepCalls
 from ullage.virtual import VirtualGPU
 from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
 from ullage.workloads.configuration import Configuration

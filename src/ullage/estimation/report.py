@@ -13,9 +13,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ullage.estimation.result import BREAKDOWN_COLOURS, Estimate, folded
+from ullage.performance.cost import TrainingCost
+from ullage.performance.result import Utilization, bar, percent
 from ullage.units import format_bytes, format_duration
-from ullage.utilization.cost import TrainingCost
-from ullage.utilization.result import Utilization, bar, percent
 
 if TYPE_CHECKING:
     from ullage.estimation.advice import Option

@@ -11,11 +11,11 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import GPU, nobody_named
+from ullage.performance.cost import TrainingCost, TrainingPlan
+from ullage.performance.result import Utilization, utilization_html
+from ullage.performance.step import StepCalls
 from ullage.text import AFTER_THE_TIME
 from ullage.units import format_bytes, format_duration
-from ullage.utilization.cost import TrainingCost, TrainingPlan
-from ullage.utilization.result import Utilization, utilization_html
-from ullage.utilization.step import StepCalls
 from ullage.virtual.releases import MEASURED
 
 PROCESS = "process_memory"
@@ -207,7 +207,7 @@ class Estimate:
 
         An estimate of memory never fails because of it: a note says why it is not known.
         """
-        from ullage.utilization.alone import utilization_of
+        from ullage.performance.alone import utilization_of
 
         found, notes = None, self.notes
         if step.is_whole:

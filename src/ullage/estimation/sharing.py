@@ -12,8 +12,8 @@ from ullage.estimation.asking import estimate
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
-from ullage.utilization.result import Utilization
-from ullage.utilization.sharing import Sharing, share_of
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import Sharing, share_of
 
 Job = str | Path | Callable[[], Any] | Estimate | Utilization
 

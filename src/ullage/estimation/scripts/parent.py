@@ -23,8 +23,8 @@ from ullage.isolation.guard import Private
 from ullage.isolation.interpreter import Interpreter, environment_with, find_interpreter
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, run
+from ullage.performance.step import StepCalls
 from ullage.units import GIB
-from ullage.utilization.step import StepCalls
 from ullage.workloads.workload import RunOptions, check_script
 
 DEFAULT_TIMEOUT = 300.0  # seconds

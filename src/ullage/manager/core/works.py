@@ -21,10 +21,10 @@ from ullage.hardware import gpu as find_gpu
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import RUNNING, AttemptRecord, WorkRecord
 from ullage.monitor import Monitor
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import share_of
 from ullage.placement import Slot, Speeds
 from ullage.units import GIB
-from ullage.utilization.result import Utilization
-from ullage.utilization.sharing import share_of
 
 _SHARES = ("gract", "smact", "smocc", "drama", "tensor")  # of the time, 0 to 1
 _ADD_UP = ("smact", "smocc", "drama", "tensor")  # of jobs that share a GPU, as long as there is some of it left

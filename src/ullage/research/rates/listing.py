@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.performance.following import step_of
+from ullage.performance.step import runs_kernels
 from ullage.research.datasets.generate import FAMILIES, DrawingLimits, generate
 from ullage.research.measure.drawing import draw
 from ullage.research.rates.rarer_models import rarer_runs
 from ullage.research.rates.tensors import bytes_of, identity, unpacked
 from ullage.units import GIB
-from ullage.utilization.following import step_of
-from ullage.utilization.step import runs_kernels
 from ullage.workloads import Configuration, Workload, read_rows
 
 Each = Callable[[Iterable[dict[str, Any]], int], Iterable[dict[str, Any]]]

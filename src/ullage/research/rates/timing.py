@@ -29,9 +29,9 @@ import torch
 from ullage.errors import InvalidValue
 from ullage.monitor.activity import activity_between
 from ullage.monitor.nvml import pynvml
+from ullage.performance.step import runs_kernels
 from ullage.research.measure.single_run import ProcessMemory
 from ullage.research.rates.tensors import bytes_of, identity, packed, prepared, tensors_of
-from ullage.utilization.step import runs_kernels
 
 _CACHE = 160_000_000  # bytes; sets of arguments that take turns are more than any L2 cache together, if they are large
 _MOST_SETS, _LEAST_SETS = 8, 2

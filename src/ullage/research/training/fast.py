@@ -18,10 +18,10 @@ from ullage.errors import InvalidValue, MissingPackage, UllageError
 from ullage.estimation.estimators.fast import NAMES, Fast, vector_of
 from ullage.estimation.estimators.walknet.inputs import row_of
 from ullage.hardware import gpu as find_gpu
+from ullage.performance.trees import Trees
 from ullage.research.ranking.questions import Question
 from ullage.research.ranking.truth import MeasuredRun, read_truth
 from ullage.research.ranking.worker import Record
-from ullage.utilization.trees import Trees
 from ullage.workloads.configuration import Configuration
 
 Floats = npt.NDArray[np.float64]

@@ -19,12 +19,12 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu as find_gpu
+from ullage.performance.alone import utilization_of
+from ullage.performance.contention import SharingRules
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import Sharing, share_of
+from ullage.performance.step import StepCalls
 from ullage.research.datasets.model_families import family_of, is_for_testing
-from ullage.utilization.alone import utilization_of
-from ullage.utilization.contention import SharingRules
-from ullage.utilization.result import Utilization
-from ullage.utilization.sharing import Sharing, share_of
-from ullage.utilization.step import StepCalls
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.workload import Workload
 
@@ -84,7 +84,7 @@ def read_rows(files: Sequence[Path]) -> list[Row]:
 
 def follow(rows: Sequence[Row], notify: Callable[[str], None] | None = None) -> dict[str, StepCalls]:
     """The step of every job, by its id."""
-    from ullage.utilization.following import step_of
+    from ullage.performance.following import step_of
 
     found: dict[str, StepCalls] = {}
     for row in rows:

@@ -14,9 +14,9 @@ from ullage.errors import InvalidValue
 from ullage.estimation.estimators.gpumemnet.features import FAMILIES, ModelSummary, summary_of_row
 from ullage.estimation.estimators.gpumemnet.networks import Perceptrons, jobs_of
 from ullage.estimation.estimators.weights import plain_products
+from ullage.performance.gpuutilnet import BINS, METRICS, GPUUtilNet, classes_of, empty_network
 from ullage.research.training.fitting import GPUMEMNET_SCHEDULES, STOP_SHARE, Notify, Schedule, descend_classes
 from ullage.research.training.folds import held_out, key_of
-from ullage.utilization.gpuutilnet import BINS, METRICS, GPUUtilNet, classes_of, empty_network
 
 # The paper's accuracy, and its recall of the high class.
 PAPER: Mapping[tuple[str, str], tuple[float, float]] = {

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.errors import InvalidValue, MissingPackage
-from ullage.research.training.utilization.runs import FollowedRun, MeasuredCall
-from ullage.utilization.rates import (
+from ullage.performance.rates import (
     HOST_PARTS,
     SHARES,
     Floats,
@@ -27,8 +26,9 @@ from ullage.utilization.rates import (
     prior_shares,
     share_vectors,
 )
-from ullage.utilization.trees import Trees
-from ullage.utilization.work import Work
+from ullage.performance.trees import Trees
+from ullage.performance.work import Work
+from ullage.research.training.utilization.runs import FollowedRun, MeasuredCall
 
 GAP = 1e-6  # seconds between two kernels, within what counts as work
 OF_RUNS = 10.0  # a run's weight against that of a timed call

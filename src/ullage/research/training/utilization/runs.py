@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.performance.alone import StepWork
+from ullage.performance.following import step_of
+from ullage.performance.rates import SHARES
+from ullage.performance.step import StepCalls, runs_kernels
+from ullage.performance.work import Work, work_of
 from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.research.rates.tensors import identity, packed, unpacked
-from ullage.utilization.alone import StepWork
-from ullage.utilization.following import step_of
-from ullage.utilization.rates import SHARES
-from ullage.utilization.step import StepCalls, runs_kernels
-from ullage.utilization.work import Work, work_of
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.workload import Workload
 

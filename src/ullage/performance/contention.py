@@ -1,4 +1,4 @@
-"""How long a step takes in company: the model behind `ullage.utilization.sharing`.
+"""How long a step takes in company: the model behind `ullage.performance.sharing`.
 
 A step of a job is host work and GPU work, which overlap. In company its GPU work takes longer:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ullage.utilization.result import Utilization
+from ullage.performance.result import Utilization
 
 _ROUNDS, _CLOSE = 300, 1e-6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ullage.errors import InvalidValue
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
-from ullage.utilization.step import StepCalls
+from ullage.performance.step import StepCalls
 from ullage.workloads.workload import Workload
 
 

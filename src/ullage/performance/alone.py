@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ullage.hardware import GPU
-from ullage.utilization.rates import SHARES, Floats, Rates, load, measured_gpu
-from ullage.utilization.result import Utilization
-from ullage.utilization.step import StepCalls, runs_kernels, waits_for_gpu
-from ullage.utilization.work import Work, tensors_of, work_of
+from ullage.performance.rates import SHARES, Floats, Rates, load, measured_gpu
+from ullage.performance.result import Utilization
+from ullage.performance.step import StepCalls, runs_kernels, waits_for_gpu
+from ullage.performance.work import Work, tensors_of, work_of
 
 
 @dataclass(frozen=True)

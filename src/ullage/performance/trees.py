@@ -93,11 +93,11 @@ class Trees:
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
         """The arrays under names that begin so, small types where they do."""
+        links = {"feature": self.feature, "left": self.left, "right": self.right}
         return {
-            f"{prefix}.feature": self.feature.astype(np.int16),
+            f"{prefix}.{name}": each.astype(np.min_scalar_type(int(each.max()))) for name, each in links.items()
+        } | {
             f"{prefix}.threshold": self.threshold.astype(np.float32),
-            f"{prefix}.left": self.left.astype(np.int16),
-            f"{prefix}.right": self.right.astype(np.int16),
             f"{prefix}.value": self.value.astype(np.float32),
             f"{prefix}.depth": np.array([self.depth], dtype=np.int32),
         }

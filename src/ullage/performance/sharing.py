@@ -2,7 +2,7 @@
 
     share_of([a, b], gpu("H200"), "mps").throughput
 
-Jobs are given as they are alone. `ullage.utilization.contention` has the model. Nothing here imports PyTorch.
+Jobs are given as they are alone. `ullage.performance.contention` has the model. Nothing here imports PyTorch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import GPU, gpus
+from ullage.performance.contention import SharedStep, SharingRules, in_company, on_part
+from ullage.performance.result import Utilization
 from ullage.units import format_bytes, format_duration
-from ullage.utilization.contention import SharedStep, SharingRules, in_company, on_part
-from ullage.utilization.result import Utilization
 
 SHIPPED = Path(__file__).parent / "data" / "sharing.json"
 HOWS = {

@@ -12,8 +12,8 @@ from typing import Any
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu as find_gpu
 from ullage.home import home
+from ullage.performance.result import NO_SAMPLES_PER_STEP, Utilization
 from ullage.units import format_duration
-from ullage.utilization.result import NO_SAMPLES_PER_STEP, Utilization
 
 _LARGEST_FILE = 1 << 20  # bytes
 _NO_SAMPLES = (
