@@ -206,7 +206,7 @@ def _jobs(incomplete: str, over: bool) -> list[tuple[str, str]]:
 def columns(incomplete: str) -> list[str]:
     """Columns of tables of jobs, after those that were named already.
 
-    >>> columns("id,st")
+    >>> columns("id,sta")
     ['id,state', 'id,started']
     """
     from ullage.cli.job_tables import COLUMNS

@@ -190,9 +190,11 @@ class CallTimer:
 @contextlib.contextmanager
 def _rounding(call: dict[str, Any]) -> Iterator[None]:
     """TF32 as the call was made with it."""
+    if "tf32" not in call:
+        yield
+        return
     kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    if "tf32" in call:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = call["tf32"]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = call["tf32"]
     try:
         yield
     finally:

@@ -300,6 +300,13 @@ def _tf32() -> tuple[bool, bool]:
 
 
 def _as_json(seen: SeenCall, part: str, tf32: tuple[bool, bool]) -> dict[str, Any]:
+    try:
+        return _described(seen, part, tf32)
+    except (TypeError, ValueError, LookupError, StopIteration):  # of an estimate of memory nothing is lost by this
+        return {"operator": seen.operator, "pass": part, "args": [], "kwargs": {}, "outputs": []}
+
+
+def _described(seen: SeenCall, part: str, tf32: tuple[bool, bool]) -> dict[str, Any]:
     parts, floats = iter(seen.key), iter(seen.floats)
     args = [_argument(parts, floats) for _ in range(seen.places)]
     kwargs = {next(parts): _argument(parts, floats) for _ in range(seen.names)}
@@ -342,6 +349,8 @@ def _output(output: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return _at(output.argument, args, kwargs)
     if isinstance(output, New | Alias):
         return _tensor(output.size, output.stride, output.dtype, True)
+    if len(output) == 2:  # a number, with its type before it
+        return output[1]
     return {"shape": list(output[1]), "dtype": _word(output[2]), "layout": output[0]}
 
 
