@@ -4,6 +4,7 @@ import atexit
 import functools
 import os
 import subprocess
+import sys
 
 from tests.nursery import Nursery
 
@@ -24,3 +25,20 @@ def _nursery():
 def ullage(*words) -> subprocess.CompletedProcess:
     """Run a command to its end."""
     return _nursery().run([str(word) for word in words], dict(os.environ), os.getcwd(), "", timeout=300)
+
+
+def typed_in(monkeypatch, capsys):
+    """A function that runs a command in this process: its exit code, and what it prints on both streams."""
+    from ullage.cli.main import main
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["ullage", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run

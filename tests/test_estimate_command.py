@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from tests.commands import typed_in
 
-from ullage.cli.main import main
 from ullage.hardware import gpu
 
 SMALL = ("--batch-size", "2", "--input-shape", "3,32,32", "--gpu", "T4")
@@ -25,18 +25,7 @@ def type_in(monkeypatch, capsys, tmp_path):
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "other.json").write_text('{"model_type": "gpt2000"}')
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["ullage", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
+    return typed_in(monkeypatch, capsys)
 
 
 def test_a_model_as_json(type_in):

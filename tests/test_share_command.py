@@ -5,9 +5,9 @@ import sys
 from dataclasses import replace
 
 import pytest
+from tests.commands import typed_in
 
 import ullage
-from ullage.cli.main import main
 from ullage.errors import InvalidValue
 from ullage.performance.sharing import HOWS, Sharing
 
@@ -28,18 +28,7 @@ def type_in(monkeypatch, capsys, tmp_path, estimated):
     large = replace(estimated, upper=100 * 2**30, source="large")
     (tmp_path / "large.json").write_text(large.to_json(timeline=False))
     (tmp_path / "broken.json").write_text("{")
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["ullage", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
+    return typed_in(monkeypatch, capsys)
 
 
 def test_two_models_by_mps(type_in):
