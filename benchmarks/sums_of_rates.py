@@ -16,34 +16,26 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import lzma
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ullage.performance.step import runs_kernels
 from ullage.research.rates.listing import followed
 from ullage.research.rates.tensors import bytes_of, identity, packed, unpacked
+from ullage.workloads import read_rows
 
 DATA = Path(__file__).parent / "data"
 LATENCY = 4.0  # microseconds; calls that take less do not grow with their bytes
 Row = dict[str, Any]
 
 
-def lines(path: Path) -> Iterator[Row]:
-    """The rows of a file, plain or compressed."""
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    with opener(path, "rt") as file:
-        for line in file:
-            yield json.loads(line)
-
-
 def steps_of(rows: Iterable[Row], kept: Path) -> dict[str, Row]:
     """The steps by the runs' names; those that the file lacks are followed now."""
-    found = {str(row["id"]): row["step"] for row in lines(kept) if "step" in row} if kept.exists() else {}
+    found = {str(row["id"]): row["step"] for row in read_rows(kept) if "step" in row} if kept.exists() else {}
     missing = [row for row in rows if str(row["id"]) not in found]
     with gzip.open(kept, "at") as file:
         for run in followed([{key: value for key, value in row.items() if key not in COLUMNS} for row in missing]):
@@ -187,8 +179,8 @@ def main() -> None:
     parser.add_argument("--profiles", type=Path, default=DATA / "steps_h200.jsonl.xz")
     parser.add_argument("--steps", type=Path, default=Path("steps.jsonl.gz"))
     given = parser.parse_args()
-    profiles = [row for row in lines(given.profiles) if "failed" not in row]
-    rates = [row for row in lines(given.rates) if "call" in row]
+    profiles = [row for row in read_rows(given.profiles) if "failed" not in row]
+    rates = [row for row in read_rows(given.rates) if "call" in row]
     times = Times(rates, {row["id"]: unpacked(row["call"]) for row in rates})
     steps = steps_of(profiles, given.steps)
     found = [compared(row, steps[str(row["id"])], times) for row in profiles if str(row["id"]) in steps]

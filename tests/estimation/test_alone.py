@@ -1,5 +1,6 @@
 """A job alone on a GPU: what makes its step longer, and the fit of the rates behind it."""
 
+import gzip
 import json
 import random
 from dataclasses import replace
@@ -11,7 +12,7 @@ from tests.commands import ullage
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu
 from ullage.performance.alone import StepWork, utilization_of, utilization_of_work
-from ullage.performance.rates import load, save
+from ullage.performance.rates import load, packed
 from ullage.performance.step import StepCalls
 from ullage.research.datasets.schema import frame
 from ullage.research.training.utilization import fitting, judging, runs
@@ -89,7 +90,7 @@ def test_a_step_without_work_takes_no_time_on_the_gpu():
 
 
 def test_rates_are_read_back(tmp_path):
-    save(load(), tmp_path / "rates.safetensors")
+    (tmp_path / "rates.safetensors").write_bytes(packed(load()))
     again = load(tmp_path / "rates.safetensors")
     work = StepWork.of(step(product(8192)))
     assert utilization_of_work(work, H200, again) == utilization_of_work(work, H200, load())
@@ -164,6 +165,18 @@ def test_the_fit_finds_what_the_runs_were_made_of(followed, timed):
     assert line.count == len(test) and line.value < 0.1 < line.constant
     with pytest.raises(InvalidValue, match="runs for fitting and runs for testing"):
         judging.lines_of(rates, learn, [])
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.jsonl.gz"])
+def test_a_file_of_something_else_is_no_file_of_steps_and_stays_as_it_is(followed, tmp_path, name):
+    mine = tmp_path / name
+    text = b'{"id": "run-0", "figure": 12}\n'
+    mine.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    before = mine.read_bytes()
+    configurations = [{**row, "id": name} for name, (row, *_) in followed.items()]
+    with pytest.raises(InvalidValue, match="is not a file of followed steps, and was left as it is"):
+        runs.follow(configurations, mine)
+    assert mine.read_bytes() == before
 
 
 def test_too_few_runs_are_told(timed):

@@ -185,7 +185,8 @@ def utilization(
 
       ullage evaluate utilization --data runs.parquet --weights rates.safetensors --resume steps.jsonl
     """
-    from ullage.performance.rates import save
+    from ullage.estimation.estimators.weights import write_weights
+    from ullage.performance.rates import packed
     from ullage.research.training.protocol import read_rows
     from ullage.research.training.utilization import fitting, judging, runs
 
@@ -201,7 +202,7 @@ def utilization(
         learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
         going.begin("fitting")
         made = fitting.fit(calls, learn, going.doing, trees)
-    save(made, out)
+    write_weights(out, packed(made))
     lines = judging.lines_of(made, *(judging.of_known_host(part, made) for part in (learn, test)))
     print_utilization(lines, [], as_json)
 

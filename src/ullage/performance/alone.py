@@ -33,14 +33,15 @@ class StepWork:
     @classmethod
     def of(cls, step: StepCalls) -> StepWork:
         """The work of a step."""
-        waits, copied = step.waits, 0
+        waits = copied = 0
         works, counts = [], []
         host: Counter[str] = Counter(
-            step=1, modules=step.modules, nodes=step.nodes, waits=waits, on_host=step.on_host,
-            optimizer_steps=step.optimizer_steps,
-        )  # fmt: skip
+            step=1, modules=step.modules, nodes=step.nodes, on_host=step.on_host, optimizer_steps=step.optimizer_steps
+        )
         for number, count in Counter(step.order).items():
             call = step.calls[number]
+            waiting = waits_for_gpu(call)
+            waits += count * waiting
             if not runs_kernels(call):
                 host["views"] += count
                 continue
@@ -51,10 +52,11 @@ class StepWork:
             if work.kind == "lists":
                 host["listed_tensors"] += count * sum(1 for _ in tensors_of(call["args"]))
             if work.kind == "transfer":
-                copied += count * max(work.read, work.written) if waits_for_gpu(call) else 0
+                copied += count * max(work.read, work.written) * waiting
             else:
                 works.append(work)
                 counts.append(count)
+        host["waits"] = waits
         return cls(works, np.array(counts, dtype=np.float64), dict(host), copied, step.steady, waits)
 
 

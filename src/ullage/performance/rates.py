@@ -141,16 +141,16 @@ def measured_gpu() -> GPU:
     return find_gpu("H200")
 
 
-def save(rates: Rates, path: Path) -> None:
-    """Write rates to a file; `load` gives them back."""
-    from safetensors.numpy import save as packed
+def packed(rates: Rates) -> bytes:
+    """Rates as a file holds them; `load` gives them back."""
+    from safetensors.numpy import save
 
     arrays = rates.time.arrays("time")
     for name, trees in rates.shares.items():
         arrays |= trees.arrays(name)
     names = ("starts", "operators", "usual", "gap_s", "host", "copied", "blend", "stretch", "idle_w", "power", "card")
     facts = {name: getattr(rates, name) for name in names}
-    path.write_bytes(packed(arrays, {"facts": json.dumps(facts), "features": " ".join(SHARE_FEATURES)}))
+    return bytes(save(arrays, {"facts": json.dumps(facts), "features": " ".join(SHARE_FEATURES)}))
 
 
 @functools.cache

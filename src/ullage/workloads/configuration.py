@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
 import zlib
 from collections.abc import Iterator
@@ -282,13 +283,17 @@ def _suggestion(model: str) -> str:
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
+_PACKED = {"gz": "a gzip", "xz": "an xz"}
+
+
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a JSONL file (also gzipped) of configurations or measurements; a bad line is named by its number."""
+    """The lines of a JSONL file (also packed) of configurations or measurements; a bad line is named by its number."""
+    packed = file.suffix.removeprefix(".")
+    unpack = {"gz": gzip.decompress, "xz": lzma.decompress}.get(packed, bytes)
     try:
-        content = file.read_bytes()
-        text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
-    except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise InvalidValue(f"{file} is not a gzip file, or it is damaged") from None
+        text = unpack(file.read_bytes()).decode()
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError):
+        raise InvalidValue(f"{file} is not {_PACKED[packed]} file, or it is damaged") from None
     except OSError as error:
         raise InvalidValue(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -8,7 +8,6 @@ the GPU is not measured but followed on the virtual GPU.
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from ullage.performance.sharing import Sharing, share_of
 from ullage.performance.step import StepCalls
 from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.workloads.configuration import Configuration
+from ullage.workloads.configuration import read_rows as read_lines
 from ullage.workloads.workload import Workload
 
 Row = Mapping[str, Any]
@@ -69,14 +69,9 @@ def read_rows(files: Sequence[Path]) -> list[Row]:
     rows: list[Row] = []
     session = 0
     for file in files:
-        try:
-            text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-            for line in filter(None, text.splitlines()):
-                row = json.loads(line)
-                session += "header" in row
-                rows.append(row | {"session": session})
-        except (OSError, ValueError, EOFError) as error:
-            raise InvalidValue(f"cannot read {file}: {error}") from None
+        for row in read_lines(file):
+            session += "header" in row
+            rows.append(row | {"session": session})
     if not any("set" in row for row in rows):
         raise InvalidValue(f"{files[0]} has no sets of jobs; 'ullage measure together' writes them")
     return rows

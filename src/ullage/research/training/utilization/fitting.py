@@ -1,4 +1,4 @@
-"""The fit of `utilization.rates`: of times and shares by regression trees, of the host and of power by least squares.
+"""The fit of `performance.rates`: of times and shares by regression trees, of the host and of power by least squares.
 
 The trees of times are grown on two kinds of truth at once. A call that was timed says what its factor is. A run says
 what the calls of its step add up to: its error falls on each of them by its share of the sum. The trees of shares are

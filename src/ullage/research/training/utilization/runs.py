@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import lzma
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.performance.alone import StepWork
@@ -18,7 +17,7 @@ from ullage.performance.step import StepCalls, runs_kernels
 from ullage.performance.work import Work, work_of
 from ullage.research.datasets.model_families import family_of, is_for_testing
 from ullage.research.rates.tensors import identity, packed, unpacked
-from ullage.workloads.configuration import Configuration
+from ullage.workloads.configuration import Configuration, read_rows, rows_so_far
 from ullage.workloads.workload import Workload
 
 Notify = Callable[[str], None]
@@ -57,25 +56,11 @@ class FollowedRun(ReadRun):
     work: StepWork
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file with one JSON object a line, plain or packed."""
-    try:
-        with _opener(path)(path, "rt") as file:
-            for line in file:
-                yield json.loads(line)
-    except (OSError, ValueError, EOFError, lzma.LZMAError) as error:
-        raise InvalidValue(f"cannot read {path}: {error}") from None
-
-
-def _opener(path: Path) -> Any:
-    return {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-
-
 def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
     """The calls of files that `ullage measure rates` wrote; of a call that was timed twice, the last."""
     found: dict[str, MeasuredCall] = {}
     for path in paths:
-        for row in lines(path):
+        for row in read_rows(path):
             if row.get("how") in _MEASURED and "gpu_us" in row and "call" in row:
                 work = work_of(unpacked(row["call"]))
                 if work.kind != "transfer":
@@ -89,7 +74,7 @@ def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[Measu
     """The calls of profiled steps (`ullage measure rates --profile`), where both have as many calls of an operator."""
     times: dict[str, list[float]] = {}
     calls: dict[str, Mapping[str, Any]] = {}
-    for row in lines(profiles):
+    for row in read_rows(profiles):
         step = steps.get(str(row.get("id")))
         if step is None or "failed" in row:
             continue
@@ -164,7 +149,7 @@ def configurations(rows: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -
 
 def profiled_runs(profiles: Path) -> list[dict[str, Any]]:
     """The configurations of profiled steps."""
-    found = (row for row in lines(profiles) if "names" in row)
+    found = (row for row in read_rows(profiles) if "names" in row)
     return [{key: value for key, value in row.items() if key not in _OF_PROFILES} for row in found]
 
 
@@ -175,10 +160,7 @@ def follow(
     configurations: Sequence[Mapping[str, Any]], kept: Path | None, notify: Notify | None = None
 ) -> dict[str, StepCalls]:
     """The steps of runs by their ids; those that the file `kept` lacks are followed now, and added to it."""
-    found = {}
-    if kept is not None and kept.exists():
-        for entry in lines(kept):
-            found[str(entry["id"])] = _unpacked(entry["step"])
+    found = {} if kept is None else _kept(kept)
     for row in configurations:
         name = str(row["id"])
         if name not in found:
@@ -187,11 +169,26 @@ def follow(
             except (UllageError, ImportError, MemoryError):
                 continue
             if kept is not None:
-                with _opener(kept)(kept, "at") as file:
+                with _appending(kept) as file:
                     file.write(json.dumps({"id": name, "step": _packed(found[name])}) + "\n")
         if notify is not None:
             notify(name)
     return found
+
+
+def _kept(file: Path) -> dict[str, StepCalls]:
+    """The steps of a file that more are added to; a file of somebody else is left as it is."""
+    rows = rows_so_far(file)
+    if any("id" not in row or "step" not in row for row in rows):
+        raise InvalidValue(f"{file} is not a file of followed steps, and was left as it is: name another one")
+    return {str(row["id"]): _unpacked(row["step"]) for row in rows}
+
+
+def _appending(file: Path) -> TextIO:
+    try:
+        return gzip.open(file, "at") if file.suffix == ".gz" else file.open("a")
+    except OSError as error:
+        raise InvalidValue(f"cannot write {file}: {error.strerror}") from None
 
 
 def _packed(step: StepCalls) -> dict[str, Any]:
