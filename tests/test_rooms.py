@@ -38,6 +38,7 @@ ROOMS = [
     "pytest_plugin",
     "monitor",
     "placement",
+    "simulation",
     "manager",
     "research",
     "cli",
@@ -106,6 +107,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {name: imported(file.read_text()) - {name, FACE} for name, file in FILES.items() if name != FACE}
     assert not circle(graph)
     assert circle({"a": {"b"}, "b": {"a"}})
+
+
+def test_the_simulator_and_the_manager_do_not_know_each_other() -> None:
+    for room, other in (("simulation", "manager"), ("manager", "simulation")):
+        used = {name for module, file in FILES.items() if room_of(module) == room for name in imported(file.read_text())}
+        assert {room_of(name) for name in used} >= {room, "placement"}
+        assert other not in {room_of(name) for name in used}
 
 
 def test_every_room_exists_and_is_in_the_plan() -> None:

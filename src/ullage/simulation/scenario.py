@@ -1,0 +1,63 @@
+"""What jobs meet in a simulation: GPUs, the policy and its rules, and the laws of the simulated world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ullage.placement import Rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """How the simulated GPUs behave. Each part can be switched off, to see what it does.
+
+    - `interference`: jobs that share a GPU slow each other down, by the model of `ullage.performance.sharing`.
+    - `interference_error`: how far the true slowdown of a set of jobs is from the predicted one: the standard deviation
+      of the logarithm, drawn once for each set. 0: predictions are true.
+    - `startup_s`: from the start of a job until it takes its memory and begins its work.
+    - `fragmentation`: bytes of a GPU that no job can have although they are free.
+    - `monitor_delay_s`: how old the newest reading is that a placement sees.
+    - `retry_s`: from a failure until the job stands in the queue again.
+    - `node_gpus` GPUs fail together, each node once in `node_mtbf_s` seconds on average, for `node_repair_s`; with
+      `node_mtbf_s` of None none fails.
+    """
+
+    interference: bool = True
+    interference_error: float = 0.0
+    startup_s: float = 0.0
+    fragmentation: int = 0
+    monitor_delay_s: float = 0.0
+    retry_s: float = 0.0
+    node_gpus: int = 8
+    node_mtbf_s: float | None = None
+    node_repair_s: float = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One simulation: `gpus` such as "4xA100-40GB" or "8xH200, 4xT4", the `policy`, whose `estimator` promises are
+    made, and how jobs share a GPU: "mps", "timeslice", "mig" (with the instances: "mig:2g.10gb") or "off".
+
+    `estimator` is the name of one ("ullage", "gpumemnet", "horus", "faketensor"), "oracle" for true memory, or "none".
+    `pause_s` is the least time between two passes over the queue.
+    """
+
+    gpus: str
+    policy: str = "ullage"
+    estimator: str = "ullage"
+    sharing: str = "mps"
+    rules: Rules = field(default_factory=Rules)
+    min_speed: float = 0.8
+    pause_s: float = 1.0
+    world: World = field(default_factory=World)
+    seed: int = 0
+    label: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables: its label, or what is special about it.
+
+        >>> Scenario(gpus="4xA100-40GB", policy="magm", estimator="gpumemnet").name
+        'magm, gpumemnet, mps'
+        """
+        return self.label or f"{self.policy}, {self.estimator}, {self.sharing}"

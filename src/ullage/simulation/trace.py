@@ -1,0 +1,68 @@
+"""What a simulation is given: jobs, when they come, what they need and how long they work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ullage.errors import InvalidValue
+from ullage.performance.result import Utilization
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class JobKind:
+    """What jobs of one kind do; thousands of jobs of a trace share one.
+
+    `memory` is what it truly takes on each of its GPUs at its peak, in bytes, as `nvidia-smi` counts. `alone` is what
+    it does on a GPU that it has to itself, by the name of the GPU; a GPU that is not in it is unknown. `estimates` are
+    what estimators say it takes, in bytes, by their names; None where one has no answer.
+
+    >>> JobKind("resnet50 b64", memory=8 << 30).estimates
+    {}
+    """
+
+    name: str
+    memory: int
+    alone: Mapping[str, Utilization] = field(default_factory=dict)
+    estimates: Mapping[str, int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.memory < 0:
+            raise InvalidValue(f"needed memory of 0 bytes or more; {self.name} has {self.memory}")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """A job of a trace: it comes at `arrival` and has `work_s` seconds of work on `gpus` GPUs that it has to itself.
+
+    >>> TraceJob(1, 0.0, JobKind("resnet50 b64", memory=8 << 30), work_s=600.0).gpus
+    1
+    """
+
+    id: int
+    arrival: float
+    kind: JobKind
+    work_s: float
+    gpus: int = 1
+    user: str = "user"
+    priority: int = 0
+    time_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.arrival >= 0 and self.work_s >= 0 and self.gpus >= 1):
+            found = f"arrival {self.arrival}, work_s {self.work_s}, gpus {self.gpus}"
+            raise InvalidValue(f"needed an arrival and a work of 0 s or more and 1 GPU or more; job {self.id}: {found}")
+
+
+@dataclass(frozen=True)
+class JobTrace:
+    """Jobs in the order of their arrival, and where they come from. `notes` say what was assumed on the way."""
+
+    name: str
+    jobs: Sequence[TraceJob]
+    notes: Sequence[str] = ()
+
+    @property
+    def kinds(self) -> list[JobKind]:
+        """The kinds of its jobs, each once, in the order in which they come."""
+        return list({id(job.kind): job.kind for job in self.jobs}.values())
