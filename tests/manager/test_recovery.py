@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from ullage.manager.core.recovery import AttemptEnd, after_failure, classify, read_output, was_seen
-from ullage.manager.settings import RecoverySettings
+from ullage.manager.core.recovery import AttemptEnd, classify, read_output, was_seen, what_next
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, AttemptRecord, Cause, JobRecord, State
+from ullage.placement.recovery import RecoveryRules
 
 GIB = 1 << 30
 TORCH = (
@@ -110,10 +110,10 @@ def attempt(promise=None, exclusive=False):
 
 
 def test_the_promise_grows_by_steps_to_exclusive_at_last():
-    rules, failure = RecoverySettings(), AttemptEnd(Cause.GPU_MEMORY, "oom")
+    rules, failure = RecoveryRules(), AttemptEnd(Cause.GPU_MEMORY, "oom")
     promise, alone, steps = 8 * GIB, False, []
     for failures in range(rules.attempts):
-        following = after_failure(
+        following = what_next(
             job(promise=promise, memory_failures=failures, exclusive=alone),
             attempt(promise, alone),
             failure,
@@ -134,23 +134,23 @@ def test_the_promise_grows_by_steps_to_exclusive_at_last():
 
 
 def test_what_was_learned_counts_more_than_the_promise():
-    rules = RecoverySettings()
+    rules = RecoveryRules()
     told = AttemptEnd(Cause.GPU_MEMORY, "oom", needed=22 * GIB)
-    assert after_failure(job(promise=GIB), attempt(GIB), told, None, 40 * GIB, rules).promise == 27 * GIB
+    assert what_next(job(promise=GIB), attempt(GIB), told, None, 40 * GIB, rules).promise == 27 * GIB
     seen = AttemptEnd(Cause.GPU_MEMORY, "oom")
-    assert after_failure(job(promise=GIB), attempt(GIB), seen, 11 * GIB, 40 * GIB, rules).promise == 16 * GIB
-    assert after_failure(job(promise=GIB), attempt(GIB), told, None, 24 * GIB, rules).exclusive
+    assert what_next(job(promise=GIB), attempt(GIB), seen, 11 * GIB, 40 * GIB, rules).promise == 16 * GIB
+    assert what_next(job(promise=GIB), attempt(GIB), told, None, 24 * GIB, rules).exclusive
 
 
 @pytest.mark.parametrize("cause", [Cause.OWN_FAILURE, Cause.TIME_LIMIT])
 def test_a_bug_and_a_time_limit_are_not_tried_again(cause):
-    assert not after_failure(job(), attempt(), AttemptEnd(cause, ""), None, 40 * GIB, RecoverySettings()).again
+    assert not what_next(job(), attempt(), AttemptEnd(cause, ""), None, 40 * GIB, RecoveryRules()).again
 
 
 def test_failures_of_the_system_are_tried_again_a_few_times():
-    rules, lost = RecoverySettings(others=2), AttemptEnd(Cause.GPU_LOST, "gone")
-    assert after_failure(job(other_failures=1), attempt(), lost, None, 40 * GIB, rules).again
-    assert not after_failure(job(other_failures=2), attempt(), lost, None, 40 * GIB, rules).again
+    rules, lost = RecoveryRules(others=2), AttemptEnd(Cause.GPU_LOST, "gone")
+    assert what_next(job(other_failures=1), attempt(), lost, None, 40 * GIB, rules).again
+    assert not what_next(job(other_failures=2), attempt(), lost, None, 40 * GIB, rules).again
 
 
 OOM, LOST = AttemptEnd(Cause.GPU_MEMORY, "oom"), AttemptEnd(Cause.GPU_LOST, "gone")
@@ -176,16 +176,16 @@ def test_only_what_the_daemon_saw_puts_a_job_before_others(ended, used, fullest,
 @pytest.mark.parametrize("cause", sorted(INFRASTRUCTURE | MEMORY | {Cause.OWN_FAILURE, Cause.TIME_LIMIT}))
 def test_a_job_that_must_not_start_twice_is_tried_again_only_if_it_never_began(cause):
     once = job(spec={"asked": {"requeue": False}})
-    following = after_failure(once, attempt(GIB), AttemptEnd(cause, "x"), None, 40 * GIB, RecoverySettings())
+    following = what_next(once, attempt(GIB), AttemptEnd(cause, "x"), None, 40 * GIB, RecoveryRules())
     assert following.again == (cause is Cause.NOT_STARTED)
 
 
 def test_retries_are_for_failures_of_the_jobs_own():
-    rules = RecoverySettings(others=0)
+    rules = RecoveryRules(others=0)
     for failures, again in ((0, True), (1, True), (2, False)):
         tried = job(spec={"asked": {"retries": 2}}, own_failures=failures)
-        own = after_failure(tried, attempt(), AttemptEnd(Cause.OWN_FAILURE, "x"), None, 40 * GIB, rules)
-        lost = after_failure(tried, attempt(), AttemptEnd(Cause.GPU_LOST, "x"), None, 40 * GIB, rules)
+        own = what_next(tried, attempt(), AttemptEnd(Cause.OWN_FAILURE, "x"), None, 40 * GIB, rules)
+        lost = what_next(tried, attempt(), AttemptEnd(Cause.GPU_LOST, "x"), None, 40 * GIB, rules)
         assert (own.again, lost.again) == (again, False)
 
 

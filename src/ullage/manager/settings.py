@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from ullage.errors import InvalidValue
+from ullage.placement.recovery import RecoveryRules
 from ullage.units import GIB
 from ullage.workloads.validation import Bytes, Seconds, checked
 
@@ -80,10 +81,15 @@ class EstimateSettings(_Part):
 class RecoverySettings(_Part):
     """How often a job is tried: `attempts` times if memory runs out, `others` more times if the system fails."""
 
-    attempts: int = Field(default=5, ge=1)
-    others: int = Field(default=5, ge=0)
-    step: Bytes = Field(default=5 * GIB, gt=0)
-    exclusive_after: int = Field(default=3, ge=1)
+    attempts: int = Field(default=RecoveryRules.attempts, ge=1)
+    others: int = Field(default=RecoveryRules.others, ge=0)
+    step: Bytes = Field(default=RecoveryRules.step, gt=0)
+    exclusive_after: int = Field(default=RecoveryRules.exclusive_after, ge=1)
+
+    @property
+    def rules(self) -> RecoveryRules:
+        """The same for `ullage.placement`."""
+        return RecoveryRules(self.attempts, self.others, self.step, self.exclusive_after)
 
 
 class RunSettings(_Part):

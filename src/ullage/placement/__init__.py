@@ -8,10 +8,12 @@ from ullage.placement.fairness import claimed, faded, fair_order, held, part_of_
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, PassOutcome, Waiting
 from ullage.placement.policies import policies
+from ullage.placement.recovery import Failure, RecoveryRules, RetryDecision, after_failure
 from ullage.placement.rules import Rules, Speeds
 from ullage.placement.snapshot import Activity, Booking, HostShare, Job, Running, Slot
 
 __all__ = [
-    "Activity", "Booking", "Decision", "HostShare", "Job", "Ledger", "PassOutcome", "Rules", "Running", "Slot",
-    "Speeds", "Waiting", "claimed", "decide", "fair_order", "faded", "held", "part_of_gpu", "policies",
+    "Activity", "Booking", "Decision", "Failure", "HostShare", "Job", "Ledger", "PassOutcome", "RecoveryRules",
+    "RetryDecision", "Rules", "Running", "Slot", "Speeds", "Waiting", "after_failure", "claimed", "decide",
+    "fair_order", "faded", "held", "part_of_gpu", "policies",
 ]  # fmt: skip

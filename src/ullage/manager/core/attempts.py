@@ -15,10 +15,9 @@ from ullage.manager.core.recovery import (
     REQUEUE_HELD,
     REQUEUES,
     AttemptEnd,
-    RetryDecision,
-    after_failure,
     classify,
     was_seen,
+    what_next,
 )
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.fault_injection import crash_point
@@ -26,6 +25,7 @@ from ullage.manager.running.launcher import STDERR, STDOUT, AttemptStatus, read_
 from ullage.manager.running.supervisor import STARTED, boot_now
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, STARTING, AttemptRecord, Cause, JobRecord, State
 from ullage.placement import HostShare
+from ullage.placement.recovery import RetryDecision
 from ullage.units import format_bytes
 
 _TAIL = 64 << 10  # bytes of each output file that are read for the cause of an end
@@ -198,7 +198,7 @@ class AttemptTracker:
             text, after = (_poison(job), State.HELD) if held else (ended.detail, State.QUEUED)
             context.store.move(job, "retry", after, text, detail=text, recovery=not held, **common)
             return
-        following = after_failure(job, attempt, ended, used, context.largest, context.settings.recovering)
+        following = what_next(job, attempt, ended, used, context.largest, context.settings.recovering.rules)
         if not following.again:
             text = f"{ended.cause}: {following.text}"
             context.store.move(job, "end", State.FAILED, text, detail=following.text, **over, **common)

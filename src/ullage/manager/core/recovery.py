@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ullage.manager.running.supervisor import CHECKPOINT_EXIT
-from ullage.manager.settings import RecoverySettings
 from ullage.manager.storage.records import INFRASTRUCTURE, AttemptRecord, Cause, JobRecord
-from ullage.units import format_bytes, parse_bytes
+from ullage.placement.recovery import Failure, RecoveryRules, RetryDecision, after_failure
+from ullage.units import parse_bytes
 
 # What PyTorch, TensorFlow, JAX, CUDA and Python print when memory or a GPU is gone.
 _GPU_MEMORY = re.compile(
@@ -189,6 +189,10 @@ def _host_memory(record: dict[str, Any]) -> str | None:
 
 # What the daemon sees for itself; of all other causes, the job's own words or end may be the only evidence.
 _SEEN = frozenset({Cause.OVER_PROMISE, Cause.NOT_STARTED, Cause.SUPERVISOR_LOST, Cause.HOST_RESTARTED})
+_KINDS_OF_MEMORY: dict[Cause, Literal["memory", "over promise"]] = {
+    Cause.GPU_MEMORY: "memory",
+    Cause.OVER_PROMISE: "over promise",
+}
 _NEARLY = 0.9  # of a promise or of a GPU
 
 
@@ -208,62 +212,36 @@ def was_seen(
     )
 
 
-@dataclass(frozen=True)
-class RetryDecision:
-    """What becomes of a job: again (with what need, alone or not) or not, and the words for it."""
-
-    again: bool
-    promise: int | None
-    exclusive: bool
-    text: str
-
-
-def after_failure(
-    job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, used: int | None, largest: int, rules: RecoverySettings
+def what_next(
+    job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, used: int | None, largest: int, rules: RecoveryRules
 ) -> RetryDecision:
-    """Whether a job gets another attempt. `taken` is the most that was seen in use, `largest` the largest GPU's memory.
+    """Whether a job gets another attempt. `used` is the most that was seen in use, `largest` the largest GPU's memory.
 
-    More room by steps: the promise, what was seen and what the error message says are what is known to be too little;
-    a step more is asked for, at last a GPU for itself.
+    What the job itself asked for comes first; then, where it is not the program's fault, the rules of placement.
     """
     stay = RetryDecision(False, job.promise, job.exclusive, ended.detail)
     if job.asked("requeue") is False and ended.cause is not Cause.NOT_STARTED:
-        return replace(stay, text=f"{ended.detail}; it asked never to be started twice")
+        return stay._replace(text=f"{ended.detail}; it asked never to be started twice")
     if job.asked("interactive") and ended.cause is not Cause.NOT_STARTED:
-        return replace(stay, text=f"{ended.detail}; a job at a terminal is not started again")
+        return stay._replace(text=f"{ended.detail}; a job at a terminal is not started again")
     retries = job.asked("retries") or 0
     if ended.cause is Cause.OWN_FAILURE and retries:
         again = job.own_failures < retries
         how = f"retry {job.own_failures + 1} of {retries}" if again else f"no retry is left of {retries}"
-        return replace(stay, again=again, text=f"{ended.detail}; {how}")
+        return stay._replace(again=again, text=f"{ended.detail}; {how}")
     if ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY:
-        made = job.other_failures + 1
-        if made > rules.others:
-            return RetryDecision(
-                False, job.promise, job.exclusive, f"{ended.detail}; {made} such failures are the limit"
-            )
-        return RetryDecision(True, job.promise, job.exclusive, f"{ended.cause}: {ended.detail}; tried again")
-    if ended.cause not in (Cause.GPU_MEMORY, Cause.OVER_PROMISE):
+        failure = Failure("system", job.other_failures, job.promise, exclusive=job.exclusive)
+        why = f"{ended.cause}: {ended.detail}"
+    elif ended.cause in _KINDS_OF_MEMORY:
+        failure = Failure(
+            _KINDS_OF_MEMORY[ended.cause], job.memory_failures, max(attempt.promise or 0, job.promise or 0) or None,
+            used, ended.needed, job.exclusive, attempt.exclusive,
+        )  # fmt: skip
+        why = str(ended.cause)
+    else:
         return stay
-    if job.memory_failures + 1 >= rules.attempts:
-        return RetryDecision(
-            False, job.promise, job.exclusive, f"{ended.detail}; {rules.attempts} attempts are the limit"
-        )
-    if attempt.exclusive and ended.cause is Cause.GPU_MEMORY:
-        return RetryDecision(
-            False, job.promise, True, f"{ended.detail}; it had a GPU for itself, so no more room can be given"
-        )
-    return _grown(job, attempt, ended, used, largest, rules)
-
-
-def _grown(
-    job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, used: int | None, largest: int, rules: RecoverySettings
-) -> RetryDecision:
-    known = max(attempt.promise or 0, job.promise or 0, used or 0, ended.needed or 0)
-    promise = known + rules.step
-    if job.memory_failures + 1 >= rules.exclusive_after or promise >= largest or not known:
-        return RetryDecision(True, min(known, largest) or None, True, f"{ended.cause}; next with a GPU for itself")
-    return RetryDecision(True, promise, job.exclusive, f"{ended.cause}; next with {format_bytes(promise)}")
+    following = after_failure(failure, largest, rules)
+    return following._replace(text=f"{why if following.again else ended.detail}; {following.text}")
 
 
 def _signal_name(number: int) -> str:
