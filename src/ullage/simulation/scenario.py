@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
+from ullage.errors import UnknownName
 from ullage.placement import Rules
 
 
@@ -61,3 +64,42 @@ class Scenario:
         'magm, gpumemnet, mps'
         """
         return self.label or f"{self.policy}, {self.estimator}, {self.sharing}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes as a dictionary of plain values; what cannot be one (`rules.predict`) is left out."""
+        found = asdict(replace(self, rules=replace(self.rules, predict=None)))
+        del found["rules"]["predict"]
+        return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Scenario:
+        """Read what `to_dict` gave; keys of later versions are ignored."""
+        parts = {"rules": Rules(**_of(Rules, values["rules"])), "world": World(**_of(World, values["world"]))}
+        return cls(**_of(cls, values) | parts)
+
+    def but(self, **settings: Any) -> Scenario:
+        """The same with other settings: those of a scenario, of its rules and of its world, each by its name.
+
+        >>> Scenario(gpus="H200").but(smact_limit=None, interference=False, seed=3).world.interference
+        False
+        """
+        own = {name for name in _names(Scenario) if name not in ("rules", "world")}
+        valid = {*own, *_names(Rules), *_names(World)}
+        for name in settings:
+            if name not in valid:
+                raise UnknownName("setting of a simulation", name, valid)
+        return replace(
+            self,
+            **{name: value for name, value in settings.items() if name in own},
+            rules=replace(self.rules, **_of(Rules, settings)),
+            world=replace(self.world, **_of(World, settings)),
+        )
+
+
+def _names(kind: Any) -> list[str]:
+    return [spec.name for spec in fields(kind)]
+
+
+def _of(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a class has fields for."""
+    return {name: values[name] for name in _names(kind) if name in values}
