@@ -4,7 +4,7 @@ Pure functions and values: no input or output, no clock, no PyTorch. The manager
 """
 
 from ullage.placement.deciding import decide
-from ullage.placement.fairness import claimed, faded, fair_order, held, part_of_gpu
+from ullage.placement.fairness import Account, UsageAccounts, claimed, faded, fair_order, held, part_of_gpu
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, PassOutcome, Waiting
 from ullage.placement.policies import policies
@@ -13,7 +13,7 @@ from ullage.placement.rules import Rules, Speeds
 from ullage.placement.snapshot import Activity, Booking, HostShare, Job, Running, Slot
 
 __all__ = [
-    "Activity", "Booking", "Decision", "Failure", "HostShare", "Job", "Ledger", "PassOutcome", "RecoveryRules",
-    "RetryDecision", "Rules", "Running", "Slot", "Speeds", "Waiting", "after_failure", "claimed", "decide",
-    "fair_order", "faded", "held", "part_of_gpu", "policies",
+    "Account", "Activity", "Booking", "Decision", "Failure", "HostShare", "Job", "Ledger", "PassOutcome",
+    "RecoveryRules", "RetryDecision", "Rules", "Running", "Slot", "Speeds", "UsageAccounts", "Waiting",
+    "after_failure", "claimed", "decide", "fair_order", "faded", "held", "part_of_gpu", "policies",
 ]  # fmt: skip

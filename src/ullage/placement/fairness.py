@@ -1,4 +1,4 @@
-"""The order of the queue: priority, recovery, fair share, arrival."""
+"""The order of the queue: priority, recovery, fair share, arrival; and what users have used of late."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from ullage.placement.rules import Rules
 from ullage.placement.snapshot import Job
@@ -13,6 +14,7 @@ from ullage.placement.snapshot import Job
 _ID, _SUBMITTED, _USER = attrgetter("id"), attrgetter("submitted"), attrgetter("user")
 _KIND = attrgetter("recovery", "priority")
 _LEAST_PART = 1 / 16  # of a GPU, that any job counts for: each takes its turn
+_LONGEST = 100  # half-lives between two beginnings
 
 
 def waited(job: Job, now: float) -> float:
@@ -117,3 +119,65 @@ def held(gpus: float, seconds: float, half_life: float) -> float:
     (2.0, 1.443)
     """
     return gpus * half_life / math.log(2.0) * (1.0 - faded(1.0, seconds, half_life))
+
+
+class Account(NamedTuple):
+    """What a user has used: so many GPU-seconds, as they counted `at` a time.
+
+    >>> Account(100.0, at=0.0).charged(50.0, at=3600.0, half_life=3600.0)
+    Account(used=100.0, at=3600.0)
+    """
+
+    used: float
+    at: float
+
+    def worth(self, now: float, half_life: float) -> float:
+        """What of it counts now."""
+        return faded(self.used, now - self.at, half_life)
+
+    def charged(self, used: float, at: float, half_life: float) -> Account:
+        """With GPU-seconds added, as they count at a time; both have faded to the later of the two times."""
+        late = max(at, self.at)
+        return Account(self.worth(late, half_life) + faded(used, late - at, half_life), late)
+
+
+class UsageAccounts:
+    """What users have used of late, for whoever knows at any time what each of them holds.
+
+    Charges as `Account` does with what is `held`, but a change costs the same however many jobs run, and `usage` one
+    multiplication for each user: who holds `g` GPUs nears the level `g * half_life / ln 2`, and how far he is from it
+    fades, for all users at the same rate.
+
+    >>> accounts = UsageAccounts(half_life=86400.0)
+    >>> accounts.hold("ada", 2.0, now=0.0)
+    >>> accounts.hold("ada", -2.0, now=60.0)
+    >>> round(accounts.usage(60.0)["ada"], 1), round(accounts.usage(86460.0)["ada"], 1)
+    (120.0, 60.0)
+    """
+
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
+        self._level = half_life / math.log(2.0)  # of one who has held one GPU for ever
+        self._begin = 0.0
+        self._gpus: dict[str, float] = {}
+        self._away: dict[str, float] = {}  # how far from his level, as it would have been at the beginning
+
+    def hold(self, user: str, gpus: float, now: float) -> None:
+        """From now on a user holds so many GPUs more, or parts of them; fewer where it is below 0."""
+        if now - self._begin > _LONGEST * self._half_life:
+            self._begin_again(now)
+        self._gpus[user] = self._gpus.get(user, 0.0) + gpus
+        self._away[user] = self._away.get(user, 0.0) - gpus * self._level / self._fading(now)
+
+    def usage(self, now: float) -> dict[str, float]:
+        """What counts now, by user, in GPU-seconds."""
+        fading, level, gpus = self._fading(now), self._level, self._gpus
+        return {user: max(0.0, gpus[user] * level + away * fading) for user, away in self._away.items()}
+
+    def _fading(self, now: float) -> float:
+        return faded(1.0, now - self._begin, self._half_life)
+
+    def _begin_again(self, now: float) -> None:
+        """The same accounts, before the numbers grow too large."""
+        fading, self._begin = self._fading(now), now
+        self._away = {user: away * fading for user, away in self._away.items()}

@@ -9,7 +9,7 @@ from functools import partial
 
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
-from ullage.placement import Slot, faded, held, part_of_gpu
+from ullage.placement import Slot, held, part_of_gpu
 
 
 class FairShare:
@@ -61,10 +61,7 @@ class FairShare:
 
     def usage(self, now: float) -> dict[str, float]:
         """What counts now, by user."""
-        found = {
-            user: faded(account.used, now - account.at, self._half_life)
-            for user, account in self._store.accounts.items()
-        }
+        found = {user: account.worth(now, self._half_life) for user, account in self._store.accounts.items()}
         for attempt in self._store.attempts.values():
             user = self._store.job(attempt.job).user
             found[user] = found.get(user, 0.0) + self._of(attempt, now)

@@ -14,13 +14,13 @@ from typing import Any
 from ullage.manager.storage.records import (
     ATTEMPT_COLUMNS,
     JOB_COLUMNS,
-    Account,
     AttemptRecord,
     JobRecord,
     Need,
     WorkRecord,
     stored,
 )
+from ullage.placement import Account
 
 _Rows = Sequence[Sequence[Any]]
 

@@ -12,7 +12,6 @@ from ullage.errors import DamagedRecord
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.records import (
     OVER,
-    Account,
     AttemptRecord,
     JobRecord,
     Need,
@@ -22,6 +21,7 @@ from ullage.manager.storage.records import (
     job_from_row,
     spec_from_text,
 )
+from ullage.placement import Account
 
 _Record = TypeVar("_Record", JobRecord, AttemptRecord)
 _AT_ONCE = 20  # notifications of one user and kind that are read at once

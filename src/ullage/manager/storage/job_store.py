@@ -21,7 +21,6 @@ from ullage.manager.storage.history import JobHistory
 from ullage.manager.storage.records import (
     ENDED,
     RUNNING,
-    Account,
     AttemptRecord,
     Cause,
     JobRecord,
@@ -36,7 +35,7 @@ from ullage.manager.storage.records import (
     work_from_row,
 )
 from ullage.manager.storage.spec_use import SpecUse
-from ullage.placement import faded
+from ullage.placement import Account
 
 EndNote = tuple[str, dict[str, Any], dict[str, Any]]
 """By what the end of a job is told, where to, and the facts."""
@@ -48,7 +47,7 @@ _EVENTS = {
     "retry": "retry",
     "edit": "edited",
     "requeue": "requeued",
-}  # others are called as the state after themfrom ullage.placement import faded
+}  # others are called as the state after them
 
 _SLICE = 0.02  # seconds of what follows a transaction after which others get their turn
 
@@ -368,9 +367,7 @@ class JobStore:
     def charge(self, user: str, used: float, at: float, half_life: float) -> None:
         """Add GPU-seconds to a user's account, as they count at a time; what was there has faded by then."""
         before = self._now.accounts.get(user) or self.accounts.get(user) or Account(0.0, at)
-        late = max(at, before.at)
-        together = faded(before.used, late - before.at, half_life) + faded(used, late - at, half_life)
-        self._now.accounts[user] = Account(together, late)
+        self._now.accounts[user] = before.charged(used, at, half_life)
 
     def event(self, kind: str, job: JobRecord | None = None, text: str = "", attempt: int | None = None) -> None:
         """A line for whoever follows what happens."""

@@ -286,13 +286,6 @@ class Notification:
     tries: int
 
 
-class Account(NamedTuple):
-    """What a user's attempts that are over count for: GPU-seconds, as they counted at a time."""
-
-    used: float
-    at: float
-
-
 STARTING, RUNNING, ENDED = "starting", "running", "over"
 JOB_COLUMNS = tuple(found.name for found in dataclasses.fields(JobRecord) if found.name != "spec")
 ATTEMPT_COLUMNS = tuple(found.name for found in dataclasses.fields(AttemptRecord))
