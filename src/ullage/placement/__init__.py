@@ -1,9 +1,10 @@
 """Where a job goes: snapshots of GPUs and jobs, the ledger of promised memory, and the policies that choose.
 
-Pure functions and values: no input or output, no clock, no PyTorch. The manager and a simulator can both call them.
+Pure functions and values: no input or output, no clock, no PyTorch. The manager and the simulator both call them.
 """
 
-from ullage.placement.deciding import decide
+from ullage.placement.board import Board
+from ullage.placement.deciding import decide, place
 from ullage.placement.fairness import Account, UsageAccounts, claimed, faded, fair_order, held, part_of_gpu
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, PassOutcome, Waiting
@@ -13,7 +14,8 @@ from ullage.placement.rules import Rules, Speeds
 from ullage.placement.snapshot import Activity, Booking, HostShare, Job, Running, Slot
 
 __all__ = [
-    "Account", "Activity", "Booking", "Decision", "Failure", "HostShare", "Job", "Ledger", "PassOutcome",
+    "Account", "Activity", "Board", "Booking", "Decision", "Failure", "HostShare", "Job", "Ledger", "PassOutcome",
     "RecoveryRules", "RetryDecision", "Rules", "Running", "Slot", "Speeds", "UsageAccounts", "Waiting",
-    "after_failure", "claimed", "decide", "fair_order", "faded", "held", "part_of_gpu", "policies",
+    "after_failure", "claimed", "decide", "fair_order", "faded", "held", "part_of_gpu", "place",
+    "policies",
 ]  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import SlotSummary
@@ -35,6 +36,8 @@ class Candidate:
     kept_until: float = math.inf
     obstacle: str | None = None
     too_busy: str | None = None
+    rank: tuple[Any, ...] = ()  # by the policy, among those that take jobs
+    losses: dict[tuple[str | None, float], float | None] = field(default_factory=dict)  # by work and its min_speed
 
     def idle(self, rules: Rules) -> bool:
         """No job of ours, and others use so little that it does not count."""
@@ -58,6 +61,11 @@ class Candidate:
         return -1 if request.alone else self.capacity - request.margin
 
     @property
+    def prospect(self) -> tuple[object, ...]:
+        """What offers depend on."""
+        return (self.slot.drained, self.slot.lost, self.count == 0 and self.obstacle is not None, self.others)
+
+    @property
     def capacity(self) -> int:
         """What is free once our own jobs have ended."""
         return self.slot.total - self.others
@@ -70,6 +78,7 @@ class Candidate:
         self.count += 1
         self.exclusive = self.exclusive or exclusive
         self.leaving.append((job.ends_by(now, now), promise))
+        self.losses = {}
         self.judge(rules)
 
     def judge(self, rules: Rules) -> None:
@@ -108,7 +117,7 @@ def candidates(
         for slot_id in each.slots:
             on_slot.setdefault(slot_id, {})[each.job.id] = each
     ordered = sorted(slots, key=lambda slot: (slot.index, slot.id))
-    return [_candidate(slot, number, ledger, on_slot[slot.id], rules, now) for number, slot in enumerate(ordered)]
+    return [candidate_of(slot, number, ledger, on_slot[slot.id], rules, now) for number, slot in enumerate(ordered)]
 
 
 def _obstacle(candidate: Candidate, rules: Rules) -> str | None:
@@ -157,9 +166,10 @@ def measured_activity(activity: Activity, rules: Rules) -> float | None:
     return activity.smact if activity.smact is not None else activity.gract
 
 
-def _candidate(
+def candidate_of(
     slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running], rules: Rules, now: float
 ) -> Candidate:
+    """A slot as a pass finds it; `here` are the jobs on it, by number, as far as they are known."""
     counted = ledger.counted(slot.id)
     holders = [here.get(job) for job in counted]
     candidate = Candidate(

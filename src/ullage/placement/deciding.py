@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, repeat
+from itertools import repeat
 from operator import attrgetter
 
-from ullage.placement.candidates import Candidate, candidates
+from ullage.placement.board import Board
+from ullage.placement.candidates import Candidate
 from ullage.placement.fairness import fair_order, waited
 from ullage.placement.host import HostInPass
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, PassOutcome, PassSummary, Waiting
-from ullage.placement.policies import Policy, find_policy
+from ullage.placement.policies import find_policy
 from ullage.placement.rules import RequestMaker, Rules, SlotRequest
-from ullage.placement.snapshot import Job, Running, Slot
+from ullage.placement.snapshot import NO_SHARE, Job, Running, Slot
 
-_GPUS = attrgetter("gpus")
+_GPUS, _RANK = attrgetter("gpus"), attrgetter("rank")
 _NOWHERE: frozenset[int] = frozenset()
 _Manner = tuple[str | None, float] | None  # what it does on a GPU, and the share of its speed that it wants to keep
 _Kind = tuple[int, bool, bool, frozenset[int], _Manner]  # GPUs, alone, memory known, where it may not go
@@ -49,8 +48,6 @@ def decide(
     >>> outcome.waiting
     (Waiting(job=2, reason='needs 30.0 GiB on a GPU; GPU 0 has the most free, 10.0 GiB'),)
     """
-    chosen = find_policy(policy)
-    rules = rules if chosen.predicts else replace(rules, predict=None)
     book = ledger.copy()
     book.see(slots)
     known = book.jobs()
@@ -58,13 +55,37 @@ def decide(
         if each.job.id not in known:
             memory = dict.fromkeys(each.slots, each.job.promise or 0)
             book.adopt(each.job.id, memory, each.job.exclusive, each.job.host)
-    seen = candidates(slots, book, running, rules, now)
-    last = next((candidate.position for candidate in seen if candidate.slot.id == ledger.last), -1)
     arrays = Counter(each.job.array for each in running)
+    board = Board(find_policy(policy), rules, slots, book, running, now)
+    made = _Pass(board, HostInPass.of(book, running, now), now, arrays)
+    return made.outcome(*made.over(_in_order(waiting, arrays, rules, now, usage), book.jobs()))
+
+
+def place(board: Board, waiting: Sequence[Job], now: float, usage: Mapping[str, float] | None = None) -> list[Decision]:
+    """A pass over slots that somebody keeps up to date: the same decisions, at the cost of what has changed.
+
+    What is decided is written into the board's ledger. The host is not counted, nor are arrays.
+
+    >>> from ullage.placement import Activity
+    >>> slot = Slot("GPU-1", 0, "A100-40GB", total=40 << 30, used=0, activity=Activity(smact=0.1))
+    >>> board = Board(find_policy("ullage"), Rules(), [slot], Ledger([slot]), [], now=0.0)
+    >>> place(board, [Job(1, "ada", 0.0, promise=30 << 30)], now=2.0)[0].slots, board.ledger.free("GPU-1") >> 30
+    (('GPU-1',), 10)
+    """
+    made = _Pass(board, HostInPass(None, NO_SHARE, [], now), now, Counter())
+    placed = made.over(fair_order(waiting, board.rules, now, usage), set())[0]
+    made.end()
+    for decision in placed:
+        board.ledger.accept(decision)
+    return placed
+
+
+def _in_order(
+    waiting: Sequence[Job], arrays: Mapping[int | None, int], rules: Rules, now: float,
+    usage: Mapping[str, float] | None,
+) -> list[Job]:  # fmt: skip
     first, later = _by_throttle(waiting, arrays)
-    queue = fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
-    host = HostInPass.of(book, running, now)
-    return _Pass(chosen, rules, seen, host, last, now, arrays).over(queue, book.jobs())
+    return fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
 
 
 def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tuple[Sequence[Job], Sequence[Job]]:
@@ -86,29 +107,26 @@ def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tu
 class _Pass:
     """The state of one pass. Places only get fuller in it, so what failed once fails again."""
 
-    def __init__(
-        self, policy: Policy, rules: Rules, seen: list[Candidate], host: HostInPass, last: int, now: float,
-        arrays: Counter[int | None],
-    ) -> None:  # fmt: skip
-        self.policy, self.rules, self.seen, self.host, self.last, self.now = policy, rules, seen, host, last, now
-        self.backfills = policy.backfills if rules.backfill is None else rules.backfill
-        self.open = sorted((candidate for candidate in seen if candidate.obstacle is None), key=self.rank)
+    def __init__(self, board: Board, host: HostInPass, now: float, arrays: Counter[int | None]) -> None:
+        self.board, self.host, self.now = board, host, now
+        self.policy, self.rules, self.seen, self.open = board.policy, board.rules, board.seen, board.open
+        self.backfills = self.policy.backfills if self.rules.backfill is None else self.rules.backfill
         self.short_only: list[Candidate] = []  # kept for a job, but until a known time: open to jobs that end before it
         self.lent_free, self.lent_until = -1, -math.inf  # the most that a job can find there, and for how long
-        self.requests = RequestMaker(rules, policy.oracle, policy.alone)
-        self.booked = [candidate for candidate in seen if candidate.slot.bookings]
-        self.failed: dict[_Kind, int] = {}  # the smallest request of this kind that found no slot
+        self.requests = RequestMaker(self.rules, self.policy.oracle, self.policy.alone)
+        self.booked = [candidate for candidate in self.seen if candidate.slot.bookings] if board.bookings else []
+        self.failed: dict[_Kind, int] = {}  # the smallest request of this kind that found no slot beside those kept
         self.impossible: dict[_Kind, int] = {}  # the smallest that no waiting would help
-        self.reservations = rules.reservations
-        self.lost: dict[tuple[int, int, str | None, float], float | None] = {}  # by position and number of jobs there
-        self.offers: dict[tuple[int, bool, frozenset[int]], list[int]] = {}
+        self.reservations = self.rules.reservations
+        self.kept: list[Candidate] = []
+        self.kept_at: frozenset[int] = _NOWHERE
         self.arrays = arrays  # how many jobs of each array run now
 
-    def rank(self, candidate: Candidate) -> tuple[object, ...]:
-        return self.policy.rank(candidate, self.last)
+    def over(self, queue: Sequence[Job], holders: set[int]) -> tuple[list[Decision], list[Job], list[int | None]]:
+        """Give each job its turn, until no further one can be placed; none that still holds a promise.
 
-    def over(self, queue: Sequence[Job], holders: set[int]) -> PassOutcome:
-        """Give each job its turn, until no further one can be placed; none that still holds a promise."""
+        Who goes where, who is left, and for each of those whom it waits for, if it is for one job.
+        """
         placed: list[Decision] = []
         left: list[Job] = []
         behind: int | None = None
@@ -134,13 +152,23 @@ class _Pass:
                 self.reserve(job, request)
             if not self.open and not self.short_only and not without_gpus:
                 break
+        waits_for = [job.id if job.id in holders else None for job in left]
+        rest = list(turns)
+        return placed, left + rest, waits_for + [behind] * len(rest)
+
+    def outcome(self, placed: Sequence[Decision], left: Sequence[Job], waits_for: Sequence[int | None]) -> PassOutcome:
+        """What to tell those who wait, and who goes."""
         summaries = tuple([candidate.summary(self.rules) for candidate in self.seen])
         at_the_end = PassSummary(self.requests, summaries, self.arrays, self.host.summary(), self.now)
-        waits_for = [job.id if job.id in holders else None for job in left]
-        left += turns
-        fields = zip([job.id for job in left], left, repeat(at_the_end), chain(waits_for, repeat(behind)), strict=False)
+        fields = zip([job.id for job in left], left, repeat(at_the_end), waits_for, strict=False)
         # What Waiting(*each) does, without a call into Python for each of thousands.
         return PassOutcome(tuple(placed), tuple(map(tuple.__new__, repeat(Waiting), fields)))
+
+    def end(self) -> None:
+        """Open the slots again that were kept: the next pass decides anew."""
+        for candidate in self.kept:
+            candidate.kept, candidate.kept_until = None, math.inf
+            self.board.add(candidate)
 
     def place(self, job: Job, request: SlotRequest) -> Decision | None:
         """Put the job on the best places that suit it, on as many as it asks for, or nowhere."""
@@ -152,9 +180,7 @@ class _Pass:
         kind = (request.gpus, request.alone, request.known, self._closed(job), self._manner(job, request.alone))
         suited: list[Candidate] = []
         if request.promise < self.failed.get(kind, math.inf):
-            suited = self._suited(job, request, self.open)
-            if len(suited) < request.gpus:
-                self.failed[kind] = request.promise
+            suited = self._suited_of_open(job, request, kind)
         if len(suited) < request.gpus:
             suited = self._suited_with_lent(job, request) if self.short_only else []
         if not suited:
@@ -163,8 +189,25 @@ class _Pass:
         promise = min(candidate.free for candidate in chosen) if request.alone else request.promise
         for candidate in chosen:
             self._take(candidate, job, promise, request.alone)
+        self.board.reserved.pop(job.id, None)
         self.host.take(job)
         return Decision(job.id, tuple(candidate.slot.id for candidate in chosen), promise, request.alone, job.host)
+
+    def _suited_of_open(self, job: Job, request: SlotRequest, kind: _Kind) -> list[Candidate]:
+        """The open places that suit the job. If the same request found too few before, with the same slots kept, only
+        what has changed since can help."""
+        board, key = self.board, (kind, request.promise, self.kept_at)
+        mark = board.failed.get(key)
+        pool = self.open
+        if mark == len(board.changed):
+            pool = []
+        elif mark is not None and request.gpus == 1 and len(board.changed) - mark < len(self.open):
+            pool = board.since(mark)
+        suited = self._suited(job, request, pool)
+        if len(suited) < request.gpus:
+            board.failed[key] = len(board.changed)
+            self.failed[kind] = request.promise
+        return suited
 
     def reserve(self, job: Job, request: SlotRequest) -> None:
         """Keep places for a job that has waited too long: nobody joins there, so they come free as jobs end.
@@ -173,6 +216,31 @@ class _Pass:
         only gets freer, so the choice cannot wander for ever. Where the time is known, jobs that end before it may
         still go there. Of the host as much as the job asks for is kept in the same way.
         """
+        found = self._kept_before(job) or self._to_keep(job, request)
+        if found is None:
+            self.reservations = 0  # those before it hold the places; later jobs must not overtake it by reserving
+            return
+        kept, until = found
+        self.host.keep(job, until)
+        for candidate in kept:
+            candidate.kept, candidate.kept_until = job.id, until
+            self.kept.append(candidate)
+            if self.board.remove(candidate) and until < math.inf:
+                self.short_only.append(candidate)
+                self.lent_free, self.lent_until = max(self.lent_free, candidate.free), max(self.lent_until, until)
+        self.kept_at |= {candidate.position for candidate in kept}
+        self.reservations -= 1
+
+    def _kept_before(self, job: Job) -> tuple[list[Candidate], float] | None:
+        """What an earlier pass over this board kept for the job, unless that was too long ago."""
+        since, places, until = self.board.reserved.get(job.id, (-math.inf, (), math.inf))
+        kept = [self.seen[place] for place in places]
+        if self.now - since >= self.rules.patience or any(each.kept is not None or each.slot.lost for each in kept):
+            return None
+        return kept, max(until, self.now)
+
+    def _to_keep(self, job: Job, request: SlotRequest) -> tuple[list[Candidate], float] | None:
+        """The places to keep for a job, and when they are all ready at the latest; None where there are too few."""
         able = [
             candidate
             for candidate in self.seen
@@ -180,8 +248,7 @@ class _Pass:
             if not candidate.slot.booked(job, self.now)
         ]
         if len(able) < request.gpus:
-            self.reservations = 0  # those before it hold the places; later jobs must not overtake it by reserving
-            return
+            return None
         times = {each.slot.id: each.ready_at(request, self._loss(job, each) is not None, self.now) for each in able}
         held = {
             candidate.slot.id: candidate.capacity - candidate.free if request.alone else -candidate.free
@@ -197,15 +264,8 @@ class _Pass:
         )
         kept = able[: request.gpus]
         until = max([self.host.ready_at(job), *(times[candidate.slot.id] for candidate in kept)])
-        self.host.keep(job, until)
-        for candidate in kept:
-            candidate.kept, candidate.kept_until = job.id, until
-            if candidate in self.open:
-                self.open.remove(candidate)
-                if until < math.inf:
-                    self.short_only.append(candidate)
-                    self.lent_free, self.lent_until = max(self.lent_free, candidate.free), max(self.lent_until, until)
-        self.reservations -= 1
+        self.board.reserved[job.id] = (self.now, [candidate.position for candidate in kept], until)
+        return kept, until
 
     def _hopeless(self, job: Job) -> bool:
         """A quick no, for the long tail of a queue: one that asked for less has found nothing, and nothing is lent."""
@@ -241,22 +301,26 @@ class _Pass:
     def _may_reserve(self, job: Job) -> bool:
         return self.reservations != 0 and waited(job, self.now) >= self.rules.patience
 
-    def _suited(self, job: Job, request: SlotRequest, pool: list[Candidate]) -> list[Candidate]:
-        """Places of the pool that suit the job, best first; no more than needed where the order is the pool's."""
+    def _suited(self, job: Job, request: SlotRequest, pool: Sequence[Candidate]) -> list[Candidate]:
+        """Places of the pool that suit the job, best first; no more than needed where no better ones can follow."""
         suited: list[Candidate] = []
         lost: dict[int, float] = {}  # by position
+        lossless = 0
         for candidate in pool:
-            if not candidate.fits(request, self.rules) or candidate.slot.booked(job, self.now):
+            if (
+                not candidate.fits(request, self.rules)
+                or candidate.slot.bookings
+                and candidate.slot.booked(job, self.now)
+            ):
                 continue
-            if self.rules.predict is None:
-                suited.append(candidate)
-                if len(suited) == request.gpus:
-                    break
-            elif (loss := self._loss(job, candidate)) is not None:
+            loss = 0.0 if self.rules.predict is None else self._loss(job, candidate)
+            if loss is not None:
                 suited.append(candidate)
                 lost[candidate.position] = loss
-        if self.rules.predict is not None:
-            suited.sort(key=lambda candidate: lost[candidate.position])
+                lossless += loss <= 0
+                if lossless == request.gpus:
+                    break
+        suited.sort(key=lambda candidate: lost[candidate.position])
         return suited
 
     def _loss(self, job: Job, candidate: Candidate) -> float | None:
@@ -264,10 +328,10 @@ class _Pass:
         where somebody would lose more than his owner accepts, or where that is not known and the slot is too busy."""
         if candidate.count == 0 or self.rules.predict is None:
             return 0.0
-        key = (candidate.position, candidate.count, job.work, job.min_speed)
-        if key not in self.lost:
-            self.lost[key] = self._foretell(job, candidate)
-        return self.lost[key]
+        key = (job.work, job.min_speed)
+        if key not in candidate.losses:
+            candidate.losses[key] = self._foretell(job, candidate)
+        return candidate.losses[key]
 
     def _foretell(self, job: Job, candidate: Candidate) -> float | None:
         foretell, here, slot = self.rules.side_by_side, candidate.jobs, candidate.slot
@@ -283,19 +347,17 @@ class _Pass:
         return None if alone or self.rules.predict is None else (job.work, job.min_speed)
 
     def _take(self, candidate: Candidate, job: Job, promise: int, alone: bool) -> None:
-        pool = self.open if candidate.kept is None else self.short_only
-        pool.remove(candidate)
+        if candidate.kept is None:
+            self.board.remove(candidate)
         candidate.take(job, promise, alone, self.rules, self.now)
-        self.last = candidate.position
-        if candidate.obstacle is None:
-            if candidate.kept is None:
-                insort(pool, candidate, key=self.rank)
-            else:
-                pool.append(candidate)
-        if candidate.kept is not None:
+        self.board.last = candidate.position
+        if candidate.kept is None:
+            self.board.add(candidate)
+        else:
+            self.short_only = [lent for lent in self.short_only if lent is not candidate or lent.obstacle is None]
             self.lent_free = max((lent.free for lent in self.short_only), default=-1)
         if self.policy.cyclic:
-            self.open.sort(key=self.rank)
+            self.board.sort()
 
     def _suited_with_lent(self, job: Job, request: SlotRequest) -> list[Candidate]:
         """Enough places for the job, kept ones among them that it may use because it ends before they are needed."""
@@ -309,7 +371,7 @@ class _Pass:
         ]
         if not lent:
             return []
-        suited = self._suited(job, request, sorted(lent if request.gpus == 1 else self.open + lent, key=self.rank))
+        suited = self._suited(job, request, sorted(lent if request.gpus == 1 else self.open + lent, key=_RANK))
         return suited if len(suited) >= request.gpus else []
 
     def _could_ever(self, job: Job, request: SlotRequest) -> bool:
@@ -319,11 +381,11 @@ class _Pass:
         if request.gpus == 0:
             return True
         closed = self._closed(job)
-        offers = self.offers.get((request.margin, request.alone, closed))
+        offers = self.board.offers.get((request.margin, request.alone, closed))
         if offers is None:
             there = [candidate for candidate in self.seen if candidate.position not in closed]
             offers = sorted((candidate.offer(request, self.rules) for candidate in there), reverse=True)
-            self.offers[request.margin, request.alone, closed] = offers
+            self.board.offers[request.margin, request.alone, closed] = offers
         if len(offers) >= request.gpus and offers[request.gpus - 1] >= request.promise:
             return True
         kind = (request.gpus, request.alone, request.known, closed, self._manner(job, request.alone))

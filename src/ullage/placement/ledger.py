@@ -62,6 +62,7 @@ class Ledger:
         self._on_host: dict[int, HostShare] = {}
         self._slots: dict[str, Slot] = {}
         self._held: dict[str, dict[int, _Held]] = {}
+        self._where: dict[int, set[str]] = {}  # by job
         self.last: str | None = None
         """The slot that was promised last: round-robin goes on from there."""
         self.see(slots)
@@ -74,6 +75,7 @@ class Ledger:
         other._held = {
             slot: {job: replace(held) for job, held in holders.items()} for slot, holders in self._held.items()
         }
+        other._where = {job: set(slots) for job, slots in self._where.items()}
         other.last = self.last
         return other
 
@@ -103,12 +105,16 @@ class Ledger:
             self._on_host[job] = host
         for slot, promise in memory.items():
             self._held.setdefault(slot, {})[job] = _Held(promise, exclusive)
+            self._where.setdefault(job, set()).add(slot)
             self.last = slot
 
     def release(self, job: int) -> bool:
         """The job is gone from all its slots and from the host; whether it held any. Twice is no error."""
         on_host = self._on_host.pop(job, None) is not None
-        return any([holders.pop(job, None) is not None for holders in self._held.values()]) or on_host
+        places = self._where.pop(job, ())
+        for slot in places:
+            del self._held[slot][job]
+        return bool(places) or on_host
 
     def observe(self, job: int, slot: str, used: int | None) -> None:
         """What the job was seen to use on a slot (None: it could not be seen). Of a job that is not there: nothing."""
@@ -123,11 +129,11 @@ class Ledger:
 
     def slots(self, job: int) -> dict[str, int]:
         """What a job was promised, by slot."""
-        return {slot: holders[job].promise for slot, holders in self._held.items() if job in holders}
+        return {slot: self._held[slot][job].promise for slot in self._held if slot in self._where.get(job, ())}
 
     def jobs(self) -> set[int]:
         """All jobs that hold a promise."""
-        return {job for holders in self._held.values() for job in holders}.union(self._on_host)
+        return set(self._where).union(self._on_host)
 
     def holders(self, slot: str) -> tuple[int, ...]:
         """The jobs on a slot."""

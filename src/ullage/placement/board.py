@@ -1,0 +1,100 @@
+"""The slots as passes see them: all of them, and those that take jobs in the order in which they are tried."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from ullage.placement.candidates import Candidate, candidate_of, candidates
+from ullage.placement.ledger import Ledger
+from ullage.placement.policies import Policy
+from ullage.placement.rules import Rules
+from ullage.placement.snapshot import Running, Slot
+
+_RANK = attrgetter("rank")
+_MOST_CHANGES = 4  # times the number of slots
+
+
+class Board:
+    """What a pass works on. `open` are the candidates that take jobs, best first; `last` is the position of the slot
+    that got the last job.
+
+    A board can be kept from pass to pass (`deciding.place`) by one who tells of every slot that changed (`put`). It
+    remembers which requests found no slot, so that those look only at what has `changed` since, and for whom slots
+    were kept, so that the choice does not wander.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rules: Rules,
+        slots: Sequence[Slot],
+        ledger: Ledger,
+        running: Iterable[Running],
+        now: float,
+    ) -> None:
+        self.policy, self.ledger = policy, ledger
+        self.rules = rules if policy.predicts else replace(rules, predict=None)
+        self.seen = candidates(slots, ledger, running, self.rules, now)
+        self.bookings = any(slot.bookings for slot in slots)
+        self._by_id = {candidate.slot.id: candidate for candidate in self.seen}
+        self.last = -1 if ledger.last is None or ledger.last not in self._by_id else self._by_id[ledger.last].position
+        self.open: list[Candidate] = [candidate for candidate in self.seen if candidate.obstacle is None]
+        self.sort()
+        self.changed: list[Candidate] = []
+        self.failed: dict[object, int] = {}  # by what found no slot: how many changes there were then
+        self.offers: dict[object, list[int]] = {}
+        self.reserved: dict[int, tuple[float, Sequence[int], float]] = {}  # by job: since when, where, until when
+
+    def sort(self) -> None:
+        """Rank all that are open anew."""
+        for candidate in self.open:
+            candidate.rank = self._rank(candidate)
+        self.open.sort(key=_RANK)
+
+    def _rank(self, candidate: Candidate) -> tuple[object, ...]:
+        return (*self.policy.rank(candidate, self.last), candidate.position)
+
+    def add(self, candidate: Candidate) -> None:
+        """Open a slot to jobs, if nothing keeps all of them away."""
+        if candidate.obstacle is None:
+            candidate.rank = self._rank(candidate)
+            insort(self.open, candidate, key=_RANK)
+
+    def remove(self, candidate: Candidate) -> bool:
+        """Close a slot; whether it was open."""
+        place = bisect_left(self.open, candidate.rank, key=_RANK)
+        if place < len(self.open) and self.open[place] is candidate:
+            del self.open[place]
+            return True
+        return False
+
+    def put(self, slot: Slot, here: Mapping[int, Running], now: float) -> None:
+        """A slot has changed: it, its promises in the ledger, or the jobs that are `here`, by number."""
+        self.ledger.see((slot,))
+        before = self._by_id[slot.id]
+        self.remove(before)
+        after = candidate_of(slot, before.position, self.ledger, here, self.rules, now)
+        self.seen[before.position] = self._by_id[slot.id] = after
+        self.add(after)
+        if after.prospect != before.prospect:
+            self.offers.clear()
+        self.changed.append(after)
+        if len(self.changed) > _MOST_CHANGES * len(self.seen):
+            self.changed.clear()
+            self.failed.clear()
+
+    def expected_load(self, slot: str) -> float | None:
+        """The SM activity that passes expect on a slot."""
+        return self._by_id[slot].load
+
+    def since(self, mark: int) -> list[Candidate]:
+        """The open slots that have changed since there were so many changes, best first."""
+        current = {each.position: self.seen[each.position] for each in self.changed[mark:]}
+        return sorted((each for each in current.values() if self._is_open(each)), key=_RANK)
+
+    def _is_open(self, candidate: Candidate) -> bool:
+        place = bisect_left(self.open, candidate.rank, key=_RANK)
+        return place < len(self.open) and self.open[place] is candidate
