@@ -2,20 +2,29 @@
 
     python benchmarks/manager_trace.py [--runs exclusive,magm,ullage,magm+mps,ullage+mps] [--jobs 44] [--mean-gap 2]
     python benchmarks/manager_trace.py --overbook --runs magm    # large jobs, no estimator, no conditions: recovery
+    python benchmarks/manager_trace.py --estimates-first --kinds resnet50,gpt2    # runs that begin with all estimates
     python benchmarks/manager_trace.py --kept benchmarks/data/h200_trace.jsonl    # what earlier runs gave; runs nothing
     python benchmarks/manager_trace.py --virtual 1xA100-40GB --steps 0.02 --jobs 6 --runs exclusive,ullage   # to try it
 
 Jobs are of the kinds that RAD-RM was evaluated on (image classifiers on CIFAR and ImageNet sizes, language models, a
 segmentation network), shortened to seconds; they arrive at random moments, the same for every run. A daemon of its own
 is started for each run. Energy is the GPU's own counter over the makespan.
+
+A record has each job with its attempts, in seconds after the first arrival: when it came, might start, was placed,
+began and ended, its promise and what it used, and what the job itself told of its steps. `works` is what was predicted
+of the jobs on a GPU, and `estimates` how long each estimate took.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import shutil
+import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -27,11 +36,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import NoDaemon
+from ullage.errors import NoDaemon, UllageError
 from ullage.manager.client import Client
 
 HERE = Path(__file__).resolve().parent
 JOB = HERE / "trace_job.py"
+STATE = "manager/state.db"  # in a home
 CIFAR = ("--input-shape", "3,32,32")
 
 
@@ -166,23 +176,91 @@ def tell(job: dict[str, Any], client: Client) -> None:
     print(client.logs(job["id"], "stderr")[-1000:], file=sys.stderr)
 
 
-def one_run(run: str, options: argparse.Namespace, jobs: list[tuple[float, Kind]]) -> dict[str, Any]:
-    """Play the trace; what became of it."""
+def estimate(kinds: Sequence[Kind], options: argparse.Namespace, home: Path) -> dict[str, float]:
+    """Have jobs of these kinds estimated and nothing run; how long each took. The home's database keeps the answers."""
+    daemon = serve(home, "ullage", options.virtual, overbook=False)
+    began, seconds = time.monotonic(), {}
+    try:
+        with Client(home) as client:
+            numbers = [client.submit(words(kind, options.steps), name=kind.name, hold=True)[0] for kind in kinds]
+            for kind, number in zip(kinds, numbers, strict=True):
+                client.wait_for_estimate(number, timeout=options.patience)
+                seconds[kind.name] = time.monotonic() - began
+            client.cancel(*numbers)
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+    return seconds
+
+
+def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[dict[str, Any]]:
+    """Each job, its attempts and what it told itself; times are seconds after `begin`."""
+    might = {event["job"]: event["time"] for event in client.events() if event["kind"] == "queued"}
+    names = ("placed", "started", "ended")
+    told_names = ("began", "imported", "first_step", "last_step")
+    jobs = []
+    for job in found:
+        attempts = [
+            {name: None if each[name] is None else each[name] - begin for name in names}
+            | {name: each[name] for name in ("elapsed", "slots", "promise", "used", "cause", "exclusive", "energy")}
+            for each in job["attempts"]
+        ]
+        told: dict[str, Any] = {}
+        with contextlib.suppress(ValueError, IndexError):
+            told = json.loads(client.logs(job["id"]).splitlines()[-1])
+            told |= {name: told[name] - begin for name in told_names if name in told}
+        jobs.append({
+            "name": job["name"], "state": job["state"], "submitted": job["submitted"] - begin,
+            "queued": might[job["id"]] - begin if job["id"] in might else None, "waited": job["waited"],
+            "ran": job["ran"], "attempts": attempts, "told": told,
+        })  # fmt: skip
+    return jobs
+
+
+def kept(home: Path) -> dict[str, Any]:
+    """What the database of a daemon that has ended has: the work of each name of a job, and seconds for estimates."""
+    with contextlib.closing(sqlite3.connect(f"file:{home / STATE}?mode=ro", uri=True)) as database:
+        works = {
+            name: {"predicted": json.loads(predicted), "measured": json.loads(measured)}
+            for name, predicted, measured in database.execute(
+                "SELECT j.name, w.predicted, w.measured FROM jobs j JOIN works w ON w.id = j.work GROUP BY j.name"
+            )
+        }
+        estimates = [
+            {"name": name, "upper": upper, "seconds": seconds}
+            for name, upper, seconds in database.execute(
+                "SELECT j.name, e.upper, e.seconds FROM estimates e JOIN jobs j ON j.estimate_key = e.key GROUP BY e.id"
+            )
+        ]
+    return {"works": works, "estimates": estimates}
+
+
+def one_run(
+    run: str, options: argparse.Namespace, jobs: list[tuple[float, Kind]], estimated: Path | None
+) -> dict[str, Any]:
+    """Play the trace; what became of it. `estimated` is a home whose estimates are there from the start."""
     energy = Energy()
     with tempfile.TemporaryDirectory(prefix="ullage-trace-") as folder:
+        if estimated is not None:
+            Path(folder, STATE).parent.mkdir()
+            shutil.copy(estimated / STATE, Path(folder, STATE))
         daemon = serve(Path(folder), run, options.virtual, options.overbook)
         try:
             with Client(folder) as client:
-                before, begin = energy.joules(), time.monotonic()
+                before, begin, moment = energy.joules(), time.monotonic(), time.time()
                 numbers = play(client, jobs, options.steps, exclusive=run.startswith("exclusive"))
                 found = [client.wait(number, timeout=options.patience) for number in numbers]
                 makespan, after = time.monotonic() - begin, energy.joules()
                 for job in found:
                     if job["state"] != "done":
                         tell(job, client)
+                each = detail(found, client, moment)
         finally:
+            with contextlib.suppress(UllageError), Client(folder) as client:  # jobs outlive their daemon
+                client.cancel(*[job["id"] for job in client.queue()])
             daemon.terminate()
             daemon.wait(60)
+        known = kept(Path(folder))
     causes = Counter(attempt["cause"] for job in found for attempt in job["attempts"])
     return {
         "run": run,
@@ -196,7 +274,12 @@ def one_run(run: str, options: argparse.Namespace, jobs: list[tuple[float, Kind]
         "out_of_memory": causes["out of GPU memory"],
         "attempts": sum(causes.values()),
         "causes": dict(causes),
-        "each": [(job["name"], job["state"], job["waited"], job["ran"]) for job in found],
+        "seed": options.seed,
+        "mean_gap": options.mean_gap,
+        "steps": options.steps,
+        "arrivals": [round(moment, 3) for moment, _ in jobs],
+        "each": each,
+        **known,
     }
 
 
@@ -217,6 +300,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", default="exclusive,magm,ullage,magm+mps,ullage+mps")
     parser.add_argument("--jobs", type=int, default=44)
+    parser.add_argument("--kinds", help="only these kinds of jobs, by name")
+    parser.add_argument("--estimates-first", action="store_true", help="make all estimates before the runs")
     parser.add_argument("--mean-gap", type=float, default=2.0, help="seconds between arrivals")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--steps", type=float, default=1.0, help="share of each kind's steps")
@@ -233,15 +318,21 @@ def main() -> None:
         for found in kept:
             print(line(found, kept[0]))
         return
-    jobs = trace(LARGE if options.overbook else KINDS, options.jobs, options.mean_gap, options.seed)
+    wanted = options.kinds.split(",") if options.kinds else None
+    kinds = [kind for kind in (LARGE if options.overbook else KINDS) if wanted is None or kind.name in wanted]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
+    jobs = trace(kinds, options.jobs, options.mean_gap, options.seed)
     first: dict[str, Any] | None = None
-    for run in options.runs.split(","):
-        found = one_run(run, options, jobs)
-        first = first or found
-        print(line(found, first), flush=True)
-        if options.out is not None:
-            with options.out.open("a") as file:
-                file.write(json.dumps(found) + "\n")
+    with tempfile.TemporaryDirectory(prefix="ullage-estimates-") as folder:
+        if options.estimates_first:
+            estimate(list(dict.fromkeys(kind for _, kind in jobs)), options, Path(folder))
+        for run in options.runs.split(","):
+            found = one_run(run, options, jobs, Path(folder) if options.estimates_first else None)
+            first = first or found
+            print(line(found, first), flush=True)
+            if options.out is not None:
+                with options.out.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,23 @@
 """One job of `manager_trace.py`: trains a model for a number of steps with data from the host, as scripts do.
 
-python benchmarks/trace_job.py torchvision:resnet50 --batch-size 64 --steps 100
+    python benchmarks/trace_job.py torchvision:resnet50 --batch-size 64 --steps 100
+
+It prints one JSON object: the seconds since 1970 at which Python had begun, PyTorch was there, the GPU had the first
+step behind it, and the last one; and the most memory that PyTorch held.
 """
 
 from __future__ import annotations
 
-import argparse
+import time
 
-from ullage.workloads import Configuration, train
+BEGAN = time.time()
+
+import argparse  # noqa: E402  the time before PyTorch is imported is told too
+import json  # noqa: E402
+
+import torch  # noqa: E402
+
+from ullage.workloads import Configuration, train  # noqa: E402
 
 
 def main() -> None:
@@ -28,9 +38,16 @@ def main() -> None:
         precision=options.precision,
         optimizer=options.optimizer,
     )
-    done = []
-    train(configuration, options.steps, after_iteration=lambda: done.append(None))
-    print(f"{len(done)} steps of {options.model}")
+    told: dict[str, float] = {"began": BEGAN, "imported": time.time(), "steps": 0}
+
+    def after_iteration() -> None:
+        told["steps"] += 1
+        if told["steps"] in (1, options.steps):
+            torch.cuda.synchronize()
+            told["first_step" if told["steps"] == 1 else "last_step"] = time.time()
+
+    train(configuration, options.steps, after_iteration=after_iteration)
+    print(json.dumps({**told, "reserved": torch.cuda.max_memory_reserved()}))
 
 
 if __name__ == "__main__":
