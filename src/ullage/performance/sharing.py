@@ -148,11 +148,11 @@ def share_of(
         raise InvalidValue(f"needed the memory of {len(jobs)} jobs; found {len(memory)} figures")
     rules = rules or load()
     needs: Sequence[int | None] = [None] * len(jobs) if memory is None else memory
-    part = _instance(gpu, len(jobs), wanted) if way == "mig" else None
+    part = instance_of(gpu, len(jobs), wanted) if way == "mig" else None
     if part is None:
         steps = in_company(jobs, way, rules)
     else:
-        steps = [on_part(job, *_share_of_gpu(part, gpu), rules) for job in jobs]
+        steps = [on_part(job, *share_of_gpu(part, gpu), rules) for job in jobs]
     found = [
         SharedJob(
             step_alone_s=job.step_s,
@@ -201,7 +201,8 @@ def _profile(part: GPU) -> str:
     return part.name.removeprefix(f"{part.parent}-MIG-")
 
 
-def _instance(gpu: GPU, count: int, wanted: str) -> GPU:
+def instance_of(gpu: GPU, count: int, wanted: str) -> GPU:
+    """The MIG instance of the `wanted` name ("2g.35gb"), or the largest of which the GPU has so many."""
     known = {_profile(part): part for part in profiles(gpu)}
     if not known:
         raise InvalidValue(f"{gpu.name} has no MIG instances; needed a GPU that has, or another way: mps, timeslice")
@@ -219,7 +220,7 @@ def _instance(gpu: GPU, count: int, wanted: str) -> GPU:
     return enough[-1]
 
 
-def _share_of_gpu(part: GPU, gpu: GPU) -> tuple[float, float]:
+def share_of_gpu(part: GPU, gpu: GPU) -> tuple[float, float]:
     """The parts of the SMs and of the bandwidth that an instance has."""
     sms = (part.sms or 1) / (gpu.sms or part.sms or 1)
     return sms, part.bandwidth / gpu.bandwidth if part.bandwidth and gpu.bandwidth else sms

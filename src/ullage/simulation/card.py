@@ -1,0 +1,157 @@
+"""A simulated GPU, or MIG instance: who is on it, what it does now, and what a monitor sees of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ullage.hardware import GPU, gpu_list
+from ullage.performance.alone import power_ratio
+from ullage.performance.sharing import instance_of, load
+from ullage.placement import Activity, Job, Running, Slot
+from ullage.simulation.result import GpuSeries
+from ullage.simulation.trace import TraceJob
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """An attempt of a job: on these cards since `placed`. `started`: it has its memory and works.
+
+    Of its work `left` seconds were left at `at`, and it works at `speed`; `turn` counts how often that changed.
+    """
+
+    asked: TraceJob
+    kind: int
+    cards: list[Card]
+    promise: int
+    exclusive: bool
+    placed: float
+    running: Running
+    left: float
+    at: float
+    speed: float = 0.0
+    started: float | None = None
+    turn: int = 0
+
+    @property
+    def job(self) -> Job:
+        """As placement knows it."""
+        return self.running.job
+
+
+@dataclass(eq=False)
+class Card:
+    """A place for jobs: a GPU, or a MIG instance of the `whole`.
+
+    `used` bytes are taken; `smact` and `power_w` are what it does now. `past` has what it did: (from when on, SM
+    activity, bytes). `read` is when a monitor's reading of it was last handed to placement.
+    """
+
+    id: str
+    index: int
+    node: int
+    spec: GPU
+    whole: GPU
+    idle_w: float
+    series: bool
+    runs: dict[int, Run] = field(default_factory=dict)
+    started: list[Run] = field(default_factory=list)
+    running: dict[int, Running] = field(default_factory=dict)
+    speeds: dict[int, float] = field(default_factory=dict)  # by job
+    used: int = 0
+    smact: float = 0.0
+    power_w: float = 0.0
+    lost: bool = False
+    at: float = 0.0
+    read: float = 0.0
+    past: deque[tuple[float, float, int]] = field(default_factory=lambda: deque([(0.0, 0.0, 0)]))
+    energy_j: float = 0.0
+    busy_s: float = 0.0
+    smact_s: float = 0.0
+    byte_s: float = 0.0
+    seen: list[tuple[float, int, int, float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.power_w = self.idle_w
+
+    @property
+    def mig(self) -> bool:
+        """Whether it is an instance."""
+        return self.spec is not self.whole
+
+    def count(self, now: float) -> None:
+        """Add up what it did since the last time."""
+        seconds, self.at = now - self.at, now
+        if seconds > 0:
+            self.energy_j += seconds * self.power_w
+            self.smact_s += seconds * self.smact
+            self.byte_s += seconds * self.used
+            self.busy_s += seconds * bool(self.runs)
+
+    def changed(self, now: float, window: float) -> None:
+        """Write down what it does from now on, after `count`; what a monitor can no longer see is forgotten."""
+        past = self.past
+        if past[-1][0] == now:
+            past.pop()
+        past.append((now, self.smact, self.used))
+        while len(past) > 2 and past[1][0] < now - window:
+            past.popleft()
+        if self.series:
+            if self.seen and self.seen[-1][0] == now:
+                self.seen.pop()
+            self.seen.append((now, len(self.runs), self.used, self.smact, self.power_w))
+
+    def used_at(self, moment: float) -> int:
+        """The bytes that were taken at a time that is not long ago."""
+        found = 0
+        for since, _, used in self.past:
+            if since > moment:
+                break
+            found = used
+        return found
+
+    def mean_smact(self, begin: float, end: float) -> float:
+        """The mean SM activity of a time that is not long ago; before the beginning there was none."""
+        total, past, last = 0.0, self.past, len(self.past) - 1
+        for place, (since, smact, _) in enumerate(past):
+            if smact:
+                until = past[place + 1][0] if place < last else end
+                total += smact * max(0.0, min(until, end) - max(since, begin))
+        return total / (end - begin)
+
+    def slot(self, moment: float, window: float, delay: float) -> Slot:
+        """What a monitor has seen of it until `moment`: the memory then, and the mean activity of a window."""
+        activity = Activity(smact=self.mean_smact(moment - window, moment), age=delay)
+        used = self.used_at(moment)
+        return Slot(self.id, self.index, self.spec.name, self.spec.usable, used, activity, self.mig, False, self.lost)
+
+    def figures(self) -> GpuSeries:
+        """All of its time."""
+        times, jobs, memory, smact, power = zip(*self.seen, strict=True)
+        return GpuSeries(self.index, self.spec.name, self.spec.usable, times, jobs, memory, smact, power)
+
+
+def cards_of(gpus: str, sharing: str, node_gpus: int, most_series: int) -> list[Card]:
+    """The places of "4xA100-40GB", or of several kinds of GPUs; under MIG every GPU is divided.
+
+    >>> [card.id for card in cards_of("2xA100-40GB", "mps", 8, 64)], len(cards_of("A100-40GB", "mig:1g.5gb", 8, 64))
+    (['GPU-0', 'GPU-1'], 7)
+    """
+    made: list[Card] = []
+    wholes = gpu_list(gpus)
+    for number, whole in enumerate(wholes):
+        parts = _instances(whole, sharing)
+        for part in parts:
+            name = f"GPU-{number}" if len(parts) == 1 else f"GPU-{number}/{len(made)}"
+            idle = load().idle_w * power_ratio(whole) / len(parts)
+            series = len(wholes) * len(parts) <= most_series
+            made.append(Card(name, len(made), number // node_gpus, part, whole, idle, series))
+    return made
+
+
+def _instances(whole: GPU, sharing: str) -> list[GPU]:
+    way, _, wanted = sharing.partition(":")
+    if way != "mig":
+        return [whole]
+    part = instance_of(whole, 2, wanted) if not wanted else instance_of(whole, 1, wanted)
+    return [part] * (part.mig_instances or 1)
