@@ -17,6 +17,7 @@ from ullage.errors import InvalidValue
 from ullage.placement import Board, Failure, Job, Ledger, Running, UsageAccounts, after_failure, part_of_gpu, place
 from ullage.placement.policies import find_policy
 from ullage.simulation.card import Card, Run, cards_of
+from ullage.simulation.estimates import promise_of
 from ullage.simulation.interference import Interference
 from ullage.simulation.result import (
     DONE,
@@ -31,7 +32,7 @@ from ullage.simulation.result import (
     SimulationResult,
 )
 from ullage.simulation.scenario import Scenario
-from ullage.simulation.trace import JobKind, JobTrace, TraceJob
+from ullage.simulation.trace import JobTrace, TraceJob
 
 Progress = Callable[[int, int], None]
 """Told now and then how many jobs are over, and how many there are."""
@@ -42,12 +43,13 @@ _TOLD_EVERY = 1000  # jobs
 _DRIFT = 18  # the activity of a GPU on which something changed is looked at so many times a window
 
 
-def simulate_trace(trace: JobTrace, scenario: Scenario, progress: Progress | None = None) -> SimulationResult:
+def simulate(trace: JobTrace, scenario: Scenario, progress: Progress | None = None) -> SimulationResult:
     """What becomes of a trace in a scenario.
 
+    >>> from ullage.simulation.trace import JobKind
     >>> from ullage.units import GIB
     >>> jobs = [TraceJob(number, 0.0, JobKind("toy", memory=30 * GIB), work_s=60.0) for number in (1, 2)]
-    >>> found = simulate_trace(JobTrace("toy", jobs), Scenario(gpus="A100-40GB", estimator="oracle"))
+    >>> found = simulate(JobTrace("toy", jobs), Scenario(gpus="A100-40GB", estimator="oracle"))
     >>> [(job.state, job.attempts[0].begin, job.attempts[0].end) for job in found.jobs]
     [('done', 0.0, 60.0), ('done', 60.0, 120.0)]
     """
@@ -82,7 +84,7 @@ class _Engine:
         self.interference = Interference(self.kinds, how, error, scenario.seed, on)
         self.numbers = self.interference.numbers
         self.largest = max(card.spec.usable for card in self.cards)
-        self.promises = [self._promise(kind) for kind in self.kinds]
+        self.promises = [promise_of(kind, scenario.estimator) for kind in self.kinds]
         self.busy = [self._busy(number) for number in range(len(self.kinds))]
         rules = replace(scenario.rules, predict=self.interference.predict)
         if way == "off":
@@ -103,15 +105,11 @@ class _Engine:
         self.hot: dict[str, float] = {}  # cards on which readings still change, and until when
         self.wanted: float | None = None  # when the next pass is to be made
         self.last_pass = -math.inf
+        self.returning = 0  # jobs that come back into the queue after a pause
         self.passes = self.over = 0
         self.draw = random.Random(f"nodes {scenario.seed}")
 
     # What is known of kinds.
-
-    def _promise(self, kind: JobKind) -> int | None:
-        from ullage.simulation.estimates import promise_of
-
-        return promise_of(kind, self.scenario.estimator)
 
     def _busy(self, number: int) -> float | None:
         known = [card.name for card in {card.whole.name: card.whole for card in self.cards}.values()]
@@ -136,14 +134,14 @@ class _Engine:
             card.changed(self.now, self.horizon)
         self._plan_failures()
         coming = 0
-        while coming < len(jobs) or self.runs or self.queue or self.wanted is not None or self._retries():
+        while coming < len(jobs) or self.runs or self.queue or self.wanted is not None or self.returning:
             moment = jobs[coming].arrival if coming < len(jobs) else math.inf
             moment = min(moment, self.events[0][0] if self.events else math.inf)
             if self.wanted is not None and self.wanted < moment:
                 self.now, self.wanted = self.wanted, None
                 self._pass()
                 continue
-            if moment == math.inf or (coming == len(jobs) and not self.runs and not self._retries() and self._stuck()):
+            if moment == math.inf or (coming == len(jobs) and not self.runs and not self.returning and self._stuck()):
                 break
             self.now = moment
             while coming < len(jobs) and jobs[coming].arrival == moment:
@@ -156,11 +154,6 @@ class _Engine:
 
     def _at(self, moment: float, what: Callable[..., None], *values: object) -> None:
         heapq.heappush(self.events, (moment, next(self.order), what, values))
-
-    def _retries(self) -> bool:
-        return self.returning > 0
-
-    returning = 0  # jobs that come back into the queue after a pause
 
     def _stuck(self) -> bool:
         """Nothing runs, nothing comes, and nobody in the queue could be placed; lost GPUs may come back."""
@@ -186,8 +179,9 @@ class _Engine:
         promise = kept.promise if kept.promise is None else min(kept.promise, self.largest)
         self.queue[job.id] = Job(
             job.id, job.user, job.arrival, job.gpus, promise, job.kind.memory, exclusive, job.priority, recovery, busy,
-            work=str(number) if busy is not None else None, min_speed=self.scenario.min_speed if busy is not None else 0.0,
-            time_limit=job.time_limit, part=part_of_gpu(promise, self.largest, exclusive, busy or 0.0), queued=kept.queued,
+            work=None if busy is None else str(number), min_speed=0.0 if busy is None else self.scenario.min_speed,
+            time_limit=job.time_limit, queued=kept.queued,
+            part=part_of_gpu(promise, self.largest, exclusive, busy or 0.0),
         )  # fmt: skip
         self._want_pass(self.now)
 

@@ -70,14 +70,15 @@ class Interference:
         if found is None:
             if len(self._predicted) > _MOST_KNOWN:
                 self._predicted.clear()
-            alone = [self.alone(number, name) for number in there]
-            steps = in_company(alone, self._how, load()) if len(alone) > 1 else []
-            found = [
-                min(1.0, job.step_s / step.step_s) if step.step_s else 1.0
-                for job, step in zip(alone, steps, strict=False)
-            ] or [1.0]
-            self._predicted[name, there] = found
+            found = self._predicted[name, there] = self._in_company(name, there)
         return found
+
+    def _in_company(self, name: str, there: tuple[int, ...]) -> list[float]:
+        if len(there) < 2:
+            return [1.0] * len(there)
+        alone = [self.alone(number, name) for number in there]
+        steps = in_company(alone, self._how, load())
+        return [min(1.0, job.step_s / step.step_s) for job, step in zip(alone, steps, strict=True)]
 
     def _with_error(self, name: str, there: tuple[int, ...]) -> list[float]:
         shares = self._shares(name, there)

@@ -16,14 +16,14 @@ from ullage.errors import InvalidValue
 from ullage.simulation.scenario import Scenario
 from ullage.units import format_duration
 
-FINISHED, OUT_OF_MEMORY, GPU_LOST = "finished", "out of GPU memory", "GPU lost"
+FINISHED, OUT_OF_MEMORY, GPU_LOST, TIME_LIMIT = "finished", "out of GPU memory", "GPU lost", "time limit"
 DONE, FAILED, WAITING = "done", "failed", "waiting"
 
 
 class SimulatedAttempt(NamedTuple):
     """An attempt of a job: placed at `begin`, over at `end`, on these GPUs (by number) with this promise in bytes.
 
-    `cause` is "finished", "out of GPU memory" or "GPU lost".
+    `cause` is "finished", "out of GPU memory", "GPU lost" or "time limit".
     """
 
     begin: float

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ullage.errors import UnknownName
-from ullage.placement import Rules
+from ullage.placement import RecoveryRules, Rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,7 @@ class World:
     - `startup_s`: from the start of a job until it takes its memory and begins its work.
     - `fragmentation`: bytes of a GPU that no job can have although they are free.
     - `monitor_delay_s`: how old the newest reading is that a placement sees.
+    - `reading_s`: how often placement gets a new reading of a GPU; None: every second, and every 15 s on more than 64.
     - `retry_s`: from a failure until the job stands in the queue again.
     - `node_gpus` GPUs fail together, each node once in `node_mtbf_s` seconds on average, for `node_repair_s`; with
       `node_mtbf_s` of None none fails.
@@ -30,6 +31,7 @@ class World:
     startup_s: float = 0.0
     fragmentation: int = 0
     monitor_delay_s: float = 0.0
+    reading_s: float | None = None
     retry_s: float = 0.0
     node_gpus: int = 8
     node_mtbf_s: float | None = None
@@ -42,7 +44,8 @@ class Scenario:
     made, and how jobs share a GPU: "mps", "timeslice", "mig" (with the instances: "mig:2g.10gb") or "off".
 
     `estimator` is the name of one ("ullage", "gpumemnet", "horus", "faketensor"), "oracle" for true memory, or "none".
-    `pause_s` is the least time between two passes over the queue.
+    `pause_s` is the least time between two passes over the queue, `half_life_s` the time in which what users have used
+    counts half.
     """
 
     gpus: str
@@ -50,8 +53,10 @@ class Scenario:
     estimator: str = "ullage"
     sharing: str = "mps"
     rules: Rules = field(default_factory=Rules)
+    recovery: RecoveryRules = field(default_factory=RecoveryRules)
     min_speed: float = 0.8
     pause_s: float = 1.0
+    half_life_s: float = 86400.0
     world: World = field(default_factory=World)
     seed: int = 0
     label: str | None = None

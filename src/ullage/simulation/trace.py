@@ -56,11 +56,15 @@ class TraceJob:
 
 @dataclass(frozen=True)
 class JobTrace:
-    """Jobs in the order of their arrival, and where they come from. `notes` say what was assumed on the way."""
+    """Jobs in the order of their arrival, and where they come from. `notes` say what was assumed on the way.
+
+    `gpu` is the GPU on which the jobs have so much work; None: any, so another GPU makes no job faster or slower.
+    """
 
     name: str
     jobs: Sequence[TraceJob]
     notes: Sequence[str] = ()
+    gpu: str | None = None
 
     @property
     def kinds(self) -> list[JobKind]:
