@@ -14,7 +14,7 @@ from ullage.simulation.trace import TraceJob
 
 
 @dataclass(eq=False, slots=True)
-class Run:
+class SimulatedRun:
     """An attempt of a job: on these cards since `placed`. `started`: it has its memory and works.
 
     Of its work `left` seconds were left at `at`, and it works at `speed`; `turn` counts how often that changed.
@@ -54,8 +54,8 @@ class Card:
     whole: GPU
     idle_w: float
     series: bool
-    runs: dict[int, Run] = field(default_factory=dict)
-    started: list[Run] = field(default_factory=list)
+    runs: dict[int, SimulatedRun] = field(default_factory=dict)
+    started: list[SimulatedRun] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
     speeds: dict[int, float] = field(default_factory=dict)  # by job
     used: int = 0

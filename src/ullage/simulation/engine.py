@@ -16,7 +16,7 @@ from dataclasses import replace
 from ullage.errors import InvalidValue
 from ullage.placement import Board, Failure, Job, Ledger, Running, UsageAccounts, after_failure, part_of_gpu, place
 from ullage.placement.policies import find_policy
-from ullage.simulation.card import Card, Run, cards_of
+from ullage.simulation.card import Card, SimulatedRun, cards_of
 from ullage.simulation.estimates import promise_of
 from ullage.simulation.interference import Interference
 from ullage.simulation.result import (
@@ -101,7 +101,7 @@ class _Engine:
         self.kept: dict[int, _Waiting] = {}
         self.queue: dict[int, Job] = {}
         self.asked: dict[int, TraceJob] = {}
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, SimulatedRun] = {}
         self.hot: dict[str, float] = {}  # cards on which readings still change, and until when
         self.wanted: float | None = None  # when the next pass is to be made
         self.last_pass = -math.inf
@@ -208,7 +208,7 @@ class _Engine:
         cards = [self.by_id[slot] for slot in slots]
         running = Running(job, tuple(slots), self.now)
         kind = self.numbers[id(asked.kind)]
-        run = Run(asked, kind, cards, promise, exclusive, self.now, running, asked.work_s, self.now)
+        run = SimulatedRun(asked, kind, cards, promise, exclusive, self.now, running, asked.work_s, self.now)
         self.runs[number] = run
         for card in cards:
             card.count(self.now)
@@ -221,7 +221,7 @@ class _Engine:
         if asked.time_limit is not None:
             self._at(self.now + asked.time_limit, self._time_over, run)
 
-    def _take_memory(self, run: Run) -> None:
+    def _take_memory(self, run: SimulatedRun) -> None:
         """The job begins: it takes all its memory, or there is too little and it fails."""
         if self.runs.get(run.asked.id) is not run:
             return
@@ -243,12 +243,12 @@ class _Engine:
             card.started.append(run)
             self._settle(card)
 
-    def _finish(self, run: Run, turn: int) -> None:
+    def _finish(self, run: SimulatedRun, turn: int) -> None:
         if run.turn == turn and self.runs.get(run.asked.id) is run:
             self._end(run, FINISHED)
             self._leave(run.asked.id, DONE)
 
-    def _time_over(self, run: Run) -> None:
+    def _time_over(self, run: SimulatedRun) -> None:
         if self.runs.get(run.asked.id) is run:
             self._end(run, TIME_LIMIT)
             self._leave(run.asked.id, FAILED)
@@ -259,7 +259,7 @@ class _Engine:
         if self.progress is not None and self.over % _TOLD_EVERY == 0:
             self.progress(self.over, len(self.trace.jobs))
 
-    def _end(self, run: Run, cause: str) -> None:
+    def _end(self, run: SimulatedRun, cause: str) -> None:
         """The attempt is over, and what it held is free."""
         number = run.asked.id
         del self.runs[number]
@@ -280,7 +280,7 @@ class _Engine:
         if self.queue:
             self._want_pass(self.now)
 
-    def _recover(self, run: Run, failure: Failure) -> None:
+    def _recover(self, run: SimulatedRun, failure: Failure) -> None:
         """Another attempt, as placement's rules have it, or the end."""
         kept, found = self.kept[run.asked.id], after_failure(failure, self.largest, self.scenario.recovery)
         if failure.kind == "system":
@@ -324,7 +324,7 @@ class _Engine:
         card.changed(self.now, self.horizon)
         self._heat(card)
 
-    def _hasten(self, run: Run) -> None:
+    def _hasten(self, run: SimulatedRun) -> None:
         """The job goes on at the speed of the slowest of its cards."""
         run.left -= (self.now - run.at) * run.speed
         run.at = self.now
@@ -332,7 +332,7 @@ class _Engine:
         run.turn += 1
         self._at(self.now + max(run.left, 0.0) / run.speed, self._finish, run, run.turn)
 
-    def _pace(self, run: Run) -> float:
+    def _pace(self, run: SimulatedRun) -> float:
         """How much faster a job is on this kind of GPU than on the one for which its work was told."""
         reference, name = self.trace.gpu, run.cards[0].whole.name
         alone = run.asked.kind.alone
