@@ -22,7 +22,7 @@ class SimulatedRun:
 
     asked: TraceJob
     kind: int
-    cards: list[Card]
+    cards: list[SimulatedCard]
     promise: int
     exclusive: bool
     placed: float
@@ -40,7 +40,7 @@ class SimulatedRun:
 
 
 @dataclass(eq=False)
-class Card:
+class SimulatedCard:
     """A place for jobs: a GPU, or a MIG instance of the `whole`.
 
     `used` bytes are taken; `smact` and `power_w` are what it does now. `past` has what it did: (from when on, SM
@@ -131,13 +131,13 @@ class Card:
         return GpuSeries(self.index, self.spec.name, self.spec.usable, times, jobs, memory, smact, power)
 
 
-def cards_of(gpus: str, sharing: str, node_gpus: int, most_series: int) -> list[Card]:
+def cards_of(gpus: str, sharing: str, node_gpus: int, most_series: int) -> list[SimulatedCard]:
     """The places of "4xA100-40GB", or of several kinds of GPUs; under MIG every GPU is divided.
 
     >>> [card.id for card in cards_of("2xA100-40GB", "mps", 8, 64)], len(cards_of("A100-40GB", "mig:1g.5gb", 8, 64))
     (['GPU-0', 'GPU-1'], 7)
     """
-    made: list[Card] = []
+    made: list[SimulatedCard] = []
     wholes = gpu_list(gpus)
     for number, whole in enumerate(wholes):
         parts = _instances(whole, sharing)
@@ -145,7 +145,7 @@ def cards_of(gpus: str, sharing: str, node_gpus: int, most_series: int) -> list[
             name = f"GPU-{number}" if len(parts) == 1 else f"GPU-{number}/{len(made)}"
             idle = load().idle_w * power_ratio(whole) / len(parts)
             series = len(wholes) * len(parts) <= most_series
-            made.append(Card(name, len(made), number // node_gpus, part, whole, idle, series))
+            made.append(SimulatedCard(name, len(made), number // node_gpus, part, whole, idle, series))
     return made
 
 

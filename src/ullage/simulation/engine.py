@@ -16,7 +16,7 @@ from dataclasses import replace
 from ullage.errors import InvalidValue
 from ullage.placement import Board, Failure, Job, Ledger, Running, UsageAccounts, after_failure, part_of_gpu, place
 from ullage.placement.policies import find_policy
-from ullage.simulation.card import Card, SimulatedRun, cards_of
+from ullage.simulation.card import SimulatedCard, SimulatedRun, cards_of
 from ullage.simulation.estimates import promise_of
 from ullage.simulation.interference import Interference
 from ullage.simulation.result import (
@@ -296,7 +296,7 @@ class _Engine:
 
     # GPUs.
 
-    def _settle(self, card: Card) -> None:
+    def _settle(self, card: SimulatedCard) -> None:
         """Those who are there have other speeds now, and the card does something else. `count` came before."""
         started = sorted(card.started, key=lambda run: run.kind)
         if card.mig:
@@ -313,7 +313,7 @@ class _Engine:
                     other.count(self.now)
                     self._show(other)
 
-    def _show(self, card: Card) -> None:
+    def _show(self, card: SimulatedCard) -> None:
         """What the card does now, by the speeds of those on it."""
         smact, power = 0.0, card.idle_w
         for run in card.started:
@@ -342,7 +342,7 @@ class _Engine:
 
     # The monitor.
 
-    def _heat(self, card: Card) -> None:
+    def _heat(self, card: SimulatedCard) -> None:
         """What a monitor says of the card changes from now on, until its window has passed."""
         self.hot[card.id] = self.now + self.horizon
 
@@ -359,7 +359,7 @@ class _Engine:
         for name in cooled:
             del self.hot[name]
 
-    def _read(self, card: Card) -> None:
+    def _read(self, card: SimulatedCard) -> None:
         delay = self.world.monitor_delay_s
         seen = self.now - delay
         card.read = self.now
