@@ -1,0 +1,146 @@
+"""Files of traces: opened whether packed or not, and tables whose cells are read with errors that name the line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import lzma
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.units import MIB, parse_bytes, parse_duration
+
+_T = TypeVar("_T")
+_HEAD = 1 << 16  # characters that are enough to recognise a form
+_PACKED = {".gz": "a gzip", ".xz": "an xz"}
+_ABSENT = frozenset(("", "nan", "none", "null", "na"))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[str]]:
+    """A file of text for reading, unpacked if its name ends in .gz or .xz."""
+    openers: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with io.TextIOWrapper(openers.get(path.suffix, open)(path, "rb"), encoding="utf-8-sig", newline="") as file:
+            yield file
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError):
+        raise InvalidValue(f"{path} is not {_PACKED[path.suffix]} file, or it is damaged") from None
+    except UnicodeDecodeError:
+        raise InvalidValue(f"{path} is not text; needed a trace of jobs (CSV or JSON)") from None
+    except csv.Error as error:
+        raise InvalidValue(f"{path} is not CSV: {error}") from None
+    except OSError as error:
+        raise InvalidValue(f"cannot read {path}: {error.strerror}") from None
+
+
+def head(path: Path) -> str:
+    """How a file begins."""
+    with opened(path) as file:
+        return file.read(_HEAD)
+
+
+def first_row(text: str) -> list[str]:
+    """The names in the first line of a table."""
+    return [name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])]
+
+
+class TraceRow:
+    """A row of a table: cells by the names of their columns. Errors name the file, the line and the column."""
+
+    __slots__ = ("_columns", "_path", "_values", "line")
+
+    def __init__(self, path: Path, line: int, columns: dict[str, int], values: Sequence[str]) -> None:
+        self._path, self.line, self._columns, self._values = path, line, columns, values
+
+    def text(self, column: str, default: str | None = None) -> str:
+        """What a cell says; without `default` it must say something."""
+        place = self._columns.get(column)
+        value = "" if place is None or place >= len(self._values) else self._values[place].strip()
+        if value.casefold() not in _ABSENT:
+            return value
+        if default is None:
+            raise self.wrong(f"needed {column}; it is empty")
+        return default
+
+    def has(self, column: str) -> bool:
+        return bool(self.text(column, ""))
+
+    def number(self, column: str, default: float | None = None) -> float:
+        text = self.text(column, None if default is None else "")
+        if not text and default is not None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise self.wrong(f"needed a number in {column}; found {text!r}")
+        return value
+
+    def whole(self, column: str, default: int | None = None) -> int:
+        value = self.number(column, default)
+        if value != int(value):
+            raise self.wrong(f"needed a whole number in {column}; found {self.text(column)!r}")
+        return int(value)
+
+    def bytes(self, column: str) -> int:
+        return self._parsed(parse_bytes, column)
+
+    def seconds(self, column: str) -> float:
+        return self._parsed(parse_duration, column)
+
+    def moment(self, column: str) -> float:
+        """Seconds: a number, or a date and time such as 2026-03-01T08:00:00 (UTC unless it says otherwise)."""
+        text = self.text(column)
+        try:
+            return float(text)
+        except ValueError:
+            try:
+                return seconds_of(text)
+            except ValueError:
+                needed = "a number of seconds or a time such as 2026-03-01T08:00:00"
+                raise self.wrong(f"needed {needed} in {column}; found {text!r}") from None
+
+    def mebibytes(self, column: str) -> int | None:
+        return round(self.number(column) * MIB) if self.has(column) else None
+
+    def wrong(self, words: str) -> InvalidValue:
+        return InvalidValue(f"{self._path}, line {self.line}: {words}")
+
+    def _parsed(self, parse: Callable[[str], _T], column: str) -> _T:
+        try:
+            return parse(self.text(column))
+        except UllageError as error:
+            raise self.wrong(f"{column}: {error}") from None
+
+
+def seconds_of(text: str) -> float:
+    """The seconds since 1970 of a date and time; UTC unless it says otherwise.
+
+    >>> seconds_of("1970-01-02 00:00:01")
+    86401.0
+    """
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def table(path: Path, needed: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[TraceRow]:
+    """The rows of a CSV file; `columns` are the names where the file has none in its first line."""
+    with opened(path) as file:
+        rows = csv.reader(file)
+        names = [name.strip() for name in next(rows, [])] if columns is None else list(columns)
+        missing = [name for name in needed if name not in names]
+        if missing:
+            found = ", ".join(names) or "an empty file"
+            raise InvalidValue(f"{path}, line 1: needed the column {missing[0]}; found {found}")
+        places = {name: place for place, name in enumerate(names)}
+        for row in rows:
+            if row:
+                yield TraceRow(path, rows.line_num, places, row)
