@@ -79,26 +79,25 @@ class Scenario:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Scenario:
         """Read what `to_dict` gave; keys of later versions are ignored."""
-        parts = {"rules": Rules(**_of(Rules, values["rules"])), "world": World(**_of(World, values["world"]))}
+        parts = {name: kind(**_of(kind, values[name])) for name, kind in _PARTS.items() if name in values}
         return cls(**_of(cls, values) | parts)
 
     def but(self, **settings: Any) -> Scenario:
-        """The same with other settings: those of a scenario, of its rules and of its world, each by its name.
+        """The same with other settings: its own and those of its parts (rules, recovery, world), each by its name.
 
         >>> Scenario(gpus="H200").but(smact_limit=None, interference=False, seed=3).world.interference
         False
         """
-        own = {name for name in _names(Scenario) if name not in ("rules", "world")}
-        valid = {*own, *_names(Rules), *_names(World)}
+        own = [name for name in _names(Scenario) if name not in _PARTS]
+        valid = [*own, *(name for kind in _PARTS.values() for name in _names(kind))]
         for name in settings:
             if name not in valid:
                 raise UnknownName("setting of a simulation", name, valid)
-        return replace(
-            self,
-            **{name: value for name, value in settings.items() if name in own},
-            rules=replace(self.rules, **_of(Rules, settings)),
-            world=replace(self.world, **_of(World, settings)),
-        )
+        parts = {name: replace(getattr(self, name), **_of(kind, settings)) for name, kind in _PARTS.items()}
+        return replace(self, **{name: settings[name] for name in own if name in settings}, **parts)
+
+
+_PARTS: dict[str, Any] = {"rules": Rules, "recovery": RecoveryRules, "world": World}
 
 
 def _names(kind: Any) -> list[str]:

@@ -95,7 +95,7 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     """Values of a run over something."""
 
     run: int
@@ -110,10 +110,10 @@ _SECONDS = [unit * count for unit, counts in ((1, (1, 2, 5, 10, 15, 30)), (60, (
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     """An axis from 0 to `top`, of a "time", a "share", a size in "bytes", or of anything else, with its unit.
 
-    >>> Axis(3 * 3600.0, "time").ticks(4), Axis(400.0, "W").ticks(2)
+    >>> PlotAxis(3 * 3600.0, "time").ticks(4), PlotAxis(400.0, "W").ticks(2)
     ([(0.0, '0'), (3600.0, '1 h'), (7200.0, '2 h'), (10800.0, '3 h')], [(0.0, '0'), (200.0, '200 W'), (400.0, '400 W')])
     """
 
@@ -155,7 +155,7 @@ def round_up(value: float) -> float:
     return next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= value * (1 - 1e-9))
 
 
-def lines(title: str, drawn: Sequence[Line], across: Axis, up: Axis, steps: bool = True) -> str:
+def lines(title: str, drawn: Sequence[PlotLine], across: PlotAxis, up: PlotAxis, steps: bool = True) -> str:
     """Lines between two axes; with `steps` a value lasts until the next one."""
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
@@ -199,12 +199,12 @@ def thinned(times: Any, values: Any, most: int) -> tuple[Any, Any]:
     return edges, np.append(means, means[-1])
 
 
-def gantt(run: int, jobs: Sequence[SimulatedJob], gpus: int, end: float) -> str:
+def gantt(run: int, jobs: Sequence[SimulatedJob], gpus: int, begin: float, end: float) -> str:
     """Every attempt of every job as a bar on its GPUs, those at once below each other; failed ones are marked."""
     width, left, height = 1120, 52, 11
-    scale = (width - left - 8) / (end or 1.0)
+    scale = (width - left - 8) / (end - begin or 1.0)
     lanes: list[list[float]] = [[] for _ in range(gpus)]
-    placed = []
+    shown = []
     attempts = sorted(
         (
             (attempt.begin, job.id, gpu, attempt, job)
@@ -218,19 +218,20 @@ def gantt(run: int, jobs: Sequence[SimulatedJob], gpus: int, end: float) -> str:
         free = lanes[gpu]
         lane = next((number for number, until in enumerate(free) if until <= attempt.begin), len(free))
         free[lane : lane + 1] = [attempt.end]
-        placed.append((gpu, lane, attempt, job))
+        shown.append((gpu, lane, attempt, job))
     tops = np.cumsum([0, *(height * max(1, len(free)) + 8 for free in lanes)]).tolist()
     parts = [
         f'<line class="grid" x1="0" y1="{top - 4}" x2="{width}" y2="{top - 4}"/>'
         f'<text x="0" y="{top + 9}">GPU {gpu}</text>'
         for gpu, top in enumerate(tops[:-1])
     ]
-    for gpu, lane, attempt, job in placed:
-        x, wide = left + scale * attempt.begin, max(1.0, scale * (attempt.end - attempt.begin))
+    for gpu, lane, attempt, job in shown:
+        x, wide = left + scale * (attempt.begin - begin), max(1.0, scale * (attempt.end - attempt.begin))
         y = tops[gpu] + height * lane
-        lasted, begin, came = map(format_duration, (attempt.end - attempt.begin, attempt.begin, job.arrival))
+        times = (attempt.end - attempt.begin, attempt.begin - begin, job.arrival - begin)
+        lasted, placed, came = map(format_duration, times)
         told = (
-            f"job {job.id}, {job.kind}, {job.user}: {attempt.cause} after {lasted}, placed at {begin}, came at {came}"
+            f"job {job.id}, {job.kind}, {job.user}: {attempt.cause} after {lasted}, placed at {placed}, came at {came}"
         )
         kind = (
             "" if attempt.cause == FINISHED else ' class="oom"' if attempt.cause == OUT_OF_MEMORY else ' class="lost"'
@@ -241,7 +242,7 @@ def gantt(run: int, jobs: Sequence[SimulatedJob], gpus: int, end: float) -> str:
             f"<title>{words(told)}</title></rect>{mark}"
         )
     bottom = tops[-1]
-    for tick, text in Axis(end, "time").ticks(10):
+    for tick, text in PlotAxis(end - begin, "time").ticks(10):
         x, anchor = left + scale * tick, "end" if scale * tick > width - left - 40 else "middle"
         parts.append(f'<text x="{x:.1f}" y="{bottom + 10}" text-anchor="{anchor}">{text}</text>')
     return (

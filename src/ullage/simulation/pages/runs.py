@@ -13,7 +13,19 @@ from typing import Any
 import numpy as np
 
 from ullage.simulation.measures import MEASURES, change
-from ullage.simulation.pages.plots import Axis, Bar, Line, bars, card, colour, gantt, lines, table, thinned, words
+from ullage.simulation.pages.plots import (
+    Bar,
+    PlotAxis,
+    PlotLine,
+    bars,
+    card,
+    colour,
+    gantt,
+    lines,
+    table,
+    thinned,
+    words,
+)
 from ullage.simulation.pages.plots import write as write_page
 from ullage.simulation.result import GpuSeries, SimulationResult
 from ullage.units import format_bytes
@@ -119,20 +131,25 @@ def _energy(runs: Runs) -> str:
 
 def _queue(runs: Runs) -> str:
     """How many jobs wait over time, and how long they wait, from the quickest to the slowest."""
-    waiting, delays = [], []
+    begin, waiting, delays = _begin(runs), [], []
     for number, run in enumerate(runs):
         times, counts = _waiting(run)
-        waiting.append(Line(number, run.name, *thinned(times, counts, _POINTS)))
+        waiting.append(PlotLine(number, run.name, *thinned(times - begin, counts, _POINTS)))
         done = np.sort([job.waiting_s for job in run.jobs if job.state == "done"])
         if len(done):
             shares = np.linspace(0.0, 1.0, min(len(done), 200))
-            delays.append(Line(number, run.name, shares, np.quantile(done, shares)))
+            delays.append(PlotLine(number, run.name, shares, np.quantile(done, shares)))
     end = max((float(line.x[-1]) for line in waiting if len(line.x)), default=0.0)
     most = max((float(np.max(line.y)) for line in waiting if len(line.y)), default=0.0)
     longest = max((float(line.y[-1]) for line in delays), default=0.0)
-    return lines("jobs that wait", waiting, Axis(end, "time"), Axis(most, "")) + lines(
-        "waiting of jobs, the quickest first", delays, Axis(1.0, "share"), Axis(longest, "time"), steps=False
+    return lines("jobs that wait", waiting, PlotAxis(end, "time"), PlotAxis(most, "")) + lines(
+        "waiting of jobs, the quickest first", delays, PlotAxis(1.0, "share"), PlotAxis(longest, "time"), steps=False
     )
+
+
+def _begin(runs: Runs) -> float:
+    """The first arrival, where all axes begin."""
+    return min((job.arrival for run in runs for job in run.jobs), default=0.0)
 
 
 def _waiting(run: SimulationResult) -> tuple[Any, Any]:
@@ -151,24 +168,25 @@ def _over_time(runs: Runs) -> Iterator[str]:
     if not known:
         yield card("Over time", "", "<p>Clusters of more than 64 GPUs are not followed GPU by GPU.</p>")
         return
-    end = max(float(series.times[-1]) for _, run in known for series in run.gpus)
+    begin = _begin(runs)
+    end = max(float(series.times[-1]) for _, run in known for series in run.gpus) - begin
     total = max(series.total for _, run in known for series in run.gpus)
     watts = max(float(max(series.power_w)) for _, run in known for series in run.gpus)
     most = max(len(run.gpus) for _, run in known)
     points = max(40, min(_POINTS, _MOST_POINTS // (3 * sum(len(run.gpus) for _, run in known))))
     for title, about, attribute, axis in (
-        ("Memory over time", "in use on each GPU", "memory", Axis(float(total), "bytes")),
-        ("SM activity over time", "the share of the SMs with work", "smact", Axis(1.0, "share")),
-        ("Power over time", "", "power_w", Axis(watts, "W")),
+        ("Memory over time", "in use on each GPU", "memory", PlotAxis(float(total), "bytes")),
+        ("SM activity over time", "the share of the SMs with work", "smact", PlotAxis(1.0, "share")),
+        ("Power over time", "", "power_w", PlotAxis(watts, "W")),
     ):
         picked = _picker(attribute)
-        whole = lines("mean of all GPUs", [Line(number, run.name, *thinned(*_mean(run.gpus, picked), points))
-                                           for number, run in known], Axis(end, "time"), axis)  # fmt: skip
+        whole = lines("mean of all GPUs", [PlotLine(number, run.name, *thinned(*_mean(run.gpus, picked, begin), points))
+                                           for number, run in known], PlotAxis(end, "time"), axis)  # fmt: skip
         each = "".join(
             lines(f"GPU {place}", [
-                Line(number, run.name, *thinned(run.gpus[place].times, picked(run.gpus[place]), points))
+                PlotLine(number, run.name, *thinned(*_mean([run.gpus[place]], picked, begin), points))
                 for number, run in known if place < len(run.gpus)
-            ], Axis(end, "time"), axis)
+            ], PlotAxis(end, "time"), axis)
             for place in range(most)
         )  # fmt: skip
         closed = "" if most <= 8 else " closed"
@@ -182,19 +200,19 @@ def _picker(attribute: str) -> Callable[[GpuSeries], Any]:
     return lambda series: getattr(series, attribute)
 
 
-def _mean(gpus: Sequence[GpuSeries], picked: Callable[[GpuSeries], Any]) -> tuple[Any, Any]:
+def _mean(gpus: Sequence[GpuSeries], picked: Callable[[GpuSeries], Any], begin: float) -> tuple[Any, Any]:
     """The mean of the GPUs' values, which step at different times."""
     times = np.unique(np.concatenate([np.asarray(series.times, dtype=float) for series in gpus]))
     total = np.zeros(len(times))
     for series in gpus:
         place = np.searchsorted(series.times, times, side="right") - 1
         total += np.where(place < 0, 0.0, np.asarray(picked(series), dtype=float)[np.maximum(place, 0)])
-    return times, total / len(gpus)
+    return times - begin, total / len(gpus)
 
 
 def _jobs(runs: Runs) -> str:
     end = max((attempt.end for run in runs for job in run.jobs for attempt in job.attempts), default=0.0)
-    pictures, left_out = [], []
+    begin, pictures, left_out = _begin(runs), [], []
     for number, run in enumerate(runs):
         attempts = [attempt for job in run.jobs for attempt in job.attempts]
         gpus = max((gpu + 1 for attempt in attempts for gpu in attempt.gpus), default=0)
@@ -203,9 +221,8 @@ def _jobs(runs: Runs) -> str:
         if len(attempts) > MOST_BARS or gpus > MOST_LANES:
             left_out.append(f"{run.name} ({len(attempts):,} attempts on {gpus:,} GPUs)")
             continue
-        pictures.append(
-            f'<div data-run="{number}"><h3>{words(run.name)}</h3></div>{gantt(number, run.jobs, gpus, end)}'
-        )
+        picture = gantt(number, run.jobs, gpus, begin, end)
+        pictures.append(f'<div data-run="{number}"><h3>{words(run.name)}</h3></div>{picture}')
     told = f"<p>Too many to draw one by one: {words('; '.join(left_out))}.</p>" if left_out else ""
     return "".join(pictures) + told
 
