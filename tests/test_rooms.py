@@ -38,6 +38,7 @@ ROOMS = [
     "pytest_plugin",
     "monitor",
     "placement",
+    "policy_files",
     "simulation",
     "manager",
     "research",

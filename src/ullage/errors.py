@@ -11,6 +11,7 @@
     ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
     ├── NestedGPUError          a virtual GPU is already in use in another thread
     ├── Overbooked              memory that is already promised cannot be promised again
+    ├── PolicyFailed            a policy of one's own raised an error or gave nonsense
     ├── StoreDamaged            the manager's database cannot be trusted; carries how to restore it
     ├── DamagedRecord           a job's row in the database cannot be read; the others can
     ├── StoreFull               nothing could be written, so the request was not carried out
@@ -147,6 +148,18 @@ class NestedGPUError(UllageError, RuntimeError):
 
 class Overbooked(UllageError, RuntimeError):
     """The ledger refused a promise; nothing was promised. The text says what was asked for and what is left."""
+
+
+class PolicyFailed(UllageError, RuntimeError):
+    """A policy of one's own raised an error, or its answer cannot be followed; the job was not placed.
+
+    >>> str(PolicyFailed("mine.py:choose", 7, "ZeroDivisionError: division by zero"))
+    'the policy mine.py:choose failed for job 7: ZeroDivisionError: division by zero'
+    """
+
+    def __init__(self, policy: str, job: int, reason: str) -> None:
+        super().__init__(f"the policy {policy} failed for job {job}: {reason}")
+        self.policy, self.job, self.reason = policy, job, reason
 
 
 class StoreDamaged(UllageError, RuntimeError):

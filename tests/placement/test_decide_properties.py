@@ -26,6 +26,8 @@ from ullage.placement import (
     deciding,
     policies,
 )
+from ullage.placement.own_policies import GpuView, JobView, own_policy
+from ullage.placement.policies import Policy
 
 ORACLES = {"first-fit", "best-fit", "worst-fit", "least-utilized"}
 fraction = st.none() | st.floats(0, 1)
@@ -96,7 +98,13 @@ rules = st.builds(
 )
 
 
-Scene = tuple[str, list[Job], list[Running], list[Slot], Ledger, Rules]
+def _whimsical(job: JobView, gpus: Sequence[GpuView], now: float) -> Sequence[GpuView]:
+    """A policy of one's own that tries the last ones first and lets every fifth job wait."""
+    return gpus[::-1] if job.id % 5 else ()
+
+
+OWN = own_policy("whimsical.py:choose", _whimsical)
+Scene = tuple[str | Policy, list[Job], list[Running], list[Slot], Ledger, Rules]
 
 
 @st.composite

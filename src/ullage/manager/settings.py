@@ -10,6 +10,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from ullage.errors import InvalidValue
 from ullage.placement.recovery import RecoveryRules
+from ullage.policy_files import located
 from ullage.units import GIB
 from ullage.workloads.validation import Bytes, Seconds, checked
 
@@ -220,6 +221,8 @@ def read_settings(file: Path | None, **given: Any) -> ManagerSettings:
                 values = tomllib.loads(source.read(_LARGEST_FILE).decode())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InvalidValue(f"cannot read the settings in {file}: {error}") from None
+        if isinstance(values.get("policy"), str):
+            values["policy"] = located(values["policy"], file.parent)
     listen = given.pop("listen", None)
     if listen is not None:
         values["api"] = {**values.get("api", {}), "listen": listen}

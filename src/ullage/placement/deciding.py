@@ -14,7 +14,7 @@ from ullage.placement.fairness import fair_order, waited
 from ullage.placement.host import HostInPass
 from ullage.placement.ledger import Ledger
 from ullage.placement.outcome import Decision, PassOutcome, PassSummary, Waiting
-from ullage.placement.policies import find_policy
+from ullage.placement.policies import Policy, find_policy
 from ullage.placement.rules import RequestMaker, Rules, SlotRequest
 from ullage.placement.snapshot import NO_SHARE, Job, Running, Slot
 
@@ -25,7 +25,7 @@ _Kind = tuple[int, bool, bool, frozenset[int], _Manner]  # GPUs, alone, memory k
 
 
 def decide(
-    policy: str,
+    policy: str | Policy,
     waiting: Sequence[Job],
     running: Sequence[Running],
     slots: Sequence[Slot],
@@ -56,7 +56,8 @@ def decide(
             memory = dict.fromkeys(each.slots, each.job.promise or 0)
             book.adopt(each.job.id, memory, each.job.exclusive, each.job.host)
     arrays = Counter(each.job.array for each in running)
-    board = Board(find_policy(policy), rules, slots, book, running, now)
+    chosen = find_policy(policy) if isinstance(policy, str) else policy
+    board = Board(chosen, rules, slots, book, running, now)
     made = _Pass(board, HostInPass.of(book, running, now), now, arrays)
     return made.outcome(*made.over(_in_order(waiting, arrays, rules, now, usage), book.jobs()))
 
@@ -121,6 +122,7 @@ class _Pass:
         self.kept: list[Candidate] = []
         self.kept_at: frozenset[int] = _NOWHERE
         self.arrays = arrays  # how many jobs of each array run now
+        self.refused: set[int] = set()  # those that a policy of one's own lets wait
 
     def over(self, queue: Sequence[Job], holders: set[int]) -> tuple[list[Decision], list[Job], list[int | None]]:
         """Give each job its turn, until no further one can be placed; none that still holds a promise.
@@ -148,7 +150,7 @@ class _Pass:
             if not self.backfills and not job.recovery and self._could_ever(job, request):
                 behind = job.id
                 break
-            if self._may_reserve(job) and self._could_ever(job, request):
+            if self._may_reserve(job) and job.id not in self.refused and self._could_ever(job, request):
                 self.reserve(job, request)
             if not self.open and not self.short_only and not without_gpus:
                 break
@@ -159,7 +161,9 @@ class _Pass:
     def outcome(self, placed: Sequence[Decision], left: Sequence[Job], waits_for: Sequence[int | None]) -> PassOutcome:
         """What to tell those who wait, and who goes."""
         summaries = tuple([candidate.summary(self.rules) for candidate in self.seen])
-        at_the_end = PassSummary(self.requests, summaries, self.arrays, self.host.summary(), self.now)
+        at_the_end = PassSummary(
+            self.requests, summaries, self.arrays, self.host.summary(), self.now, frozenset(self.refused)
+        )
         fields = zip([job.id for job in left], left, repeat(at_the_end), waits_for, strict=False)
         # What Waiting(*each) does, without a call into Python for each of thousands.
         return PassOutcome(tuple(placed), tuple(map(tuple.__new__, repeat(Waiting), fields)))
@@ -183,15 +187,24 @@ class _Pass:
             suited = self._suited_of_open(job, request, kind)
         if len(suited) < request.gpus:
             suited = self._suited_with_lent(job, request) if self.short_only else []
-        if not suited:
+        chosen = self._chosen(job, request, suited) if suited else []
+        if not chosen:
             return None
-        chosen = suited[: request.gpus]
         promise = min(candidate.free for candidate in chosen) if request.alone else request.promise
         for candidate in chosen:
             self._take(candidate, job, promise, request.alone)
         self.board.reserved.pop(job.id, None)
         self.host.take(job)
         return Decision(job.id, tuple(candidate.slot.id for candidate in chosen), promise, request.alone, job.host)
+
+    def _chosen(self, job: Job, request: SlotRequest, suited: Sequence[Candidate]) -> Sequence[Candidate]:
+        """As many of the places as the job asks for; none where a policy of one's own lets it wait."""
+        if self.policy.choose is not None:
+            suited = self.policy.choose(job, request, suited, self.rules, self.now)
+            if len(suited) < request.gpus:
+                self.refused.add(job.id)
+                return ()
+        return suited[: request.gpus]
 
     def _suited_of_open(self, job: Job, request: SlotRequest, kind: _Kind) -> list[Candidate]:
         """The open places that suit the job. If the same request found too few before, with the same slots kept, only
@@ -318,7 +331,7 @@ class _Pass:
                 suited.append(candidate)
                 lost[candidate.position] = loss
                 lossless += loss <= 0
-                if lossless == request.gpus:
+                if lossless == request.gpus and self.policy.choose is None:
                     break
         suited.sort(key=lambda candidate: lost[candidate.position])
         return suited

@@ -85,13 +85,14 @@ class SlotSummary(NamedTuple):
 @dataclass(frozen=True)
 class PassSummary:
     """What those who wait are told from: how asks are made, all slots at the end of the pass, how many jobs of each
-    throttled array run, and what the host has."""
+    throttled array run, what the host has, and which jobs the site's own policy `refused` a place."""
 
     requests: RequestMaker
     slots: tuple[SlotSummary, ...]
     arrays: Mapping[int | None, int]
     host: HostSummary | None = None
     now: float = 0.0
+    refused: frozenset[int] = frozenset()
 
     def for_job(self, job: Job) -> tuple[SlotSummary, ...]:
         """The slots as a job finds them: those that are booked for others, or too busy for it, are in its way."""
@@ -155,6 +156,8 @@ class Waiting(NamedTuple):
             return f"of array {self.asked.array} at most {self.asked.throttle} run at once"
         if self.behind is not None:
             return f"needs {request.text}; job {self.behind} is before it in the queue and must wait"
+        if self.job in end.refused:
+            return f"needs {request.text}; there is room, but the site's policy lets it wait"
         slots = end.for_job(self.asked)
         if lack is not None and _ready(request, slots) >= request.gpus:
             return lack

@@ -6,21 +6,27 @@ depend on the job, so that slots are sorted once and not for every job.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ullage.errors import UnknownName
 from ullage.placement.candidates import Candidate
+from ullage.placement.rules import Rules, SlotRequest
+from ullage.placement.snapshot import Job
 
 Rank = Callable[[Candidate, int], tuple[Any, ...]]
 """From a candidate and the position of the slot that got the last job (-1: none did)."""
+
+Choose = Callable[[Job, SlotRequest, Sequence[Candidate], Rules, float], Sequence[Candidate]]
+"""Of the candidates that suit a job those that it should get, best first; with too few of them it waits."""
 
 
 @dataclass(frozen=True)
 class Policy:
     """A policy: `oracle` ones know the true memory, `alone` gives every job slots of its own, `backfills` lets jobs
-    pass one that must wait, `predicts` heeds predicted speeds, `cyclic` ranks change with every placement.
+    pass one that must wait, `predicts` heeds predicted speeds, `cyclic` ranks change with every placement. One of one's
+    own has `choose`, which has the last word about each job.
 
     >>> find_policy("magm").summary
     'the GPU with the most memory free'
@@ -34,12 +40,13 @@ class Policy:
     backfills: bool = False
     predicts: bool = False
     cyclic: bool = False
+    choose: Choose | None = None
 
 
 POLICIES: dict[str, Policy] = {}
 
 
-def policy(name: str, summary: str, **traits: bool) -> Callable[[Rank], Rank]:
+def policy(name: str, summary: str, **traits: Any) -> Callable[[Rank], Rank]:
     """Register a rank under a name; a name that is taken is refused."""
 
     def register(rank: Rank) -> Rank:
@@ -63,7 +70,8 @@ def policies() -> tuple[str, ...]:
 def find_policy(name: str) -> Policy:
     """The policy of that name; an unknown name is answered with all of them."""
     if name not in POLICIES:
-        raise UnknownName("policy", name, POLICIES, hint="policies: " + ", ".join(POLICIES))
+        hint = f"policies: {', '.join(POLICIES)}; one of your own: FILE.py:FUNCTION"
+        raise UnknownName("policy", name, POLICIES, hint=hint)
     return POLICIES[name]
 
 

@@ -25,7 +25,7 @@ from ullage.manager.storage.records import AttemptRecord, JobRecord, Reservation
 from ullage.monitor import Monitor
 from ullage.monitor.readings import Device
 from ullage.placement import Activity, Booking, Ledger, Slot, Waiting, claimed
-from ullage.placement.policies import find_policy
+from ullage.placement.policies import Policy
 
 _MARK = f"{TOKEN}=".encode()
 
@@ -146,6 +146,7 @@ class ManagerContext:
 
     folder: Path
     settings: ManagerSettings
+    policy: Policy
     store: JobStore
     launcher: Launcher
     slot_reader: SlotReader
@@ -178,7 +179,7 @@ class ManagerContext:
 
     def claim(self, job: JobRecord) -> float:
         """The part of a GPU from which a job keeps others away, by the speed that it asks for."""
-        heeded = job.work is not None and find_policy(self.settings.policy).predicts
+        heeded = job.work is not None and self.policy.predicts
         return claimed(job.asked("min_speed"), self.settings.placing.min_speed) if heeded else 0.0
 
     def attempt_folder(self, attempt: AttemptRecord) -> Path:

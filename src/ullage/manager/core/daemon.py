@@ -45,6 +45,7 @@ from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.manager.storage.tokens import TokenStore
 from ullage.monitor import Monitor, Source, best_source
 from ullage.placement import Ledger
+from ullage.policy_files import load_policy
 from ullage.workloads.validation import checked
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Daemon:
         clock: Callable[[], float] = time.time, say: Callable[[str], None] = lambda text: None, new: bool = False,
         gpu_locks: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        policy = load_policy(settings.policy, guarded=True)
         self._run = folder / "run"
         folder = folder / "manager"
         for place in (folder, self._run):
@@ -78,7 +80,8 @@ class Daemon:
         self.database = Database(folder, new, say)
         sharing = sharing_of(settings.sharing, self._run, say)
         self.context = ManagerContext(
-            folder=folder, settings=settings, store=JobStore(self.database, clock), clock=clock, say=say, cards=cards,
+            folder=folder, settings=settings, policy=policy, store=JobStore(self.database, clock), clock=clock, say=say,
+            cards=cards,
             launcher=Launcher(folder, self._run / "wake.sock"), slot_reader=SlotReader(monitor), sharing=sharing,
             ledger=Ledger(host=host_of(settings.host)), service=ServiceState(began=clock()), handled=Handled(folder),
         )  # fmt: skip
@@ -359,11 +362,9 @@ def make_daemon(
 
 
 def check_names(settings: ManagerSettings) -> None:
-    """Names of a policy and of an estimator that are not there list those that are."""
+    """The name of an estimator that is not there lists those that are."""
     from ullage.estimation.estimators.registry import estimators, find
-    from ullage.placement.policies import find_policy
 
-    find_policy(settings.policy)
     name = settings.estimating.estimator
     if name not in (NOBODY, *estimators()):  # those that are there are not loaded here: that would import PyTorch
         find(name)

@@ -39,7 +39,6 @@ from ullage.manager.running.launcher import STDERR, STDOUT
 from ullage.manager.running.supervisor import TERMINAL
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
-from ullage.placement.policies import find_policy
 from ullage.text import plain
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
@@ -116,7 +115,8 @@ class Orders:
         settings, service = self._context.settings, self._service
         return {
             "version": ullage.__version__, "protocol": PROTOCOL, "pid": os.getpid(), "since": service.began,
-            "policy": settings.policy, "sharing": settings.sharing, "estimator": settings.estimating.estimator,
+            "policy": self._context.policy.name, "sharing": settings.sharing,
+            "estimator": settings.estimating.estimator,
             "virtual": settings.virtual, "gpus": len(self._context.slots), "host": self._host(),
             "jobs": self._store.history.counts(),
             "last_event": self._store.last_event, "estimates_pending": self._intake.estimates.pending,
@@ -143,8 +143,8 @@ class Orders:
         notes = [f"{number} is one job of its array; {number}_all means all of them" for number in self._heads(spec)]
         if spec.host_memory is not None and not self._cgroups.available:
             notes.append(f"its limit of host memory cannot be kept here: {self._cgroups.why}")
-        if spec.min_speed is not None and not find_policy(self._context.settings.policy).predicts:
-            notes.append(f"min_speed is not heeded here: the policy is {self._context.settings.policy}, not ullage")
+        if spec.min_speed is not None and not self._context.policy.predicts:
+            notes.append(f"min_speed is not heeded here: the policy is {self._context.policy.name}, not ullage")
         return {"jobs": [one.id for one in made], "array": made[0].array_id, "state": made[0].state.value,
                 "estimate": made[0].estimate_note, "promise": made[0].promise, "notes": notes}  # fmt: skip
 

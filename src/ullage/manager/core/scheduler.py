@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ullage.errors import Overbooked
+from ullage.errors import Overbooked, PolicyFailed
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies, waits_for
 from ullage.manager.core.host import share_of
@@ -24,6 +24,7 @@ from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, JobRecord, Reservation, State
 from ullage.placement import Decision, Job, PassOutcome, Rules, Running, decide, part_of_gpu
 from ullage.placement.fairness import waited
+from ullage.placement.own_policies import forgiving
 from ullage.units import format_bytes, format_moment
 from ullage.workloads.job_files import JobSpec
 
@@ -38,6 +39,9 @@ class Scheduler:
         self._context, self._cgroups = context, cgroups
         self._dependencies = Dependencies(context.store)
         self._rules = replace(rules_of(context.settings, context.cards is not None), predict=context.works.predict)
+        self._policy = forgiving(context.policy, self._policy_failed)
+        self._failures: dict[int, PolicyFailed] = {}  # of the policy, by job, in this pass
+        self._last_failure = ""
         self._limits = UserLimits(context)
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._ready: dict[int, Job] = {}
@@ -60,13 +64,28 @@ class Scheduler:
         if not waiting:
             return []
         running = [self._running(attempt) for attempt in context.store.attempts.values()]
+        self._failures = {}
         outcome = await asyncio.to_thread(
-            decide, context.settings.policy, waiting, running, context.slots, context.ledger.copy(), self._rules,
+            decide, self._policy, waiting, running, context.slots, context.ledger.copy(), self._rules,
             context.clock(), usage=context.fair_share.usage(context.clock()),
         )  # fmt: skip
         context.reasons.update((waits.job, waits) for waits in outcome.waiting)
+        self._tell_failures([self._failures[each.job] for each in outcome.waiting if each.job in self._failures])
         async with context.store.turn:
             return self._promise(self._within_limits(outcome.placed, held))
+
+    def _policy_failed(self, failure: PolicyFailed) -> None:
+        self._failures[failure.job] = failure
+
+    def _tell_failures(self, failures: Sequence[PolicyFailed]) -> None:
+        """Where a policy of the site's own fails its jobs wait, and everybody can see why."""
+        if not failures:
+            return
+        self._context.reasons.update((failure.job, str(failure)) for failure in failures)
+        self._context.service.trouble = str(failures[0])
+        if failures[0].reason != self._last_failure:
+            self._last_failure = failures[0].reason
+            self._context.say(str(failures[0]))
 
     def _beyond_limit(self, job: Job, held: Counter[int] | None) -> bool:
         why = self._limits.why_not(self._context.store.job(job.id), job.gpus, held)
@@ -99,7 +118,7 @@ class Scheduler:
         running = [self._running(attempt) for attempt in context.store.attempts.values()]
         waiting = [*ready, *(self._made(job, None, throttle) for job in jobs)]
         return decide(
-            context.settings.policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
+            self._policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
             usage=context.fair_share.usage(context.clock()),
         )  # fmt: skip
 
@@ -202,7 +221,7 @@ class Scheduler:
         if not ready:
             return set()
         outcome = decide(
-            context.settings.policy,
+            self._policy,
             ready + back,
             running,
             slots,
