@@ -233,3 +233,4 @@ def test_the_report_over_http_is_the_same(home):
         }
         with pytest.raises(InvalidValue, match="each once"):
             remote.report(["day", "day"])
+        assert remote.trace(0.0, until) == home.client.trace(0.0, until), "and so is what is simulated again"

@@ -184,6 +184,7 @@ def test_the_same_work_is_one_and_another_is_another(works):
     heavy, light, again = keep(works, "heavy", "light", "heavy")
     assert heavy == again != light
     assert works.keep(0, ["/", None, "train.py"], {}) is None
+    assert works.known(heavy) == {H200: ALONE["heavy"].to_dict()} and works.known("no such work") == {}
 
 
 def test_corrections_are_damped_and_bounded(works):

@@ -296,6 +296,21 @@ class ReportAnswer(_Answer):
     total: ReportRow
 
 
+class TraceAnswer(_Answer):
+    """What jobs did that were submitted between two times."""
+
+    since: float
+    until: float
+    policy: str
+    sharing: str
+    estimator: str | None
+    min_speed: float
+    all: bool = Field(description="whether you may see the jobs of everybody")
+    gpus: list[dict[str, Any]]
+    works: dict[str, dict[str, dict[str, Any]]] = Field(description="what jobs do alone, by work and by GPU")
+    jobs: list[dict[str, Any]] = Field(description="each with its attempts")
+
+
 class TokenRequest(BaseModel):
     """What a new token is to be."""
 
@@ -589,6 +604,16 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         """What jobs took: GPU hours, memory, energy, waiting and failures."""
         asked = {"by": by.split(","), "since": since, "until": until, "user": user}
         return JSONResponse(await ask(caller, "report", asked, 0.0))
+
+    @router.get("/v1/trace", response_model=TraceAnswer, tags=["daemon"])
+    async def trace(
+        caller: Asker,
+        since: Annotated[float | None, Query(ge=0, description="seconds since 1970; seven days ago by default")] = None,
+        until: Annotated[float | None, Query(ge=0, description="seconds since 1970; now by default")] = None,
+        user: User = None,
+    ) -> Response:
+        """The jobs that were submitted, with all that a simulation needs to run them again."""
+        return await _long(ask(caller, "trace", {"since": since, "until": until, "user": user}, 0.0))
 
     @router.get("/v1/tokens", response_model=list[TokenAnswer], tags=["tokens"])
     async def tokens(caller: Asker, everybody: bool = False) -> Response:

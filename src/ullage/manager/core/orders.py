@@ -30,6 +30,7 @@ from ullage.manager.core.intake import Intake
 from ullage.manager.core.report import report
 from ullage.manager.core.reserving import Reserving
 from ullage.manager.core.scheduler import Scheduler
+from ullage.manager.core.trace import trace
 from ullage.manager.core.trials import Trials
 from ullage.manager.core.views import JobViews, attempt_shown, folded, gpu_shown
 from ullage.manager.identity import SCOPES, Caller, check_submitter, number_of_user
@@ -78,14 +79,14 @@ class Orders:
 
     names = ("ping", "submit", "dry_run", "queue", "folded_queue", "status", "history", "logs", "attach", "cancel",
              "hold", "release", "edit", "requeue", "drain", "resume", "reserve", "unreserve", "reservations", "gpus",
-             "events", "report", "api", "figures", "stop_serving", "tokens", "token_create",
+             "events", "report", "trace", "api", "figures", "stop_serving", "tokens", "token_create",
              "token_revoke")  # fmt: skip
     changing = ("submit", "dry_run", "cancel", "hold", "release", "edit", "requeue", "drain", "resume", "reserve",
                 "unreserve", "token_create", "token_revoke")  # fmt: skip
     reading = ("ping", "queue", "folded_queue", "status", "history", "logs", "reservations", "gpus", "events", "report",
-               "figures", "tokens")  # fmt: skip
+               "trace", "figures", "tokens")  # fmt: skip
     operating = ("drain", "resume", "reserve", "unreserve", "stop_serving", "api", "token_create", "token_revoke")
-    long = ("queue", "folded_queue", "status", "history", "events", "report", "figures")
+    long = ("queue", "folded_queue", "status", "history", "events", "report", "trace", "figures")
 
     def __init__(
         self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, scheduler: Scheduler,
@@ -332,6 +333,12 @@ class Orders:
     ) -> dict[str, Any]:  # fmt: skip
         """What jobs took between two times (the last seven days), in rows by user, day, name and GPU."""
         return report(self._context, caller, by, since, until, user)
+
+    def trace(
+        self, caller: Caller, since: float | None = None, until: float | None = None, user: str | None = None
+    ) -> dict[str, Any]:
+        """The jobs that were submitted between two times (the last seven days), with all that a simulation needs."""
+        return trace(self._context, caller, since, until, user)
 
     def api(self, caller: Caller) -> dict[str, Any]:
         """Where the REST API listens, and for the daemon's own user the token that is in `run/api-token`."""

@@ -109,14 +109,21 @@ def report(
     """What jobs took between two times (the last seven days), as far as the caller may see it."""
     now = context.clock()
     rows = check_by(["user", "day"] if by is None else by)
-    begin, end = now - _WEEK if since is None else since, now if until is None else min(until, now)
-    if not 0 <= begin <= end:
-        raise InvalidValue("needed a time to report from that is before the one to report until, and not to come")
+    begin, end = times_asked(context, since, until)
     others: Others = "all" if caller.operator else context.settings.access.report
     spans = spans_of(context.store.history.attempts_between(begin, end), begin, end, now)
     seen = [span for span in visible(spans, caller.user, others) if user in (None, span.user)]
     names = {slot.id: slot.id if slot.mig else f"{slot.index} {slot.name}" for slot in context.slots}
     return {"since": begin, "until": end, "by": list(rows), **report_of(seen, rows, names)}
+
+
+def times_asked(context: ManagerContext, since: float | None, until: float | None) -> tuple[float, float]:
+    """The two times to report from and until; the last seven days, if none is given."""
+    now = context.clock()
+    begin, end = now - _WEEK if since is None else since, now if until is None else min(until, now)
+    if not 0 <= begin <= end:
+        raise InvalidValue("needed a time to report from that is before the one to report until, and not to come")
+    return begin, end
 
 
 def spans_of(rows: Iterable[Mapping[str, Any]], since: float, until: float, now: float) -> Iterator[UsageSpan]:

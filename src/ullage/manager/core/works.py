@@ -182,6 +182,12 @@ class Works:
             known[gpu, work] = (next(self._numbers), None if record is None else _now(record, gpu))
         return known[gpu, work]
 
+    def known(self, work: str) -> dict[str, dict[str, Any]]:
+        """What a work does alone on each kind of GPU, as far as it is known now, ready for JSON."""
+        record = self._store.work(work)
+        found = {gpu: self.utilization(work, gpu) for gpu in (record.predicted if record else ())}
+        return {gpu: each.to_dict() for gpu, each in found.items() if each is not None}
+
     def busy(self, work: str | None) -> float | None:
         """The SM activity to expect of a work, on the kind of GPU that it keeps busiest."""
         found = None if work is None else self._store.work(work)

@@ -176,6 +176,19 @@ class JobHistory:
             with contextlib.suppress(ValueError):  # a row that cannot be read is left out
                 yield {**dict(row), "slots": tuple(json.loads(row["slots"]))}
 
+    def submitted_between(self, since: float, until: float) -> list[JobRecord]:
+        """The jobs that were submitted between two times, in that order."""
+        return self._jobs("submitted >= ? AND submitted < ? ORDER BY submitted, id", since, until)
+
+    def queued(self, jobs: Iterable[int]) -> dict[int, float]:
+        """When jobs came into the queue for the last time before their first attempt, where the events still tell."""
+        rows = self._database.rows(
+            "SELECT e.job, max(e.time) AS time FROM events e JOIN attempts a ON a.job = e.job AND a.number = 1 "
+            f"WHERE e.kind = 'queued' AND e.time <= a.placed AND e.job IN {_LISTED} GROUP BY e.job",
+            (_listed(jobs),),
+        )
+        return {row["job"]: row["time"] for row in rows}
+
     def reservations(self, now: float) -> list[Reservation]:
         """Those that are not over, in the order of their beginning."""
         found = []

@@ -1,0 +1,311 @@
+"""What a manager really ran, to be simulated again: under another policy, with another estimator, on other GPUs.
+
+    with ullage.Client() as manager:
+        told = manager.trace()
+    simulate(trace_of_history(told), scenario_of_history(told).but(policy="magm"))
+
+`as_it_was(told)` is what really happened, in the form of a simulation's result.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ullage.errors import InvalidValue
+from ullage.hardware import gpu
+from ullage.performance.alone import power_ratio
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import load
+from ullage.simulation.interference import Interference
+from ullage.simulation.result import DONE, FAILED, GpuSeries, SimulatedAttempt, SimulatedJob, SimulationResult
+from ullage.simulation.scenario import Scenario
+from ullage.simulation.trace import JobKind, JobTrace, TraceJob
+
+PROMISED = "promised"  # the estimator whose estimates are what the manager promised
+# In attempts that ended so a job did its work; what others did was lost, and is done again.
+_WORK = frozenset({"finished", "failed by itself", "time limit", "time slot ended", "cancelled"})
+_OVER = frozenset({"done", "failed", "cancelled"})
+_HOWS = {"mps": "mps", "time-slicing": "timeslice"}
+_MOST_SERIES = 64  # GPUs
+
+
+def trace_of_history(told: Mapping[str, Any], name: str = "history") -> JobTrace:
+    """The jobs of `Client.trace()` as a trace.
+
+    A job comes when it might have started: after its estimate, or after it was released. Its work is the time that it
+    ran, times the speed that it is expected to have had beside its neighbours. Attempts that ended for want of memory,
+    or because something of the machine was lost, did no work. Jobs that are not over, that never did anything or that
+    have no GPU are left out; what a job did before it failed or was cancelled is its work. It takes the memory that was
+    measured; what it was promised first is the estimate called "promised".
+    """
+    history = _History(told)
+    jobs = [
+        TraceJob(
+            id=job["id"], arrival=history.arrival(job) - history.begin, kind=history.kinds[job["id"]],
+            work_s=history.works[job["id"]], gpus=job["gpus"], user=job["user"], priority=job["priority"],
+            time_limit=job["time_limit"],
+        )
+        for job in history.jobs
+    ]  # fmt: skip
+    ordered = sorted(jobs, key=lambda job: (job.arrival, job.id))
+    return JobTrace(name, ordered, history.notes, history.names[0] if len(set(history.names)) == 1 else None)
+
+
+def scenario_of_history(told: Mapping[str, Any]) -> Scenario:
+    """A simulation of the manager as it is: its GPUs, policy and way of sharing, and the promises that it made."""
+    if not told["gpus"]:
+        raise InvalidValue("needed a manager that has GPUs; found none")
+    counts = Counter(gpu(each["name"]).name for each in told["gpus"])
+    return Scenario(
+        gpus=", ".join(f"{count}x{name}" for name, count in counts.items()), policy=told["policy"],
+        estimator=PROMISED, sharing=_HOWS[told["sharing"]], min_speed=told["min_speed"],
+    )  # fmt: skip
+
+
+def as_it_was(told: Mapping[str, Any], name: str = "history") -> SimulationResult:
+    """What really became of the jobs of `trace_of_history`, in the form of a simulation's result.
+
+    Times and the energy of attempts were measured. Activity is what is known of the jobs, at the speeds that they are
+    expected to have had; so is the power where none was measured, and of a GPU without a job.
+    """
+    history = _History(told)
+    jobs = [
+        SimulatedJob(
+            job["id"], job["name"], job["user"], history.arrival(job) - history.begin, history.works[job["id"]],
+            job["gpus"], DONE if job["state"] == "done" else FAILED,
+            tuple(history.shown(each) for each in history.attempts[job["id"]]),
+        )
+        for job in history.jobs
+    ]  # fmt: skip
+    series = history.series()
+    seconds = history.end - history.begin
+    idle = sum(_sum(each, [not jobs for jobs in each.jobs], each.power_w) for each in series)
+    whole = seconds * len(series) or 1.0
+    return SimulationResult(
+        scenario=scenario_of_history(told).but(label="as it was"), trace=name, jobs=jobs,
+        gpus=series if len(series) <= _MOST_SERIES else (), energy_j=idle + sum(history.energy.values()),
+        busy_s=sum(_sum(each, [jobs > 0 for jobs in each.jobs]) for each in series),
+        smact=sum(_sum(each, each.smact) for each in series) / whole,
+        memory=sum(_sum(each, each.memory) / each.total for each in series) / whole, passes=0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """When and where a job ran, by numbers of GPUs."""
+
+    job: int
+    begin: float
+    end: float
+    gpus: tuple[int, ...]
+    promise: int | None
+    used: int | None
+    energy: float | None
+    cause: str
+
+    @property
+    def did_work(self) -> bool:
+        """Whether it was not in vain."""
+        return self.cause in _WORK
+
+    @property
+    def id(self) -> tuple[int, float]:
+        """No other one has it."""
+        return self.job, self.begin
+
+
+class _History:
+    """What was told, with numbers for GPUs and kinds for jobs: what each did, as far as it was measured."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self.told = told
+        self.numbers = {each["id"]: number for number, each in enumerate(told["gpus"])}
+        self.names = [gpu(each["name"]).name for each in told["gpus"]]
+        self.left_out: Counter[str] = Counter()
+        self.jobs = [job for job in told["jobs"] if self._counts(job)]
+        self.attempts = {job["id"]: [self._attempt(job["id"], each) for each in job["attempts"]] for job in self.jobs}
+        self.begin = min((self.arrival(job) for job in self.jobs), default=0.0)
+        self.end = max((each.end for each in self._all_attempts), default=self.begin)
+        self.kinds = self._kinds()
+        kinds = list({id(kind): kind for kind in self.kinds.values()}.values())
+        self._model = Interference(kinds, _HOWS[told["sharing"]])
+        self._companies = [list(self._companies_on(number)) for number in range(len(self.names))]
+        self.works, self.energy = self._add_up()
+
+    def _counts(self, job: Mapping[str, Any]) -> bool:
+        """Whether a job is one of the trace."""
+        reason = None
+        if job["state"] not in _OVER:
+            reason = "not over"
+        elif job["gpus"] == 0:
+            reason = "without a GPU"
+        elif not any(each["cause"] in _WORK and each["started"] is not None for each in job["attempts"]):
+            reason = "cancelled or given up before they did anything"
+        elif any(slot not in self.numbers for each in job["attempts"] for slot in each["slots"]):
+            reason = "on GPUs that are no longer there"
+        if reason is not None:
+            self.left_out[reason] += 1
+        return reason is None
+
+    def _attempt(self, job: int, told: Mapping[str, Any]) -> _Attempt:
+        """An attempt; its length is by a clock that nobody sets."""
+        end = float(told["ended"])
+        begin = told["started"] or told["placed"] if told["elapsed"] is None else end - told["elapsed"]
+        return _Attempt(
+            job, min(float(begin), end), end, tuple(self.numbers[slot] for slot in told["slots"]), told["promise"],
+            told["used"], told["energy"], str(told["cause"]),
+        )  # fmt: skip
+
+    @property
+    def _all_attempts(self) -> Iterator[_Attempt]:
+        for found in self.attempts.values():
+            yield from found
+
+    def arrival(self, job: Mapping[str, Any]) -> float:
+        """When a job might have started."""
+        first = self.attempts[job["id"]][0].begin
+        return float(min(job["queued"] or job["submitted"], first))
+
+    def shown(self, attempt: _Attempt) -> SimulatedAttempt:
+        """An attempt as a simulation tells it."""
+        begin, end = attempt.begin - self.begin, attempt.end - self.begin
+        return SimulatedAttempt(begin, end, attempt.gpus, attempt.promise or 0, attempt.cause)
+
+    def _used(self, job: int) -> int | None:
+        """The most memory that was seen where it did its work."""
+        return max((each.used for each in self.attempts[job] if each.did_work and each.used), default=None)
+
+    def _kinds(self) -> dict[int, JobKind]:
+        """The kind of each job. Those of one work with one promise are of one kind, and take what the largest took."""
+        same: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+        for job in self.jobs:
+            alike = self._used(job["id"]) if job["work"] is None else None
+            promise = self.attempts[job["id"]][0].promise  # before recovery made it larger
+            same[job["work"], job["name"], job["gpus"], promise, alike].append(job)
+        found: dict[int, JobKind] = {}
+        for (work, name, _, promise, _), jobs in same.items():
+            measured = [used for job in jobs if (used := self._used(job["id"])) is not None]
+            memory = max(measured, default=promise)
+            if memory is None:  # it had its GPU to itself and may have needed all of it
+                memory = min(self.told["gpus"][number]["total"] for number in self.attempts[jobs[0]["id"]][0].gpus)
+            alone = self.told["works"].get(work, {})
+            kind = JobKind(
+                name, int(memory), {gpu(name).name: Utilization.from_dict(each) for name, each in alone.items()},
+                {PROMISED: promise},
+            )  # fmt: skip
+            found |= {job["id"]: kind for job in jobs}
+        return found
+
+    def _companies_on(self, number: int) -> Iterator[tuple[float, list[tuple[_Attempt, float]]]]:
+        """Who is on a GPU at which speed, and from when on; nobody in the beginning and in the end."""
+        here = [each for each in self._all_attempts if number in each.gpus and each.end > each.begin]
+        changes = sorted(
+            [(each.end, 0, each) for each in here] + [(each.begin, 1, each) for each in here],
+            key=lambda change: change[:2],
+        )
+        there: dict[tuple[int, float], _Attempt] = {}
+        yield self.begin, []
+        for moment, at_once in itertools.groupby(changes, key=lambda change: change[0]):
+            for _, comes, attempt in at_once:
+                if comes:
+                    there[attempt.id] = attempt
+                else:
+                    del there[attempt.id]
+            yield moment, self._at_speeds(list(there.values()), self.names[number])
+        yield self.end, []
+
+    def _at_speeds(self, there: Sequence[_Attempt], name: str) -> list[tuple[_Attempt, float]]:
+        kinds = [self._kind_number(each) for each in there]
+        ordered = tuple(sorted(kinds))
+        speeds = dict(zip(ordered, self._model.true(name, ordered), strict=True))
+        return [(each, speeds[kind]) for each, kind in zip(there, kinds, strict=True)]
+
+    def _kind_number(self, attempt: _Attempt) -> int:
+        return self._model.numbers[id(self.kinds[attempt.job])]
+
+    def _watts(self, attempt: _Attempt, speed: float, name: str) -> float:
+        """What it makes a GPU draw beyond an idle one."""
+        return max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - _idle_w(name)) * speed
+
+    def _add_up(self) -> tuple[dict[int, float], dict[tuple[int, float], float]]:
+        """Seconds of work alone by job, and joules by attempt."""
+        changes: dict[tuple[int, float], list[tuple[float, int, float]]] = defaultdict(list)
+        joules: dict[tuple[int, float], float] = defaultdict(float)
+        for number, name in enumerate(self.names):
+            for (moment, there), (until, _) in itertools.pairwise(self._companies[number]):
+                for attempt, speed in there:
+                    changes[attempt.id].append((moment, number, speed))
+                    drawn = _idle_w(name) / len(there) + self._watts(attempt, speed, name)
+                    joules[attempt.id] += drawn * (until - moment)
+        works = dict.fromkeys(self.attempts, 0.0)
+        for each in self._all_attempts:
+            works[each.job] += _work(changes[each.id], each.end) if each.did_work else 0.0
+            if each.energy is not None:
+                joules[each.id] = each.energy
+        return works, joules
+
+    def series(self) -> list[GpuSeries]:
+        """Each GPU over time."""
+        found = []
+        for number, (told, companies) in enumerate(zip(self.told["gpus"], self._companies, strict=True)):
+            name, rows = self.names[number], []
+            for moment, there in companies:
+                smact = sum(self._model.alone(self._kind_number(each), name).smact * speed for each, speed in there)
+                watts = _idle_w(name) + sum(self._watts(each, speed, name) for each, speed in there)
+                memory = sum(each.used or each.promise or 0 for each, _ in there)
+                rows.append((moment - self.begin, len(there), memory, min(1.0, smact), watts))
+            times, jobs, used, activity, power = zip(*rows, strict=True)
+            found.append(GpuSeries(number, name, told["total"], times, jobs, used, activity, power))
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """What was assumed, in sentences."""
+        found = [f"{count} jobs are left out: {reason}" for reason, count in sorted(self.left_out.items())]
+        unknown = sum(not kind.alone for kind in self.kinds.values())
+        if unknown:
+            found.append(
+                f"of {unknown} jobs it is not known what they do: they are taken to keep a GPU busy all the time"
+            )
+        guessed = sum(self._used(job) is None for job in self.attempts)
+        if guessed:
+            found.append(
+                f"the memory of {guessed} jobs was not measured: they are taken to use what they were promised"
+            )
+        estimated = sum(each.energy is None for each in self._all_attempts)
+        if estimated:
+            found.append(f"the energy of {estimated} attempts was not measured, and is predicted")
+        if not self.told["all"]:
+            found.append("only your own jobs are seen: those of others were beside them")
+        return found
+
+
+def _work(changes: Sequence[tuple[float, int, float]], end: float) -> float:
+    """Seconds of work alone until `end`: from when on a job had which speed on which GPU.
+
+    On several GPUs it is as slow as on the slowest.
+
+    >>> _work([(0.0, 0, 0.5), (0.0, 1, 1.0), (4.0, 1, 0.25)], 10.0)
+    3.5
+    """
+    speeds: dict[int, float] = {}
+    total, before = 0.0, 0.0
+    for moment, number, speed in [*sorted(changes), (end, -1, 1.0)]:
+        total += (moment - before) * min(speeds.values(), default=0.0)
+        speeds[number], before = speed, moment
+    return total
+
+
+def _sum(series: GpuSeries, values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """Values of a series over its time."""
+    spans = [until - moment for moment, until in itertools.pairwise(series.times)]
+    factors: Iterable[float] = weights or itertools.repeat(1.0)
+    return sum(span * value * factor for span, value, factor in zip(spans, values, factors, strict=False))
+
+
+def _idle_w(name: str) -> float:
+    return load().idle_w * power_ratio(gpu(name))

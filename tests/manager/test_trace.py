@@ -1,0 +1,60 @@
+"""What a daemon ran is told job by job to those who may see it, and can be simulated again."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ullage.errors import InvalidValue
+from ullage.manager.identity import Caller
+from ullage.monitor import Monitor, NvmlSource
+from ullage.simulation.engine import simulate
+from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+from fake_nvml import GIB, FakeGpu, FakeNvml  # noqa: E402
+
+
+def ask_as(here, who, operator=False, **arguments):
+    return here.daemon.call_from_thread(Caller(4242, 4242, who, operator), "trace", arguments)
+
+
+def on_h200(make_here, **settings):
+    source = NvmlSource(FakeNvml([FakeGpu(uuid="GPU-a", used=0)]))
+    return make_here(monitor=Monitor(source, interval=0.1), placing={"smact_limit": "off"}, **settings)
+
+
+def test_what_ran_can_be_simulated_again(make_here):
+    here = on_h200(make_here)
+    jobs = [here.submit("sleep 0.6", memory=20 * GIB), here.submit("exit 3", memory=30 * GIB)]
+    waiting = here.submit("true", memory=GIB, hold=True)
+    for job in jobs:
+        here.until_over(job)
+    told = here.call("trace")
+    assert [job["id"] for job in told["jobs"]] == [*jobs, waiting]
+    assert (told["policy"], told["sharing"], told["all"]) == ("ullage", "time-slicing", True)
+    assert told["gpus"] == [{"id": "GPU-a", "index": 0, "name": "NVIDIA H200", "total": 139 * GIB, "mig": False}]
+    found = trace_of_history(told)
+    assert [job.id for job in found.jobs] == jobs and "1 jobs are left out: not over" in found.notes
+    assert 0.3 < found.jobs[0].work_s < 60.0
+    assert [job.kind.estimates for job in found.jobs] == [{"promised": 20 * GIB}, {"promised": 30 * GIB}]
+    real = as_it_was(told)
+    assert (real.figures.done, real.figures.failed) == (1, 1)
+    again = simulate(found, scenario_of_history(told).but(policy="exclusive"))
+    assert again.figures.done == 2
+    with pytest.raises(InvalidValue, match="before the one to report until"):
+        here.call("trace", since=2.0, until=1.0)
+    assert here.call("trace", since=0.0, until=told["since"])["jobs"] == []
+
+
+def test_a_user_sees_the_jobs_of_nobody_else_unless_the_site_says_so(make_here):
+    here = on_h200(make_here)
+    here.until_over(here.submit("true", memory=GIB, name="secret"))
+    owner = here.job(1)["user"]
+    hidden = ask_as(here, "stranger")
+    assert (hidden["jobs"], hidden["works"], hidden["all"]) == ([], {}, False)
+    assert [each["user"] for each in ask_as(here, "boss", operator=True)["jobs"]] == [owner]
+    here.close()
+    here = on_h200(make_here, access={"report": "totals"})
+    [seen] = ask_as(here, "stranger")["jobs"]
+    assert (seen["user"], seen["name"]) == ("others", "(others)")

@@ -1,0 +1,157 @@
+"""What a manager ran becomes a trace that can be simulated again, and the row of what really happened."""
+
+import dataclasses
+
+import pytest
+
+from ullage.performance.result import Utilization
+from ullage.simulation.engine import simulate
+from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
+from ullage.simulation.scenario import Scenario
+from ullage.simulation.trace import JobKind, JobTrace, TraceJob
+
+GIB = 1 << 30
+
+
+def work(step_s, gpu_s, smact):
+    """What a job does alone on an H200."""
+    values = {"smocc": 0.3, "drama": 0.3, "tensor": 0.1, "power_w": 400.0, "energy_j": 400.0 * step_s, "flops": 1e12}
+    rest = {"bytes": 1e9, "kernels": 400, "steady": True, "measured": True, "waits": 1}
+    return Utilization(gpu="H200", step_s=step_s, gpu_s=gpu_s, host_s=step_s / 2, smact=smact, **values, **rest)
+
+
+BUSY, LIGHT = work(0.1, 0.1, 0.8), work(0.05, 0.01, 0.1)
+
+
+def attempt(begin, end, slots=("GPU-0",), cause="finished", **more):
+    values = {"placed": begin, "started": begin, "ended": end, "elapsed": end - begin, "slots": list(slots)}
+    rest = {"promise": 8 * GIB, "exclusive": False, "used": 6 * GIB, "energy": 1000.0, "cause": cause}
+    return values | rest | more
+
+
+def job(number, *attempts, submitted=100.0, **more):
+    values = {"id": number, "user": "ann", "name": f"job{number}", "state": "done", "submitted": submitted}
+    rest = {"queued": None, "gpus": 1, "priority": 0, "time_limit": None, "promise": 8 * GIB, "work": "busy"}
+    return values | rest | {"attempts": list(attempts)} | more
+
+
+def told(*jobs, gpus=1, sharing="mps"):
+    cards = [
+        {"id": f"GPU-{n}", "index": n, "name": "NVIDIA H200", "total": 140 * GIB, "mig": False} for n in range(gpus)
+    ]
+    return {
+        "since": 0.0, "until": 1e6, "policy": "ullage", "sharing": sharing, "estimator": "ullage", "min_speed": 0.8,
+        "all": True, "gpus": cards, "jobs": list(jobs),
+        "works": {"busy": {"NVIDIA H200": BUSY.to_dict()}, "light": {"NVIDIA H200": LIGHT.to_dict()}},
+    }  # fmt: skip
+
+
+def only(found):
+    [job] = trace_of_history(found).jobs
+    return job
+
+
+def test_a_job_alone_did_what_it_ran():
+    found = only(told(job(1, attempt(130.0, 190.0), submitted=120.0)))
+    assert (found.arrival, found.work_s, found.gpus, found.user) == (0.0, 60.0, 1, "ann")
+    assert (found.kind.memory, found.kind.estimates) == (6 * GIB, {"promised": 8 * GIB})
+    assert found.kind.alone["H200"] == BUSY
+
+
+def test_what_ran_out_of_memory_or_lost_its_gpu_did_no_work_and_the_first_promise_counts():
+    found = only(told(job(
+        1, attempt(110.0, 120.0, cause="out of GPU memory", promise=4 * GIB, used=5 * GIB),
+        attempt(120.0, 150.0, cause="GPU lost"), attempt(150.0, 200.0, used=9 * GIB),
+    )))  # fmt: skip
+    assert found.work_s == 50.0
+    assert (found.kind.memory, found.kind.estimates["promised"]) == (9 * GIB, 4 * GIB)
+
+
+def test_what_a_job_did_until_it_was_cancelled_or_failed_is_its_work():
+    found = trace_of_history(told(
+        job(1, attempt(110.0, 140.0, cause="cancelled"), state="cancelled"),
+        job(2, attempt(150.0, 160.0, cause="failed by itself"), state="failed"),
+        job(3, attempt(170.0, 180.0, cause="time slot ended"), attempt(190.0, 195.0)),
+    ))  # fmt: skip
+    assert [each.work_s for each in found.jobs] == [30.0, 10.0, 15.0]
+
+
+def test_jobs_of_which_there_is_nothing_to_replay_are_left_out_and_counted():
+    found = trace_of_history(told(
+        job(1, attempt(110.0, 140.0)),
+        job(2, attempt(110.0, 120.0, ended=None, elapsed=None, cause=None), state="running"),
+        job(3, state="cancelled"),
+        job(4, attempt(110.0, 120.0, slots=()), gpus=0),
+        job(5, attempt(110.0, 120.0, slots=["GPU-gone"])),
+    ) | {"all": False})  # fmt: skip
+    assert [each.id for each in found.jobs] == [1]
+    assert "1 jobs are left out: not over" in found.notes and "1 jobs are left out: without a GPU" in found.notes
+    assert any("before they did anything" in note for note in found.notes)
+    assert any("no longer there" in note for note in found.notes) and any(
+        "only your own" in note for note in found.notes
+    )
+
+
+def test_a_job_comes_when_it_might_have_started():
+    first, second = job(1, attempt(100.0, 101.0)), job(2, attempt(300.0, 310.0), queued=250.0)
+    assert [each.arrival for each in trace_of_history(told(first, second)).jobs] == [0.0, 150.0]
+
+
+def test_a_neighbour_slows_down_as_it_is_predicted():
+    alone = only(told(job(1, attempt(100.0, 200.0)), sharing="time-slicing")).work_s
+    beside = trace_of_history(
+        told(job(1, attempt(100.0, 200.0)), job(2, attempt(100.0, 150.0)), sharing="time-slicing")
+    ).jobs[0]
+    assert alone == 100.0
+    assert 60 < beside.work_s < 85, "for half of its time it had about half of the GPU"
+
+
+def test_a_job_on_two_gpus_is_as_slow_as_on_the_slower_one():
+    both = job(1, attempt(100.0, 200.0, slots=["GPU-0", "GPU-1"]), gpus=2)
+    other = job(2, attempt(100.0, 200.0, slots=["GPU-1"]))
+    found = {each.id: each for each in trace_of_history(told(both, other, gpus=2, sharing="time-slicing")).jobs}
+    assert found[1].work_s == pytest.approx(found[2].work_s) and found[1].work_s < 70
+
+
+def test_nothing_known_of_a_job_is_said():
+    unknown = attempt(100.0, 110.0, used=None, energy=None)
+    found = trace_of_history(told(job(1, unknown, work=None), job(2, unknown | {"promise": None}, work=None)))
+    assert [each.kind.memory for each in found.jobs] == [8 * GIB, 140 * GIB]
+    for ending in ("busy all the time", "what they were promised", "and is predicted"):
+        assert any(note.endswith(ending) for note in found.notes)
+
+
+def test_as_it_was_has_the_times_and_the_energy_that_were_measured():
+    found = as_it_was(told(job(1, attempt(110.0, 150.0)), job(2, attempt(130.0, 200.0), state="failed"), gpus=2))
+    assert found.name == "as it was"
+    assert (found.figures.total_s, found.figures.done, found.figures.failed) == (100.0, 1, 1)
+    assert found.figures.waiting_s == 10.0
+    assert found.busy_s == 90.0
+    assert found.energy_j == pytest.approx(2000.0 + 110.0 * 105.0), "measured for the jobs, predicted for idle GPUs"
+    assert found.memory == pytest.approx((40 + 70) * 6 / 140 / 200)
+    assert [series.jobs for series in found.gpus] == [(0, 1, 2, 1, 0, 0), (0, 0)]
+
+
+def retold(result):
+    """A simulation's result as a manager would tell it."""
+    jobs = [
+        job(each.id, *(
+            attempt(one.begin, one.end, [f"GPU-{number}" for number in one.gpus], one.cause, promise=one.promise)
+            for one in each.attempts
+        ), submitted=each.arrival, gpus=each.gpus, work=each.kind) for each in result.jobs
+    ]  # fmt: skip
+    return told(*jobs, gpus=2, sharing="time-slicing")
+
+
+def test_what_a_simulation_did_gives_its_trace_again():
+    kinds = [JobKind(name, 6 * GIB, {"H200": alone}, {"ullage": 8 * GIB}) for name, alone in
+             (("busy", BUSY), ("light", LIGHT))]  # fmt: skip
+    jobs = [TraceJob(n, 5.0 * n, kinds[n % 2], work_s=40.0 + 7 * n, gpus=1 + (n == 3)) for n in range(12)]
+    scenario = Scenario(gpus="2xH200", sharing="timeslice", min_speed=0.3)
+    found = simulate(JobTrace("made", jobs), scenario)
+    assert max(each.running_s / each.work_s for each in found.jobs) > 1.3, "some were slowed down"
+    again = trace_of_history(retold(found))
+    assert [each.work_s for each in again.jobs] == pytest.approx([each.work_s for each in jobs], rel=1e-6)
+    assert scenario_of_history(retold(found)).gpus == "2xH200"
+    repeated = simulate(again, dataclasses.replace(scenario, estimator="promised"))
+    assert repeated.figures.total_s == pytest.approx(found.figures.total_s, rel=1e-6)
