@@ -325,7 +325,7 @@ def main() -> None:
     first: dict[str, Any] | None = None
     with tempfile.TemporaryDirectory(prefix="ullage-estimates-") as folder:
         if options.estimates_first:
-            estimate(list(dict.fromkeys(kind for _, kind in jobs)), options, Path(folder))
+            estimate(kinds, options, Path(folder))
         for run in options.runs.split(","):
             found = one_run(run, options, jobs, Path(folder) if options.estimates_first else None)
             first = first or found
