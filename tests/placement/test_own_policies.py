@@ -120,6 +120,21 @@ def test_speeds_that_cannot_be_predicted_are_none() -> None:
     assert found == [None, None]
 
 
+def test_speeds_can_be_asked_for_where_the_rules_do_not_heed_them() -> None:
+    found: list[list[float] | None] = []
+
+    def look(job: JobView, gpus: Gpus, now: float) -> GpuView:
+        found.append(gpus[0].speeds(job))
+        return gpus[0]
+
+    there = [Running(job(7, work="y", min_speed=0.8), ("GPU-0",), since=0.0)]
+    slow = {"predict": lambda works, slot: Speeds([0.1] * len(works))}
+    assert not passed(own_policy("mine.py:choose", look), [job(1, work="x")], slots(0), there, **slow).placed
+    look.predicts = False  # type: ignore[attr-defined]
+    assert passed(own_policy("mine.py:choose", look), [job(1, work="x")], slots(0), there, **slow).placed
+    assert found == [[0.1, 0.1]], "the first time it was not even asked: the neighbour would be too slow"
+
+
 @pytest.mark.parametrize("backfills", [True, False])
 def test_traits_are_attributes_of_the_function(backfills: bool) -> None:
     def large_ones_wait(job: JobView, gpus: Gpus, now: float) -> GpuView | None:

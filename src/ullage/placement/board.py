@@ -18,8 +18,8 @@ _MOST_CHANGES = 4  # times the number of slots
 
 
 class Board:
-    """What a pass works on. `open` are the candidates that take jobs, best first; `last` is the position of the slot
-    that got the last job.
+    """What a pass works on. `given` are the site's rules, `rules` what the policy heeds of them. `open` are the
+    candidates that take jobs, best first; `last` is the position of the slot that got the last job.
 
     A board can be kept from pass to pass (`deciding.place`) by one who tells of every slot that changed (`put`). It
     remembers which requests found no slot, so that those look only at what has `changed` since, and for whom slots
@@ -35,7 +35,7 @@ class Board:
         running: Iterable[Running],
         now: float,
     ) -> None:
-        self.policy, self.ledger = policy, ledger
+        self.policy, self.ledger, self.given = policy, ledger, rules
         self.rules = rules if policy.predicts else replace(rules, predict=None)
         self.seen = candidates(slots, ledger, running, self.rules, now)
         self.bookings = any(slot.bookings for slot in slots)

@@ -200,7 +200,7 @@ class _Pass:
     def _chosen(self, job: Job, request: SlotRequest, suited: Sequence[Candidate]) -> Sequence[Candidate]:
         """As many of the places as the job asks for; none where a policy of one's own lets it wait."""
         if self.policy.choose is not None:
-            suited = self.policy.choose(job, request, suited, self.rules, self.now)
+            suited = self.policy.choose(job, request, suited, self.board.given, self.now)
             if len(suited) < request.gpus:
                 self.refused.add(job.id)
                 return ()

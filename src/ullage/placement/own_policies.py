@@ -84,7 +84,7 @@ class GpuView:
     def speeds(self, *more: JobView) -> list[float] | None:
         """What each job keeps of its speed alone, 0 to 1, with these ones added: those of `jobs` first, then `more`.
 
-        None where it cannot be predicted: one of the jobs is not known, or the policy does without predictions.
+        None where it cannot be predicted: it is not known what one of the jobs does.
         """
         here: Sequence[Job | JobView] = [*self._candidate.jobs, *more]
         works = [job.work for job in here if job.work is not None]

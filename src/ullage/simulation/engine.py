@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ullage.errors import InvalidValue
 from ullage.placement import Board, Failure, Job, Ledger, Running, UsageAccounts, after_failure, part_of_gpu, place
-from ullage.placement.policies import find_policy
+from ullage.policy_files import load_policy
 from ullage.simulation.card import SimulatedCard, SimulatedRun, cards_of
 from ullage.simulation.estimates import promise_of
 from ullage.simulation.interference import Interference
@@ -75,7 +75,7 @@ class _Engine:
         way = scenario.sharing.partition(":")[0]
         if way not in _WAYS:
             raise InvalidValue(f"needed a way of sharing: {', '.join(_WAYS)}; found {scenario.sharing!r}")
-        self.policy = find_policy(scenario.policy)
+        self.policy = load_policy(scenario.policy)
         self.cards = cards_of(scenario.gpus, scenario.sharing, self.world.node_gpus, _MOST_SERIES)
         self.by_id = {card.id: card for card in self.cards}
         self.kinds = trace.kinds
