@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from ullage.placement.candidates import Candidate, candidate_of, candidates
+from ullage.placement.candidates import Candidate, candidate_of, candidates, expected_load
 from ullage.placement.ledger import Ledger
 from ullage.placement.policies import Policy
 from ullage.placement.rules import Rules
 from ullage.placement.snapshot import Running, Slot
 
 _RANK = attrgetter("rank")
+_NOTICED = 0.01  # of SM activity
 _MOST_CHANGES = 4  # times the number of slots
 
 
@@ -86,9 +87,12 @@ class Board:
             self.changed.clear()
             self.failed.clear()
 
-    def expected_load(self, slot: str) -> float | None:
-        """The SM activity that passes expect on a slot."""
-        return self._by_id[slot].load
+    def drift(self, slot: Slot, here: Mapping[int, Running], now: float) -> None:
+        """Time has passed on a slot and nothing else; it is the same unless its activity differs by a percent."""
+        before = self._by_id[slot.id]
+        load = expected_load(slot, [here.get(job) for job in self.ledger.holders(slot.id)], self.rules, now)
+        if slot.used != before.slot.used or load is None or before.load is None or abs(load - before.load) > _NOTICED:
+            self.put(slot, here, now)
 
     def since(self, mark: int) -> list[Candidate]:
         """The open slots that have changed since there were so many changes, best first."""

@@ -170,14 +170,14 @@ def candidate_of(
     slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running], rules: Rules, now: float
 ) -> Candidate:
     """A slot as a pass finds it; `here` are the jobs on it, by number, as far as they are known."""
-    counted = ledger.counted(slot.id)
+    counted, others = ledger.counted(slot.id), ledger.others(slot.id)
     holders = [here.get(job) for job in counted]
     candidate = Candidate(
         slot=slot,
         position=position,
-        free=ledger.free(slot.id),
-        others=ledger.others(slot.id),
-        load=_load(slot, holders, rules, now),
+        free=max(slot.total - others - sum(counted.values()), 0),
+        others=others,
+        load=expected_load(slot, holders, rules, now),
         jobs=[each.job for each in holders if each is not None],
         count=len(holders),
         exclusive=ledger.exclusive(slot.id) is not None,
@@ -190,7 +190,7 @@ def candidate_of(
     return candidate
 
 
-def _load(slot: Slot, holders: Sequence[Running | None], rules: Rules, now: float) -> float | None:
+def expected_load(slot: Slot, holders: Sequence[Running | None], rules: Rules, now: float) -> float | None:
     """The SM activity to expect, now that jobs are there which the window has not wholly seen."""
     measured = measured_activity(slot.activity, rules)
     if measured is None:

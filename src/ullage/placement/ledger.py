@@ -163,6 +163,8 @@ class Ledger:
         if known.used is None:
             return known.foreign
         held = self._held.get(slot, {}).values()
+        if not held:
+            return max(known.foreign, known.used)
         left = known.used - sum(each.used or 0 for each in held)
         unseen = [each for each in held if each.used is None]
         before = max((each.before for each in unseen), default=0)

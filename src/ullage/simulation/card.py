@@ -44,7 +44,8 @@ class SimulatedCard:
     """A place for jobs: a GPU, or a MIG instance of the `whole`.
 
     `used` bytes are taken; `smact` and `power_w` are what it does now. `past` has what it did: (from when on, SM
-    activity, bytes). `read` is when a monitor's reading of it was last handed to placement.
+    activity, bytes). `read` is when a monitor's reading of it was last handed to
+    placement, and `shown` the bytes in it.
     """
 
     id: str
@@ -64,6 +65,7 @@ class SimulatedCard:
     lost: bool = False
     at: float = 0.0
     read: float = 0.0
+    shown: int | None = None
     past: deque[tuple[float, float, int]] = field(default_factory=lambda: deque([(0.0, 0.0, 0)]))
     energy_j: float = 0.0
     busy_s: float = 0.0

@@ -351,22 +351,27 @@ class _Engine:
         cooled = []
         for name, until in self.hot.items():
             card = self.by_id[name]
-            if self.now >= until:
-                cooled.append(name)
-                self._read(card)
-            elif self.now - card.read >= self.reads_every:
-                self._read(card)
+            if self.now - card.read >= self.reads_every or self.now >= until:
+                self._read(card, drift=True)
+                if self.now >= until:
+                    cooled.append(name)
         for name in cooled:
             del self.hot[name]
 
-    def _read(self, card: SimulatedCard) -> None:
-        delay = self.world.monitor_delay_s
-        seen = self.now - delay
+    def _read(self, card: SimulatedCard, drift: bool = False) -> None:
+        """Hand a reading to placement; `drift`: since the last one nothing but time and memory has changed."""
+        delay, ledger = self.world.monitor_delay_s, self.board.ledger
         card.read = self.now
-        for number, run in card.runs.items():
-            taken = run.started is not None and run.started <= seen
-            self.board.ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
-        self.board.put(card.slot(seen, self.rules.window, delay), card.running, self.now)
+        slot = card.slot(self.now - delay, self.rules.window, delay)
+        if slot.used != card.shown:
+            card.shown = slot.used
+            for number, run in card.runs.items():
+                taken = run.started is not None and run.started <= self.now - delay
+                ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
+        if drift:
+            self.board.drift(slot, card.running, self.now)
+        else:
+            self.board.put(slot, card.running, self.now)
 
     # Failures of nodes.
 
