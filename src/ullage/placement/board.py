@@ -14,7 +14,7 @@ from ullage.placement.rules import Rules
 from ullage.placement.snapshot import Running, Slot
 
 _RANK = attrgetter("rank")
-_NOTICED = 0.01  # of SM activity
+_NOTICED = 0.02  # of SM activity
 _MOST_CHANGES = 4  # times the number of slots
 
 
@@ -88,7 +88,7 @@ class Board:
             self.failed.clear()
 
     def drift(self, slot: Slot, here: Mapping[int, Running], now: float) -> None:
-        """Time has passed on a slot and nothing else; it is the same unless its activity differs by a percent."""
+        """Time has passed on a slot and nothing else; it is the same unless its activity differs by two percent."""
         before = self._by_id[slot.id]
         load = expected_load(slot, [here.get(job) for job in self.ledger.holders(slot.id)], self.rules, now)
         if slot.used != before.slot.used or load is None or before.load is None or abs(load - before.load) > _NOTICED:

@@ -19,6 +19,7 @@ from ullage.placement.rules import RequestMaker, Rules, SlotRequest
 from ullage.placement.snapshot import NO_SHARE, Job, Running, Slot
 
 _GPUS, _RANK = attrgetter("gpus"), attrgetter("rank")
+_ENOUGH = 64  # slots with room to compare, the best by rank: beyond them much better ones are rare
 _NOWHERE: frozenset[int] = frozenset()
 _Manner = tuple[str | None, float] | None  # what it does on a GPU, and the share of its speed that it wants to keep
 _Kind = tuple[int, bool, bool, frozenset[int], _Manner]  # GPUs, alone, memory known, where it may not go
@@ -318,7 +319,7 @@ class _Pass:
         """Places of the pool that suit the job, best first; no more than needed where no better ones can follow."""
         suited: list[Candidate] = []
         lost: dict[int, float] = {}  # by position
-        lossless = 0
+        lossless = looked = 0
         for candidate in pool:
             if (
                 not candidate.fits(request, self.rules)
@@ -331,8 +332,10 @@ class _Pass:
                 suited.append(candidate)
                 lost[candidate.position] = loss
                 lossless += loss <= 0
-                if lossless == request.gpus and self.policy.choose is None:
-                    break
+            looked += 1
+            enough = lossless == request.gpus or looked >= _ENOUGH and len(suited) >= request.gpus
+            if enough and self.policy.choose is None:
+                break
         suited.sort(key=lambda candidate: lost[candidate.position])
         return suited
 

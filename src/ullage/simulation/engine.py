@@ -119,7 +119,7 @@ class _Engine:
     def _reads_every(self) -> float:
         if self.world.reading_s is not None:
             return self.world.reading_s
-        return 1.0 if len(self.cards) <= _MOST_SERIES else 15.0
+        return 1.0 if len(self.cards) <= _MOST_SERIES else 30.0
 
     # The clock.
 

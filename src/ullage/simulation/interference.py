@@ -30,6 +30,7 @@ class Interference:
         self.numbers = {id(kind): number for number, kind in enumerate(kinds)}
         self._alone: dict[tuple[str, int], Utilization] = {}
         self._predicted: dict[_Set, list[float]] = {}
+        self._told: dict[tuple[str, ...], Speeds | None] = {}
         self._true: dict[_Set, list[float]] = {}
 
     def alone(self, number: int, name: str) -> Utilization:
@@ -48,12 +49,16 @@ class Interference:
 
     def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
         """What placement is told; works are the numbers of kinds. None where nothing is known of one of them."""
-        numbers = [int(work) for work in works]
-        if any(slot.name not in self.kinds[number].alone for number in numbers):
-            return None
-        there = tuple(sorted(numbers))
-        speeds = dict(zip(there, self._shares(slot.name, there), strict=True))
-        return Speeds([speeds[number] for number in numbers])
+        key = (slot.name, *works)
+        if key not in self._told:
+            if len(self._told) > _MOST_KNOWN:
+                self._told.clear()
+            numbers = [int(work) for work in works]
+            known = all(slot.name in self.kinds[number].alone for number in numbers)
+            there = tuple(sorted(numbers))
+            speeds = dict(zip(there, self._shares(slot.name, there), strict=True)) if known else {}
+            self._told[key] = Speeds([speeds[number] for number in numbers]) if known else None
+        return self._told[key]
 
     def true(self, name: str, there: tuple[int, ...]) -> list[float]:
         """The true speeds of kinds on a GPU, given and told in the order of their numbers."""

@@ -20,7 +20,7 @@ class World:
     - `startup_s`: from the start of a job until it takes its memory and begins its work.
     - `fragmentation`: bytes of a GPU that no job can have although they are free.
     - `monitor_delay_s`: how old the newest reading is that a placement sees.
-    - `reading_s`: how often placement gets a new reading of a GPU; None: every second, and every 15 s on more than 64.
+    - `reading_s`: how often placement gets a new reading of a GPU; None: every second, and every 30 s on more than 64.
     - `retry_s`: from a failure until the job stands in the queue again.
     - `node_gpus` GPUs fail together, each node once in `node_mtbf_s` seconds on average, for `node_repair_s`; with
       `node_mtbf_s` of None none fails.
