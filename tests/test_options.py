@@ -45,6 +45,8 @@ def test_an_option_takes_the_same_in_all_commands(name):
     assert "?" not in kinds.values(), f"{name} has no metavar: {kinds}"
     if name == "--out":  # a fit is several files
         assert set(kinds.values()) == {"FILE", "FOLDER"}
+    elif name == "--gpus":  # how many a job needs, and which there are
+        assert set(kinds.values()) == {"N", "GPUS"}
     else:
         assert len(set(kinds.values())) == 1, kinds
 

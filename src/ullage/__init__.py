@@ -16,6 +16,8 @@
 
     ullage.Client().submit(["python", "train.py"])      # to the daemon that `ullage serve` started
 
+    ullage.simulate("jobs.csv", gpus="4xA100-40GB", policy="magm").figures      # what would become of these jobs
+
     with ullage.virtual_gpu("A100-40GB") as gpu:
         train()
     print(gpu.peak_reserved)
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from ullage.manager.client import Client
     from ullage.performance.result import Utilization
     from ullage.performance.sharing import Sharing
+    from ullage.simulation.asking import simulate
+    from ullage.simulation.result import SimulationResult
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
@@ -50,6 +54,7 @@ _HOMES = {
     "GPU": "ullage.hardware",
     "MaxBatch": "ullage.estimation.largest_batch",
     "Sharing": "ullage.performance.sharing",
+    "SimulationResult": "ullage.simulation.result",
     "UllageError": "ullage.errors",
     "Utilization": "ullage.performance.result",
     "VirtualGPU": "ullage.virtual",
@@ -59,6 +64,7 @@ _HOMES = {
     "gpus": "ullage.hardware",
     "max_batch": "ullage.estimation.largest_batch",
     "share": "ullage.estimation.sharing",
+    "simulate": "ullage.simulation.asking",
     "utilization": "ullage.estimation.asking",
     "virtual_gpu": "ullage.virtual",
 }
@@ -69,6 +75,7 @@ __all__ = [
     "Estimate",
     "MaxBatch",
     "Sharing",
+    "SimulationResult",
     "UllageError",
     "Utilization",
     "VirtualGPU",
@@ -79,6 +86,7 @@ __all__ = [
     "gpus",
     "max_batch",
     "share",
+    "simulate",
     "utilization",
     "virtual_gpu",
 ]

@@ -57,9 +57,7 @@ def ways_to_share(incomplete: str) -> list[str]:
     >>> ways_to_share("mps,mi"), ways_to_share("a")
     (['mps,mig'], ['all'])
     """
-    from ullage.performance.sharing import HOWS
-
-    found = _one_more(incomplete, lambda begun: [way for way in HOWS if way.startswith(begun)])
+    found = _one_more(incomplete, lambda begun: [way for way in _hows() if way.startswith(begun)])
     return ["all", *found] if "all".startswith(incomplete) else found
 
 
@@ -174,6 +172,76 @@ def policies(incomplete: str) -> list[str]:
     from ullage.placement.policies import policies as all_policies
 
     return [name for name in all_policies() if name.startswith(incomplete)]
+
+
+def several_policies(incomplete: str) -> list[str]:
+    """Placement policies, after those that were named already, and files with one of one's own.
+
+    >>> several_policies("lug,mag")
+    ['lug,magm']
+    """
+    own = sorted(f"{file}:" for file in Path().glob(f"{incomplete}*.py")) if incomplete else []
+    return _one_more(incomplete, policies) + own
+
+
+def promising_estimators(incomplete: str) -> list[str]:
+    """What a simulation can promise jobs by: estimators, true memory, nothing; the last of several between commas.
+
+    >>> promising_estimators("none,ora")
+    ['none,oracle']
+    """
+    words = ("oracle", "none")
+    return _one_more(
+        incomplete, lambda begun: [*estimators(begun), *(word for word in words if word.startswith(begun))]
+    )
+
+
+def simulated_sharing(incomplete: str) -> list[str]:
+    """Ways in which jobs share a simulated GPU, the last of several that stand between commas.
+
+    >>> simulated_sharing("mps,o")
+    ['mps,off']
+    """
+    return _one_more(incomplete, lambda begun: [way for way in (*_hows(), "off") if way.startswith(begun)])
+
+
+def _hows() -> list[str]:
+    from ullage.performance.sharing import HOWS
+
+    return [*HOWS]
+
+
+def counted_gpus(incomplete: str) -> list[str]:
+    """GPUs in the catalogue, after how many there are: "4xA100-40GB".
+
+    >>> counted_gpus("4xh200")[0]
+    '4xH200'
+    """
+    count, times, name = incomplete.partition("x")
+    begun = f"{count}{times}" if times and count.replace(".", "").replace(":", "").isdigit() else ""
+    return [f"{begun}{card}" for card in gpus(name if begun else incomplete)]
+
+
+def parts_of_world(incomplete: str) -> list[str]:
+    """Parts of a simulated world that can be switched off, and the word for all.
+
+    >>> parts_of_world("startup,inter")
+    ['startup,interference']
+    """
+    from ullage.simulation.scenario import PARTS_OF_WORLD
+
+    return _one_more(incomplete, lambda begun: [name for name in (*PARTS_OF_WORLD, "all") if name.startswith(begun)])
+
+
+def trace_formats(incomplete: str) -> list[str]:
+    """Forms of traces.
+
+    >>> trace_formats("car")
+    ['carma']
+    """
+    from ullage.simulation.reading import FORMATS
+
+    return [name for name in FORMATS if name.startswith(incomplete)]
 
 
 def jobs(incomplete: str) -> list[tuple[str, str]]:

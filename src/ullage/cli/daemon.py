@@ -25,8 +25,8 @@ def serve(
                                  autocompletion=completion.policies)
     ] = None,
     sharing: Annotated[
-        str | None, typer.Option(help="How jobs share a GPU: by time slicing, or through NVIDIA's MPS.",
-                                 show_default="time-slicing", metavar="time-slicing|mps",
+        str | None, typer.Option(help="How jobs share a GPU: time-slicing, or through NVIDIA's MPS with mps.",
+                                 show_default="time-slicing", metavar="WAY",
                                  autocompletion=lambda: ["time-slicing", "mps"])
     ] = None,
     estimator: Annotated[

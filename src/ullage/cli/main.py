@@ -14,7 +14,7 @@ from ullage.cli.spelling import modern
 from ullage.errors import EXTRAS, UllageError
 from ullage.text import plain
 
-ESTIMATES, JOBS, GPUS, RESEARCH = "Estimate", "Run jobs on shared GPUs", "GPUs", "Research"
+ESTIMATES, JOBS, SIMULATION, GPUS, RESEARCH = "Estimate", "Run jobs on shared GPUs", "Simulate", "GPUs", "Research"
 
 # The commands in the order of the help, each with the module of this package that has it. A module is imported when its
 # command is typed, so that a wrong option is reported at once.
@@ -49,6 +49,7 @@ _COMMANDS = {
         "unreserve": "reservations",
         "token": "tokens",
     },
+    SIMULATION: {"simulate": "simulation"},
     GPUS: {"gpus": "hardware", "top": "monitor"},
     RESEARCH: {
         "evaluate": "accuracy",

@@ -174,11 +174,16 @@ class ModelOptions:
 
 def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; it gets them as keyword arguments."""
+    return with_options(command, ModelOptions)
+
+
+def with_options(command: Callable[..., None], shared: type) -> Callable[..., None]:
+    """Give a command the options that a class has; it gets them as keyword arguments."""
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    types = get_type_hints(ModelOptions, include_extras=True)
+    types = get_type_hints(shared, include_extras=True)
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(ModelOptions, name), annotation=kind)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(shared, name), annotation=kind)
         for name, kind in types.items()
     ]
     command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]

@@ -47,6 +47,17 @@ class Measure:
             return f"{100 * value:.0f} %"
         return f"{value:.0f}" if self.unit == "count" and value == round(value) else f"{value:.2f}"
 
+    def short(self, value: float | None) -> str:
+        """The same for a narrow table.
+
+        >>> MEASURES["waiting"].short(4500.0), MEASURES["waiting"].short(75.0)
+        ('75.0 min', '75.0 s')
+        """
+        if self.unit != "time" or value is None:
+            return self.text(value)
+        unit, name = next((each for each in ((86400, "d"), (3600, "h"), (60, "min")) if value >= 2 * each[0]), (1, "s"))
+        return f"{value / unit:.1f} {name}"
+
     def value(self, text: str) -> float:
         """What somebody wrote, in the unit of the figure.
 

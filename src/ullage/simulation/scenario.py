@@ -97,6 +97,16 @@ class Scenario:
         return replace(self, **{name: settings[name] for name in own if name in settings}, **parts)
 
 
+# What `ullage simulate --without` switches off: a part of the world, and the settings without it.
+PARTS_OF_WORLD: dict[str, dict[str, Any]] = {
+    "interference": {"interference": False},
+    "errors": {"interference_error": 0.0},
+    "startup": {"startup_s": 0.0},
+    "fragmentation": {"fragmentation": 0},
+    "delay": {"monitor_delay_s": 0.0},
+    "retry": {"retry_s": 0.0},
+    "failures": {"node_mtbf_s": None},
+}
 _PARTS: dict[str, Any] = {"rules": Rules, "recovery": RecoveryRules, "world": World}
 
 

@@ -1,0 +1,89 @@
+"""`ullage.simulate`: a simulation as people ask for it; and many scenarios from a few lists of choices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ullage.placement.policies import find_policy
+from ullage.simulation import engine
+from ullage.simulation.reading import read_trace
+from ullage.simulation.result import SimulationResult
+from ullage.simulation.scenario import Scenario
+from ullage.simulation.trace import JobTrace
+from ullage.units import format_bytes
+
+
+def simulate(
+    trace: str | Path | JobTrace,
+    *,
+    gpus: str,
+    policy: str = "ullage",
+    estimator: str = "ullage",
+    sharing: str = "mps",
+    seed: int = 0,
+    format: str | None = None,
+    mix: str = "mixed",
+    progress: engine.Progress | None = None,
+    **settings: Any,
+) -> SimulationResult:
+    """Simulate a trace of jobs on shared GPUs: the decisions are made by the code that `ullage serve` runs.
+
+    Args:
+        trace: A file of any form that is known, or a `JobTrace`.
+        gpus: Such as "4xA100-40GB", or "8xH200, 4xT4".
+        policy: How GPUs are chosen for jobs; `ullage serve` has the same.
+        estimator: Whose estimates are promised: "ullage", another one that the trace has, "oracle" for true memory, or
+            "none".
+        sharing: How jobs share a GPU: "mps", "timeslice", "mig" (or with the instances, "mig:2g.10gb") or "off".
+        seed: The seed of everything that is drawn.
+        format: The form of the file; recognised by default.
+        mix: For traces that do not say what their jobs train: the mix of known workloads.
+        progress: Called now and then with the number of jobs that are over, and of all.
+        **settings: Any other setting of a scenario, of its rules or of its world, by its name, such as `smact_limit`,
+            `free_floor`, `margin`, `unknown`, `min_speed`, `interference`, `startup_s` or `label`.
+
+    Returns:
+        What became of every job and every GPU; its `figures` sum it up.
+
+    >>> result = ullage.simulate("jobs.csv", gpus="4xA100-40GB", policy="magm", smact_limit=0.8)   # doctest: +SKIP
+    >>> result.figures.total_s, result.figures.ooms                                                # doctest: +SKIP
+    """
+    scenario = Scenario(gpus=gpus, policy=policy, estimator=estimator, sharing=sharing, seed=seed).but(**settings)
+    jobs = trace if isinstance(trace, JobTrace) else read_trace(trace, format=format, mix=mix, seed=seed)
+    return engine.simulate(jobs, scenario, progress)
+
+
+# What makes no difference to a policy that gives each job a GPU of its own.
+_OF_SHARING = ("estimator", "sharing", "smact_limit", "free_floor", "margin", "min_speed")
+_SHORT = {"smact_limit": "SMACT {}", "free_floor": "{} free", "margin": "margin {}", "min_speed": "speed {}"}
+_BYTES = ("free_floor", "margin", "fragmentation")
+
+
+def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scenario]:
+    """Every combination of choices, each a list of values of a setting. Those that can make no difference are left out:
+    policies that know true memory have no estimator, those that never share have no way of sharing.
+
+    >>> found = variants(Scenario(gpus="H200"), {"policy": ["exclusive", "magm"], "estimator": ["ullage", "none"]})
+    >>> [scenario.name for scenario in found]
+    ['exclusive', 'magm, ullage', 'magm, none']
+    """
+    found: dict[tuple[Any, ...], Scenario] = {}
+    for values in itertools.product(*choices.values()):
+        settings = dict(zip(choices, values, strict=True))
+        policy = find_policy(settings.get("policy", base.policy))
+        if policy.oracle:
+            settings["estimator"] = "oracle"
+        given = [name for name in choices if not (policy.alone and name in _OF_SHARING)]
+        settings |= {name: choices[name][0] for name in choices if name not in given}
+        told = [_told(name, settings[name]) for name in given if len(choices[name]) > 1]
+        label = ", ".join(told) if told and base.label is None else base.label
+        found.setdefault(tuple(settings.values()), base.but(**settings, label=label))
+    return list(found.values())
+
+
+def _told(name: str, value: Any) -> str:
+    text = "off" if value is None else format_bytes(value) if name in _BYTES else str(value)
+    return _SHORT.get(name, "{}").format(text)

@@ -1,0 +1,91 @@
+"""Means over seeds, and how sure one can be of them: 95 % confidence intervals by Student's t."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean of `count` values, and where the true one lies with 95 % confidence; of one value that is not known.
+
+    >>> found = Interval.of([1.0, 2.0, 3.0])
+    >>> found.mean, round(found.half, 2), found.count
+    (2.0, 2.48, 3)
+    """
+
+    mean: float
+    half: float | None
+    count: int
+
+    @property
+    def low(self) -> float | None:
+        """The lower end."""
+        return None if self.half is None else self.mean - self.half
+
+    @property
+    def high(self) -> float | None:
+        """The upper end."""
+        return None if self.half is None else self.mean + self.half
+
+    @property
+    def sign(self) -> int:
+        """1 if it lies above 0, -1 if below, 0 if one cannot be sure."""
+        if self.low is None or self.high is None:
+            return 0
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        """The interval of some values, one at least."""
+        count, mean = len(values), math.fsum(values) / len(values)
+        if count < 2:
+            return cls(mean, None, count)
+        variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+        return cls(mean, student_t(count - 1) * math.sqrt(variance / count), count)
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        """The attributes as a dictionary, with both ends."""
+        return {"mean": self.mean, "low": self.low, "high": self.high, "count": self.count}
+
+
+def changes(values: Sequence[float], base: Sequence[float]) -> Interval | None:
+    """The mean relative change against values of the same seeds, in pairs; None where a base is 0.
+
+    >>> changes([50.0, 150.0], [100.0, 200.0]).mean
+    -0.375
+    """
+    if not values or not all(base):
+        return None
+    return Interval.of([value / before - 1 for value, before in zip(values, base, strict=True)])
+
+
+@functools.cache
+def student_t(freedom: int) -> float:
+    """The quantile of Student's t that 95 % of its values lie within.
+
+    >>> round(student_t(4), 3), round(student_t(1000), 3)
+    (2.776, 1.962)
+    """
+    low, high = 0.0, 700.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < 0.95 else (low, middle)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """The probability that |T| < t, by the finite series for whole degrees of freedom."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = freedom % 2
+    term = total = 1.0 if not odd else cosine
+    for number in range(2 + odd, freedom - 1, 2):
+        term *= cosine * cosine * (number - 1) / number
+        total += term
+    if not odd:
+        return sine * total
+    return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
