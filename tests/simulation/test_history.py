@@ -155,3 +155,15 @@ def test_what_a_simulation_did_gives_its_trace_again():
     assert scenario_of_history(retold(found)).gpus == "2xH200"
     repeated = simulate(again, dataclasses.replace(scenario, estimator="promised"))
     assert repeated.figures.total_s == pytest.approx(found.figures.total_s, rel=1e-6)
+
+
+def test_without_foresight_placement_knows_what_its_monitor_sees_and_no_more():
+    kind = JobKind("busy", 6 * GIB, {"H200": BUSY}, {"ullage": 8 * GIB})
+    jobs = JobTrace("made", [TraceJob(number, 0.0, kind, work_s=60.0) for number in (1, 2)])
+    scenario = Scenario(gpus="H200", sharing="timeslice").but(smact_limit=None)
+    begins = {
+        foresight: [job.attempts[0].begin for job in simulate(jobs, scenario.but(foresight=foresight)).jobs]
+        for foresight in (True, False)
+    }
+    assert begins[True] == [0.0, 60.0], "each would have half of its speed"
+    assert begins[False] == [0.0, 0.0], "nobody knows, and there is room"

@@ -86,7 +86,7 @@ class _Engine:
         self.largest = max(card.spec.usable for card in self.cards)
         self.promises = [promise_of(kind, scenario.estimator) for kind in self.kinds]
         self.busy = [self._busy(number) for number in range(len(self.kinds))]
-        rules = replace(scenario.rules, predict=self.interference.predict)
+        rules = replace(scenario.rules, predict=self.interference.predict if scenario.foresight else None)
         if way == "off":
             rules = replace(rules, max_jobs_per_gpu=1)
         self.rules = rules
@@ -112,6 +112,8 @@ class _Engine:
     # What is known of kinds.
 
     def _busy(self, number: int) -> float | None:
+        if not self.scenario.foresight:
+            return None
         known = [card.name for card in {card.whole.name: card.whole for card in self.cards}.values()]
         found = [self.kinds[number].alone[name].smact for name in known if name in self.kinds[number].alone]
         return max(found, default=None)

@@ -45,7 +45,7 @@ class Scenario:
 
     `estimator` is the name of one ("ullage", "gpumemnet", "horus", "faketensor"), "oracle" for true memory, or "none".
     `pause_s` is the least time between two passes over the queue, `half_life_s` the time in which what users have used
-    counts half.
+    counts half. `foresight`: placement is told what jobs do on a GPU; without it, it knows what its monitor sees.
     """
 
     gpus: str
@@ -57,6 +57,7 @@ class Scenario:
     min_speed: float = 0.8
     pause_s: float = 1.0
     half_life_s: float = 86400.0
+    foresight: bool = True
     world: World = field(default_factory=World)
     seed: int = 0
     label: str | None = None
