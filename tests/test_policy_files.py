@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ullage.cli import completion
 from ullage.errors import InvalidValue, NotAllowed, UllageError, UnknownName
 from ullage.manager.settings import read_settings
 from ullage.policy_files import load_policy
@@ -79,3 +80,13 @@ def test_a_daemon_takes_no_file_that_others_can_change(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(NotAllowed, match=f"others can change {tmp_path};"):
         load_policy(f"{file}:choose", guarded=True)
+
+
+def test_the_shell_completes_functions_that_could_be_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, GOOD + "def _own(a, b, c): ...\ndef other(a): ...\ndef second(a, b, c): ...\n")
+    (tmp_path / "broken.py").write_text("def choose(:\n")
+    monkeypatch.chdir(tmp_path)
+    assert completion.policies("m") == ["magm", "mug", "mine.py:choose", "mine.py:second"]
+    assert completion.policies("./mi") == ["./mine.py:choose", "./mine.py:second"]
+    assert completion.policies(f"{tmp_path}/mine.py:s") == [f"{tmp_path}/mine.py:second"]
+    assert completion.policies("b") == ["best-fit"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 REPORT_KEYS = ("user", "day", "name", "gpu")
+_MOST_FILES = 100  # that are looked into
 FAMILIES, ARCHITECTURES = ("mlp", "cnn", "transformer"), ("mlp", "transformer")
 
 
@@ -164,14 +165,30 @@ def pythons(incomplete: str) -> list[str]:
 
 
 def policies(incomplete: str) -> list[str]:
-    """Placement policies.
+    """Placement policies by their names, and functions in the Python files of the folder that was typed so far.
 
     >>> policies("mag")
     ['magm']
     """
     from ullage.placement.policies import policies as all_policies
 
-    return [name for name in all_policies() if name.startswith(incomplete)]
+    named = [name for name in all_policies() if name.startswith(incomplete)]
+    folder, slash, begun = incomplete.partition(":")[0].rpartition("/")
+    files = sorted(Path(folder or slash or ".").glob(f"{begun.removesuffix('.py')}*.py"))
+    own = [f"{folder}{slash}{file.name}:{name}" for file in files[:_MOST_FILES] for name in _functions_of_three(file)]
+    return named + [each for each in own if each.startswith(incomplete)]
+
+
+def _functions_of_three(file: Path) -> list[str]:
+    """The functions of a file that take three arguments, as a policy does. The file is read, not run."""
+    import ast
+
+    try:
+        found = ast.parse(file.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return []
+    functions = [each for each in found if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+    return [each.name for each in functions if len(each.args.args) == 3]
 
 
 def several_policies(incomplete: str) -> list[str]:

@@ -20,8 +20,9 @@ def serve(
                                  metavar="GPUS")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug or mug.",
-                                 show_default="ullage", metavar="NAME",
+        str | None, typer.Option(help="How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug or mug; "
+                                 "or a function of your own in a Python file.",
+                                 show_default="ullage", metavar="NAME|FILE.py:FUNCTION",
                                  autocompletion=completion.policies)
     ] = None,
     sharing: Annotated[
@@ -55,6 +56,7 @@ def serve(
       ullage serve
       ullage serve --virtual 4xA100-40GB
       ullage serve --policy magm --sharing mps --estimator horus
+      ullage serve --policy my_policy.py:choose
       ullage serve --api 8600
       ullage serve --settings /etc/ullage.toml
     """
