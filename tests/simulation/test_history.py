@@ -167,3 +167,11 @@ def test_without_foresight_placement_knows_what_its_monitor_sees_and_no_more():
     }
     assert begins[True] == [0.0, 60.0], "each would have half of its speed"
     assert begins[False] == [0.0, 0.0], "nobody knows, and there is room"
+
+
+def test_a_kind_may_take_longer_to_start_than_others():
+    quick, slow = (JobKind(name, GIB, startup_s=startup) for name, startup in (("quick", None), ("slow", 11.0)))
+    jobs = JobTrace("made", [TraceJob(1, 0.0, quick, work_s=60.0), TraceJob(2, 0.0, slow, work_s=60.0)])
+    scenario = Scenario(gpus="2xH200", estimator="oracle")
+    ends = [[job.attempts[0].end for job in simulate(jobs, scenario.but(startup_s=usual)).jobs] for usual in (5.0, 0.0)]
+    assert ends == [[65.0, 71.0], [60.0, 60.0]]

@@ -219,7 +219,8 @@ class _Engine:
             self._heat(card)
         if self.accounts is not None:
             self.accounts.hold(job.user, job.part * job.gpus, self.now)
-        self._at(self.now + self.world.startup_s, self._take_memory, run)
+        own, usual = asked.kind.startup_s, self.world.startup_s
+        self._at(self.now + (usual if own is None or not usual else own), self._take_memory, run)
         if asked.time_limit is not None:
             self._at(self.now + asked.time_limit, self._time_over, run)
 

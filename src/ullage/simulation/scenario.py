@@ -17,7 +17,8 @@ class World:
     - `interference`: jobs that share a GPU slow each other down, by the model of `ullage.performance.sharing`.
     - `interference_error`: how far the true slowdown of a set of jobs is from the predicted one: the standard deviation
       of the logarithm, drawn once for each set. 0: predictions are true.
-    - `startup_s`: from the start of a job until it takes its memory and begins its work.
+    - `startup_s`: from the start of a job until it takes its memory and begins its work, unless its kind has a time of
+      its own; 0: no job takes any.
     - `fragmentation`: bytes of a GPU that no job can have although they are free.
     - `monitor_delay_s`: how old the newest reading is that a placement sees.
     - `reading_s`: how often placement gets a new reading of a GPU; None: every second, and every 30 s on more than 64.

@@ -15,7 +15,8 @@ class JobKind:
 
     `memory` is what it truly takes on each of its GPUs at its peak, in bytes, as `nvidia-smi` counts. `alone` is what
     it does on a GPU that it has to itself, by the name of the GPU; a GPU that is not in it is unknown. `estimates` are
-    what estimators say it takes, in bytes, by their names; None where one has no answer.
+    what estimators say it takes, in bytes, by their names; None where one has no answer. `startup_s` is how long it
+    takes to start, where it is not the same as for others.
 
     >>> JobKind("resnet50 b64", memory=8 << 30).estimates
     {}
@@ -25,6 +26,7 @@ class JobKind:
     memory: int
     alone: Mapping[str, Utilization] = field(default_factory=dict)
     estimates: Mapping[str, int | None] = field(default_factory=dict)
+    startup_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.memory < 0:
