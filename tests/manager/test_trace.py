@@ -1,5 +1,6 @@
 """What a daemon ran is told job by job to those who may see it, and can be simulated again."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -58,3 +59,21 @@ def test_a_user_sees_the_jobs_of_nobody_else_unless_the_site_says_so(make_here):
     here = on_h200(make_here, access={"report": "totals"})
     [seen] = ask_as(here, "stranger")["jobs"]
     assert (seen["user"], seen["name"]) == ("others", "(others)")
+
+
+def test_the_command_shows_what_happened_beside_what_would_have(common):
+    """One daemon and one set of jobs for all that the command does."""
+    nothing = common.cli("simulate", "--from-history", code=2)
+    assert "needed jobs that ran on a GPU and are over; found none since 7d" in nothing
+    common.wait(common.script("sleep 0.5", name="first"))
+    common.wait(common.script("sleep 0.5", name="second"))
+    shown = common.cli("simulate", "--from-history", "--policy", "exclusive,magm", "--gpus", "2xA100-40GB")
+    lines = [line.split("  ")[0] for line in shown.splitlines()]
+    assert lines[1:5] == ["as it was", "simulated as it was", "exclusive", "magm"]
+    assert "of 2 jobs it is not known what they do: they are taken to keep a GPU busy all the time" in shown
+    told = json.loads(common.cli("simulate", "--from-history", "--since", "1h", "--json"))
+    real, again = (run["figures"] for run in told["runs"])
+    assert (real["done"], again["done"]) == (2, 2) and told["notes"]
+    assert told["runs"][1]["scenario"]["estimator"] == "promised"
+    assert "needed a trace or --from-history; found both" in common.cli("simulate", "x.csv", "--from-history", code=2)
+    assert "found 'soon'" in common.cli("simulate", "--from-history", "--since", "soon", code=2)

@@ -41,6 +41,7 @@ def told(*jobs, gpus=1, sharing="mps"):
     ]
     return {
         "since": 0.0, "until": 1e6, "policy": "ullage", "sharing": sharing, "estimator": "ullage", "min_speed": 0.8,
+        "rules": {"margin": GIB}, "reading_s": 1.0,
         "all": True, "gpus": cards, "jobs": list(jobs),
         "works": {"busy": {"NVIDIA H200": BUSY.to_dict()}, "light": {"NVIDIA H200": LIGHT.to_dict()}},
     }  # fmt: skip

@@ -73,7 +73,7 @@ def report(
         raise InvalidValue(f"--plot: needed the name of an SVG file; found {str(plot)!r}")
     now = time.time()
     keys = [key.strip() for key in by.split(",")]
-    found = client().report(keys, _moment(since, now), None if until is None else _moment(until, now), user)
+    found = client().report(keys, moment(since, now), None if until is None else moment(until, now), user)
     if plot is not None:
         _write(plot, draw(found))
     if as_json:
@@ -84,10 +84,10 @@ def report(
         _print_table(found)
 
 
-def _moment(text: str, now: float) -> float:
+def moment(text: str, now: float) -> float:
     """Seconds since 1970.
 
-    >>> _moment("2h", now=10_000.0)
+    >>> moment("2h", now=10_000.0)
     2800.0
     """
     try:

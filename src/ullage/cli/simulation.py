@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ullage.cli import completion
+from ullage.cli.jobs import client
 from ullage.cli.options import Json, Seed, with_options
-from ullage.cli.progress import following
+from ullage.cli.progress import Following, following
+from ullage.cli.report import moment
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
 from ullage.text import plain
@@ -21,6 +24,7 @@ from ullage.units import parse_bytes, parse_duration
 if TYPE_CHECKING:
     from ullage.simulation.result import SimulationResult
     from ullage.simulation.scenario import Scenario
+    from ullage.simulation.trace import JobTrace
 
 RULES, WORLD = "Rules of placement", "The simulated world"
 _RANGE = re.compile(r"\s*([0-9]+)\.\.([0-9]+)(?::([0-9]+))?\s*[x×*]\s*([^,]+)")
@@ -136,6 +140,18 @@ def simulate(
         Path | None, typer.Argument(help="A trace of jobs, in any form that is known.", metavar="TRACE",
                                     show_default=False)
     ] = None,
+    from_history: Annotated[
+        bool, typer.Option("--from-history", help="Simulate again what the daemon ran, beside what really happened. "
+                           "GPUs, policy, sharing and rules are the daemon's unless others are given.")
+    ] = False,
+    since: Annotated[
+        str, typer.Option(help="With --from-history, jobs submitted from then on: a date (2026-11-01), a time "
+                          "(2026-11-01T08:00), or how long ago (30d, 12h).", metavar="TIME")
+    ] = "7d",
+    until: Annotated[
+        str | None, typer.Option(help="With --from-history, jobs submitted before then, in the same way.",
+                                 metavar="TIME", show_default="now")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(help="What a run is called; once for each run, in their order.", metavar="TEXT")
     ] = None,
@@ -166,12 +182,20 @@ def simulate(
       ullage simulate jobs.csv --gpus 4xA100-40GB --gpus 2xH200 --save runs.json.gz
       ullage simulate jobs.csv --gpus 4xA100-40GB --policy magm --estimator none --unknown floor --without startup
       ullage simulate --beside yesterday.json --beside today.json --report both.html
+      ullage simulate --from-history --since 30d --sharing mps --policy magm,ullage
+      ullage simulate --from-history --since 30d --gpus 2..8xA100-40GB
     """
     from ullage.simulation.result import read_results, write_results
 
     runs = [run for file in beside or [] for run in read_results(file)]
-    if trace is None and not runs:
+    if trace is None and not runs and not from_history:
         raise InvalidValue("needed a trace of jobs, such as: ullage simulate jobs.csv --gpus 4xA100-40GB")
+    if trace is not None and from_history:
+        raise InvalidValue(f"needed a trace or --from-history; found both ({trace})")
+    notes: Sequence[str] = ()
+    if from_history:
+        replayed, notes = _replayed(since, until, options, seed, label or [])
+        runs += replayed
     if trace is not None:
         runs += _simulated(trace, _labelled(_scenarios(options, seed), label or []), options)
     if save is not None:
@@ -181,10 +205,10 @@ def simulate(
 
         write(runs, report)
     if as_json:
-        print(json.dumps({"runs": [run.summary() for run in runs]}))
+        print(json.dumps({"runs": [run.summary() for run in runs], "notes": list(notes)}))
         return
     print(_table(runs))
-    for line in _remarks(runs):
+    for line in [*_remarks(runs), *notes]:
         print(line)
     for file in (save, report):
         if file is not None:
@@ -192,44 +216,82 @@ def simulate(
 
 
 def _simulated(trace: Path, scenarios: Sequence[Scenario], options: dict[str, Any]) -> list[SimulationResult]:
-    from ullage.simulation import engine
     from ullage.simulation.reading import read_trace
 
-    found = []
     with following("reading the trace") as going:
         jobs = read_trace(trace, format=options["trace_format"], mix=options["mix"], seed=scenarios[0].seed)
-        going.begin("simulating", len(scenarios))
-        for scenario in scenarios:
+        return _all_of(jobs, scenarios, going)
 
-            def told(over: int, total: int, name: str = scenario.name) -> None:
-                going.doing(f"{name}: {over:,} of {total:,} jobs")
 
-            told(0, len(jobs.jobs))
-            found.append(engine.simulate(jobs, scenario, told))
-            going.step()
+def _all_of(jobs: JobTrace, scenarios: Sequence[Scenario], going: Following) -> list[SimulationResult]:
+    from ullage.simulation import engine
+
+    found = []
+    going.begin("simulating", len(scenarios))
+    for scenario in scenarios:
+
+        def told(over: int, total: int, name: str = scenario.name) -> None:
+            going.doing(f"{name}: {over:,} of {total:,} jobs")
+
+        told(0, len(jobs.jobs))
+        found.append(engine.simulate(jobs, scenario, told))
+        going.step()
     return found
+
+
+def _replayed(
+    since: str, until: str | None, options: dict[str, Any], seed: int, labels: list[str]
+) -> tuple[list[SimulationResult], Sequence[str]]:
+    """What really happened, the same simulated, what it is compared with; and what was assumed."""
+    from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
+
+    now = time.time()
+    told = client().trace(moment(since, now), None if until is None else moment(until, now))
+    base = scenario_of_history(told).but(seed=seed, **_world(options))
+    jobs = trace_of_history(told)
+    if not jobs.jobs:
+        left_out = "".join(f"; {note}" for note in jobs.notes)
+        raise InvalidValue(f"needed jobs that ran on a GPU and are over; found none since {since}{left_out}")
+    choices = _choices(options)
+    scenarios = [base.but(label="simulated as it was")]
+    if choices:
+        scenarios += _labelled(_variants(base, choices), labels)
+    with following("simulating") as going:
+        return [as_it_was(told), *_all_of(jobs, scenarios, going)], jobs.notes
 
 
 # From options to scenarios.
 
 
 def _scenarios(options: dict[str, Any], seed: int) -> list[Scenario]:
-    from ullage.simulation.asking import variants
     from ullage.simulation.scenario import Scenario
 
     if not options["gpus"]:
         raise InvalidValue("needed the GPUs, such as --gpus 4xA100-40GB")
-    choices: dict[str, list[Any]] = {"gpus": [text for given in options["gpus"] for text in gpu_choices(given)]}
+    choices = _choices(options)
+    return _variants(Scenario(gpus=choices["gpus"][0], seed=seed).but(**_world(options)), choices)
+
+
+def _variants(base: Scenario, choices: dict[str, list[Any]]) -> list[Scenario]:
+    from ullage.simulation.asking import variants
+
+    return variants(base, choices)
+
+
+def _choices(options: dict[str, Any]) -> dict[str, list[Any]]:
+    choices: dict[str, list[Any]] = {}
+    if options["gpus"]:
+        choices["gpus"] = [text for given in options["gpus"] for text in gpu_choices(given)]
     for name, read in _READERS.items():
         given = [text.strip() for values in options[name] or [] for text in values.split(",")]
         if given:
             choices[name] = [read(text) for text in given]
-    return variants(Scenario(gpus=choices["gpus"][0], seed=seed).but(**_world(options)), _ordered(choices))
+    return _ordered(choices)
 
 
 def _ordered(choices: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """The policy comes first in names, the GPUs last."""
-    return {name: choices[name] for name in [*(name for name in choices if name != "gpus"), "gpus"]}
+    return {name: choices[name] for name in sorted(choices, key=lambda name: name == "gpus")}
 
 
 def gpu_choices(text: str) -> list[str]:

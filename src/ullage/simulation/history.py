@@ -20,9 +20,10 @@ from ullage.hardware import gpu
 from ullage.performance.alone import power_ratio
 from ullage.performance.result import Utilization
 from ullage.performance.sharing import load
+from ullage.placement import Rules
 from ullage.simulation.interference import Interference
 from ullage.simulation.result import DONE, FAILED, GpuSeries, SimulatedAttempt, SimulatedJob, SimulationResult
-from ullage.simulation.scenario import Scenario
+from ullage.simulation.scenario import Scenario, World
 from ullage.simulation.trace import JobKind, JobTrace, TraceJob
 
 PROMISED = "promised"  # the estimator whose estimates are what the manager promised
@@ -56,13 +57,17 @@ def trace_of_history(told: Mapping[str, Any], name: str = "history") -> JobTrace
 
 
 def scenario_of_history(told: Mapping[str, Any]) -> Scenario:
-    """A simulation of the manager as it is: its GPUs, policy and way of sharing, and the promises that it made."""
+    """A simulation of the manager as it is: its GPUs, policy, rules and way of sharing, and the promises that it made.
+
+    Readings are as old as they are on average.
+    """
     if not told["gpus"]:
         raise InvalidValue("needed a manager that has GPUs; found none")
     counts = Counter(gpu(each["name"]).name for each in told["gpus"])
     return Scenario(
         gpus=", ".join(f"{count}x{name}" for name, count in counts.items()), policy=told["policy"],
-        estimator=PROMISED, sharing=_HOWS[told["sharing"]], min_speed=told["min_speed"],
+        estimator=PROMISED, sharing=_HOWS[told["sharing"]], min_speed=told["min_speed"], rules=Rules(**told["rules"]),
+        world=World(reading_s=told["reading_s"], monitor_delay_s=told["reading_s"] / 2),
     )  # fmt: skip
 
 

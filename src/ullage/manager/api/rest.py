@@ -305,6 +305,8 @@ class TraceAnswer(_Answer):
     sharing: str
     estimator: str | None
     min_speed: float
+    rules: dict[str, Any] = Field(description="the settings of placement")
+    reading_s: float = Field(description="how often GPUs are read")
     all: bool = Field(description="whether you may see the jobs of everybody")
     gpus: list[dict[str, Any]]
     works: dict[str, dict[str, dict[str, Any]]] = Field(description="what jobs do alone, by work and by GPU")

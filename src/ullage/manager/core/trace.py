@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.report import OTHERS, Others, times_asked
+from ullage.manager.core.scheduler import rules_of
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 
@@ -25,7 +27,8 @@ def trace(
     works = {job.work for job in seen if job.work is not None}
     return {
         "since": begin, "until": end, "policy": settings.policy, "sharing": context.sharing.name,
-        "estimator": settings.estimating.estimator, "min_speed": settings.placing.min_speed, "all": others != "own",
+        "estimator": settings.estimating.estimator, "min_speed": settings.placing.min_speed, "rules": _rules(context),
+        "reading_s": settings.monitoring.interval, "all": others != "own",
         "gpus": [
             {"id": slot.id, "index": slot.index, "name": slot.name, "total": slot.total, "mig": slot.mig}
             for slot in context.slots
@@ -36,6 +39,13 @@ def trace(
             for job in seen
         ],
     }  # fmt: skip
+
+
+def _rules(context: ManagerContext) -> dict[str, Any]:
+    """The settings of `ullage.placement.Rules`."""
+    found = dataclasses.asdict(rules_of(context.settings, virtual=context.cards is not None))
+    del found["predict"]
+    return found
 
 
 def _job(job: JobRecord, attempts: Iterable[AttemptRecord], queued: float | None, named: bool) -> dict[str, Any]:
