@@ -28,6 +28,7 @@ from ullage.units import MIB
 FILE = Path(__file__).parents[1] / "src" / "ullage" / "simulation" / "data" / "known_workloads.json"
 GPUS = (MEASURED_ON, "H200")
 NOT_KEPT = ("gpu", "notes")
+OTHERS = ("horus", "faketensor", "gpumemnet")
 STEPS = 4
 DIGITS = 5  # that are kept of a figure
 
@@ -122,18 +123,18 @@ def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def followed(workload: KnownWorkload) -> dict[str, Any]:
-    """What Ullage says of one: the upper bound of its memory, and what it does on each GPU."""
+    """What Ullage says of one: how much memory it takes, by several estimators, and what it does on each GPU."""
     options = dict(workload.training)
     if "function" in options:
         source, options = FUNCTIONS[options["function"]], {"steps": None}
     else:
         source = options.pop("model")
-    estimates = {gpu: ullage.estimate(source, gpu=gpu, **options) for gpu in GPUS}
-    measured = estimates[MEASURED_ON]
+    found_on = {gpu: ullage.estimate(source, gpu=gpu, **options) for gpu in GPUS}
+    measured = found_on[MEASURED_ON]
     assert measured.utilization is not None
     predicted_s = measured.utilization.step_s
     alone = {}
-    for gpu, estimate in estimates.items():
+    for gpu, estimate in found_on.items():
         found = estimate.utilization
         assert found is not None
         if gpu == MEASURED_ON:
@@ -144,7 +145,18 @@ def followed(workload: KnownWorkload) -> dict[str, Any]:
             step_s = found.step_s * workload.step_s / predicted_s
         values = asdict(with_step(found, step_s))
         alone[gpu] = {name: rounded(value) for name, value in values.items() if name not in NOT_KEPT}
-    return {"upper": measured.upper, "predicted_step_s": rounded(predicted_s), "alone": alone}
+    others = {} if "steps" in options else {name: promised(source, name, options) for name in OTHERS}
+    estimates = {"ullage": measured.bound, **others}
+    return {"estimates": estimates, "predicted_step_s": rounded(predicted_s), "alone": alone}
+
+
+def promised(model: str, estimator: str, options: dict[str, Any]) -> int | None:
+    """What another estimator says, as it is built here; None where it has no answer."""
+    try:
+        return ullage.estimate(model, gpu=MEASURED_ON, estimator=estimator, **options).bound
+    except ullage.UllageError as error:
+        print(f"{estimator}, {model}: {error}")
+        return None
 
 
 FUNCTIONS = {function.__name__: function for function in (mnist, unet, dlrm)}
@@ -155,14 +167,19 @@ def rounded(value: Any) -> Any:
 
 
 def show(workloads: dict[str, Any]) -> None:
-    print(f"{'workload':30} {'memory':>7} {'upper':>7}  {'step':>8} {'predicted':>9}   smact  power")
+    names = ("ullage", *OTHERS)
+    print(
+        f"{'memory in MiB, steps in ms':30} {'truth':>7}",
+        *(f"{name:>10}" for name in names),
+        "   step pred. smact power",
+    )
     for known in published_workloads():
         row = workloads[known.name]
         alone = row["alone"][MEASURED_ON]
-        print(
-            f"{known.name:30} {known.kind.memory // MIB:>7} {row['upper'] // MIB:>7}  {1e3 * known.step_s:>6.1f}ms "
-            f"{1e3 * row['predicted_step_s']:>7.1f}ms   {alone['smact']:>5.2f} {alone['power_w']:>5.0f}W"
-        )
+        promises = [(row["estimates"].get(name) or 0) // MIB or "-" for name in names]
+        print(f"{known.name:30} {known.kind.memory // MIB:>7}", *(f"{promise:>10}" for promise in promises), end=" ")
+        print(f"{1e3 * known.step_s:>6.1f} {1e3 * row['predicted_step_s']:>5.1f}", end=" ")
+        print(f"{alone['smact']:>5.2f} {alone['power_w']:>4.0f}W")
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Training jobs whose memory and times were published: what traces that name no model are filled with.
 
 `data/known_workloads.toml` has the published figures and how Ullage names the same training;
-`data/known_workloads.json` has what Ullage says of each: its memory, and what it does on a GPU that it has to itself.
+`data/known_workloads.json` has what Ullage says of each: its memory by several estimators, as they are built here, and
+what it does on a GPU that it has to itself.
 benchmarks/known_workloads.py writes the second from the first.
 """
 
@@ -115,7 +116,7 @@ def _published(table: Mapping[str, Any], batch: Mapping[str, Any], samples: int)
 
 def _with_figures(found: KnownWorkload, figures: Mapping[str, Any]) -> KnownWorkload:
     alone = {gpu: Utilization.from_dict({"gpu": gpu, **values}) for gpu, values in figures["alone"].items()}
-    return replace(found, kind=replace(found.kind, alone=alone, estimates={"ullage": figures["upper"]}))
+    return replace(found, kind=replace(found.kind, alone=alone, estimates=figures["estimates"]))
 
 
 def _data(name: str) -> str:

@@ -56,6 +56,7 @@ CALLS: dict[str, Any] = {
     "sum": lambda: IMAGES + meta(2, 8, 9, 9),
     "sum of different layouts": lambda: IMAGES + LAST,
     "sum with broadcasting": lambda: IMAGES + meta(9),
+    "a number less a tensor": lambda: 1 - IMAGES,
     "sum with twice the other": lambda: torch.add(meta(3), meta(3), alpha=2),
     "sum with another type": lambda: meta(3) + meta(3, dtype=torch.float64),
     "quotient with a number": lambda: IMAGES / 3,

@@ -59,7 +59,7 @@ def _kind(model: str, batch: int, row: TraceRow) -> tuple[JobKind, str | None]:
     memory = row.whole("mem_mib") * MIB
     estimates = {name: row.mebibytes(column) for name, column in _ESTIMATES.items()}
     if known is not None:
-        return JobKind(known.name, memory, known.kind.alone, {**estimates, **known.kind.estimates}), None
+        return JobKind(known.name, memory, known.kind.alone, {**known.kind.estimates, **estimates}), None
     name = f"{_UNNAMED.get(model, model)} b{batch}"
     alone, like = similar_alone(memory)
     note = f"what {name} does on a GPU is not known: taken from {like}, whose memory is nearest"

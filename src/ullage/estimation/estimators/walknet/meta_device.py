@@ -246,9 +246,9 @@ def _itself(tensor: torch.Tensor, *others: Any) -> torch.Tensor:
 
 
 @_rule(_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.div.Tensor)
-def _arithmetic(first: torch.Tensor, second: Any) -> torch.Tensor | None:
+def _arithmetic(first: Any, second: Any) -> torch.Tensor | None:
     """Of tensors that are alike, or of a tensor of floating point and a number."""
-    if not first.is_floating_point():
+    if not isinstance(first, torch.Tensor) or not first.is_floating_point():
         return None
     if isinstance(second, torch.Tensor):
         alike = second.is_meta and second.dtype == first.dtype and second.shape == first.shape
