@@ -192,13 +192,12 @@ def _functions_of_three(file: Path) -> list[str]:
 
 
 def several_policies(incomplete: str) -> list[str]:
-    """Placement policies, after those that were named already, and files with one of one's own.
+    """Placement policies, after those that were named already.
 
     >>> several_policies("lug,mag")
     ['lug,magm']
     """
-    own = sorted(f"{file}:" for file in Path().glob(f"{incomplete}*.py")) if incomplete else []
-    return _one_more(incomplete, policies) + own
+    return _one_more(incomplete, policies)
 
 
 def promising_estimators(incomplete: str) -> list[str]:
@@ -248,6 +247,17 @@ def parts_of_world(incomplete: str) -> list[str]:
     from ullage.simulation.scenario import PARTS_OF_WORLD
 
     return _one_more(incomplete, lambda begun: [name for name in (*PARTS_OF_WORLD, "all") if name.startswith(begun)])
+
+
+def goals(incomplete: str) -> list[str]:
+    """Figures that a goal can be about.
+
+    >>> goals("wait")
+    ['waiting<=', 'waiting-p95<=']
+    """
+    from ullage.simulation.measures import MEASURES
+
+    return [f"{name}<=" for name in MEASURES if name.startswith(incomplete)]
 
 
 def trace_formats(incomplete: str) -> list[str]:

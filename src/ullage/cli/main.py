@@ -49,7 +49,7 @@ _COMMANDS = {
         "unreserve": "reservations",
         "token": "tokens",
     },
-    SIMULATION: {"simulate": "simulation"},
+    SIMULATION: {"simulate": "simulation", "sweep": "simulation"},
     GPUS: {"gpus": "hardware", "top": "monitor"},
     RESEARCH: {
         "evaluate": "accuracy",

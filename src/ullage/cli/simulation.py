@@ -3,138 +3,41 @@
 from __future__ import annotations
 
 import json
-import re
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ullage.cli import completion
+from ullage.cli.exit_codes import FAILED, INTERRUPTED
 from ullage.cli.jobs import client
-from ullage.cli.options import Json, Seed, with_options
+from ullage.cli.options import Json, Seed
 from ullage.cli.progress import Following, following
 from ullage.cli.report import moment
+from ullage.cli.scenarios import (
+    choices_of,
+    labelled,
+    scenarios_of,
+    settings_of,
+    sources_of,
+    with_scenario_options,
+)
 from ullage.cli.tables import fitted
-from ullage.errors import InvalidValue, UnknownName
+from ullage.errors import InvalidValue
 from ullage.text import plain
-from ullage.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
+    from ullage.simulation.measures import Goal
     from ullage.simulation.result import SimulationResult
     from ullage.simulation.scenario import Scenario
+    from ullage.simulation.sweep import CaseOutcome, GoalAnswer, SweepRow, TraceSource
     from ullage.simulation.trace import JobTrace
 
-RULES, WORLD = "Rules of placement", "The simulated world"
-_RANGE = re.compile(r"\s*([0-9]+)\.\.([0-9]+)(?::([0-9]+))?\s*[x×*]\s*([^,]+)")
-_OFF = ("off", "none")
 
-
-class ScenarioOptions:
-    """The options that say what jobs meet; those that take several values compare every combination of them."""
-
-    gpus: Annotated[
-        list[str] | None, typer.Option(help="The GPUs, such as 4xA100-40GB, or 8xH200,4xT4. 4..16xA100-40GB is every "
-                                       "number from 4 to 16, 8..64:8xH200 every eighth. Can be given more than once.",
-                                       metavar="GPUS", autocompletion=completion.counted_gpus)
-    ] = None  # fmt: skip
-    policy: Annotated[
-        list[str] | None, typer.Option(help="How GPUs are chosen for jobs: ullage, exclusive, round-robin, magm, lug, "
-                                       "mug, or with true memory first-fit, best-fit, worst-fit, least-utilized. "
-                                       "Several with commas.", metavar="NAME", show_default="ullage",
-                                       autocompletion=completion.several_policies)
-    ] = None  # fmt: skip
-    estimator: Annotated[
-        list[str] | None, typer.Option("--estimator", "-e", help="Whose estimates jobs are promised: ullage, another "
-                                       "one that the trace has, oracle for true memory, or none. Several with commas.",
-                                       metavar="NAME", show_default="ullage",
-                                       autocompletion=completion.promising_estimators)
-    ] = None  # fmt: skip
-    sharing: Annotated[
-        list[str] | None, typer.Option(help="How jobs share a GPU: mps, timeslice, mig (with the instances: "
-                                       "mig:2g.10gb) or off. Several with commas.", metavar="WAY", show_default="mps",
-                                       autocompletion=completion.simulated_sharing)
-    ] = None  # fmt: skip
-    trace_format: Annotated[
-        str | None, typer.Option(help="The form of the trace.", metavar="NAME",
-                                 show_default="recognised by how the file begins",
-                                 autocompletion=completion.trace_formats)
-    ] = None  # fmt: skip
-    mix: Annotated[
-        str, typer.Option(help="For traces that do not say what their jobs train: the mix of known workloads that "
-                          "they are given.", metavar="NAME")
-    ] = "mixed"  # fmt: skip
-    smact_limit: Annotated[
-        list[str] | None, typer.Option(help="Share a GPU only up to this SM activity, such as 0.8, or off. Several "
-                                       "with commas.", metavar="SHARE", rich_help_panel=RULES, show_default="0.8")
-    ] = None  # fmt: skip
-    free_floor: Annotated[
-        list[str] | None, typer.Option(help="What must be free for a job of unknown memory (with --unknown floor), or "
-                                       "off. Several with commas.", metavar="SIZE", rich_help_panel=RULES,
-                                       show_default="5GiB")
-    ] = None  # fmt: skip
-    margin: Annotated[
-        list[str] | None, typer.Option(help="What is left free beside a job's promise where others are. Several with "
-                                       "commas.", metavar="SIZE", rich_help_panel=RULES, show_default="2GiB")
-    ] = None  # fmt: skip
-    min_speed: Annotated[
-        list[str] | None, typer.Option(help="Put no job where one would keep less of its speed than this. Several "
-                                       "with commas.", metavar="SHARE", rich_help_panel=RULES, show_default="0.8")
-    ] = None  # fmt: skip
-    unknown: Annotated[
-        str | None, typer.Option(help="A job of unknown memory gets a GPU to itself (exclusive) or one with "
-                                 "--free-floor free (floor).", metavar="exclusive|floor", rich_help_panel=RULES,
-                                 show_default="exclusive", autocompletion=lambda: ["exclusive", "floor"])
-    ] = None  # fmt: skip
-    exclusive_after: Annotated[
-        int | None, typer.Option(help="A job that ran out of memory so often gets a GPU to itself.", metavar="N",
-                                 min=1, rich_help_panel=RULES, show_default="3")
-    ] = None  # fmt: skip
-    without: Annotated[
-        str | None, typer.Option(help="Switch parts off: interference, errors, startup, fragmentation, delay, retry, "
-                                 "failures, or all. Several with commas.", metavar="PARTS", rich_help_panel=WORLD,
-                                 autocompletion=completion.parts_of_world)
-    ] = None  # fmt: skip
-    interference_error: Annotated[
-        float | None, typer.Option(help="How far true slowdowns are from predicted ones: the standard deviation of "
-                                   "the logarithm.", metavar="X", min=0.0, rich_help_panel=WORLD)
-    ] = None  # fmt: skip
-    startup: Annotated[
-        str | None, typer.Option(help="From the start of a job until it takes its memory.", metavar="TIME",
-                                 rich_help_panel=WORLD)
-    ] = None  # fmt: skip
-    fragmentation: Annotated[
-        str | None, typer.Option(help="What no job can have of a GPU although it is free.", metavar="SIZE",
-                                 rich_help_panel=WORLD)
-    ] = None  # fmt: skip
-    monitor_delay: Annotated[
-        str | None, typer.Option(help="How old the readings are that a placement sees.", metavar="TIME",
-                                 rich_help_panel=WORLD)
-    ] = None  # fmt: skip
-    retry: Annotated[
-        str | None, typer.Option(help="From a failure until the job stands in the queue again.", metavar="TIME",
-                                 rich_help_panel=WORLD)
-    ] = None  # fmt: skip
-    node_mtbf: Annotated[
-        str | None, typer.Option(help="How long a node works until it fails, on average, such as 30d.",
-                                 metavar="TIME", rich_help_panel=WORLD, show_default="no node fails")
-    ] = None  # fmt: skip
-    node_gpus: Annotated[
-        int | None, typer.Option(help="How many GPUs a node has.", metavar="N", min=1, rich_help_panel=WORLD,
-                                 show_default="8")
-    ] = None  # fmt: skip
-    node_repair: Annotated[
-        str | None, typer.Option(help="How long a node is away after it failed.", metavar="TIME",
-                                 rich_help_panel=WORLD, show_default="1h")
-    ] = None  # fmt: skip
-
-
-def _with_scenario(command: Callable[..., None]) -> Callable[..., None]:
-    return with_options(command, ScenarioOptions)
-
-
-@_with_scenario
+@with_scenario_options
 def simulate(
     trace: Annotated[
         Path | None, typer.Argument(help="A trace of jobs, in any form that is known.", metavar="TRACE",
@@ -181,6 +84,7 @@ def simulate(
       ullage simulate jobs.csv --gpus 4xA100-40GB --policy exclusive,magm,ullage --report runs.html
       ullage simulate jobs.csv --gpus 4xA100-40GB --gpus 2xH200 --save runs.json.gz
       ullage simulate jobs.csv --gpus 4xA100-40GB --policy magm --estimator none --unknown floor --without startup
+      ullage simulate --generate 500 --load 1.2 --gpus 8xH200 --policy exclusive,ullage --seed 3
       ullage simulate --beside yesterday.json --beside today.json --report both.html
       ullage simulate --from-history --since 30d --sharing mps --policy magm,ullage
       ullage simulate --from-history --since 30d --gpus 2..8xA100-40GB
@@ -188,16 +92,17 @@ def simulate(
     from ullage.simulation.result import read_results, write_results
 
     runs = [run for file in beside or [] for run in read_results(file)]
-    if trace is None and not runs and not from_history:
+    sources = sources_of([] if trace is None else [trace], options)
+    if not sources and not runs and not from_history:
         raise InvalidValue("needed a trace of jobs, such as: ullage simulate jobs.csv --gpus 4xA100-40GB")
-    if trace is not None and from_history:
-        raise InvalidValue(f"needed a trace or --from-history; found both ({trace})")
+    if sources and from_history:
+        raise InvalidValue(f"needed a trace or --from-history; found both ({sources[0].name})")
     notes: Sequence[str] = ()
     if from_history:
         replayed, notes = _replayed(since, until, options, seed, label or [])
         runs += replayed
-    if trace is not None:
-        runs += _simulated(trace, _labelled(_scenarios(options, seed), label or []), options)
+    for source in sources:
+        runs += _simulated(source, labelled(scenarios_of(options, seed), label or []))
     if save is not None:
         write_results(save, runs)
     if report is not None:
@@ -215,12 +120,9 @@ def simulate(
             print(f"written: {file}")
 
 
-def _simulated(trace: Path, scenarios: Sequence[Scenario], options: dict[str, Any]) -> list[SimulationResult]:
-    from ullage.simulation.reading import read_trace
-
+def _simulated(source: TraceSource, scenarios: Sequence[Scenario]) -> list[SimulationResult]:
     with following("reading the trace") as going:
-        jobs = read_trace(trace, format=options["trace_format"], mix=options["mix"], seed=scenarios[0].seed)
-        return _all_of(jobs, scenarios, going)
+        return _all_of(source.read(scenarios[0].seed), scenarios, going)
 
 
 def _all_of(jobs: JobTrace, scenarios: Sequence[Scenario], going: Following) -> list[SimulationResult]:
@@ -243,130 +145,105 @@ def _replayed(
     since: str, until: str | None, options: dict[str, Any], seed: int, labels: list[str]
 ) -> tuple[list[SimulationResult], Sequence[str]]:
     """What really happened, the same simulated, what it is compared with; and what was assumed."""
+    from ullage.simulation.asking import variants
     from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
 
     now = time.time()
     told = client().trace(moment(since, now), None if until is None else moment(until, now))
-    base = scenario_of_history(told).but(seed=seed, **_world(options))
+    base = scenario_of_history(told).but(seed=seed, **settings_of(options))
     jobs = trace_of_history(told)
     if not jobs.jobs:
         left_out = "".join(f"; {note}" for note in jobs.notes)
         raise InvalidValue(f"needed jobs that ran on a GPU and are over; found none since {since}{left_out}")
-    choices = _choices(options)
+    choices = choices_of(options)
     scenarios = [base.but(label="simulated as it was")]
     if choices:
-        scenarios += _labelled(_variants(base, choices), labels)
+        scenarios += labelled(variants(base, choices), labels)
     with following("simulating") as going:
         return [as_it_was(told), *_all_of(jobs, scenarios, going)], jobs.notes
 
 
-# From options to scenarios.
+@with_scenario_options
+def sweep(
+    traces: Annotated[
+        list[Path] | None, typer.Argument(help="Traces of jobs, in any form that is known.", metavar="[TRACE...]",
+                                          show_default=False)
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds: each draws another trace with --generate, and other chances of "
+                                 "the simulated world.", metavar="N", min=1,
+                                 show_default="10 with --generate, else 1")
+    ] = None,
+    seed: Seed = 0,
+    goal: Annotated[
+        str | None, typer.Option(help="Tell how many GPUs are enough for this: a figure, <= or >=, and a value, such "
+                                 "as 'waiting<=10m'.", metavar="GOAL", autocompletion=completion.goals)
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many simulations run at once.", metavar="N", min=1,
+                                 show_default="one for each core")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Keep figures in this file; those already in it are not computed again.",
+                                  metavar="FILE.jsonl")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write tables and plots to one HTML page.", metavar="FILE.html")
+    ] = None,
+    as_json: Json = False,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Simulate many scenarios on the same traces and seeds, on all cores, and tell how sure their differences are.
 
+    Every combination of the values of options is simulated. Figures are means over seeds with 95 % confidence
+    intervals; changes are those against the first scenario on the same seeds. After Ctrl-C, what was done is printed.
 
-def _scenarios(options: dict[str, Any], seed: int) -> list[Scenario]:
-    from ullage.simulation.scenario import Scenario
+    Examples:
 
-    if not options["gpus"]:
-        raise InvalidValue("needed the GPUs, such as --gpus 4xA100-40GB")
-    choices = _choices(options)
-    return _variants(Scenario(gpus=choices["gpus"][0], seed=seed).but(**_world(options)), choices)
-
-
-def _variants(base: Scenario, choices: dict[str, list[Any]]) -> list[Scenario]:
-    from ullage.simulation.asking import variants
-
-    return variants(base, choices)
-
-
-def _choices(options: dict[str, Any]) -> dict[str, list[Any]]:
-    choices: dict[str, list[Any]] = {}
-    if options["gpus"]:
-        choices["gpus"] = [text for given in options["gpus"] for text in gpu_choices(given)]
-    for name, read in _READERS.items():
-        given = [text.strip() for values in options[name] or [] for text in values.split(",")]
-        if given:
-            choices[name] = [read(text) for text in given]
-    return _ordered(choices)
-
-
-def _ordered(choices: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The policy comes first in names, the GPUs last."""
-    return {name: choices[name] for name in sorted(choices, key=lambda name: name == "gpus")}
-
-
-def gpu_choices(text: str) -> list[str]:
-    """GPUs as they were typed; a range of numbers stands for several choices.
-
-    >>> gpu_choices("2..4xT4"), gpu_choices("8..24:8xH200"), gpu_choices("2xH200,T4")
-    (['2xT4', '3xT4', '4xT4'], ['8xH200', '16xH200', '24xH200'], ['2xH200,T4'])
+      ullage sweep --generate 200 --seeds 50 --gpus 4xA100-40GB --policy exclusive,magm,ullage
+      ullage sweep jobs.csv --gpus 4xA100-40GB --policy magm,lug --smact-limit 0.7,0.8,off --report sweep.html
+      ullage sweep jobs.csv --gpus 4..16xA100-40GB --policy exclusive,ullage --goal "waiting<=10m"
+      ullage sweep a.csv b.csv --gpus 8xH200 --estimator ullage,none --seeds 10 --resume sweep.jsonl
     """
-    from ullage.hardware import gpu_list
+    from ullage.simulation import sweep as sweeping
+    from ullage.simulation.measures import Goal
 
-    match = _RANGE.fullmatch(text)
-    if match is None:
-        gpu_list(text)
-        return [text]
-    first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
-    gpu_list(match[4])
-    if not 1 <= first <= last or not step:
-        raise InvalidValue(f"--gpus: needed a range such as 4..16xA100-40GB; found {text!r}")
-    return [f"{count}x{match[4].strip()}" for count in range(first, last + 1, step)]
+    wanted_goal = Goal.parse(goal or "waiting<=10m")
+    sources = sources_of(traces or [], options)
+    if not sources:
+        raise InvalidValue("needed traces of jobs, or --generate N, such as: ullage sweep jobs.csv --gpus 4xA100-40GB")
+    count = seeds or (10 if options["generate"] else 1)
+    wanted = sweeping.cases(sources, scenarios_of(options, seed), range(seed, seed + count))
+    outcomes: list[CaseOutcome] = []
+    with following("simulating", len(wanted), stoppable=True) as going:
+        for outcome in sweeping.sweep(wanted, workers or len(os.sched_getaffinity(0)), resume):
+            outcomes.append(outcome)
+            going.step(outcome.case.scenario.name)
+    rows = sweeping.summarize(wanted, outcomes)
+    answers = sweeping.answers(rows, wanted_goal) if goal else []
+    if report is not None and rows:
+        from ullage.simulation.pages.sweeps import write
 
-
-def share_or_off(text: str) -> float | None:
-    """A share, or None for off.
-
-    >>> share_or_off("80%"), share_or_off("0.8"), share_or_off("off")
-    (0.8, 0.8, None)
-    """
-    return None if text in _OFF else _share(text)
-
-
-def _share(text: str) -> float:
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise InvalidValue(f"needed a share such as 0.8 or 80%; found {text!r}") from None
-
-
-_READERS: dict[str, Callable[[str], Any]] = {
-    "policy": str,
-    "estimator": str,
-    "sharing": lambda text: "timeslice" if text == "time-slicing" else text,
-    "smact_limit": share_or_off,
-    "free_floor": lambda text: None if text in _OFF else parse_bytes(text),
-    "margin": parse_bytes,
-    "min_speed": _share,
-}
-
-
-def _world(options: dict[str, Any]) -> dict[str, Any]:
-    """The settings that have one value each."""
-    from ullage.simulation.scenario import PARTS_OF_WORLD
-
-    readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "unknown": ("unknown", str), "exclusive_after": ("exclusive_after", int),
-        "interference_error": ("interference_error", float), "startup": ("startup_s", parse_duration),
-        "fragmentation": ("fragmentation", parse_bytes), "monitor_delay": ("monitor_delay_s", parse_duration),
-        "retry": ("retry_s", parse_duration), "node_mtbf": ("node_mtbf_s", parse_duration),
-        "node_gpus": ("node_gpus", int), "node_repair": ("node_repair_s", parse_duration),
-    }  # fmt: skip
-    found = {name: read(options[option]) for option, (name, read) in readers.items() if options[option] is not None}
-    for part in (options["without"] or "").split(",") if options["without"] else []:
-        if part not in (*PARTS_OF_WORLD, "all"):
-            raise UnknownName("part of the simulated world", part, [*PARTS_OF_WORLD, "all"])
-        for name, settings in PARTS_OF_WORLD.items():
-            found |= settings if part in (name, "all") else {}
-    return found
-
-
-def _labelled(scenarios: list[Scenario], labels: list[str]) -> list[Scenario]:
-    if labels and len(labels) != len(scenarios):
-        names = "; ".join(scenario.name for scenario in scenarios)
-        raise InvalidValue(f"needed a --label for each of {len(scenarios)} runs ({names}); found {len(labels)}")
-    if not labels:
-        return scenarios
-    return [scenario.but(label=label) for scenario, label in zip(scenarios, labels, strict=True)]
+        write(rows, report)
+    if as_json:
+        enough = [
+            {"trace": each.trace, "scenario": each.name, "enough": each.enough and each.enough.scenario.gpus}
+            for each in answers
+        ]
+        print(json.dumps({"rows": [row.to_dict() for row in rows], "goal": goal, "answers": enough}))
+    else:
+        print("\n\n".join(_sweep_tables(rows)))
+        for line in [
+            *_sweep_remarks(rows, count),
+            *(_goal_words(each, wanted_goal) for each in answers if wanted_goal),
+        ]:
+            print(line)
+        if report is not None and rows:
+            print(f"written: {report}")
+    if going.stopped:
+        raise typer.Exit(INTERRUPTED)
+    if not any(row.figures for row in rows):
+        raise typer.Exit(FAILED)
 
 
 # What is printed.
@@ -403,3 +280,59 @@ def _remarks(runs: Sequence[SimulationResult]) -> list[str]:
         if scenario.estimator == "none" and scenario.rules.unknown == "exclusive" and scenario.policy != "exclusive":
             told.append(f"{plain(run.name)}: memory is unknown, so each job had a GPU to itself; see --unknown floor")
     return told
+
+
+_SWEPT = ("total", "waiting", "completion", "slowdown", "ooms", "energy", "smact")
+
+
+def _sweep_tables(rows: Sequence[SweepRow]) -> list[str]:
+    """Two tables for each trace: the figures, and their changes against the first scenario."""
+    from ullage.simulation.measures import MEASURES
+    from ullage.simulation.pages.sweeps import change_text, interval_text
+
+    found = []
+    traces = dict.fromkeys(row.source for row in rows)
+    for source in traces:
+        own = [row for row in rows if row.source == source]
+        title = f"{plain(source.name)}\n" if len(traces) > 1 else ""
+        cells = [[plain(row.scenario.name), *(interval_text(MEASURES[name], row.figures.get(name)) for name in _SWEPT)]
+                 for row in own]  # fmt: skip
+        ways = ["smact", "slowdown", "ooms", "completion", "energy"]
+        found.append(title + fitted(["scenario", *_SWEPT], cells, give_way=ways))
+        if len(own) > 1:
+            against = [name for name in _SWEPT if any(name in row.changes for row in own)]
+            cells = [[plain(row.scenario.name), *(change_text(row.changes.get(name)) for name in against)]
+                     for row in own[1:]]  # fmt: skip
+            head = f"against {plain(own[0].scenario.name)}"
+            found.append(fitted([head, *against], cells, give_way=[name for name in ways if name in against]))
+    return found
+
+
+def _sweep_remarks(rows: Sequence[SweepRow], seeds: int) -> list[str]:
+    told = [f"{plain(row.scenario.name)}: {plain(error)}" for row in rows for error in dict.fromkeys(row.errors)]
+    for name, words in (("failed", "jobs failed"), ("unplaced", "jobs could not be placed on any GPU")):
+        told += [
+            f"{plain(row.scenario.name)}: {row.mean(name):.3g} {words}, on average" for row in rows if row.mean(name)
+        ]
+    if any(
+        row.changes[name].half and not row.changes[name].sign for row in rows for name in _SWEPT if name in row.changes
+    ):
+        told.append("changes in brackets may be chance")
+    if seeds > 1 and rows and all(row.figures["total"].half == 0 for row in rows if "total" in row.figures):
+        told.append("every seed gave the same: nothing is drawn here; see --generate and --interference-error")
+    return told
+
+
+def _goal_words(answer: GoalAnswer, goal: Goal) -> str:
+    """How many GPUs are enough, in a sentence."""
+    where = f"{plain(answer.name)} on {plain(answer.trace)}"
+
+    def told(row: SweepRow) -> str:
+        value = "not every job is placed" if row.mean("unplaced") else goal.measure.text(row.mean(goal.measure.name))
+        return f"{plain(row.scenario.gpus)} ({value})"
+
+    if answer.enough is not None:
+        less = f"; {told(answer.short)} is not" if answer.short else ""
+        return f"{goal} with {where}: {told(answer.enough)} is enough{less}"
+    last = f"; the last was {told(answer.short)}" if answer.short else ""
+    return f"{goal} with {where}: none of these is enough{last}"

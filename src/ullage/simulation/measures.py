@@ -37,26 +37,32 @@ class Measure:
 
     def text(self, value: float | None) -> str:
         """A value for people."""
+        if value is not None and self.unit == "time":
+            return format_duration(value) if value >= 0.0005 else "0 s"
+        return self.short(value)
+
+    def short(self, value: float | None, half: float | None = None) -> str:
+        """The same for a narrow table, with how far the true one may be from it.
+
+        >>> MEASURES["waiting"].short(4500.0), MEASURES["energy"].short(33.2e6, 1.5e6), MEASURES["ooms"].short(2.0)
+        ('75.0 min', '33.2 ± 1.5 MJ', '2')
+        """
         if value is None:
             return "–"
+        factor, digits, name = self._scale(value, bool(half))
+        more = f" ± {half / factor:,.{digits}f}" if half else ""
+        return f"{value / factor:,.{digits}f}{more} {name}".rstrip()
+
+    def _scale(self, value: float, uncertain: bool) -> tuple[float, int, str]:
+        """What a value is divided by, how many digits follow the point, and the unit."""
         if self.unit == "time":
-            return format_duration(value) if value >= 0.0005 else "0 s"
+            larger = ((unit, 1, name) for unit, name in ((86400, "d"), (3600, "h"), (60, "min")) if value >= 2 * unit)
+            return next(larger, (1, 1, "s"))
         if self.unit == "energy":
-            return f"{value / 1e6:.3g} MJ" if value < 1e9 else f"{value / 1e6:,.0f} MJ"
+            return 1e6, 1 if value < 1e9 else 0, "MJ"
         if self.unit == "share":
-            return f"{100 * value:.0f} %"
-        return f"{value:.0f}" if self.unit == "count" and value == round(value) else f"{value:.2f}"
-
-    def short(self, value: float | None) -> str:
-        """The same for a narrow table.
-
-        >>> MEASURES["waiting"].short(4500.0), MEASURES["waiting"].short(75.0)
-        ('75.0 min', '75.0 s')
-        """
-        if self.unit != "time" or value is None:
-            return self.text(value)
-        unit, name = next((each for each in ((86400, "d"), (3600, "h"), (60, "min")) if value >= 2 * each[0]), (1, "s"))
-        return f"{value / unit:.1f} {name}"
+            return 0.01, 0, "%"
+        return 1, 0 if self.unit == "count" and value == round(value) and not uncertain else 2, ""
 
     def value(self, text: str) -> float:
         """What somebody wrote, in the unit of the figure.

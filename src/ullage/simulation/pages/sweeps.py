@@ -1,6 +1,6 @@
 """A sweep as one HTML page: means over seeds with their confidence intervals, and over the number of GPUs.
 
-    write(rows, Path("sweep.html"))
+write(rows, Path("sweep.html"))
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def interval_text(measure: Measure, found: Interval | None) -> str:
     >>> interval_text(MEASURES["slowdown"], Interval(2.0, 0.25, 3)), interval_text(MEASURES["slowdown"], None)
     ('2.00 ± 0.25', '–')
     """
-    if found is None:
-        return "–"
-    return measure.short(found.mean) + (f" ± {measure.short(found.half)}" if found.half else "")
+    return measure.short(None if found is None else found.mean, None if found is None else found.half)
 
 
 def change_text(found: Interval | None) -> str:
@@ -91,11 +89,12 @@ def _seeds(row: SweepRow) -> int:
 
 
 def _bars(rows: Rows, measure: Measure) -> str:
-    found = [(number, row, row.figures.get(measure.name)) for number, row in enumerate(rows)]
-    return bars(measure.name, [
-        Bar(number, row.scenario.name, each and each.mean, interval_text(measure, each), each and each.low, each and each.high)
-        for number, row, each in found
-    ])  # fmt: skip
+    drawn = []
+    for number, row in enumerate(rows):
+        found = row.figures.get(measure.name)
+        mean, low, high = (None, None, None) if found is None else (found.mean, found.low, found.high)
+        drawn.append(Bar(number, row.scenario.name, mean, interval_text(measure, found), low, high))
+    return bars(measure.name, drawn)
 
 
 def _by_gpus(rows: Rows) -> str:
