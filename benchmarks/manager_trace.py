@@ -94,6 +94,7 @@ unknown = "{unknown}"
 
 [estimating]
 at_once = 8
+per_user = 8
 timeout = "2m"
 """
 
@@ -217,7 +218,7 @@ def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[di
     return jobs
 
 
-def kept(home: Path) -> dict[str, Any]:
+def in_database(home: Path) -> dict[str, Any]:
     """What the database of a daemon that has ended has: the work of each name of a job, and seconds for estimates."""
     with contextlib.closing(sqlite3.connect(f"file:{home / STATE}?mode=ro", uri=True)) as database:
         works = {
@@ -260,7 +261,7 @@ def one_run(
                 client.cancel(*[job["id"] for job in client.queue()])
             daemon.terminate()
             daemon.wait(60)
-        known = kept(Path(folder))
+        known = in_database(Path(folder))
     causes = Counter(attempt["cause"] for job in found for attempt in job["attempts"])
     return {
         "run": run,
@@ -301,7 +302,9 @@ def main() -> None:
     parser.add_argument("--runs", default="exclusive,magm,ullage,magm+mps,ullage+mps")
     parser.add_argument("--jobs", type=int, default=44)
     parser.add_argument("--kinds", help="only these kinds of jobs, by name")
-    parser.add_argument("--estimates-first", action="store_true", help="make all estimates before the runs")
+    parser.add_argument(
+        "--estimates-first", action="store_true", help="make the estimates of all kinds before the runs"
+    )
     parser.add_argument("--mean-gap", type=float, default=2.0, help="seconds between arrivals")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--steps", type=float, default=1.0, help="share of each kind's steps")
@@ -319,13 +322,14 @@ def main() -> None:
             print(line(found, kept[0]))
         return
     wanted = options.kinds.split(",") if options.kinds else None
-    kinds = [kind for kind in (LARGE if options.overbook else KINDS) if wanted is None or kind.name in wanted]
+    known = LARGE if options.overbook else KINDS
+    kinds = [kind for kind in known if wanted is None or kind.name in wanted]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     jobs = trace(kinds, options.jobs, options.mean_gap, options.seed)
     first: dict[str, Any] | None = None
     with tempfile.TemporaryDirectory(prefix="ullage-estimates-") as folder:
         if options.estimates_first:
-            estimate(kinds, options, Path(folder))
+            print(f"estimates: {estimate(known, options, Path(folder))}", flush=True)
         for run in options.runs.split(","):
             found = one_run(run, options, jobs, Path(folder) if options.estimates_first else None)
             first = first or found
