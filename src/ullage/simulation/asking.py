@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ullage.placement.policies import find_policy
+from ullage.policy_files import load_policy
 from ullage.simulation import engine
 from ullage.simulation.reading import read_trace
 from ullage.simulation.result import SimulationResult
@@ -73,7 +73,7 @@ def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scena
     found: dict[tuple[Any, ...], Scenario] = {}
     for values in itertools.product(*choices.values()):
         settings = dict(zip(choices, values, strict=True))
-        policy = find_policy(settings.get("policy", base.policy))
+        policy = load_policy(settings.get("policy", base.policy))
         if policy.oracle:
             settings["estimator"] = "oracle"
         given = [name for name in choices if not (policy.alone and name in _OF_SHARING)]
