@@ -26,7 +26,7 @@ def written(tmp_path: Path, *lines: str) -> Path:
 
 def test_memory_work_and_estimates_are_the_files_own(tmp_path: Path) -> None:
     job, *_ = read_trace(written(tmp_path, RESNET, VGG)).jobs
-    assert (job.arrival, job.work_s, job.gpus, job.kind.name) == (0.0, 2100.0, 1, "resnet50 b128")
+    assert (job.arrival, job.work_s, job.gpus, job.kind.name) == (5.0, 2100.0, 1, "resnet50 b128")
     assert job.kind.memory == 13000 * MIB
     estimates = dict(job.kind.estimates)
     assert estimates.pop("ullage") > 13000 * MIB

@@ -12,6 +12,7 @@ from ullage.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.units import MIB
 
 NAME, TITLE = "carma", "evaluation traces of RAD-RM and CARMA (arrival_s, model, mem_mib, duration_min_mapper)"
+FILES: tuple[str, ...] = ()
 _NEEDED = ("arrival_s", "model", "batch_size", "gpus", "mem_mib", "duration_min_mapper")
 _ESTIMATES = {"horus": "horus_mib", "faketensor": "faketensor_mib", "gpumemnet": "gpumemnet_mib"}
 _CAP_MIB = 40000

@@ -7,8 +7,9 @@ import gzip
 import io
 import lzma
 import math
+import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,12 +53,13 @@ def first_row(text: str) -> list[str]:
 
 
 class TraceRow:
-    """A row of a table: cells by the names of their columns. Errors name the file, the line and the column."""
+    """A row of a table: cells by the names of their columns. Errors say `where` it is (the file and the line) and name
+    the column."""
 
-    __slots__ = ("_columns", "_path", "_values", "line")
+    __slots__ = ("_columns", "_values", "where")
 
-    def __init__(self, path: Path, line: int, columns: dict[str, int], values: Sequence[str]) -> None:
-        self._path, self.line, self._columns, self._values = path, line, columns, values
+    def __init__(self, where: str, columns: Mapping[str, int], values: Sequence[str]) -> None:
+        self.where, self._columns, self._values = where, columns, values
 
     def text(self, column: str, default: str | None = None) -> str:
         """What a cell says; without `default` it must say something."""
@@ -96,6 +98,10 @@ class TraceRow:
     def seconds(self, column: str) -> float:
         return self._parsed(parse_duration, column)
 
+    def is_dated(self, column: str) -> bool:
+        """Whether a cell is a date and time, not a number of seconds."""
+        return bool(re.match(r"\d{4}-\d\d-\d\d", self.text(column)))
+
     def moment(self, column: str) -> float:
         """Seconds: a number, or a date and time such as 2026-03-01T08:00:00 (UTC unless it says otherwise)."""
         text = self.text(column)
@@ -112,7 +118,7 @@ class TraceRow:
         return round(self.number(column) * MIB) if self.has(column) else None
 
     def wrong(self, words: str) -> InvalidValue:
-        return InvalidValue(f"{self._path}, line {self.line}: {words}")
+        return InvalidValue(f"{self.where}: {words}")
 
     def _parsed(self, parse: Callable[[str], _T], column: str) -> _T:
         try:
@@ -143,4 +149,4 @@ def table(path: Path, needed: Iterable[str], columns: Sequence[str] | None = Non
         places = {name: place for place, name in enumerate(names)}
         for row in rows:
             if row:
-                yield TraceRow(path, rows.line_num, places, row)
+                yield TraceRow(f"{path}, line {rows.line_num}", places, row)
