@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from html import escape
 from typing import Any
 
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, UnknownName
+from ullage.hardware import gpu
 from ullage.units import format_duration
 
-_WAITING_W = 106.0  # what an H200 draws while it waits
+_WAITING_W = 106.0  # measured on an H200
+_WAITING_SHARE = 0.25  # of a GPU's limit, at most
 _BAR = 20  # characters
 NO_SAMPLES_PER_STEP = "how many samples a step takes is not known: give samples_per_step (--samples-per-step N)"
+
+
+def waiting_w(name: str) -> float:
+    """The watts that a GPU draws while the jobs on it wait: as many as were measured on an H200, but at most a
+    quarter of what it may draw. Where jobs share it, that is drawn once.
+
+    >>> waiting_w("H200"), waiting_w("A100-40GB")
+    (106.0, 100.0)
+    """
+    limit = None
+    with contextlib.suppress(UnknownName):  # described in a file of somebody's own
+        limit = gpu(name).power_w
+    return _WAITING_W if limit is None else min(_WAITING_W, _WAITING_SHARE * limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +91,7 @@ class Utilization:
         input_s = self.samples / rate
         step_s = max(self.step_s, input_s)
         share = self.step_s / step_s if step_s else 1.0
-        energy = self.energy_j + (step_s - self.step_s) * min(_WAITING_W, self.power_w)
+        energy = self.energy_j + (step_s - self.step_s) * min(waiting_w(self.gpu), self.power_w)
         return replace(
             self, step_s=step_s, input_s=input_s, smact=share * self.smact, smocc=share * self.smocc,
             drama=share * self.drama, tensor=share * self.tensor, energy_j=energy,

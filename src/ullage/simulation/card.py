@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ullage.hardware import GPU, gpu_list
-from ullage.performance.alone import power_ratio
-from ullage.performance.sharing import instance_of, load
+from ullage.performance.result import waiting_w
+from ullage.performance.sharing import instance_of
 from ullage.placement import Activity, Job, Running, Slot
 from ullage.simulation.result import GpuSeries
 from ullage.simulation.trace import TraceJob
@@ -145,7 +145,7 @@ def cards_of(gpus: str, sharing: str, node_gpus: int, most_series: int) -> list[
         parts = _instances(whole, sharing)
         for part in parts:
             name = f"GPU-{number}" if len(parts) == 1 else f"GPU-{number}/{len(made)}"
-            idle = load().idle_w * power_ratio(whole) / len(parts)
+            idle = waiting_w(whole.name) / len(parts)
             series = len(wholes) * len(parts) <= most_series
             made.append(SimulatedCard(name, len(made), number // node_gpus, part, whole, idle, series))
     return made

@@ -17,9 +17,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu
-from ullage.performance.alone import power_ratio
-from ullage.performance.result import Utilization
-from ullage.performance.sharing import load
+from ullage.performance.result import Utilization, waiting_w
 from ullage.placement import Rules
 from ullage.simulation.interference import Interference
 from ullage.simulation.result import DONE, FAILED, GpuSeries, SimulatedAttempt, SimulatedJob, SimulationResult
@@ -234,7 +232,7 @@ class _History:
 
     def _watts(self, attempt: _Attempt, speed: float, name: str) -> float:
         """What it makes a GPU draw beyond an idle one."""
-        return max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - _idle_w(name)) * speed
+        return max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - waiting_w(name)) * speed
 
     def _add_up(self) -> tuple[dict[int, float], dict[tuple[int, float], float]]:
         """Seconds of work alone by job, and joules by attempt."""
@@ -244,7 +242,7 @@ class _History:
             for (moment, there), (until, _) in itertools.pairwise(self._companies[number]):
                 for attempt, speed in there:
                     changes[attempt.id].append((moment, number, speed))
-                    drawn = _idle_w(name) / len(there) + self._watts(attempt, speed, name)
+                    drawn = waiting_w(name) / len(there) + self._watts(attempt, speed, name)
                     joules[attempt.id] += drawn * (until - moment)
         works = dict.fromkeys(self.attempts, 0.0)
         for each in self._all_attempts:
@@ -260,7 +258,7 @@ class _History:
             name, rows = self.names[number], []
             for moment, there in companies:
                 smact = sum(self._model.alone(self._kind_number(each), name).smact * speed for each, speed in there)
-                watts = _idle_w(name) + sum(self._watts(each, speed, name) for each, speed in there)
+                watts = waiting_w(name) + sum(self._watts(each, speed, name) for each, speed in there)
                 memory = sum(each.used or each.promise or 0 for each, _ in there)
                 rows.append((moment - self.begin, len(there), memory, min(1.0, smact), watts))
             times, jobs, used, activity, power = zip(*rows, strict=True)
@@ -310,7 +308,3 @@ def _sum(series: GpuSeries, values: Sequence[float], weights: Sequence[float] | 
     spans = [until - moment for moment, until in itertools.pairwise(series.times)]
     factors: Iterable[float] = weights or itertools.repeat(1.0)
     return sum(span * value * factor for span, value, factor in zip(spans, values, factors, strict=False))
-
-
-def _idle_w(name: str) -> float:
-    return load().idle_w * power_ratio(gpu(name))

@@ -18,13 +18,12 @@ from importlib import resources
 from typing import Any
 
 from ullage.errors import UnknownName
-from ullage.performance.result import Utilization
+from ullage.performance.result import Utilization, waiting_w
 from ullage.simulation.trace import JobKind
 from ullage.units import MIB
 
 SIZES = ("light", "medium", "large")
 MEASURED_ON = "A100-40GB"
-_WAITING_W = 106.0  # what a GPU draws while a job on it waits, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +88,7 @@ def with_step(found: Utilization, step_s: float) -> Utilization:
     GPU works at most all the time."""
     cut = min(1.0, step_s / found.gpu_s) if found.gpu_s else 1.0
     share = found.step_s * cut / step_s
-    energy = found.energy_j * cut + (step_s - found.step_s * cut) * min(_WAITING_W, found.power_w)
+    energy = found.energy_j * cut + (step_s - found.step_s * cut) * min(waiting_w(found.gpu), found.power_w)
     shares = {name: min(1.0, share * getattr(found, name)) for name in ("smact", "smocc", "drama", "tensor")}
     return replace(
         found, step_s=step_s, gpu_s=found.gpu_s * cut, host_s=min(found.host_s, step_s), **shares, energy_j=energy,
