@@ -128,7 +128,7 @@ def test_as_it_was_has_the_times_and_the_energy_that_were_measured():
     assert (found.figures.total_s, found.figures.done, found.figures.failed) == (100.0, 1, 1)
     assert found.figures.waiting_s == 10.0
     assert found.busy_s == 90.0
-    assert found.energy_j == pytest.approx(2000.0 + 110.0 * 105.0), "measured for the jobs, predicted for idle GPUs"
+    assert found.energy_j == pytest.approx(2000.0 + 110.0 * 106.0), "measured for the jobs, predicted for idle GPUs"
     assert found.memory == pytest.approx((40 + 70) * 6 / 140 / 200)
     assert [series.jobs for series in found.gpus] == [(0, 1, 2, 1, 0, 0), (0, 0)]
 
