@@ -150,3 +150,8 @@ def table(path: Path, needed: Iterable[str], columns: Sequence[str] | None = Non
         for row in rows:
             if row:
                 yield TraceRow(f"{path}, line {rows.line_num}", places, row)
+
+
+def left_out(count: int) -> list[str]:
+    """The note on jobs that cannot be simulated."""
+    return [f"{count} jobs without GPUs or without a known run time are left out"] if count else []
