@@ -68,6 +68,11 @@ def test_what_ran_out_of_memory_or_lost_its_gpu_did_no_work_and_the_first_promis
     assert (found.kind.memory, found.kind.estimates["promised"]) == (9 * GIB, 4 * GIB)
 
 
+def test_a_job_that_had_its_gpu_to_itself_was_promised_what_it_was_estimated_at():
+    found = only(told(job(1, attempt(110.0, 120.0, promise=140 * GIB, exclusive=True), promise=7 * GIB)))
+    assert found.kind.estimates["promised"] == 7 * GIB
+
+
 def test_what_a_job_did_until_it_was_cancelled_or_failed_is_its_work():
     found = trace_of_history(told(
         job(1, attempt(110.0, 140.0, cause="cancelled"), state="cancelled"),
@@ -116,7 +121,9 @@ def test_a_job_on_two_gpus_is_as_slow_as_on_the_slower_one():
 
 def test_nothing_known_of_a_job_is_said():
     unknown = attempt(100.0, 110.0, used=None, energy=None)
-    found = trace_of_history(told(job(1, unknown, work=None), job(2, unknown | {"promise": None}, work=None)))
+    found = trace_of_history(
+        told(job(1, unknown, work=None), job(2, unknown | {"exclusive": True}, work=None, promise=None))
+    )
     assert [each.kind.memory for each in found.jobs] == [8 * GIB, 140 * GIB]
     for ending in ("busy all the time", "what they were promised", "and is predicted"):
         assert any(note.endswith(ending) for note in found.notes)

@@ -28,6 +28,7 @@ from ullage.cli.scenarios import (
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
 from ullage.text import plain
+from ullage.units import format_moment
 
 if TYPE_CHECKING:
     from ullage.simulation.measures import Goal
@@ -54,6 +55,10 @@ def simulate(
     until: Annotated[
         str | None, typer.Option(help="With --from-history, jobs submitted before then, in the same way.",
                                  metavar="TIME", show_default="now")
+    ] = None,
+    save_history: Annotated[
+        Path | None, typer.Option(help="With --from-history, write what the daemon ran to this file, which is a trace "
+                                  "that can be simulated anywhere.", metavar="FILE.json")
     ] = None,
     label: Annotated[
         list[str] | None, typer.Option(help="What a run is called; once for each run, in their order.", metavar="TEXT")
@@ -89,6 +94,7 @@ def simulate(
       ullage simulate --from-history --since 30d --sharing mps --policy magm,ullage
       ullage simulate --from-history --since 30d --gpus 2..8xA100-40GB
     """
+    from ullage.simulation.formats.history import is_history, read_history
     from ullage.simulation.result import read_results, write_results
 
     runs = [run for file in beside or [] for run in read_results(file)]
@@ -97,9 +103,16 @@ def simulate(
         raise InvalidValue("needed a trace of jobs, such as: ullage simulate jobs.csv --gpus 4xA100-40GB")
     if sources and from_history:
         raise InvalidValue(f"needed a trace or --from-history; found both ({sources[0].name})")
+    if save_history is not None and not from_history:
+        raise InvalidValue("--save-history: needed --from-history, which asks the daemon")
+    told = _history(since, until) if from_history else None
+    if save_history is not None:
+        save_history.write_text(json.dumps(told))
+    if trace is not None and is_history(trace):
+        told, sources = read_history(trace), []
     notes: Sequence[str] = ()
-    if from_history:
-        replayed, notes = _replayed(since, until, options, seed, label or [])
+    if told is not None:
+        replayed, notes = _replayed(told, options, seed, label or [])
         runs += replayed
     for source in sources:
         runs += _simulated(source, labelled(scenarios_of(options, seed), label or []))
@@ -115,7 +128,7 @@ def simulate(
     print(_table(runs))
     for line in [*_remarks(runs), *notes]:
         print(line)
-    for file in (save, report):
+    for file in (save, save_history, report):
         if file is not None:
             print(f"written: {file}")
 
@@ -141,19 +154,23 @@ def _all_of(jobs: JobTrace, scenarios: Sequence[Scenario], going: Following) -> 
     return found
 
 
+def _history(since: str, until: str | None) -> dict[str, Any]:
+    now = time.time()
+    return client().trace(moment(since, now), None if until is None else moment(until, now))
+
+
 def _replayed(
-    since: str, until: str | None, options: dict[str, Any], seed: int, labels: list[str]
+    told: dict[str, Any], options: dict[str, Any], seed: int, labels: list[str]
 ) -> tuple[list[SimulationResult], Sequence[str]]:
     """What really happened, the same simulated, what it is compared with; and what was assumed."""
     from ullage.simulation.asking import variants
     from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
 
-    now = time.time()
-    told = client().trace(moment(since, now), None if until is None else moment(until, now))
     base = scenario_of_history(told).but(seed=seed, **settings_of(options))
     jobs = trace_of_history(told)
     if not jobs.jobs:
         left_out = "".join(f"; {note}" for note in jobs.notes)
+        since = format_moment(told["since"])
         raise InvalidValue(f"needed jobs that ran on a GPU and are over; found none since {since}{left_out}")
     choices = choices_of(options)
     scenarios = [base.but(label="simulated as it was")]

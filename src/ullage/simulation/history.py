@@ -187,7 +187,8 @@ class _History:
         same: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
         for job in self.jobs:
             alike = self._used(job["id"]) if job["work"] is None else None
-            promise = self.attempts[job["id"]][0].promise  # before recovery made it larger
+            first = job["attempts"][0]  # before recovery made its promise larger
+            promise = job["promise"] if first["exclusive"] else first["promise"]  # alone it was promised a whole GPU
             same[job["work"], job["name"], job["gpus"], promise, alike].append(job)
         found: dict[int, JobKind] = {}
         for (work, name, _, promise, _), jobs in same.items():

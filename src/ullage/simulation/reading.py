@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.simulation.assignment import Assignment, Mix
-from ullage.simulation.formats import alibaba2020, alibaba2023, carma, helios, own, philly
+from ullage.simulation.formats import alibaba2020, alibaba2023, carma, helios, history, own, philly
 from ullage.simulation.formats.files import head
 from ullage.simulation.formats.own import write_trace
 from ullage.simulation.trace import JobTrace
@@ -28,7 +28,7 @@ class TraceFormat(Protocol):
     def read(self, path: Path, assignment: Assignment) -> JobTrace: ...
 
 
-_MODULES: tuple[TraceFormat, ...] = (own, carma, philly, alibaba2020, alibaba2023, helios)
+_MODULES: tuple[TraceFormat, ...] = (own, carma, philly, alibaba2020, alibaba2023, helios, history)
 FORMATS = {module.NAME: module for module in _MODULES}
 
 
