@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ullage.manager.client import Client
     from ullage.performance.result import Utilization
     from ullage.performance.sharing import Sharing
-    from ullage.simulation.asking import simulate
+    from ullage.simulation.asking import replay, simulate
     from ullage.simulation.result import SimulationResult
     from ullage.virtual import VirtualGPU, virtual_gpu
 
@@ -63,6 +63,7 @@ _HOMES = {
     "gpu": "ullage.hardware",
     "gpus": "ullage.hardware",
     "max_batch": "ullage.estimation.largest_batch",
+    "replay": "ullage.simulation.asking",
     "share": "ullage.estimation.sharing",
     "simulate": "ullage.simulation.asking",
     "utilization": "ullage.estimation.asking",
@@ -85,6 +86,7 @@ __all__ = [
     "gpu",
     "gpus",
     "max_batch",
+    "replay",
     "share",
     "simulate",
     "utilization",

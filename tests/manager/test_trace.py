@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import ullage
 from ullage.errors import InvalidValue
 from ullage.manager.identity import Caller
 from ullage.monitor import Monitor, NvmlSource
-from ullage.simulation.engine import simulate
-from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
+from ullage.simulation.history import as_it_was, trace_of_history
 from ullage.simulation.reading import read_trace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
@@ -42,8 +42,9 @@ def test_what_ran_can_be_simulated_again(make_here):
     assert [job.kind.estimates for job in found.jobs] == [{"promised": 20 * GIB}, {"promised": 30 * GIB}]
     real = as_it_was(told)
     assert (real.figures.done, real.figures.failed) == (1, 1)
-    again = simulate(found, scenario_of_history(told).but(policy="exclusive"))
-    assert again.figures.done == 2
+    was, again = ullage.replay(told, policy="exclusive", gpus="2xH200")
+    assert was.figures == real.figures and again.figures.done == 2
+    assert (again.scenario.policy, again.scenario.gpus, again.scenario.estimator) == ("exclusive", "2xH200", "promised")
     with pytest.raises(InvalidValue, match="before the one to report until"):
         here.call("trace", since=2.0, until=1.0)
     assert here.call("trace", since=0.0, until=told["since"])["jobs"] == []

@@ -9,6 +9,8 @@ from typing import Any
 
 from ullage.policy_files import load_policy
 from ullage.simulation import engine
+from ullage.simulation.formats.history import read_history
+from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
 from ullage.simulation.reading import read_trace
 from ullage.simulation.result import SimulationResult
 from ullage.simulation.scenario import Scenario
@@ -54,6 +56,26 @@ def simulate(
     scenario = Scenario(gpus=gpus, policy=policy, estimator=estimator, sharing=sharing, seed=seed).but(**settings)
     jobs = trace if isinstance(trace, JobTrace) else read_trace(trace, format=format, mix=mix, seed=seed)
     return engine.simulate(jobs, scenario, progress)
+
+
+def replay(history: str | Path | Mapping[str, Any], **settings: Any) -> tuple[SimulationResult, SimulationResult]:
+    """Simulate again what a manager ran. GPUs, policy, rules and promises are the manager's unless others are given.
+
+    Args:
+        history: What `Client.trace()` gave, or a file that `ullage simulate --from-history --save-history` wrote.
+        **settings: As for `simulate`: `gpus`, `policy`, `sharing`, `estimator` ("promised", "oracle" or "none"),
+            `smact_limit`, `startup_s` and so on.
+
+    Returns:
+        What really happened, and the simulation.
+
+    >>> with ullage.Client() as manager:                                                       # doctest: +SKIP
+    ...     was, now = ullage.replay(manager.trace(), policy="magm", sharing="mps")
+    >>> now.figures.total_s / was.figures.total_s                                              # doctest: +SKIP
+    """
+    told = history if isinstance(history, Mapping) else read_history(Path(history))
+    scenario = scenario_of_history(told).but(**settings)
+    return as_it_was(told), engine.simulate(trace_of_history(told), scenario)
 
 
 # What makes no difference to a policy that gives each job a GPU of its own.
