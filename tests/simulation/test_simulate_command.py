@@ -72,7 +72,7 @@ def test_unknown_memory_is_told(typed, trace):
         (("--gpus", "4xA100"), "no GPU named 'A100'"),
         (("--gpus", "8..4xT4"), "needed a range such as 4..16xA100-40GB"),
         (("--gpus", "T4", "--policy", "magn"), "did you mean 'magm'"),
-        (("--gpus", "T4", "--estimator", "hors"), "hors"),
+        (("--gpus", "T4", "--estimator", "hors"), "did you mean 'horus'"),
         (("--gpus", "T4", "--sharing", "mpx"), "needed a way of sharing"),
         (("--gpus", "T4", "--without", "gravity"), "no part of the simulated world named 'gravity'"),
         (("--gpus", "T4", "--label", "a", "--label", "b"), "needed a --label for each of 1 runs"),

@@ -43,7 +43,8 @@ class ScenarioOptions:
     ] = None  # fmt: skip
     estimator: Annotated[
         list[str] | None, typer.Option("--estimator", "-e", help="Whose estimates jobs are promised: ullage, another "
-                                       "one that the trace has, oracle for true memory, or none. Several with commas.",
+                                       "one from 'ullage compare', oracle for true memory, or none. Several with "
+                                       "commas.",
                                        metavar="NAME", show_default="ullage",
                                        autocompletion=completion.promising_estimators)
     ] = None  # fmt: skip

@@ -37,8 +37,8 @@ def simulate(
         trace: A file of any form that is known, or a `JobTrace`.
         gpus: Such as "4xA100-40GB", or "8xH200, 4xT4".
         policy: How GPUs are chosen for jobs; `ullage serve` has the same.
-        estimator: Whose estimates are promised: "ullage", another one that the trace has, "oracle" for true memory, or
-            "none".
+        estimator: Whose estimates are promised: "ullage" or another one, "oracle" for true memory, or "none". What the
+            trace does not have is asked of the estimator itself.
         sharing: How jobs share a GPU: "mps", "timeslice", "mig" (or with the instances, "mig:2g.10gb") or "off".
         seed: The seed of everything that is drawn.
         format: The form of the file; recognised by default.
