@@ -14,7 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ullage.errors import InvalidValue
-from ullage.placement import Board, Failure, Job, Ledger, Running, UsageAccounts, after_failure, part_of_gpu, place
+from ullage.placement import (
+    Board,
+    Decision,
+    Failure,
+    Job,
+    Ledger,
+    Running,
+    UsageAccounts,
+    after_failure,
+    fair_order,
+    part_of_gpu,
+    place,
+)
 from ullage.policy_files import load_policy
 from ullage.simulation.card import SimulatedCard, SimulatedRun, cards_of
 from ullage.simulation.estimates import promise_of
@@ -93,7 +105,7 @@ class _Engine:
         slots = [card.slot(0.0, rules.window, 0.0) for card in self.cards]
         self.board = Board(self.policy, rules, slots, Ledger(slots), (), 0.0)
         self.accounts = UsageAccounts(scenario.half_life_s) if rules.fair else None
-        self.horizon = rules.window + self.world.monitor_delay_s  # how far back readings go
+        self.horizon = rules.window + self.world.monitor_delay_s + (self.world.reading_s or 0.0)  # how far back it sees
         self.reads_every = self._reads_every()
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
@@ -200,8 +212,15 @@ class _Engine:
         if self.queue:
             self.passes += 1
             usage = None if self.accounts is None else self.accounts.usage(self.now)
-            for decision in place(self.board, list(self.queue.values()), self.now, usage):
+            waiting, most = list(self.queue.values()), self.scenario.at_a_time
+            if most is not None:
+                waiting = fair_order(waiting, self.rules, self.now, usage)[:most]
+            for decision in place(self.board, waiting, self.now, usage):
                 self._start(decision.job, decision.slots, decision.promise, decision.exclusive)
+                if not self.scenario.bookkeeping:
+                    self._forget(decision)
+                if most is not None and self.queue:
+                    self._want_pass(self.now)
         if self.queue and self.hot:
             self._want_pass(self.now + max(self.reads_every, self.rules.window / _DRIFT))
 
@@ -223,6 +242,16 @@ class _Engine:
         self._at(self.now + (usual if own is None or not usual else own), self._take_memory, run)
         if asked.time_limit is not None:
             self._at(self.now + asked.time_limit, self._time_over, run)
+
+    def _forget(self, decision: Decision) -> None:
+        """Nobody remembers what was promised: that the job is there is all that can be seen of it until it has taken
+        its memory and the monitor has looked."""
+        ledger = self.board.ledger
+        ledger.release(decision.job)
+        ledger.adopt(decision.job, dict.fromkeys(decision.slots, 0), exclusive=self.policy.alone)
+        for name in decision.slots:
+            card = self.by_id[name]
+            self.board.put(self.board.seen[card.index].slot, card.running, self.now)
 
     def _take_memory(self, run: SimulatedRun) -> None:
         """The job begins: it takes all its memory, or there is too little and it fails."""
@@ -354,17 +383,23 @@ class _Engine:
         cooled = []
         for name, until in self.hot.items():
             card = self.by_id[name]
-            if self.now - card.read >= self.reads_every or self.now >= until:
+            if self._looked() - card.read >= self.reads_every or self.now >= until:
                 self._read(card, drift=True)
                 if self.now >= until:
                     cooled.append(name)
         for name in cooled:
             del self.hot[name]
 
+    def _looked(self) -> float:
+        """When the monitor last looked."""
+        every = self.world.reading_s
+        return self.now - self.now % every if every else self.now
+
     def _read(self, card: SimulatedCard, drift: bool = False) -> None:
         """Hand a reading to placement; `drift`: since the last one nothing but time and memory has changed."""
         delay, ledger = self.world.monitor_delay_s, self.board.ledger
-        card.read = self.now
+        card.read = self._looked()
+        delay += self.now - card.read if drift else 0.0  # that a job has gone is seen at once
         slot = card.slot(self.now - delay, self.rules.window, delay)
         if slot.used != card.shown:
             card.shown = slot.used
