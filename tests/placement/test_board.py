@@ -63,7 +63,7 @@ class Machine:
 
 @pytest.mark.parametrize("policy", ["ullage", "magm", "lug", "exclusive", "round-robin", "best-fit"])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_a_kept_board_decides_as_a_fresh_one(policy: str, seed: int) -> None:
     draw = random.Random(seed)
     rules = Rules(predict=speeds if draw.random() < 0.5 else None, reservations=0, fair=draw.random() < 0.5, window=1.0)
