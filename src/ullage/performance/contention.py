@@ -53,21 +53,28 @@ class SharedStep:
 def in_company(jobs: Sequence[Utilization], how: str, rules: SharingRules) -> list[SharedStep]:
     """The steps of jobs that share a GPU, by "mps" or "timeslice"."""
     needs = [_sliced(job, rules) if how == "timeslice" else _side_by_side(job, rules) for job in jobs]
-    host = [_host_s(job, rules) for job in jobs]
-    steps = [SharedStep(step_s=job.step_s) for job in jobs]
+    hosts = [_host_s(job, rules) for job in jobs]
+    alone = [_gpu_s(job) for job in jobs]
+    steps = [job.step_s for job in jobs]
+    waits = [0.0] * len(jobs)
     there = [0.0] * len(jobs)  # the share of time in which a job has work for the GPU
     for _ in range(_ROUNDS):
-        met = sum(share * need.turn for share, need in zip(there, needs, strict=True))
-        before, there = there, []
-        for place, (job, need) in enumerate(zip(jobs, needs, strict=True)):
+        met = sum([share * need.turn for share, need in zip(there, needs, strict=True)])
+        before, there, furthest = there, [], 0.0
+        for place, need in enumerate(needs):
             others = met - before[place] * need.turn
             queued, waiting = need.queues * others, need.waits * others
-            step = _both(host[place], _gpu_s(job) + queued, rules.overlap) + waiting
-            steps[place] = SharedStep(step_s=max(job.step_s, step), waiting_s=waiting)
-            there.append(min(1.0, (need.work_s + queued + waiting) / step) if step else 0.0)
-        if max(abs(new - old) for new, old in zip(there, before, strict=True)) < _CLOSE:
+            steps[place] = step = _both(hosts[place], alone[place] + queued, rules.overlap) + waiting
+            waits[place] = waiting
+            share = min(1.0, (need.work_s + queued + waiting) / step) if step else 0.0
+            furthest = max(furthest, abs(share - before[place]))
+            there.append(share)
+        if furthest < _CLOSE:
             break
-    return steps
+    return [
+        SharedStep(step_s=max(job.step_s, step), waiting_s=waiting)
+        for job, step, waiting in zip(jobs, steps, waits, strict=True)
+    ]
 
 
 def on_part(job: Utilization, sms: float, bandwidth: float, rules: SharingRules) -> SharedStep:

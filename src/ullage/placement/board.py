@@ -45,8 +45,9 @@ class Board:
         self.open: list[Candidate] = [candidate for candidate in self.seen if candidate.obstacle is None]
         self.sort()
         self.changed: list[Candidate] = []
-        self.failed: dict[object, int] = {}  # by what found no slot: how many changes there were then
+        self.failed: dict[object, tuple[int, int]] = {}  # too few: after how many changes, how many
         self.offers: dict[object, list[int]] = {}
+        self.losses: dict[object, float | None] = {}  # by who is there and who comes
         self.reserved: dict[int, tuple[float, Sequence[int], float]] = {}  # by job: since when, where, until when
 
     def sort(self) -> None:

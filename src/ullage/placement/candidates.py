@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ullage.placement.ledger import Ledger
@@ -37,7 +37,7 @@ class Candidate:
     obstacle: str | None = None
     too_busy: str | None = None
     rank: tuple[Any, ...] = ()  # by the policy, among those that take jobs
-    losses: dict[tuple[str | None, float], float | None] = field(default_factory=dict)  # by work and its min_speed
+    company: tuple[object, ...] | None = None
 
     def idle(self, rules: Rules) -> bool:
         """No job of ours, and others use so little that it does not count."""
@@ -78,8 +78,15 @@ class Candidate:
         self.count += 1
         self.exclusive = self.exclusive or exclusive
         self.leaving.append((job.ends_by(now, now), promise))
-        self.losses = {}
+        self.company = None
         self.judge(rules)
+
+    def met(self) -> tuple[object, ...]:
+        """What speeds of a newcomer depend on here: the kind of GPU, and what those who are there do and accept."""
+        if self.company is None:
+            works = sorted([(job.work or "", job.min_speed) for job in self.jobs])
+            self.company = (self.slot.name, self.count, self.too_busy is None, *works)
+        return self.company
 
     def judge(self, rules: Rules) -> None:
         """Find out what keeps jobs away."""

@@ -20,6 +20,7 @@ from ullage.placement.snapshot import NO_SHARE, Job, Running, Slot
 
 _GPUS, _RANK = attrgetter("gpus"), attrgetter("rank")
 _ENOUGH = 64  # slots with room to compare, the best by rank: beyond them much better ones are rare
+_MOST_LOSSES = 1_000_000  # that are remembered
 _NOWHERE: frozenset[int] = frozenset()
 _Manner = tuple[str | None, float] | None  # what it does on a GPU, and the share of its speed that it wants to keep
 _Kind = tuple[int, bool, bool, frozenset[int], _Manner]  # GPUs, alone, memory known, where it may not go
@@ -208,18 +209,22 @@ class _Pass:
         return suited[: request.gpus]
 
     def _suited_of_open(self, job: Job, request: SlotRequest, kind: _Kind) -> list[Candidate]:
-        """The open places that suit the job. If the same request found too few before, with the same slots kept, only
-        what has changed since can help."""
+        """The open places that suit the job. If the same request found too few before, with the same slots kept, it is
+        only worth looking at all if what has changed since could make up for it."""
         board, key = self.board, (kind, request.promise, self.kept_at)
-        mark = board.failed.get(key)
-        pool = self.open
-        if mark == len(board.changed):
-            pool = []
-        elif mark is not None and request.gpus == 1 and len(board.changed) - mark < len(self.open):
-            pool = board.since(mark)
-        suited = self._suited(job, request, pool)
+        mark, most = board.failed.get(key, (-1, 0))
+        suited: list[Candidate] = []
+        if mark >= 0 and len(board.changed) - mark < len(self.open):
+            suited = self._suited(job, request, board.since(mark)) if mark < len(board.changed) else []
+            most += len(suited)
+            if most < request.gpus:
+                board.failed[key] = (len(board.changed), most)
+                self.failed[kind] = request.promise
+                return []
+        if request.gpus > 1 or not suited:
+            suited = self._suited(job, request, self.open)
         if len(suited) < request.gpus:
-            board.failed[key] = len(board.changed)
+            board.failed[key] = (len(board.changed), len(suited))
             self.failed[kind] = request.promise
         return suited
 
@@ -344,10 +349,12 @@ class _Pass:
         where somebody would lose more than his owner accepts, or where that is not known and the slot is too busy."""
         if candidate.count == 0 or self.rules.predict is None:
             return 0.0
-        key = (job.work, job.min_speed)
-        if key not in candidate.losses:
-            candidate.losses[key] = self._foretell(job, candidate)
-        return candidate.losses[key]
+        key, known = (candidate.met(), job.work, job.min_speed), self.board.losses
+        if key not in known:
+            if len(known) > _MOST_LOSSES:
+                known.clear()
+            known[key] = self._foretell(job, candidate)
+        return known[key]
 
     def _foretell(self, job: Job, candidate: Candidate) -> float | None:
         foretell, here, slot = self.rules.side_by_side, candidate.jobs, candidate.slot
