@@ -49,7 +49,7 @@ _COMMANDS = {
         "unreserve": "reservations",
         "token": "tokens",
     },
-    SIMULATION: {"simulate": "simulation", "sweep": "simulation"},
+    SIMULATION: {"simulate": "simulation", "sweep": "simulation", "trace": "traces"},
     GPUS: {"gpus": "hardware", "top": "monitor"},
     RESEARCH: {
         "evaluate": "accuracy",

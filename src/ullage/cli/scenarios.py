@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -21,9 +21,55 @@ if TYPE_CHECKING:
     from ullage.simulation.scenario import Scenario
     from ullage.simulation.sweep import TraceSource
 
-RULES, WORLD, DRAWN = "Rules of placement", "The simulated world", "Drawn jobs (with --generate)"
+RULES, WORLD, DRAWN = "Rules of placement", "The simulated world", "Drawn jobs"
 _RANGE = re.compile(r"\s*([0-9]+)\.\.([0-9]+)(?::([0-9]+))?\s*[x×*]\s*([^,]+)")
 _OFF = ("off", "none")
+
+
+class DrawnOptions:
+    """The options that say which jobs are drawn."""
+
+    load: Annotated[
+        float, typer.Option(help="The share of the GPUs (of the first --gpus) that the jobs need if none shares; above "
+                            "1 the queue grows.", metavar="X", rich_help_panel=DRAWN)
+    ] = 0.8  # fmt: skip
+    burst: Annotated[
+        float, typer.Option(help="Jobs that a user submits at once, on average.", metavar="X", min=1.0,
+                            rich_help_panel=DRAWN)
+    ] = 1.0  # fmt: skip
+    daily: Annotated[
+        float, typer.Option(help="How much arrivals swing over a day, from 0 to 1.", metavar="X", min=0.0, max=1.0,
+                            rich_help_panel=DRAWN)
+    ] = 0.0  # fmt: skip
+    users: Annotated[
+        int, typer.Option(help="How many users submit jobs.", metavar="N", min=1, rich_help_panel=DRAWN)
+    ] = 10  # fmt: skip
+    tail: Annotated[
+        str, typer.Option(help="How the work of jobs spreads: lognormal or pareto.", metavar="NAME",
+                          rich_help_panel=DRAWN, autocompletion=lambda: ["lognormal", "pareto"])
+    ] = "lognormal"  # fmt: skip
+    spread: Annotated[
+        float, typer.Option(help="Of lognormal the standard deviation of the logarithm, of pareto the index.",
+                            metavar="X", rich_help_panel=DRAWN)
+    ] = 1.0  # fmt: skip
+
+
+class TraceOptions:
+    """The options that say how a trace is read."""
+
+    trace_format: Annotated[
+        str | None, typer.Option(help="The form of the trace.", metavar="NAME",
+                                 show_default="recognised by how the file begins",
+                                 autocompletion=completion.trace_formats)
+    ] = None  # fmt: skip
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", help="Take only so many jobs of a trace, those that come first.",
+                                 metavar="N", min=1)
+    ] = None  # fmt: skip
+    mix: Annotated[
+        str, typer.Option(help="For traces that do not say what their jobs train: the mix of known workloads that "
+                          "they are given.", metavar="NAME")
+    ] = "mixed"  # fmt: skip
 
 
 class ScenarioOptions:
@@ -57,38 +103,6 @@ class ScenarioOptions:
         int | None, typer.Option(help="Draw a trace of so many known workloads by the seed.", metavar="N", min=1,
                                  rich_help_panel=DRAWN)
     ] = None  # fmt: skip
-    load: Annotated[
-        float, typer.Option(help="The share of the first --gpus that the jobs need if none shares; above 1 the queue "
-                            "grows.", metavar="X", rich_help_panel=DRAWN)
-    ] = 0.8  # fmt: skip
-    burst: Annotated[
-        float, typer.Option(help="Jobs that a user submits at once, on average.", metavar="X", min=1.0,
-                            rich_help_panel=DRAWN)
-    ] = 1.0  # fmt: skip
-    daily: Annotated[
-        float, typer.Option(help="How much arrivals swing over a day, from 0 to 1.", metavar="X", min=0.0, max=1.0,
-                            rich_help_panel=DRAWN)
-    ] = 0.0  # fmt: skip
-    users: Annotated[
-        int, typer.Option(help="How many users submit jobs.", metavar="N", min=1, rich_help_panel=DRAWN)
-    ] = 10  # fmt: skip
-    tail: Annotated[
-        str, typer.Option(help="How the work of jobs spreads: lognormal or pareto.", metavar="NAME",
-                          rich_help_panel=DRAWN, autocompletion=lambda: ["lognormal", "pareto"])
-    ] = "lognormal"  # fmt: skip
-    spread: Annotated[
-        float, typer.Option(help="Of lognormal the standard deviation of the logarithm, of pareto the index.",
-                            metavar="X", rich_help_panel=DRAWN)
-    ] = 1.0  # fmt: skip
-    trace_format: Annotated[
-        str | None, typer.Option(help="The form of the trace.", metavar="NAME",
-                                 show_default="recognised by how the file begins",
-                                 autocompletion=completion.trace_formats)
-    ] = None  # fmt: skip
-    mix: Annotated[
-        str, typer.Option(help="For traces that do not say what their jobs train: the mix of known workloads that "
-                          "they are given.", metavar="NAME")
-    ] = "mixed"  # fmt: skip
     smact_limit: Annotated[
         list[str] | None, typer.Option(help="Share a GPU only up to this SM activity, such as 0.8, or off. Several "
                                        "with commas.", metavar="SHARE", rich_help_panel=RULES, show_default="0.8")
@@ -159,8 +173,10 @@ class ScenarioOptions:
 
 
 def with_scenario_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above; it gets them as keyword arguments."""
-    return with_options(command, ScenarioOptions)
+    """Give a command all of these options; it gets them as keyword arguments."""
+    for shared in (ScenarioOptions, TraceOptions, DrawnOptions):
+        command = with_options(command, shared)
+    return command
 
 
 def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSource]:
@@ -168,13 +184,19 @@ def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSou
     from ullage.hardware import gpu_list
     from ullage.simulation.sweep import TraceSource
 
-    found = [TraceSource(str(file), options["trace_format"], options["mix"]) for file in traces]
+    found = [TraceSource(str(file), options["trace_format"], options["limit"], options["mix"]) for file in traces]
     if options["generate"] is not None:
-        names = ("load", "burst", "daily", "users", "tail", "spread")
         gpus = len(gpu_list(gpu_choices(options["gpus"][0])[0])) if options["gpus"] else 1
-        drawn = {"jobs": options["generate"], "gpus": gpus, **{name: options[name] for name in names}}
-        found.append(TraceSource(mix=options["mix"], drawn=tuple(drawn.items())))
+        found.append(drawn_source(options["generate"], gpus, options))
     return found
+
+
+def drawn_source(jobs: int, gpus: int, options: dict[str, Any]) -> TraceSource:
+    """A trace that is drawn, by the load of so many GPUs."""
+    from ullage.simulation.sweep import TraceSource
+
+    drawn = {"jobs": jobs, "gpus": gpus, **{name: options[name] for name in get_type_hints(DrawnOptions)}}
+    return TraceSource(mix=options["mix"], drawn=tuple(drawn.items()))
 
 
 def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:

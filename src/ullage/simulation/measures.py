@@ -59,7 +59,7 @@ class Measure:
             larger = ((unit, 1, name) for unit, name in ((86400, "d"), (3600, "h"), (60, "min")) if value >= 2 * unit)
             return next(larger, (1, 1, "s"))
         if self.unit == "energy":
-            return 1e6, 1 if value < 1e9 else 0, "MJ"
+            return (1e3, 1, "kJ") if value < 1e6 else (1e6, 1 if value < 1e9 else 0, "MJ")
         if self.unit == "share":
             return 0.01, 0, "%"
         return 1, 0 if self.unit == "count" and value == round(value) and not uncertain else 2, ""

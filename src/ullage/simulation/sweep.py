@@ -36,6 +36,7 @@ class TraceSource:
 
     path: str | None = None
     format: str | None = None
+    limit: int | None = None
     mix: str = "mixed"
     drawn: tuple[tuple[str, Any], ...] = ()
 
@@ -43,7 +44,7 @@ class TraceSource:
         """The trace of a seed."""
         if self.path is None:
             return generate_trace(seed=seed, mix=self.mix, **dict(self.drawn))
-        return read_trace(self.path, format=self.format, mix=self.mix, seed=seed)
+        return read_trace(self.path, format=self.format, limit=self.limit, mix=self.mix, seed=seed)
 
     @property
     def name(self) -> str:
@@ -57,11 +58,18 @@ class TraceSource:
     @functools.cached_property
     def identity(self) -> str:
         """What tells it from others, whatever a file is called."""
+        digest = hashlib.sha256()
         try:
-            content = self.path and hashlib.sha256(Path(self.path).read_bytes()).hexdigest()
+            for file in [] if self.path is None else sorted(_files(Path(self.path))):
+                digest.update(file.read_bytes())
         except OSError as error:
             raise InvalidValue(f"cannot read {self.path}: {error.strerror}") from None
-        return json.dumps([content, self.format, self.mix, self.drawn])
+        return json.dumps([digest.hexdigest(), self.format, self.limit, self.mix, self.drawn])
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or those of a folder."""
+    return [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
 
 
 @dataclass(frozen=True)
