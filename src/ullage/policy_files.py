@@ -50,7 +50,17 @@ def load_policy(reference: str, guarded: bool = False) -> Policy:
         inspect.signature(function).bind("job", "gpus", "now")
     except TypeError as error:
         raise InvalidValue(f"needed {name}(job, gpus, now) in {file}: {error}") from None
-    return own_policy(f"{file.name}:{name}", function)
+    return own_policy(str(own_name(reference)), function)
+
+
+def own_name(reference: str) -> str | None:
+    """What a policy from a file is called, wherever the file is; None for one that comes with Ullage.
+
+    >>> own_name("/etc/ullage/my_policy.py:choose"), own_name("magm")
+    ('my_policy.py:choose', None)
+    """
+    place, _, name = reference.rpartition(":")
+    return f"{Path(place).name}:{name}" if place.endswith(_SUFFIX) else None
 
 
 def located(reference: str, folder: Path) -> str:

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+import ullage
+from ullage.errors import InvalidValue
 from ullage.performance.result import Utilization
 from ullage.simulation.engine import simulate
 from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
@@ -183,3 +185,17 @@ def test_a_kind_may_take_longer_to_start_than_others():
     scenario = Scenario(gpus="2xH200", estimator="oracle")
     ends = [[job.attempts[0].end for job in simulate(jobs, scenario.but(startup_s=usual)).jobs] for usual in (5.0, 0.0)]
     assert ends == [[65.0, 71.0], [60.0, 60.0]]
+
+
+def test_no_code_runs_because_a_history_names_it(tmp_path):
+    file = tmp_path / "theirs.py"
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef choose(job, gpus, now):\n    return gpus\n"
+    file.write_text(code)
+    found = told(job(1, attempt(100, 200))) | {"policy": f"{file}:choose"}
+    with pytest.raises(InvalidValue, match="policy is theirs.py:choose, a file of its own; name your copy: --policy"):
+        ullage.replay(found)
+    assert as_it_was(found).scenario.policy == f"{file}:choose"
+    assert ullage.replay(found, policy="magm")[1].figures.done == 1
+    assert not (tmp_path / "ran").exists()
+    assert ullage.replay(found, policy=f"{file}:choose")[1].figures.done == 1
+    assert (tmp_path / "ran").exists(), "whoever names it wants it"

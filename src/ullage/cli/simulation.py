@@ -163,16 +163,19 @@ def _replayed(
     told: dict[str, Any], options: dict[str, Any], seed: int, labels: list[str]
 ) -> tuple[list[SimulationResult], Sequence[str]]:
     """What really happened, the same simulated, what it is compared with; and what was assumed."""
+    from ullage.policy_files import own_name
     from ullage.simulation.asking import variants
     from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
 
-    base = scenario_of_history(told).but(seed=seed, **settings_of(options))
+    choices = choices_of(options)
+    theirs = own_name(told["policy"])
+    named = next((each for each in choices.get("policy", ()) if theirs and own_name(each) == theirs), None)
+    base = scenario_of_history(told, named).but(seed=seed, **settings_of(options))
     jobs = trace_of_history(told)
     if not jobs.jobs:
         left_out = "".join(f"; {note}" for note in jobs.notes)
         since = format_moment(told["since"])
         raise InvalidValue(f"needed jobs that ran on a GPU and are over; found none since {since}{left_out}")
-    choices = choices_of(options)
     scenarios = [base.but(label="simulated as it was")]
     if choices:
         scenarios += labelled(variants(base, choices), labels)

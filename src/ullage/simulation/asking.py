@@ -74,7 +74,7 @@ def replay(history: str | Path | Mapping[str, Any], **settings: Any) -> tuple[Si
     >>> now.figures.total_s / was.figures.total_s                                              # doctest: +SKIP
     """
     told = history if isinstance(history, Mapping) else read_history(Path(history))
-    scenario = scenario_of_history(told).but(**settings)
+    scenario = scenario_of_history(told, settings.get("policy")).but(**settings)
     return as_it_was(told), engine.simulate(trace_of_history(told), scenario)
 
 

@@ -19,10 +19,12 @@ from ullage.errors import InvalidValue
 from ullage.hardware import gpu
 from ullage.performance.result import Utilization, waiting_w
 from ullage.placement import Rules
+from ullage.policy_files import own_name
 from ullage.simulation.interference import Interference
 from ullage.simulation.result import DONE, FAILED, GpuSeries, SimulatedAttempt, SimulatedJob, SimulationResult
 from ullage.simulation.scenario import Scenario, World
 from ullage.simulation.trace import JobKind, JobTrace, TraceJob
+from ullage.text import plain
 
 PROMISED = "promised"  # the estimator whose estimates are what the manager promised
 # In attempts that ended so a job did its work; what others did was lost, and is done again.
@@ -54,16 +56,25 @@ def trace_of_history(told: Mapping[str, Any], name: str = "history") -> JobTrace
     return JobTrace(name, ordered, history.notes, history.names[0] if len(set(history.names)) == 1 else None)
 
 
-def scenario_of_history(told: Mapping[str, Any]) -> Scenario:
+def scenario_of_history(told: Mapping[str, Any], policy: str | None = None) -> Scenario:
     """A simulation of the manager as it is: its GPUs, policy, rules and way of sharing, and the promises that it made.
 
-    Readings are as old as they are on average.
+    Readings are as old as they are on average. A `policy` takes the place of the manager's. It has to be given where
+    that is a function of its own: nobody runs code because a history names it.
     """
+    own = own_name(told["policy"])
+    if policy is None and own is not None:
+        name = plain(own)
+        raise InvalidValue(f"the manager's policy is {name}, a file of its own; name your copy: --policy {name}")
+    return _scenario(told, told["policy"] if policy is None else policy)
+
+
+def _scenario(told: Mapping[str, Any], policy: str) -> Scenario:
     if not told["gpus"]:
         raise InvalidValue("needed a manager that has GPUs; found none")
     counts = Counter(gpu(each["name"]).name for each in told["gpus"])
     return Scenario(
-        gpus=", ".join(f"{count}x{name}" for name, count in counts.items()), policy=told["policy"],
+        gpus=", ".join(f"{count}x{name}" for name, count in counts.items()), policy=policy,
         estimator=PROMISED, sharing=_HOWS[told["sharing"]], min_speed=told["min_speed"], rules=Rules(**told["rules"]),
         world=World(reading_s=told["reading_s"], monitor_delay_s=told["reading_s"] / 2),
     )  # fmt: skip
@@ -89,7 +100,7 @@ def as_it_was(told: Mapping[str, Any], name: str = "history") -> SimulationResul
     idle = sum(_sum(each, [not jobs for jobs in each.jobs], each.power_w) for each in series)
     whole = seconds * len(series) or 1.0
     return SimulationResult(
-        scenario=scenario_of_history(told).but(label="as it was"), trace=name, jobs=jobs,
+        scenario=_scenario(told, told["policy"]).but(label="as it was"), trace=name, jobs=jobs,
         gpus=series if len(series) <= _MOST_SERIES else (), energy_j=idle + sum(history.energy.values()),
         busy_s=sum(_sum(each, [jobs > 0 for jobs in each.jobs]) for each in series),
         smact=sum(_sum(each, each.smact) for each in series) / whole,

@@ -26,7 +26,7 @@ def trace(
     attempts, queued = history.attempts(numbers), history.queued(numbers)
     works = {job.work for job in seen if job.work is not None}
     return {
-        "since": begin, "until": end, "policy": settings.policy, "sharing": context.sharing.name,
+        "since": begin, "until": end, "policy": context.policy.name, "sharing": context.sharing.name,
         "estimator": settings.estimating.estimator, "min_speed": settings.placing.min_speed, "rules": _rules(context),
         "reading_s": settings.monitoring.interval, "all": others != "own",
         "gpus": [
