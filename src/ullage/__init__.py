@@ -45,13 +45,18 @@ if TYPE_CHECKING:
     from ullage.performance.result import Utilization
     from ullage.performance.sharing import Sharing
     from ullage.simulation.asking import replay, simulate
+    from ullage.simulation.formats.own import write_trace
+    from ullage.simulation.generator import generate_trace
+    from ullage.simulation.reading import read_trace
     from ullage.simulation.result import SimulationResult
+    from ullage.simulation.trace import JobTrace
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
     "Client": "ullage.manager.client",
     "Estimate": "ullage.estimation.result",
     "GPU": "ullage.hardware",
+    "JobTrace": "ullage.simulation.trace",
     "MaxBatch": "ullage.estimation.largest_batch",
     "Sharing": "ullage.performance.sharing",
     "SimulationResult": "ullage.simulation.result",
@@ -60,20 +65,24 @@ _HOMES = {
     "VirtualGPU": "ullage.virtual",
     "estimate": "ullage.estimation.asking",
     "estimators": "ullage.estimation.estimators.registry",
+    "generate_trace": "ullage.simulation.generator",
     "gpu": "ullage.hardware",
     "gpus": "ullage.hardware",
     "max_batch": "ullage.estimation.largest_batch",
+    "read_trace": "ullage.simulation.reading",
     "replay": "ullage.simulation.asking",
     "share": "ullage.estimation.sharing",
     "simulate": "ullage.simulation.asking",
     "utilization": "ullage.estimation.asking",
     "virtual_gpu": "ullage.virtual",
+    "write_trace": "ullage.simulation.formats.own",
 }
 
 __all__ = [
     "GPU",
     "Client",
     "Estimate",
+    "JobTrace",
     "MaxBatch",
     "Sharing",
     "SimulationResult",
@@ -83,14 +92,17 @@ __all__ = [
     "__version__",
     "estimate",
     "estimators",
+    "generate_trace",
     "gpu",
     "gpus",
     "max_batch",
+    "read_trace",
     "replay",
     "share",
     "simulate",
     "utilization",
     "virtual_gpu",
+    "write_trace",
 ]
 
 
