@@ -53,14 +53,16 @@ class Interval:
 
 
 def changes(values: Sequence[float], base: Sequence[float]) -> Interval | None:
-    """The mean relative change against values of the same seeds, in pairs; None where a base is 0.
+    """The change of the mean against values of the same seeds, as a share of their mean: differences are taken in pairs.
+    None where that mean is 0. One seed without waiting does not make the changes of waiting infinite.
 
     >>> changes([50.0, 150.0], [100.0, 200.0]).mean
-    -0.375
+    -0.3333333333333333
     """
-    if not values or not all(base):
+    whole = math.fsum(base) / len(base) if base else 0.0
+    if not whole:
         return None
-    return Interval.of([value / before - 1 for value, before in zip(values, base, strict=True)])
+    return Interval.of([(value - before) / whole for value, before in zip(values, base, strict=True)])
 
 
 @functools.cache
