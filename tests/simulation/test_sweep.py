@@ -35,6 +35,7 @@ def test_changes_are_taken_in_pairs():
     found = changes([50.0, 500.0], [100.0, 1000.0])
     assert (found.mean, found.half) == (-0.5, 0.0)  # sure, although the seeds differ tenfold
     assert changes([1.0], [0.0]) is None
+    assert abs(changes([1.0, 90.0, 110.0], [0.0, 100.0, 100.0]).mean) < 0.01  # one seed without waiting is no matter
 
 
 def test_scenarios_are_compared_on_the_same_seeds(outcomes):

@@ -47,8 +47,8 @@ class Scenario:
     `estimator` is the name of one ("ullage", "gpumemnet", "horus", "faketensor"), "oracle" for true memory, or "none".
     `pause_s` is the least time between two passes over the queue, `half_life_s` the time in which what users have used
     counts half. `foresight`: placement is told what jobs do on a GPU; without it, it knows what its monitor sees.
-    `at_a_time` is how many jobs a pass looks at, from the head of the queue; None: all of them. `bookkeeping`: placement
-    remembers what it promised, and to whom alone; without it, what counts as taken is what the monitor last saw.
+    `at_a_time` is how many jobs a pass looks at, from the head of the queue; None: all of them. `bookkeeping`:
+    placement remembers what it promised, and to whom alone; without it, what counts is what the monitor last saw.
     """
 
     gpus: str
