@@ -55,7 +55,7 @@ class Interval:
 def changes(values: Sequence[float], base: Sequence[float]) -> Interval | None:
     """The change of the mean against values of the same seeds, as a share of theirs; None where that is 0.
 
-    It is the ratio of the means, and how sure it is comes from how far single seeds are from that ratio: seeds may differ
+    It is the ratio of the means. How sure it is comes from how far single seeds are from that ratio: seeds may differ
     tenfold, and in one of them nobody may have waited.
 
     >>> round(changes([50.0, 150.0], [100.0, 200.0]).mean, 3)
