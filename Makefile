@@ -34,6 +34,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/allocator_speed.py
 	$(BIN)/python benchmarks/billions.py
 	$(BIN)/python benchmarks/placement_speed.py
+	$(BIN)/python benchmarks/simulation_speed.py
 	$(BIN)/python benchmarks/manager_submit.py
 	$(BIN)/python benchmarks/manager_orders.py
 	$(BIN)/python benchmarks/manager_estimates.py

@@ -1,4 +1,4 @@
-"""How fast the simulator is: a trace of the size of Microsoft Philly's, a million jobs, and how the cost grows with jobs.
+"""How fast the simulator is: a trace of the size of Microsoft Philly's, a million jobs, and how the cost grows.
 
     python benchmarks/simulation_speed.py                        # 100,000 jobs on 2,500 GPUs; goal: under 60 s
     python benchmarks/simulation_speed.py --jobs 1000000 --gpus 10000        # goals: under 15 minutes and 4 GiB
@@ -39,7 +39,8 @@ def measure(jobs: int, gpus: int, options: argparse.Namespace) -> float:
     print(
         f"{jobs:,} jobs on {gpus:,} GPUs, load {options.load:g}, {options.policy}: {processor:.1f} s of the processor "
         f"({clock:.1f} s by the clock), {1e6 * processor / jobs:.0f} µs a job, {memory:.2f} GiB; "
-        f"{figures.done:,} done, {result.passes:,} passes, mean wait {figures.waiting_s or 0:.0f} s, {figures.ooms} out of memory",
+        f"{figures.done:,} done, {result.passes:,} passes, mean wait {figures.waiting_s or 0:.0f} s, "
+        f"{figures.ooms} out of memory",
         flush=True,
     )
     return processor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ullage.placement import RecoveryRules, Rules
+from ullage.placement import Rules
 from ullage.simulation.engine import simulate
 from ullage.simulation.result import SimulationResult
 from ullage.simulation.scenario import Scenario, World
