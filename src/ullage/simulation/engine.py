@@ -211,7 +211,8 @@ class _Engine:
         self._read_cards()
         if self.queue:
             self.passes += 1
-            usage = None if self.accounts is None else self.accounts.usage(self.now)
+            alone = len(self.queue) == 1  # nobody to be fair to
+            usage = None if self.accounts is None or alone else self.accounts.usage(self.now)
             waiting, most = list(self.queue.values()), self.scenario.at_a_time
             if most is not None:
                 waiting = fair_order(waiting, self.rules, self.now, usage)[:most]
@@ -380,10 +381,10 @@ class _Engine:
 
     def _read_cards(self) -> None:
         """Hand new readings to placement, of cards on which something has changed."""
-        cooled = []
+        cooled, looked = [], self._looked()
         for name, until in self.hot.items():
             card = self.by_id[name]
-            if self._looked() - card.read >= self.reads_every or self.now >= until:
+            if looked - card.read >= self.reads_every or self.now >= until:
                 self._read(card, drift=True)
                 if self.now >= until:
                     cooled.append(name)
