@@ -8,7 +8,7 @@ from tests.commands import typed_in
 from ullage.errors import InvalidValue, UnknownName
 from ullage.simulation import sweep as sweeping
 from ullage.simulation.asking import variants
-from ullage.simulation.measures import Goal
+from ullage.simulation.measures import Target
 from ullage.simulation.pages import sweeps as page
 from ullage.simulation.scenario import Scenario
 from ullage.simulation.statistics import Interval, changes
@@ -84,15 +84,15 @@ def test_figures_that_are_kept_are_not_computed_again(outcomes, tmp_path, monkey
     assert other.read_text() == '{"mine": 1}\n'
 
 
-def test_a_goal_is_a_figure_and_a_limit():
-    assert Goal.parse("energy<30MJ").limit == 30e6 and Goal.parse("smact >= 40%").limit == 0.4
-    assert not Goal.parse("waiting<=1h").met(None)
+def test_a_target_is_a_figure_and_a_limit():
+    assert Target.parse("energy<30MJ").limit == 30e6 and Target.parse("smact >= 40%").limit == 0.4
+    assert not Target.parse("waiting<=1h").met(None)
     with pytest.raises(UnknownName, match="did you mean 'waiting'"):
-        Goal.parse("waitin<=10m")
-    with pytest.raises(InvalidValue, match="needed a goal such as"):
-        Goal.parse("waiting")
+        Target.parse("waitin<=10m")
+    with pytest.raises(InvalidValue, match="needed a target such as"):
+        Target.parse("waiting")
     with pytest.raises(InvalidValue, match="needed a number such as 30MJ"):
-        Goal.parse("energy<=much")
+        Target.parse("energy<=much")
 
 
 def row(gpus, waiting, unplaced=0.0):
@@ -100,12 +100,12 @@ def row(gpus, waiting, unplaced=0.0):
     return sweeping.SweepRow(DRAWN, Scenario(gpus=gpus, label=gpus), figures, {}, [])
 
 
-def test_the_first_number_of_gpus_that_meets_a_goal_is_found():
-    goal = Goal.parse("waiting<=60")
+def test_the_first_number_of_gpus_that_meets_a_target_is_found():
+    target = Target.parse("waiting<=60")
     rows = [row("1xT4", 30.0, unplaced=1.0), row("2xT4", 90.0), row("3xT4", 50.0), row("4xT4", 20.0)]
-    (answer,) = answers(rows, goal)
+    (answer,) = answers(rows, target)
     assert (answer.enough.scenario.gpus, answer.short.scenario.gpus) == ("3xT4", "2xT4")
-    (none,) = answers(rows[:2], goal)
+    (none,) = answers(rows[:2], target)
     assert none.enough is None and none.short is rows[1]
 
 
@@ -144,9 +144,9 @@ def test_the_command_prints_means_and_changes(typed, tmp_path):
 
 
 def test_the_command_says_how_many_gpus_are_enough(typed):
-    code, out, _ = typed(*DRAW, "1..3xA100-40GB", "--policy", "magm", "--seeds", 1, "--goal", "waiting<=1000h")
+    code, out, _ = typed(*DRAW, "1..3xA100-40GB", "--policy", "magm", "--seeds", 1, "--target", "waiting<=1000h")
     assert code == 0 and "1xA100-40GB" in out.splitlines()[-1] and "is enough" in out.splitlines()[-1]
-    code, out, _ = typed(*DRAW, "1..2xA100-40GB", "--seeds", 1, "--goal", "total<=1s", "--json")
+    code, out, _ = typed(*DRAW, "1..2xA100-40GB", "--seeds", 1, "--target", "total<=1s", "--json")
     assert [each["enough"] for each in json.loads(out)["answers"]] == [None]
 
 
@@ -163,7 +163,7 @@ def test_seeds_without_chance_are_told(typed, tmp_path):
     ("words", "code", "said"),
     [
         (("sweep",), 2, "needed traces of jobs, or --generate N"),
-        ((*DRAW, "T4", "--goal", "much"), 2, "needed a goal such as"),
+        ((*DRAW, "T4", "--target", "much"), 2, "needed a target such as"),
         ((*DRAW, "T4", "--policy", "magn"), 2, "did you mean 'magm'"),
         (("sweep", "/no/such.csv", "--gpus", "T4", "--workers", 1), 1, "/no/such.csv"),
     ],

@@ -249,10 +249,10 @@ def parts_of_world(incomplete: str) -> list[str]:
     return _one_more(incomplete, lambda begun: [name for name in (*PARTS_OF_WORLD, "all") if name.startswith(begun)])
 
 
-def goals(incomplete: str) -> list[str]:
-    """Figures that a goal can be about.
+def targets(incomplete: str) -> list[str]:
+    """Figures that a target can be about.
 
-    >>> goals("wait")
+    >>> targets("wait")
     ['waiting<=', 'waiting-p95<=']
     """
     from ullage.simulation.measures import MEASURES

@@ -129,6 +129,14 @@ class ScenarioOptions:
         bool, typer.Option("--foresight/--no-foresight", help="Whether placement knows what jobs will do on a GPU, or "
                            "only what the monitor sees.", rich_help_panel=RULES)
     ] = True  # fmt: skip
+    at_a_time: Annotated[
+        int | None, typer.Option(help="A pass looks at so many jobs, from the head of the queue.", metavar="N", min=1,
+                                 rich_help_panel=RULES, show_default="all of them")
+    ] = None  # fmt: skip
+    bookkeeping: Annotated[
+        bool, typer.Option("--bookkeeping/--no-bookkeeping", help="Whether placement remembers what it promised, or "
+                           "goes by what the monitor saw last.", rich_help_panel=RULES)
+    ] = True  # fmt: skip
     exclusive_after: Annotated[
         int | None, typer.Option(help="A job that ran out of memory so often gets a GPU to itself.", metavar="N",
                                  min=1, rich_help_panel=RULES, show_default="3")
@@ -274,12 +282,13 @@ def settings_of(options: dict[str, Any]) -> dict[str, Any]:
 
     readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "unknown": ("unknown", str), "exclusive_after": ("exclusive_after", int),
+        "at_a_time": ("at_a_time", int),
         "interference_error": ("interference_error", float), "startup": ("startup_s", parse_duration),
         "fragmentation": ("fragmentation", parse_bytes), "monitor_delay": ("monitor_delay_s", parse_duration),
         "retry": ("retry_s", parse_duration), "node_mtbf": ("node_mtbf_s", parse_duration),
         "node_gpus": ("node_gpus", int), "node_repair": ("node_repair_s", parse_duration),
     }  # fmt: skip
-    found: dict[str, Any] = {} if options["foresight"] else {"foresight": False}
+    found: dict[str, Any] = {name: False for name in ("foresight", "bookkeeping") if not options[name]}
     found |= {name: read(options[option]) for option, (name, read) in readers.items() if options[option] is not None}
     for part in (options["without"] or "").split(",") if options["without"] else []:
         if part not in (*PARTS_OF_WORLD, "all"):

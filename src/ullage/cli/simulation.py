@@ -31,10 +31,10 @@ from ullage.text import plain
 from ullage.units import format_moment
 
 if TYPE_CHECKING:
-    from ullage.simulation.measures import Goal
+    from ullage.simulation.measures import Target
     from ullage.simulation.result import SimulationResult
     from ullage.simulation.scenario import Scenario
-    from ullage.simulation.sweep import CaseOutcome, GoalAnswer, SweepRow, TraceSource
+    from ullage.simulation.sweep import CaseOutcome, SweepRow, TargetAnswer, TraceSource
     from ullage.simulation.trace import JobTrace
 
 
@@ -195,9 +195,9 @@ def sweep(
                                  show_default="10 with --generate, else 1")
     ] = None,
     seed: Seed = 0,
-    goal: Annotated[
+    target: Annotated[
         str | None, typer.Option(help="Tell how many GPUs are enough for this: a figure, <= or >=, and a value, such "
-                                 "as 'waiting<=10m'.", metavar="GOAL", autocompletion=completion.goals)
+                                 "as 'waiting<=10m'.", metavar="TARGET", autocompletion=completion.targets)
     ] = None,
     workers: Annotated[
         int | None, typer.Option(help="How many simulations run at once.", metavar="N", min=1,
@@ -222,13 +222,13 @@ def sweep(
 
       ullage sweep --generate 200 --seeds 50 --gpus 4xA100-40GB --policy exclusive,magm,ullage
       ullage sweep jobs.csv --gpus 4xA100-40GB --policy magm,lug --smact-limit 0.7,0.8,off --report sweep.html
-      ullage sweep jobs.csv --gpus 4..16xA100-40GB --policy exclusive,ullage --goal "waiting<=10m"
+      ullage sweep jobs.csv --gpus 4..16xA100-40GB --policy exclusive,ullage --target "waiting<=10m"
       ullage sweep a.csv b.csv --gpus 8xH200 --estimator ullage,none --seeds 10 --resume sweep.jsonl
     """
     from ullage.simulation import sweep as sweeping
-    from ullage.simulation.measures import Goal
+    from ullage.simulation.measures import Target
 
-    wanted_goal = Goal.parse(goal or "waiting<=10m")
+    wanted_target = Target.parse(target or "waiting<=10m")
     sources = sources_of(traces or [], options)
     if not sources:
         raise InvalidValue("needed traces of jobs, or --generate N, such as: ullage sweep jobs.csv --gpus 4xA100-40GB")
@@ -240,7 +240,7 @@ def sweep(
             outcomes.append(outcome)
             going.step(outcome.case.scenario.name)
     rows = sweeping.summarize(wanted, outcomes)
-    answers = sweeping.answers(rows, wanted_goal) if goal else []
+    answers = sweeping.answers(rows, wanted_target) if target else []
     if report is not None and rows:
         from ullage.simulation.pages.sweeps import write
 
@@ -250,13 +250,11 @@ def sweep(
             {"trace": each.trace, "scenario": each.name, "enough": each.enough and each.enough.scenario.gpus}
             for each in answers
         ]
-        print(json.dumps({"rows": [row.to_dict() for row in rows], "goal": goal, "answers": enough}))
+        print(json.dumps({"rows": [row.to_dict() for row in rows], "target": target, "answers": enough}))
     else:
-        print("\n\n".join(_sweep_tables(rows)))
-        for line in [
-            *_sweep_remarks(rows, count),
-            *(_goal_words(each, wanted_goal) for each in answers if wanted_goal),
-        ]:
+        print("\n\n".join(_sweep_tables(rows, changes=not target)))
+        told = _sweep_remarks(rows, count, changes=not target)
+        for line in [*told, *(_target_words(each, wanted_target) for each in answers)]:
             print(line)
         if report is not None and rows:
             print(f"written: {report}")
@@ -305,8 +303,8 @@ def _remarks(runs: Sequence[SimulationResult]) -> list[str]:
 _SWEPT = ("total", "waiting", "completion", "slowdown", "ooms", "energy", "smact")
 
 
-def _sweep_tables(rows: Sequence[SweepRow]) -> list[str]:
-    """Two tables for each trace: the figures, and their changes against the first scenario."""
+def _sweep_tables(rows: Sequence[SweepRow], changes: bool) -> list[str]:
+    """The figures on each trace, and their changes against the first scenario."""
     from ullage.simulation.measures import MEASURES
     from ullage.simulation.pages.sweeps import change_text, interval_text
 
@@ -319,7 +317,7 @@ def _sweep_tables(rows: Sequence[SweepRow]) -> list[str]:
                  for row in own]  # fmt: skip
         ways = ["smact", "slowdown", "ooms", "completion", "energy"]
         found.append(title + fitted(["scenario", *_SWEPT], cells, give_way=ways))
-        if len(own) > 1:
+        if changes and len(own) > 1:
             against = [name for name in _SWEPT if any(name in row.changes for row in own)]
             cells = [[plain(row.scenario.name), *(change_text(row.changes.get(name)) for name in against)]
                      for row in own[1:]]  # fmt: skip
@@ -328,7 +326,7 @@ def _sweep_tables(rows: Sequence[SweepRow]) -> list[str]:
     return found
 
 
-def _sweep_remarks(rows: Sequence[SweepRow], seeds: int) -> list[str]:
+def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[str]:
     told = [f"{plain(row.scenario.name)}: {plain(error)}" for row in rows for error in dict.fromkeys(row.errors)]
     for name, words in (("failed", "jobs failed"), ("unplaced", "jobs could not be placed on any GPU")):
         told += [
@@ -343,16 +341,18 @@ def _sweep_remarks(rows: Sequence[SweepRow], seeds: int) -> list[str]:
     return told
 
 
-def _goal_words(answer: GoalAnswer, goal: Goal) -> str:
+def _target_words(answer: TargetAnswer, target: Target) -> str:
     """How many GPUs are enough, in a sentence."""
     where = f"{plain(answer.name)} on {plain(answer.trace)}"
 
     def told(row: SweepRow) -> str:
-        value = "not every job is placed" if row.mean("unplaced") else goal.measure.text(row.mean(goal.measure.name))
+        value = (
+            "not every job is placed" if row.mean("unplaced") else target.measure.text(row.mean(target.measure.name))
+        )
         return f"{plain(row.scenario.gpus)} ({value})"
 
     if answer.enough is not None:
         less = f"; {told(answer.short)} is not" if answer.short else ""
-        return f"{goal} with {where}: {told(answer.enough)} is enough{less}"
+        return f"{target} with {where}: {told(answer.enough)} is enough{less}"
     last = f"; the last was {told(answer.short)}" if answer.short else ""
-    return f"{goal} with {where}: none of these is enough{last}"
+    return f"{target} with {where}: none of these is enough{last}"

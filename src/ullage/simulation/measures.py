@@ -1,4 +1,4 @@
-"""The figures of a run by the names that people type and read, and goals such as "waiting<=10m"."""
+"""The figures of a run by the names that people type and read, and targets such as "waiting<=10m"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.simulation.result import Figures
 from ullage.units import format_duration, parse_duration
 
-_GOAL = re.compile(r"\s*([a-z0-9-]+)\s*(<=|>=|<|>)\s*(.+?)\s*")
+_TARGET = re.compile(r"\s*([a-z0-9-]+)\s*(<=|>=|<|>)\s*(.+?)\s*")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
 }  # fmt: skip
@@ -111,35 +111,36 @@ MEASURES = {
 
 
 @dataclass(frozen=True)
-class Goal:
+class Target:
     """A condition on a figure.
 
-    >>> goal = Goal.parse("waiting <= 10m")
-    >>> str(goal), goal.met(540.0), goal.met(None)
-    ('waiting <= 10 min 0 s', True, False)
+    >>> target = Target.parse("waiting <= 10m")
+    >>> str(target), target.met(540.0), target.met(None)
+    ('waiting <= 10m', True, False)
     """
 
     measure: Measure
     comparison: str
     limit: float
+    typed: str
 
     @classmethod
-    def parse(cls, text: str) -> Goal:
+    def parse(cls, text: str) -> Target:
         """From what somebody typed."""
-        match = _GOAL.fullmatch(text)
+        match = _TARGET.fullmatch(text)
         if match is None:
-            raise InvalidValue(f"needed a goal such as 'waiting<=10m' or 'ooms<=0'; found {text!r}")
+            raise InvalidValue(f"needed a target such as 'waiting<=10m' or 'ooms<=0'; found {text!r}")
         if match[1] not in MEASURES:
             raise UnknownName("figure", match[1], MEASURES, hint="figures: " + ", ".join(MEASURES))
         measure = MEASURES[match[1]]
-        return cls(measure, match[2], measure.value(match[3]))
+        return cls(measure, match[2], measure.value(match[3]), match[3])
 
     def met(self, value: float | None) -> bool:
         """Whether a value meets it; one that is not known does not."""
         return value is not None and _COMPARISONS[self.comparison](value, self.limit)
 
     def __str__(self) -> str:
-        return f"{self.measure.name} {self.comparison} {self.measure.text(self.limit)}"
+        return f"{self.measure.name} {self.comparison} {self.typed}"
 
 
 def change(value: float | None, base: float | None) -> str:

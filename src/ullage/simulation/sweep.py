@@ -21,7 +21,7 @@ from typing import Any
 from ullage.errors import InvalidValue, UllageError
 from ullage.simulation import engine
 from ullage.simulation.generator import generate_trace
-from ullage.simulation.measures import MEASURES, Goal
+from ullage.simulation.measures import MEASURES, Target
 from ullage.simulation.reading import read_trace
 from ullage.simulation.result import Figures
 from ullage.simulation.scenario import Scenario
@@ -214,6 +214,12 @@ class SweepRow:
         """What the trace is called."""
         return self.source.name
 
+    @property
+    def name_but_gpus(self) -> str:
+        """What the scenario is called among those that differ in their GPUs alone."""
+        gpus, unnamed = self.scenario.gpus, replace(self.scenario, label=None).name
+        return unnamed if self.scenario.name == gpus else self.scenario.name.removesuffix(f", {gpus}")
+
     def mean(self, name: str) -> float | None:
         """The mean of a figure; None where it is not known."""
         return self.figures[name].mean if name in self.figures else None
@@ -260,8 +266,8 @@ def _row(group: Sequence[CaseOutcome], base: Sequence[CaseOutcome]) -> SweepRow:
 
 
 @dataclass(frozen=True)
-class GoalAnswer:
-    """Of scenarios that differ in their GPUs alone: the first that meets a goal, or none, and the last one tried that
+class TargetAnswer:
+    """Of scenarios that differ in their GPUs alone: the first that meets a target, or none, and the last one tried that
     does not."""
 
     trace: str
@@ -270,16 +276,16 @@ class GoalAnswer:
     short: SweepRow | None
 
 
-def answers(rows: Sequence[SweepRow], goal: Goal) -> list[GoalAnswer]:
+def answers(rows: Sequence[SweepRow], target: Target) -> list[TargetAnswer]:
     """How many GPUs are enough, for each scenario on each trace; a mean counts only where every job was placed."""
     groups: dict[tuple[TraceSource, Scenario], list[SweepRow]] = {}
     for row in rows:
         alike = replace(row.scenario, gpus="", label=None, seed=0)
         groups.setdefault((row.source, alike), []).append(row)
     found = []
-    for (source, alike), group in groups.items():
-        met = [not row.mean("unplaced") and goal.met(row.mean(goal.measure.name)) for row in group]
+    for (source, _), group in groups.items():
+        met = [not row.mean("unplaced") and target.met(row.mean(target.measure.name)) for row in group]
         place = met.index(True) if True in met else len(group)
         short, enough = group[place - 1] if place else None, group[place] if place < len(group) else None
-        found.append(GoalAnswer(source.name, alike.name, enough, short))
+        found.append(TargetAnswer(source.name, group[0].name_but_gpus, enough, short))
     return found

@@ -107,7 +107,7 @@ def _by_gpus(rows: Rows) -> str:
     most = max(count for group in groups for count, _ in group)
     if all(len({count for count, _ in group}) < 2 for group in groups):
         return ""
-    names = [replace(group[0][1].scenario, label=None).name for group in groups]
+    names = [group[0][1].name_but_gpus for group in groups]
     legend = "".join(f'<label><i style="background:{colour(number)}"></i>{words(name)}</label>'
                      for number, name in enumerate(names))  # fmt: skip
     pictures = []
