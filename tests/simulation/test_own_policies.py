@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ullage
 from ullage.errors import PolicyFailed
+from ullage.placement.own_policies import GpuView, JobView
 from ullage.simulation.engine import simulate
 from ullage.simulation.generator import generate_trace
 from ullage.simulation.result import SimulatedJob
@@ -58,6 +61,15 @@ def test_a_job_that_is_never_wanted_waits_and_the_others_end(tmp_path: Path) -> 
     text = "def choose(job, gpus, now):\n    return [] if job.promise > 30 << 30 else gpus\n"
     found = simulated(written(tmp_path, text))
     assert {(job.kind, job.state) for job in found if job.state != "done"} == {("38 GiB", "waiting")}
+
+
+def test_a_function_will_do_in_python() -> None:
+    def fullest(job: JobView, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
+        return sorted(gpus, key=lambda gpu: gpu.free)
+
+    found = ullage.simulate(trace(), gpus="4xA100-40GB", policy=fullest, estimator="oracle")
+    assert (found.scenario.policy, found.figures.done) == ("fullest", 60)
+    assert list(found.jobs) != simulated("magm")
 
 
 # The policies of the tutorial.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ullage.placement.own_policies import Choice, own_policy
 from ullage.policy_files import load_policy
 from ullage.simulation import engine
 from ullage.simulation.formats.history import read_history
@@ -22,7 +23,7 @@ def simulate(
     trace: str | Path | JobTrace,
     *,
     gpus: str,
-    policy: str = "ullage",
+    policy: str | Choice = "ullage",
     estimator: str = "ullage",
     sharing: str = "mps",
     seed: int = 0,
@@ -36,7 +37,8 @@ def simulate(
     Args:
         trace: A file of any form that is known, or a `JobTrace`.
         gpus: Such as "4xA100-40GB", or "8xH200, 4xT4".
-        policy: How GPUs are chosen for jobs; `ullage serve` has the same.
+        policy: How GPUs are chosen for jobs; `ullage serve` has the same. A name, "FILE.py:FUNCTION", or a function
+            `choose(job, gpus, now)`.
         estimator: Whose estimates are promised: "ullage" or another one, "oracle" for true memory, or "none". What the
             trace does not have is asked of the estimator itself.
         sharing: How jobs share a GPU: "mps", "timeslice", "mig" (or with the instances, "mig:2g.10gb") or "off".
@@ -53,9 +55,11 @@ def simulate(
     >>> result = ullage.simulate("jobs.csv", gpus="4xA100-40GB", policy="magm", smact_limit=0.8)   # doctest: +SKIP
     >>> result.figures.total_s, result.figures.ooms                                                # doctest: +SKIP
     """
-    scenario = Scenario(gpus=gpus, policy=policy, estimator=estimator, sharing=sharing, seed=seed).but(**settings)
+    chosen = load_policy(policy) if isinstance(policy, str) else own_policy(policy.__name__, policy)
+    name = policy if isinstance(policy, str) else chosen.name
+    scenario = Scenario(gpus=gpus, policy=name, estimator=estimator, sharing=sharing, seed=seed).but(**settings)
     jobs = trace if isinstance(trace, JobTrace) else read_trace(trace, format=format, mix=mix, seed=seed)
-    return engine.simulate(jobs, scenario, progress)
+    return engine.simulate(jobs, scenario, progress, chosen)
 
 
 def replay(history: str | Path | Mapping[str, Any], **settings: Any) -> tuple[SimulationResult, SimulationResult]:

@@ -27,6 +27,7 @@ from ullage.placement import (
     part_of_gpu,
     place,
 )
+from ullage.placement.policies import Policy
 from ullage.policy_files import load_policy
 from ullage.simulation.card import SimulatedCard, SimulatedRun, cards_of
 from ullage.simulation.estimates import promise_of
@@ -55,8 +56,10 @@ _TOLD_EVERY = 1000  # jobs
 _DRIFT = 18  # the activity of a GPU on which something changed is looked at so many times a window
 
 
-def simulate(trace: JobTrace, scenario: Scenario, progress: Progress | None = None) -> SimulationResult:
-    """What becomes of a trace in a scenario.
+def simulate(
+    trace: JobTrace, scenario: Scenario, progress: Progress | None = None, policy: Policy | None = None
+) -> SimulationResult:
+    """What becomes of a trace in a scenario; under the policy that it names, unless one is given.
 
     >>> from ullage.simulation.trace import JobKind
     >>> from ullage.units import GIB
@@ -65,7 +68,7 @@ def simulate(trace: JobTrace, scenario: Scenario, progress: Progress | None = No
     >>> [(job.state, job.attempts[0].begin, job.attempts[0].end) for job in found.jobs]
     [('done', 0.0, 60.0), ('done', 60.0, 120.0)]
     """
-    return _Engine(trace, scenario, progress).run()
+    return _Engine(trace, scenario, progress, policy or load_policy(scenario.policy)).run()
 
 
 class _Waiting:
@@ -82,12 +85,12 @@ class _Waiting:
 
 
 class _Engine:
-    def __init__(self, trace: JobTrace, scenario: Scenario, progress: Progress | None) -> None:
+    def __init__(self, trace: JobTrace, scenario: Scenario, progress: Progress | None, policy: Policy) -> None:
         self.trace, self.scenario, self.world, self.progress = trace, scenario, scenario.world, progress
         way = scenario.sharing.partition(":")[0]
         if way not in _WAYS:
             raise InvalidValue(f"needed a way of sharing: {', '.join(_WAYS)}; found {scenario.sharing!r}")
-        self.policy = load_policy(scenario.policy)
+        self.policy = policy
         self.cards = cards_of(scenario.gpus, scenario.sharing, self.world.node_gpus, _MOST_SERIES)
         self.by_id = {card.id: card for card in self.cards}
         self.kinds = trace.kinds
