@@ -1,12 +1,13 @@
 """What Ullage says of the known workloads of the simulator: writes src/ullage/simulation/data/known_workloads.json.
 
-    python benchmarks/known_workloads.py            # a few minutes, no GPU
-    python benchmarks/known_workloads.py --show     # beside what was measured; writes nothing
+    python benchmarks/known_workloads.py                    # a quarter of an hour, no GPU
+    python benchmarks/known_workloads.py --gpus B200        # adds a GPU
+    python benchmarks/known_workloads.py --show             # beside what was measured; writes nothing
 
-Each workload is followed on a virtual A100-40GB and H200. A step of it was measured on the A100 (the time of an epoch
-over its steps): what is predicted for the GPU is kept, and where the measured step is longer, the job waits for its
-data. The same data loader is assumed beside an H200. Where the step was shorter than predicted, an H200's is shorter in
-the same proportion.
+Each workload is followed on virtual GPUs. A step of it was measured on the A100-40GB (the time of an epoch over its
+steps): what is predicted for the GPU is kept, and where the measured step is longer, the job waits for its data. The
+same data loader is assumed beside other GPUs. Where the step was shorter than predicted, theirs is shorter in the same
+proportion.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ullage.simulation.known import MEASURED_ON, KnownWorkload, published_worklo
 from ullage.units import MIB
 
 FILE = Path(__file__).parents[1] / "src" / "ullage" / "simulation" / "data" / "known_workloads.json"
-GPUS = (MEASURED_ON, "H200")
+GPUS = (MEASURED_ON, "A100-80GB", "H100-80GB", "H200", "L40S", "RTX-4090", "V100-32GB", "T4")
 NOT_KEPT = ("gpu", "notes")
 OTHERS = ("horus", "faketensor", "gpumemnet")
 STEPS = 4
@@ -122,32 +123,39 @@ def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-def followed(workload: KnownWorkload) -> dict[str, Any]:
-    """What Ullage says of one: how much memory it takes, by several estimators, and what it does on each GPU."""
+def source_of(workload: KnownWorkload) -> tuple[Any, dict[str, Any]]:
+    """What to ask of: a model's name and options, or a function."""
     options = dict(workload.training)
     if "function" in options:
-        source, options = FUNCTIONS[options["function"]], {"steps": None}
+        return FUNCTIONS[options["function"]], {"steps": None}
+    return options.pop("model"), options
+
+
+def memory(workload: KnownWorkload) -> dict[str, Any]:
+    """How much memory it takes by several estimators, and the predicted time of a step where it was measured."""
+    source, options = source_of(workload)
+    found = ullage.estimate(source, gpu=MEASURED_ON, **options)
+    assert found.utilization is not None
+    others = {name: promised(source, name, options) for name in OTHERS} if isinstance(source, str) else {}
+    return {
+        "estimates": {"ullage": found.bound, **others},
+        "predicted_step_s": rounded(found.utilization.step_s),
+        "alone": {},
+    }
+
+
+def alone(workload: KnownWorkload, gpu: str, predicted_s: float) -> dict[str, Any]:
+    """What it does on a GPU that it has to itself; `predicted_s` is the predicted step where it was measured."""
+    source, options = source_of(workload)
+    found = ullage.utilization(source, gpu=gpu, **options)
+    if gpu == MEASURED_ON:
+        step_s = workload.step_s
+    elif predicted_s <= workload.step_s:
+        step_s = max(found.step_s, workload.step_s)
     else:
-        source = options.pop("model")
-    found_on = {gpu: ullage.estimate(source, gpu=gpu, **options) for gpu in GPUS}
-    measured = found_on[MEASURED_ON]
-    assert measured.utilization is not None
-    predicted_s = measured.utilization.step_s
-    alone = {}
-    for gpu, estimate in found_on.items():
-        found = estimate.utilization
-        assert found is not None
-        if gpu == MEASURED_ON:
-            step_s = workload.step_s
-        elif predicted_s <= workload.step_s:
-            step_s = max(found.step_s, workload.step_s)
-        else:
-            step_s = found.step_s * workload.step_s / predicted_s
-        values = asdict(with_step(found, step_s))
-        alone[gpu] = {name: rounded(value) for name, value in values.items() if name not in NOT_KEPT}
-    others = {} if "steps" in options else {name: promised(source, name, options) for name in OTHERS}
-    estimates = {"ullage": measured.bound, **others}
-    return {"estimates": estimates, "predicted_step_s": rounded(predicted_s), "alone": alone}
+        step_s = found.step_s * workload.step_s / predicted_s
+    values = asdict(with_step(found, step_s))
+    return {name: rounded(value) for name, value in values.items() if name not in NOT_KEPT}
 
 
 def promised(model: str, estimator: str, options: dict[str, Any]) -> int | None:
@@ -185,12 +193,21 @@ def show(workloads: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--show", action="store_true", help="show the file that is there")
-    if not parser.parse_args().show:
-        workloads = {known.name: followed(known) for known in published_workloads()}
+    parser.add_argument("--gpus", help="follow them only on these GPUs, with commas; the rest of the file stays")
+    options = parser.parse_args()
+    file = json.loads(FILE.read_text()) if FILE.is_file() else {"workloads": {}}
+    if not options.show:
+        wanted = options.gpus.split(",") if options.gpus else GPUS
+        rows = {}
+        for known in published_workloads():
+            kept = file["workloads"].get(known.name) if options.gpus else None
+            row = rows[known.name] = kept or memory(known)
+            row["alone"] |= {gpu: alone(known, gpu, row["predicted_step_s"]) for gpu in wanted}
         made = {"ullage": ullage.__version__, "pytorch": torch.__version__.split("+")[0]}
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in workloads.items())
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
         FILE.write_text(f'{{"made_with": {json.dumps(made)}, "workloads": {{\n{lines}\n}}}}\n')
-    show(json.loads(FILE.read_text())["workloads"])
+        file["workloads"] = rows
+    show(file["workloads"])
 
 
 if __name__ == "__main__":
