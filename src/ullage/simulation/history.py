@@ -139,6 +139,7 @@ class _History:
         self.told = told
         self.numbers = {each["id"]: number for number, each in enumerate(told["gpus"])}
         self.names = [gpu(each["name"]).name for each in told["gpus"]]
+        self._idle_w = {name: waiting_w(name) for name in self.names}
         self.left_out: Counter[str] = Counter()
         self.jobs = [job for job in told["jobs"] if self._counts(job)]
         self.attempts = {job["id"]: [self._attempt(job["id"], each) for each in job["attempts"]] for job in self.jobs}
@@ -197,21 +198,19 @@ class _History:
         """The kind of each job. Those of one work with one promise are of one kind, and take what the largest took."""
         same: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
         for job in self.jobs:
-            alike = self._used(job["id"]) if job["work"] is None else None
+            alike = (job["name"], self._used(job["id"])) if job["work"] is None else None
             first = job["attempts"][0]  # before recovery made its promise larger
             promise = job["promise"] if first["exclusive"] else first["promise"]  # alone it was promised a whole GPU
-            same[job["work"], job["name"], job["gpus"], promise, alike].append(job)
+            same[job["work"], job["gpus"], promise, alike].append(job)
         found: dict[int, JobKind] = {}
-        for (work, name, _, promise, _), jobs in same.items():
+        for (work, _, promise, _), jobs in same.items():
             measured = [used for job in jobs if (used := self._used(job["id"])) is not None]
             memory = max(measured, default=promise)
             if memory is None:  # it had its GPU to itself and may have needed all of it
                 memory = min(self.told["gpus"][number]["total"] for number in self.attempts[jobs[0]["id"]][0].gpus)
-            alone = self.told["works"].get(work, {})
-            kind = JobKind(
-                name, int(memory), {gpu(name).name: Utilization.from_dict(each) for name, each in alone.items()},
-                {PROMISED: promise},
-            )  # fmt: skip
+            told = self.told["works"].get(work, {})
+            alone = {gpu(name).name: Utilization.from_dict(each) for name, each in told.items()}
+            kind = JobKind(jobs[0]["name"], int(memory), alone, {PROMISED: promise})
             found |= {job["id"]: kind for job in jobs}
         return found
 
@@ -244,7 +243,7 @@ class _History:
 
     def _watts(self, attempt: _Attempt, speed: float, name: str) -> float:
         """What it makes a GPU draw beyond an idle one."""
-        return max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - waiting_w(name)) * speed
+        return max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - self._idle_w[name]) * speed
 
     def _add_up(self) -> tuple[dict[int, float], dict[tuple[int, float], float]]:
         """Seconds of work alone by job, and joules by attempt."""
@@ -254,7 +253,7 @@ class _History:
             for (moment, there), (until, _) in itertools.pairwise(self._companies[number]):
                 for attempt, speed in there:
                     changes[attempt.id].append((moment, number, speed))
-                    drawn = waiting_w(name) / len(there) + self._watts(attempt, speed, name)
+                    drawn = self._idle_w[name] / len(there) + self._watts(attempt, speed, name)
                     joules[attempt.id] += drawn * (until - moment)
         works = dict.fromkeys(self.attempts, 0.0)
         for each in self._all_attempts:
@@ -270,7 +269,7 @@ class _History:
             name, rows = self.names[number], []
             for moment, there in companies:
                 smact = sum(self._model.alone(self._kind_number(each), name).smact * speed for each, speed in there)
-                watts = waiting_w(name) + sum(self._watts(each, speed, name) for each, speed in there)
+                watts = self._idle_w[name] + sum(self._watts(each, speed, name) for each, speed in there)
                 memory = sum(each.used or each.promise or 0 for each, _ in there)
                 rows.append((moment - self.begin, len(there), memory, min(1.0, smact), watts))
             times, jobs, used, activity, power = zip(*rows, strict=True)
