@@ -332,9 +332,8 @@ def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[
         told += [
             f"{plain(row.scenario.name)}: {row.mean(name):.3g} {words}, on average" for row in rows if row.mean(name)
         ]
-    if any(
-        row.changes[name].half and not row.changes[name].sign for row in rows for name in _SWEPT if name in row.changes
-    ):
+    shown = [row.changes[name] for row in rows for name in _SWEPT if name in row.changes] if changes else []
+    if any(change.half and not change.sign for change in shown):
         told.append("changes in brackets may be chance")
     if seeds > 1 and rows and all(row.figures["total"].half == 0 for row in rows if "total" in row.figures):
         told.append("every seed gave the same: nothing is drawn here; see --generate and --interference-error")
