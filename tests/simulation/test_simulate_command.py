@@ -104,3 +104,16 @@ def test_a_policy_of_ones_own_is_compared_and_its_mistakes_are_told(typed, trace
     assert code == 0 and f"{file}:choose" in out, err
     code, _, err = typed("simulate", trace, "--gpus", "2xA100-40GB", "--policy", f"{file}:wrong")
     assert code in (1, 2) and "AttributeError" in err and "Traceback" not in err
+
+
+def test_the_help_tells_the_defaults_of_the_world():
+    from ullage.cli import all_commands
+    from ullage.simulation.scenario import World
+    from ullage.units import parse_bytes, parse_duration
+
+    shown = {param.name: param.show_default for param in all_commands().commands["simulate"].params}
+    told = [parse_duration(shown[name]) for name in ("startup", "monitor_delay", "retry", "node_repair")]
+    told += [parse_bytes(shown["fragmentation"]), float(shown["interference_error"]), int(shown["node_gpus"])]
+    world = World()
+    assert told == [world.startup_s, world.monitor_delay_s, world.retry_s, world.node_repair_s, world.fragmentation,
+                    world.interference_error, world.node_gpus]  # fmt: skip

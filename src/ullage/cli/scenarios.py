@@ -148,23 +148,23 @@ class ScenarioOptions:
     ] = None  # fmt: skip
     interference_error: Annotated[
         float | None, typer.Option(help="How far true slowdowns are from predicted ones: the standard deviation of "
-                                   "the logarithm.", metavar="X", min=0.0, rich_help_panel=WORLD)
+                                   "the logarithm.", metavar="X", min=0.0, rich_help_panel=WORLD, show_default="0")
     ] = None  # fmt: skip
     startup: Annotated[
         str | None, typer.Option(help="From the start of a job until it takes its memory.", metavar="TIME",
-                                 rich_help_panel=WORLD)
+                                 rich_help_panel=WORLD, show_default="0s")
     ] = None  # fmt: skip
     fragmentation: Annotated[
         str | None, typer.Option(help="What no job can have of a GPU although it is free.", metavar="SIZE",
-                                 rich_help_panel=WORLD)
+                                 rich_help_panel=WORLD, show_default="0B")
     ] = None  # fmt: skip
     monitor_delay: Annotated[
         str | None, typer.Option(help="How old the readings are that a placement sees.", metavar="TIME",
-                                 rich_help_panel=WORLD)
+                                 rich_help_panel=WORLD, show_default="0s")
     ] = None  # fmt: skip
     retry: Annotated[
         str | None, typer.Option(help="From a failure until the job stands in the queue again.", metavar="TIME",
-                                 rich_help_panel=WORLD)
+                                 rich_help_panel=WORLD, show_default="0s")
     ] = None  # fmt: skip
     node_mtbf: Annotated[
         str | None, typer.Option(help="How long a node works until it fails, on average, such as 30d.",
