@@ -196,6 +196,7 @@ def estimate(kinds: Sequence[Kind], options: argparse.Namespace, home: Path) -> 
 
 def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[dict[str, Any]]:
     """Each job, its attempts and what it told itself; times are seconds after `begin`."""
+    index = {each["id"]: each["index"] for each in client.call("gpus")}
     might = {event["job"]: event["time"] for event in client.events() if event["kind"] == "queued"}
     names = ("placed", "started", "ended")
     told_names = ("began", "imported", "first_step", "last_step")
@@ -203,7 +204,8 @@ def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[di
     for job in found:
         attempts = [
             {name: None if each[name] is None else each[name] - begin for name in names}
-            | {name: each[name] for name in ("elapsed", "slots", "promise", "used", "cause", "exclusive", "energy")}
+            | {name: each[name] for name in ("elapsed", "promise", "used", "cause", "exclusive", "energy")}
+            | {"gpus": [index[slot] for slot in each["slots"]]}
             for each in job["attempts"]
         ]
         told: dict[str, Any] = {}
@@ -302,9 +304,7 @@ def main() -> None:
     parser.add_argument("--runs", default="exclusive,magm,ullage,magm+mps,ullage+mps")
     parser.add_argument("--jobs", type=int, default=44)
     parser.add_argument("--kinds", help="only these kinds of jobs, by name")
-    parser.add_argument(
-        "--estimates-first", action="store_true", help="make the estimates of all kinds before the runs"
-    )
+    parser.add_argument("--estimates-first", action="store_true", help="make all estimates before the runs")
     parser.add_argument("--mean-gap", type=float, default=2.0, help="seconds between arrivals")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--steps", type=float, default=1.0, help="share of each kind's steps")
@@ -322,14 +322,13 @@ def main() -> None:
             print(line(found, kept[0]))
         return
     wanted = options.kinds.split(",") if options.kinds else None
-    known = LARGE if options.overbook else KINDS
-    kinds = [kind for kind in known if wanted is None or kind.name in wanted]
+    kinds = [kind for kind in (LARGE if options.overbook else KINDS) if wanted is None or kind.name in wanted]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     jobs = trace(kinds, options.jobs, options.mean_gap, options.seed)
     first: dict[str, Any] | None = None
     with tempfile.TemporaryDirectory(prefix="ullage-estimates-") as folder:
         if options.estimates_first:
-            print(f"estimates: {estimate(known, options, Path(folder))}", flush=True)
+            print(f"estimates: {estimate(kinds, options, Path(folder))}", flush=True)
         for run in options.runs.split(","):
             found = one_run(run, options, jobs, Path(folder) if options.estimates_first else None)
             first = first or found

@@ -1,0 +1,39 @@
+"""The manager's recorded runs on a real GPU, simulated again from what was known before them."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import simulated_reality  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def found():
+    return list(simulated_reality.compared())
+
+
+def off(rows, names):
+    return [abs(ours.makespan_s / real.makespan_s - 1) for recorded, _, real, ours in rows if recorded.name in names]
+
+
+def test_makespans_are_those_that_were_measured(found):
+    errors = off(found, ("h200_trace", "h200_trace_long"))
+    assert len(errors) == 9 and max(errors) < 0.10
+    later = off(found, ("h200_trace_detail",))
+    assert len(later) == 2 and max(later) < 0.16, "starts took longer there than alone"
+
+
+def test_policies_have_the_order_that_was_measured(found):
+    assert simulated_reality.disagreements(found) == []
+    runs = {(recorded.name, run): ours.makespan_s for recorded, run, _, ours in found}
+    for name in ("h200_trace", "h200_trace_long"):
+        assert runs[name, "exclusive"] > 2 * runs[name, "magm"], "sharing is what saves time"
+
+
+def test_the_slowdown_of_neighbours_is_a_part_of_the_truth(found):
+    """Without it, the runs in which the GPU is full come out far too short."""
+    deaf = list(simulated_reality.compared(replace(simulated_reality.WORLD, interference=False)))
+    assert max(off(deaf, ("h200_trace_long",))) > 0.10 > max(off(found, ("h200_trace_long",)))
