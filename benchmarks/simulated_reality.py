@@ -24,6 +24,7 @@ from manager_trace import KINDS, trace
 from ullage.performance.result import Utilization
 from ullage.placement import Rules
 from ullage.simulation.engine import simulate
+from ullage.simulation.result import SimulationResult
 from ullage.simulation.scenario import Scenario, World
 from ullage.simulation.trace import JobKind, JobTrace, TraceJob
 
@@ -151,8 +152,8 @@ def estimated(arrivals: Sequence[tuple[float, str]], seconds: float, at_once: in
     return [max(moment, done[kind]) for moment, kind in arrivals]
 
 
-def again(recorded: Recorded, run: str, world: World = WORLD) -> Beside:
-    """One run, simulated."""
+def simulated(recorded: Recorded, run: str, world: World) -> SimulationResult:
+    """One run, simulated; a job has the number of its place in the trace."""
     policy, _, sharing = run.partition("+")
     arrivals, alone = recorded.arrivals, recorded.alone
     kinds = {
@@ -172,6 +173,12 @@ def again(recorded: Recorded, run: str, world: World = WORLD) -> Beside:
     )  # fmt: skip
     found = simulate(JobTrace(recorded.name, sorted(jobs, key=lambda job: job.arrival)), scenario)
     assert found.figures.done == len(jobs)
+    return found
+
+
+def again(recorded: Recorded, run: str, world: World = WORLD) -> Beside:
+    """The figures of one run, simulated."""
+    found, arrivals = simulated(recorded, run, world), recorded.arrivals
     waits = [job.attempts[0].begin - arrivals[job.id][0] for job in found.jobs]
     begin = min(job.arrival for job in found.jobs)  # until then the GPU does nothing
     return Beside(
@@ -186,6 +193,19 @@ def compared(world: World = WORLD) -> Iterator[tuple[Recorded, str, Beside, Besi
         for run in recorded.runs:
             measured = Beside(run["makespan_s"], run["waited_s"], run["ran_s"], run["energy_kj"])
             yield recorded, run["run"], measured, again(recorded, run["run"], world)
+
+
+def same_order(recorded: Recorded, run: dict[str, Any]) -> tuple[int, int]:
+    """How many pairs of jobs were placed in the order of the simulation, and how many pairs there are. Those that
+    were placed within two seconds of each other do not count."""
+    real = [job["attempts"][0]["placed"] for job in run["each"]]
+    ours = {job.id: job.attempts[0].begin for job in simulated(recorded, run["run"], WORLD).jobs}
+    apart = [
+        (real[a] < real[b], ours[a] < ours[b])
+        for a, b in itertools.combinations(range(len(real)), 2)
+        if min(abs(real[a] - real[b]), abs(ours[a] - ours[b])) > 2
+    ]
+    return sum(one == other for one, other in apart), len(apart)
 
 
 def disagreements(found: Sequence[tuple[Recorded, str, Beside, Beside]]) -> list[str]:
@@ -210,6 +230,10 @@ def main() -> None:
     errors = [abs(ours.makespan_s / real.makespan_s - 1) for *_, real, ours in found]
     print(f"\nmakespan: {100 * statistics.mean(errors):.1f} % off on average, {100 * max(errors):.1f} % at most")
     print(f"in another order: {', '.join(disagreements(found)) or 'none'}")
+    for recorded in RECORDED:
+        for run in recorded.runs if recorded.estimated else ():
+            same, pairs = same_order(recorded, run)
+            print(f"{recorded.name}, {run['run']}: {same} of {pairs} pairs of jobs were placed in the simulated order")
 
 
 if __name__ == "__main__":

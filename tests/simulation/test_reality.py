@@ -33,6 +33,13 @@ def test_policies_have_the_order_that_was_measured(found):
         assert runs[name, "exclusive"] > 2 * runs[name, "magm"], "sharing is what saves time"
 
 
+def test_jobs_are_placed_in_the_order_in_which_they_were():
+    recorded = next(each for each in simulated_reality.RECORDED if each.name == "h200_trace_detail")
+    for run in recorded.runs:
+        same, pairs = simulated_reality.same_order(recorded, run)
+        assert pairs > 100 and same >= 0.97 * pairs, run["run"]
+
+
 def test_the_slowdown_of_neighbours_is_a_part_of_the_truth(found):
     """Without it, the runs in which the GPU is full come out far too short."""
     deaf = list(simulated_reality.compared(replace(simulated_reality.WORLD, interference=False)))
