@@ -6,8 +6,8 @@
 
 Each workload is followed on virtual GPUs. A step of it was measured on the A100-40GB (the time of an epoch over its
 steps): what is predicted for the GPU is kept, and where the measured step is longer, the job waits for its data. The
-same data loader is assumed beside other GPUs. Where the step was shorter than predicted, theirs is shorter in the same
-proportion.
+same data loader is assumed beside other GPUs. Where the step was shorter than predicted, or the data lay ready, theirs
+differs from its prediction in the same proportion.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def alone(workload: KnownWorkload, gpu: str, predicted_s: float) -> dict[str, An
     found = ullage.utilization(source, gpu=gpu, **options)
     if gpu == MEASURED_ON:
         step_s = workload.step_s
-    elif predicted_s <= workload.step_s:
+    elif workload.prepares_data and predicted_s <= workload.step_s:
         step_s = max(found.step_s, workload.step_s)
     else:
         step_s = found.step_s * workload.step_s / predicted_s

@@ -30,6 +30,12 @@ def test_jobs_that_wait_for_images_leave_the_gpu_idle_whatever_their_batch_size(
     assert small.alone[MEASURED_ON].busy == pytest.approx(large.alone[MEASURED_ON].busy, abs=0.1)
 
 
+def test_a_faster_gpu_is_faster_unless_the_data_loader_is_what_a_job_waits_for() -> None:
+    images, text = known_workload("mobilenet_v2 b128").kind.alone, known_workload("gpt2_large b8").kind.alone
+    assert images["H200"].step_s == images[MEASURED_ON].step_s and images["H200"].busy < images[MEASURED_ON].busy
+    assert text["H200"].step_s < 0.5 * text[MEASURED_ON].step_s < text["T4"].step_s
+
+
 def test_what_was_kept_is_what_the_estimator_says() -> None:
     known = known_workload(SMALL)
     options = dict(known.training)

@@ -29,9 +29,10 @@ MEASURED_ON = "A100-40GB"
 @dataclass(frozen=True, eq=False)
 class KnownWorkload:
     """A training job that was measured: its `kind`, its `size` ("light", "medium" or "large"), the GPUs it needs, how
-    long an epoch takes and how many of them its jobs run. `training` are the options of `ullage.estimate` for it;
-    `step_s` is how long a step took, `published` and `batch_size` are what the authors' traces call it, and `in_table`
-    says whether Table 6.2 has it."""
+    long an epoch takes and how many of them its jobs run. `training` are the options of `ullage.estimate` for it,
+    `step_s` is how long a step took, and `prepares_data` whether the host has to make its batches meanwhile.
+    `published` and `batch_size` are what the authors' traces call it; `in_table` says whether Table 6.2 has it.
+    """
 
     kind: JobKind
     size: str
@@ -39,6 +40,7 @@ class KnownWorkload:
     epoch_s: float
     epochs: tuple[int, ...]
     step_s: float
+    prepares_data: bool
     published: str
     batch_size: int
     in_table: bool
@@ -96,7 +98,7 @@ def with_step(found: Utilization, step_s: float) -> Utilization:
     )  # fmt: skip
 
 
-def _published(table: Mapping[str, Any], batch: Mapping[str, Any], samples: int) -> KnownWorkload:
+def _published(table: Mapping[str, Any], batch: Mapping[str, Any], data: Mapping[str, Any]) -> KnownWorkload:
     gpus, per_gpu = table.get("gpus", 1), batch.get("per_gpu", batch["size"])
     epoch_s = 60 * batch["epoch_min"]
     return KnownWorkload(
@@ -105,7 +107,8 @@ def _published(table: Mapping[str, Any], batch: Mapping[str, Any], samples: int)
         gpus=gpus,
         epoch_s=epoch_s,
         epochs=tuple(table["epochs"]),
-        step_s=epoch_s / math.ceil(samples / (gpus * per_gpu)),
+        step_s=epoch_s / math.ceil(data["samples"] / (gpus * per_gpu)),
+        prepares_data=not data.get("prepared", False),
         published=table["published"],
         batch_size=batch["size"],
         in_table="table_mib" in batch,
