@@ -44,22 +44,26 @@ if TYPE_CHECKING:
     from ullage.manager.client import Client
     from ullage.performance.result import Utilization
     from ullage.performance.sharing import Sharing
-    from ullage.simulation.asking import replay, simulate
+    from ullage.simulation.asking import replay, simulate, sweep
     from ullage.simulation.formats.own import write_trace
     from ullage.simulation.generator import generate_trace
     from ullage.simulation.reading import read_trace
     from ullage.simulation.result import SimulationResult
-    from ullage.simulation.trace import JobTrace
+    from ullage.simulation.sweep import SweepRow
+    from ullage.simulation.trace import JobKind, JobTrace, TraceJob
     from ullage.virtual import VirtualGPU, virtual_gpu
 
 _HOMES = {
     "Client": "ullage.manager.client",
     "Estimate": "ullage.estimation.result",
     "GPU": "ullage.hardware",
+    "JobKind": "ullage.simulation.trace",
     "JobTrace": "ullage.simulation.trace",
     "MaxBatch": "ullage.estimation.largest_batch",
     "Sharing": "ullage.performance.sharing",
     "SimulationResult": "ullage.simulation.result",
+    "SweepRow": "ullage.simulation.sweep",
+    "TraceJob": "ullage.simulation.trace",
     "UllageError": "ullage.errors",
     "Utilization": "ullage.performance.result",
     "VirtualGPU": "ullage.virtual",
@@ -73,6 +77,7 @@ _HOMES = {
     "replay": "ullage.simulation.asking",
     "share": "ullage.estimation.sharing",
     "simulate": "ullage.simulation.asking",
+    "sweep": "ullage.simulation.asking",
     "utilization": "ullage.estimation.asking",
     "virtual_gpu": "ullage.virtual",
     "write_trace": "ullage.simulation.formats.own",
@@ -82,10 +87,13 @@ __all__ = [
     "GPU",
     "Client",
     "Estimate",
+    "JobKind",
     "JobTrace",
     "MaxBatch",
     "Sharing",
     "SimulationResult",
+    "SweepRow",
+    "TraceJob",
     "UllageError",
     "Utilization",
     "VirtualGPU",
@@ -100,6 +108,7 @@ __all__ = [
     "replay",
     "share",
     "simulate",
+    "sweep",
     "utilization",
     "virtual_gpu",
     "write_trace",

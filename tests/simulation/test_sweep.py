@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.commands import typed_in
 
+import ullage
 from ullage.errors import InvalidValue, UnknownName
 from ullage.simulation import sweep as sweeping
 from ullage.simulation.asking import variants
@@ -12,7 +13,7 @@ from ullage.simulation.measures import Target
 from ullage.simulation.pages import sweeps as page
 from ullage.simulation.scenario import Scenario
 from ullage.simulation.statistics import Interval, changes
-from ullage.simulation.sweep import TraceSource, answers, cases, summarize, sweep
+from ullage.simulation.sweep import TraceSource, answers, cases, run_cases, summarize
 
 DRAWN = TraceSource(drawn=(("jobs", 12), ("gpus", 2), ("load", 2.0)))
 SCENARIOS = variants(Scenario(gpus="2xA100-40GB"), {"policy": ["exclusive", "magm"]})
@@ -21,7 +22,7 @@ CASES = cases([DRAWN], SCENARIOS, range(3))
 
 @pytest.fixture(scope="module")
 def outcomes():
-    return list(sweep(CASES))
+    return list(run_cases(CASES))
 
 
 def test_a_mean_is_as_sure_as_students_t_says():
@@ -49,38 +50,38 @@ def test_scenarios_are_compared_on_the_same_seeds(outcomes):
 
 
 def test_processes_give_what_one_gives(outcomes):
-    with_two = list(sweep(CASES[:3], workers=2))
+    with_two = list(run_cases(CASES[:3], workers=2))
     assert {o.case: o.figures for o in with_two} == {o.case: o.figures for o in outcomes[:3]}
 
 
 def test_a_process_that_dies_is_told_and_the_others_go_on(tmp_path):
     (tmp_path / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     dying = sweeping.Case(DRAWN, Scenario(gpus="T4", policy=f"{tmp_path / 'deadly.py'}:choose"))
-    found = {o.case: o for o in sweep([dying, CASES[0]], workers=2)}
+    found = {o.case: o for o in run_cases([dying, CASES[0]], workers=2)}
     assert found[dying].error == "its process ended with exit code -9" and found[CASES[0]].figures.done == 12
 
 
 def test_what_cannot_be_simulated_is_told_with_its_scenario():
     wanted = cases([TraceSource("/no/such/trace.csv")], SCENARIOS, [0])
-    rows = summarize(wanted, sweep(wanted))
+    rows = summarize(wanted, run_cases(wanted))
     assert all("/no/such/trace.csv" in row.errors[0] and not row.figures for row in rows)
 
 
 def test_figures_that_are_kept_are_not_computed_again(outcomes, tmp_path, monkeypatch):
     file = tmp_path / "kept.jsonl"
-    assert len(list(sweep(CASES[:4], kept=file))) == 4
+    assert len(list(run_cases(CASES[:4], kept=file))) == 4
     file.write_text(file.read_text() + '{"key": "torn')
     ran = []
     monkeypatch.setattr(
         sweeping, "run_case", lambda case: ran.append(case) or next(o for o in outcomes if o.case == case)
     )
-    found = list(sweep(CASES, kept=file))
+    found = list(run_cases(CASES, kept=file))
     assert ran == CASES[4:] and {o.case: o.figures for o in found} == {o.case: o.figures for o in outcomes}
     assert len(file.read_text().splitlines()) == 6
     other = tmp_path / "mine.jsonl"
     other.write_text('{"mine": 1}\n')
     with pytest.raises(InvalidValue, match="holds no figures"):
-        list(sweep(CASES, kept=other))
+        list(run_cases(CASES, kept=other))
     assert other.read_text() == '{"mine": 1}\n'
 
 
@@ -171,3 +172,10 @@ def test_seeds_without_chance_are_told(typed, tmp_path):
 def test_what_is_wrong_is_told(typed, words, code, said):
     found, out, err = typed(*words)
     assert found == code and said in out + err and "Traceback" not in err
+
+
+def test_the_python_function_gives_the_same_rows(outcomes):
+    rows = ullage.sweep(dict(jobs=12, gpus=2, load=2.0), gpus="2xA100-40GB", policy=["exclusive", "magm"], seeds=3)
+    assert [row.figures for row in rows] == [row.figures for row in summarize(CASES, outcomes)]
+    with pytest.raises(UnknownName, match="did you mean 'policy'"):
+        ullage.sweep("jobs.csv", gpus="T4", polic="magm")

@@ -236,7 +236,7 @@ def sweep(
     wanted = sweeping.cases(sources, scenarios_of(options, seed), range(seed, seed + count))
     outcomes: list[CaseOutcome] = []
     with following("simulating", len(wanted), stoppable=True) as going:
-        for outcome in sweeping.sweep(wanted, workers or len(os.sched_getaffinity(0)), resume):
+        for outcome in sweeping.run_cases(wanted, workers or len(os.sched_getaffinity(0)), resume):
             outcomes.append(outcome)
             going.step(outcome.case.scenario.name)
     rows = sweeping.summarize(wanted, outcomes)

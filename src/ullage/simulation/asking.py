@@ -15,6 +15,7 @@ from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_h
 from ullage.simulation.reading import read_trace
 from ullage.simulation.result import SimulationResult
 from ullage.simulation.scenario import Scenario
+from ullage.simulation.sweep import SweepRow, TraceSource, cases, run_cases, summarize
 from ullage.simulation.trace import JobTrace
 from ullage.units import format_bytes
 
@@ -80,6 +81,43 @@ def replay(history: str | Path | Mapping[str, Any], **settings: Any) -> tuple[Si
     told = history if isinstance(history, Mapping) else read_history(Path(history))
     scenario = scenario_of_history(told, settings.get("policy")).but(**settings)
     return as_it_was(told), engine.simulate(trace_of_history(told), scenario)
+
+
+def sweep(
+    traces: str | Path | Mapping[str, Any] | Sequence[str | Path | Mapping[str, Any]],
+    *,
+    gpus: str | Sequence[str],
+    seeds: int = 1,
+    seed: int = 0,
+    workers: int = 1,
+    kept: str | Path | None = None,
+    **settings: Any,
+) -> list[SweepRow]:
+    """Simulate every combination of settings on the same traces and seeds, with confidence intervals over the seeds.
+
+    Args:
+        traces: Files of any form that is known, or arguments of `generate_trace` without the seed.
+        gpus: As for `simulate`; a list stands for several choices.
+        seeds: How many seeds; each is that of the trace and of the simulated world.
+        seed: The first of them.
+        workers: How many processes; above 1 a script needs `if __name__ == "__main__":`.
+        kept: A file of figures, which are not computed again; new ones are added to it.
+        **settings: As for `simulate`; a list stands for several choices.
+
+    Returns:
+        A row for each scenario on each trace: `figures` and `changes` against the first scenario, as intervals.
+
+    >>> rows = ullage.sweep("jobs.csv", gpus="4xA100-40GB", policy=["exclusive", "magm"], seeds=10)  # doctest: +SKIP
+    >>> rows[1].changes["total"].mean, rows[1].changes["total"].half                                 # doctest: +SKIP
+    """
+    given = [traces] if isinstance(traces, str | Path | Mapping) else traces
+    sources = [TraceSource(drawn=tuple(each.items())) if isinstance(each, Mapping) else TraceSource(str(each))
+               for each in given]  # fmt: skip
+    choices = {name: value if isinstance(value, list | tuple) else [value]
+               for name, value in (settings | {"gpus": gpus}).items()}  # fmt: skip
+    scenarios = variants(Scenario(gpus=choices["gpus"][0]), choices)
+    wanted = cases(sources, scenarios, range(seed, seed + seeds))
+    return summarize(wanted, run_cases(wanted, workers, None if kept is None else Path(kept)))
 
 
 # What makes no difference to a policy that gives each job a GPU of its own.

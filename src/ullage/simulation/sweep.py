@@ -101,7 +101,7 @@ def cases(sources: Sequence[TraceSource], scenarios: Sequence[Scenario], seeds: 
     return [Case(source, replace(scenario, seed=seed)) for source, seed in found for scenario in scenarios]
 
 
-def sweep(wanted: Sequence[Case], workers: int = 1, kept: Path | None = None) -> Iterator[CaseOutcome]:
+def run_cases(wanted: Sequence[Case], workers: int = 1, kept: Path | None = None) -> Iterator[CaseOutcome]:
     """Run cases, on so many processes, and tell each as it is done. Those that the file `kept` has are not run again;
     the others are added to it. A case that cannot be simulated, or whose process dies, is told with its error."""
     known = {} if kept is None else _kept(kept)

@@ -35,8 +35,7 @@ _POINTS = 400
 _MOST_POINTS = 120_000  # of all lines of GPUs together
 _MOST_USERS = 40
 _MOST_AT_FIRST = 4  # runs that are drawn until others are chosen
-_TABLE = ("total", "waiting", "running", "completion", "slowdown", "slowdown-median", "slowdown-p95", "smact", "memory",
-          "fairness")  # fmt: skip
+_TABLE = ("total", "waiting", "running", "completion", "slowdown", "slowdown-p95", "smact", "memory", "fairness")
 
 Runs = Sequence[SimulationResult]
 
@@ -94,7 +93,7 @@ def _figures(runs: Runs) -> str:
         for measure in map(MEASURES.__getitem__, _TABLE):
             value = measure.of(run.figures)
             more = change(value, measure.of(first)) if number and measure.unit in ("time", "ratio") else ""
-            cells.append(f"{measure.text(value)} ({more})" if more else measure.text(value))
+            cells.append(f"{measure.short(value)} ({more})" if more else measure.short(value))
         rows.append(cells)
     return table(heads, rows)
 
