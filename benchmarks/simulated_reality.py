@@ -15,15 +15,17 @@ import itertools
 import json
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from manager_trace import KINDS, trace
+from ullage.hardware import gpu as find_gpu
 from ullage.performance.result import Utilization
 from ullage.placement import Rules
 from ullage.simulation.engine import simulate
+from ullage.simulation.history import scenario_of_history, trace_of_history
 from ullage.simulation.result import SimulationResult
 from ullage.simulation.scenario import Scenario, World
 from ullage.simulation.trace import JobKind, JobTrace, TraceJob
@@ -32,7 +34,8 @@ DATA = Path(__file__).resolve().parent / "data"
 GPU = "H200"
 RULES = Rules(smact_limit=0.8, window=10.0, fresh_busy=0.2)  # the settings of `manager_trace.py`
 READING_S = 1.0  # between two readings of the daemon's monitor; half of it is their mean age
-WORLD = World(startup_s=5.0, reading_s=READING_S, monitor_delay_s=READING_S / 2)  # each kind has its own start-up
+STARTUP_S = 11.0  # of the jobs of the last trace alone, until their first step: 10 to 13
+WORLD = World(startup_s=STARTUP_S, reading_s=READING_S, monitor_delay_s=READING_S / 2)  # each kind has its own start-up
 ESTIMATE_S = 10.0  # the first job of a kind, when the first two traces were played: ten to twenty, as was noted then
 FAR = 0.05  # policies whose measured makespans differ by less are not told apart by one run
 
@@ -208,6 +211,40 @@ def same_order(recorded: Recorded, run: dict[str, Any]) -> tuple[int, int]:
     return sum(one == other for one, other in apart), len(apart)
 
 
+def history_of(run: dict[str, Any]) -> dict[str, Any]:
+    """A recorded run as the manager tells it (`Client.trace`)."""
+    policy, _, sharing = run["run"].partition("+")
+    rules = asdict(RULES)
+    del rules["predict"]
+    jobs = [
+        {"id": number, "user": "user", "name": job["name"], "state": job["state"], "submitted": job["submitted"],
+         "queued": job["queued"], "gpus": 1, "priority": 0, "time_limit": None, "work": job["name"],
+         "promise": job["attempts"][0]["promise"],
+         "attempts": [each | {"slots": each["gpus"]} for each in job["attempts"]]}
+        for number, job in enumerate(run["each"])
+    ]  # fmt: skip
+    return {
+        "since": 0.0, "until": run["makespan_s"], "policy": policy, "sharing": sharing or "time-slicing",
+        "min_speed": 0.8, "rules": rules, "reading_s": READING_S, "all": True, "jobs": jobs,
+        "gpus": [{"id": 0, "index": 0, "name": GPU, "total": find_gpu(GPU).usable, "mig": False}],
+        "works": {name: work["predicted"] for name, work in run["works"].items()},
+    }  # fmt: skip
+
+
+def replays() -> Iterator[tuple[str, str, float, float]]:
+    """Each detailed run, and the others of its trace as they would have been by it: from which run, which one, its
+    makespan, and what comes out."""
+    for recorded in RECORDED:
+        for known, wanted in itertools.product(recorded.runs if recorded.estimated else (), repeat=2):
+            policy, _, sharing = wanted["run"].partition("+")
+            told = history_of(known)
+            scenario = scenario_of_history(told).but(
+                policy=policy, sharing=sharing or "timeslice", startup_s=STARTUP_S, estimator="promised"
+            )
+            found = simulate(trace_of_history(told, startup_s=STARTUP_S), scenario)
+            yield known["run"], wanted["run"], wanted["makespan_s"], found.figures.total_s
+
+
 def disagreements(found: Sequence[tuple[Recorded, str, Beside, Beside]]) -> list[str]:
     """Pairs of runs of one trace whose order is another one in the simulation, where they truly differ."""
     wrong = []
@@ -230,6 +267,8 @@ def main() -> None:
     errors = [abs(ours.makespan_s / real.makespan_s - 1) for *_, real, ours in found]
     print(f"\nmakespan: {100 * statistics.mean(errors):.1f} % off on average, {100 * max(errors):.1f} % at most")
     print(f"in another order: {', '.join(disagreements(found)) or 'none'}")
+    for known, wanted, real, ours in replays():
+        print(f"from the history of {known}: {wanted} {real:.1f} / {ours:.1f} s, {100 * (ours / real - 1):+.1f} %")
     for recorded in RECORDED:
         for run in recorded.runs if recorded.estimated else ():
             same, pairs = same_order(recorded, run)

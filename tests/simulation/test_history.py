@@ -114,6 +114,13 @@ def test_a_neighbour_slows_down_as_it_is_predicted():
     assert 60 < beside.work_s < 85, "for half of its time it had about half of the GPU"
 
 
+def test_start_up_is_no_work_and_slows_nobody_down():
+    found = told(job(1, attempt(100.0, 200.0)), job(2, attempt(110.0, 120.0)), sharing="time-slicing")
+    first, second = trace_of_history(found, startup_s=10.0).jobs
+    assert (first.work_s, second.work_s) == (90.0, 0.0)
+    assert as_it_was(found, startup_s=10.0).smact == pytest.approx(0.9 * BUSY.smact)
+
+
 def test_a_job_on_two_gpus_is_as_slow_as_on_the_slower_one():
     both = job(1, attempt(100.0, 200.0, slots=["GPU-0", "GPU-1"]), gpus=2)
     other = job(2, attempt(100.0, 200.0, slots=["GPU-1"]))

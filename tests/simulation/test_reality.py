@@ -40,6 +40,11 @@ def test_jobs_are_placed_in_the_order_in_which_they_were():
         assert pairs > 100 and same >= 0.97 * pairs, run["run"]
 
 
+def test_a_history_tells_what_another_way_of_sharing_would_have_done():
+    found = {(known, wanted): ours / real - 1 for known, wanted, real, ours in simulated_reality.replays()}
+    assert len(found) == 4 and max(map(abs, found.values())) < 0.06, found
+
+
 def test_the_slowdown_of_neighbours_is_a_part_of_the_truth(found):
     """Without it, the runs in which the GPU is full come out far too short."""
     deaf = list(simulated_reality.compared(replace(simulated_reality.WORLD, interference=False)))

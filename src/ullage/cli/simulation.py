@@ -171,7 +171,8 @@ def _replayed(
     theirs = own_name(told["policy"])
     named = next((each for each in choices.get("policy", ()) if theirs and own_name(each) == theirs), None)
     base = scenario_of_history(told, named).but(seed=seed, **settings_of(options))
-    jobs = trace_of_history(told)
+    startup_s = base.world.startup_s
+    jobs = trace_of_history(told, startup_s=startup_s)
     if not jobs.jobs:
         left_out = "".join(f"; {note}" for note in jobs.notes)
         since = format_moment(told["since"])
@@ -180,7 +181,7 @@ def _replayed(
     if choices:
         scenarios += labelled(variants(base, choices), labels)
     with following("simulating") as going:
-        return [as_it_was(told), *_all_of(jobs, scenarios, going)], jobs.notes
+        return [as_it_was(told, startup_s=startup_s), *_all_of(jobs, scenarios, going)], jobs.notes
 
 
 @with_scenario_options

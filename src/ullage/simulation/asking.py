@@ -80,7 +80,8 @@ def replay(history: str | Path | Mapping[str, Any], **settings: Any) -> tuple[Si
     """
     told = history if isinstance(history, Mapping) else read_history(Path(history))
     scenario = scenario_of_history(told, settings.get("policy")).but(**settings)
-    return as_it_was(told), engine.simulate(trace_of_history(told), scenario)
+    startup_s = scenario.world.startup_s
+    return as_it_was(told, startup_s=startup_s), engine.simulate(trace_of_history(told, startup_s=startup_s), scenario)
 
 
 def sweep(

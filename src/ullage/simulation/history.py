@@ -34,7 +34,7 @@ _HOWS = {"mps": "mps", "time-slicing": "timeslice"}
 _MOST_SERIES = 64  # GPUs
 
 
-def trace_of_history(told: Mapping[str, Any], name: str = "history") -> JobTrace:
+def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
     """The jobs of `Client.trace()` as a trace.
 
     A job comes when it might have started: after its estimate, or after it was released. Its work is the time that it
@@ -42,8 +42,11 @@ def trace_of_history(told: Mapping[str, Any], name: str = "history") -> JobTrace
     or because something of the machine was lost, did no work. Jobs that are not over, that never did anything or that
     have no GPU are left out; what a job did before it failed or was cancelled is its work. It takes the memory that was
     measured; what it was promised first is the estimate called "promised".
+
+    With `startup_s`, the first seconds of each attempt are start-up and no work, as they are in a simulation with that
+    start-up.
     """
-    history = _History(told)
+    history = _History(told, startup_s)
     jobs = [
         TraceJob(
             id=job["id"], arrival=history.arrival(job) - history.begin, kind=history.kinds[job["id"]],
@@ -80,13 +83,13 @@ def _scenario(told: Mapping[str, Any], policy: str) -> Scenario:
     )  # fmt: skip
 
 
-def as_it_was(told: Mapping[str, Any], name: str = "history") -> SimulationResult:
+def as_it_was(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> SimulationResult:
     """What really became of the jobs of `trace_of_history`, in the form of a simulation's result.
 
     Times and the energy of attempts were measured. Activity is what is known of the jobs, at the speeds that they are
     expected to have had; so is the power where none was measured, and of a GPU without a job.
     """
-    history = _History(told)
+    history = _History(told, startup_s)
     jobs = [
         SimulatedJob(
             job["id"], job["name"], job["user"], history.arrival(job) - history.begin, history.works[job["id"]],
@@ -135,8 +138,8 @@ class _Attempt:
 class _History:
     """What was told, with numbers for GPUs and kinds for jobs: what each did, as far as it was measured."""
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.told = told
+    def __init__(self, told: Mapping[str, Any], startup_s: float) -> None:
+        self.told, self._startup_s = told, startup_s
         self.numbers = {each["id"]: number for number, each in enumerate(told["gpus"])}
         self.names = [gpu(each["name"]).name for each in told["gpus"]]
         self._idle_w = {name: waiting_w(name) for name in self.names}
@@ -218,18 +221,23 @@ class _History:
         """Who is on a GPU at which speed, and from when on; nobody in the beginning and in the end."""
         here = [each for each in self._all_attempts if number in each.gpus and each.end > each.begin]
         changes = sorted(
-            [(each.end, 0, each) for each in here] + [(each.begin, 1, each) for each in here],
+            [(each.begin, 1, each) for each in here]
+            + [(min(each.begin + self._startup_s, each.end), 2, each) for each in here]
+            + [(each.end, 3, each) for each in here],
             key=lambda change: change[:2],
         )
-        there: dict[tuple[int, float], _Attempt] = {}
+        starting, working = dict[tuple[int, float], _Attempt](), dict[tuple[int, float], _Attempt]()
         yield self.begin, []
         for moment, at_once in itertools.groupby(changes, key=lambda change: change[0]):
-            for _, comes, attempt in at_once:
-                if comes:
-                    there[attempt.id] = attempt
+            for _, step, attempt in at_once:
+                if step == 1:
+                    starting[attempt.id] = attempt
+                elif step == 2:
+                    working[attempt.id] = starting.pop(attempt.id)
                 else:
-                    del there[attempt.id]
-            yield moment, self._at_speeds(list(there.values()), self.names[number])
+                    del working[attempt.id]
+            idle = [(each, 0.0) for each in starting.values()]
+            yield moment, idle + self._at_speeds(list(working.values()), self.names[number])
         yield self.end, []
 
     def _at_speeds(self, there: Sequence[_Attempt], name: str) -> list[tuple[_Attempt, float]]:
