@@ -78,6 +78,13 @@ def test_a_plain_list_of_jobs_is_enough(tmp_path: Path) -> None:
     assert (first.kind.memory, second.kind.name, second.work_s) == (2 * GIB, "bert_base b32", 120.0)
 
 
+def test_the_examples_of_the_documentation_are_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "traces.md").read_text()
+    for language, name, memory in [("text", "jobs.csv", 18 * GIB), ("json", "jobs.json", 18 * GIB)]:
+        example = page.split(f"```{language}\n")[1].split("```")[0]
+        assert read_trace(written(tmp_path, example, name)).jobs[1].kind.memory == memory
+
+
 def test_only_the_first_jobs_are_taken(tmp_path: Path) -> None:
     assert [job.id for job in read_trace(written(tmp_path, TEXT), limit=2).jobs] == [8, 7]
 
@@ -106,6 +113,8 @@ HEAD = "arrival,kind,memory,gpus,work_s\n"
         (HEAD + "0,,2GiB,0,5\n", "line 2: needed an arrival and a work of 0 s or more and 1 GPU or more"),
         (HEAD + "-1,,2GiB,1,5\n", "line 2: needed an arrival"),
         (HEAD + "0,,2GiB,1,5\n2026-01-01T00:00:00,,2GiB,1,5\n", "line 3: needed arrivals that are all seconds"),
+        (HEAD + "inf,,2GiB,1,5\n", "line 2: needed a number of seconds or a time"),
+        ("id," + HEAD + "4,0,,2GiB,1,5\n4,1,,2GiB,1,5\n", "line 3: needed a number of its own in id; another"),
         (HEAD, "has no jobs"),
         ("", "in no known form"),
         ("a,b\n1,2\n", "in no known form of traces; .* ullage: Ullage's own form"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,7 +52,7 @@ class TraceJob:
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.arrival >= 0 and self.work_s >= 0 and self.gpus >= 1):
+        if not (0 <= self.arrival < math.inf and 0 <= self.work_s < math.inf and self.gpus >= 1):
             found = f"arrival {self.arrival}, work_s {self.work_s}, gpus {self.gpus}"
             raise InvalidValue(f"needed an arrival and a work of 0 s or more and 1 GPU or more; job {self.id}: {found}")
 

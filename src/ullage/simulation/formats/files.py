@@ -106,13 +106,16 @@ class TraceRow:
         """Seconds: a number, or a date and time such as 2026-03-01T08:00:00 (UTC unless it says otherwise)."""
         text = self.text(column)
         try:
-            return float(text)
+            value = float(text)
         except ValueError:
             try:
-                return seconds_of(text)
+                value = seconds_of(text)
             except ValueError:
-                needed = "a number of seconds or a time such as 2026-03-01T08:00:00"
-                raise self.wrong(f"needed {needed} in {column}; found {text!r}") from None
+                value = math.nan
+        if not math.isfinite(value):
+            needed = "a number of seconds or a time such as 2026-03-01T08:00:00"
+            raise self.wrong(f"needed {needed} in {column}; found {text!r}")
+        return value
 
     def mebibytes(self, column: str) -> int | None:
         return round(self.number(column) * MIB) if self.has(column) else None

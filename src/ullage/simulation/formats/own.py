@@ -20,6 +20,7 @@ from ullage.simulation.assignment import Assignment
 from ullage.simulation.formats.files import TraceRow, first_row, head, opened, table
 from ullage.simulation.known import known_workload, known_workloads
 from ullage.simulation.trace import JobKind, JobTrace, TraceJob
+from ullage.units import parse_bytes
 
 NAME, TITLE = "ullage", "Ullage's own form, CSV or JSON (arrival, kind or memory, gpus, work_s)"
 FILES: tuple[str, ...] = ()
@@ -86,12 +87,17 @@ def _read_csv(path: Path) -> JobTrace:
 
 def _jobs(rows: Iterable[tuple[TraceRow, JobKind]]) -> list[TraceJob]:
     jobs: list[TraceJob] = []
+    seen: set[int] = set()
     dated = None
     for row, kind in rows:
         if dated not in (None, row.is_dated("arrival")):
             raise row.wrong("needed arrivals that are all seconds, or all dates and times; found both")
         dated = row.is_dated("arrival")
-        jobs.append(_job(row, len(jobs) + 1, kind))
+        job = _job(row, len(jobs) + 1, kind)
+        if job.id in seen:
+            raise row.wrong(f"needed a number of its own in id; another job has {job.id}")
+        seen.add(job.id)
+        jobs.append(job)
     if not dated:
         return jobs
     first = min(job.arrival for job in jobs)
@@ -198,7 +204,9 @@ def _read_json(path: Path) -> JobTrace:
 def _kind_from(path: Path, name: str, values: Any) -> JobKind:
     try:
         alone = {gpu: Utilization.from_dict(figures) for gpu, figures in values.get("alone", {}).items()}
-        return JobKind(str(values.get("name", name)), int(values["memory"]), alone, dict(values.get("estimates", {})))
+        said = values.get("estimates", {}).items()
+        estimates = {by: None if size is None else parse_bytes(size) for by, size in said}
+        return JobKind(str(values.get("name", name)), parse_bytes(values["memory"]), alone, estimates)
     except (UllageError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidValue(f"{path}: the kind {name!r} is not one: {_words(error)}") from None
 
