@@ -60,6 +60,24 @@ def test_saved_runs_are_shown_beside_others(typed, trace, tmp_path):
     assert code == 0 and len(json.loads(out)["runs"]) == 1
 
 
+def test_after_ctrl_c_the_runs_that_are_done_are_printed(typed, trace, tmp_path, monkeypatch):
+    from ullage.simulation import engine
+
+    real, asked = engine.simulate, []
+
+    def simulate(jobs, scenario, progress):
+        asked.append(scenario)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return real(jobs, scenario, progress)
+
+    monkeypatch.setattr(engine, "simulate", simulate)
+    saved = tmp_path / "runs.json"
+    code, out, _ = typed("simulate", trace, "--gpus", "2xA100-40GB", "--policy", "magm,lug,mug", "--save", saved)
+    assert code == 130 and "magm" in out and "lug" not in out
+    assert len(json.loads(saved.read_text())["runs"]) == 1
+
+
 def test_unknown_memory_is_told(typed, trace):
     _, out, _ = typed("simulate", trace, "--gpus", "A100-40GB", "--policy", "magm", "--estimator", "none")
     assert "each job had a GPU to itself; see --unknown floor" in out
@@ -91,6 +109,7 @@ def test_a_trace_and_files_that_are_something_else_are_told_and_left(typed, trac
     for option in ("--save", "--report", "--beside"):
         code, _, err = typed("simulate", trace, "--gpus", "T4", option, mine)
         assert code == 2 and str(mine) in err and mine.read_text() == "mine"
+        assert "simulating" not in err  # it is told at once, not after an hour
     assert typed("simulate", mine, "--gpus", "T4")[0] == 2
     assert typed("simulate")[0] == 2
 

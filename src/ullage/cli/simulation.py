@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ullage.simulation.measures import Target
     from ullage.simulation.result import SimulationResult
     from ullage.simulation.scenario import Scenario
-    from ullage.simulation.sweep import CaseOutcome, SweepRow, TargetAnswer, TraceSource
+    from ullage.simulation.sweep import CaseOutcome, SweepRow, TargetAnswer
     from ullage.simulation.trace import JobTrace
 
 
@@ -81,7 +82,7 @@ def simulate(
     """Tell what would become of a trace of jobs on shared GPUs.
 
     The decisions are made by the code that 'ullage serve' runs, under a virtual clock. Where an option has several
-    values, every combination is simulated and compared with the first.
+    values, every combination is simulated and compared with the first. After Ctrl-C, what was done is printed.
 
     Examples:
 
@@ -94,54 +95,58 @@ def simulate(
       ullage simulate --from-history --since 30d --sharing mps --policy magm,ullage
       ullage simulate --from-history --since 30d --gpus 2..8xA100-40GB
     """
-    from ullage.simulation.formats.history import is_history, read_history
-    from ullage.simulation.result import read_results, write_results
+    from ullage.simulation.formats.history import is_history, read_history, write_history
+    from ullage.simulation.pages import plots
+    from ullage.simulation.pages import runs as page
+    from ullage.simulation.result import check_results_file, read_results, write_results
 
-    runs = [run for file in beside or [] for run in read_results(file)]
+    if save is not None:
+        check_results_file(save)
+    if report is not None:
+        plots.check_page(report)
     sources = sources_of([] if trace is None else [trace], options)
-    if not sources and not runs and not from_history:
+    if not sources and not beside and not from_history:
         raise InvalidValue("needed a trace of jobs, such as: ullage simulate jobs.csv --gpus 4xA100-40GB")
     if sources and from_history:
         raise InvalidValue(f"needed a trace or --from-history; found both ({sources[0].name})")
     if save_history is not None and not from_history:
         raise InvalidValue("--save-history: needed --from-history, which asks the daemon")
     told = _history(since, until) if from_history else None
-    if save_history is not None:
-        save_history.write_text(json.dumps(told))
+    if told is not None and save_history is not None:
+        write_history(told, save_history)
     if trace is not None and is_history(trace):
         told, sources = read_history(trace), []
+    runs = [run for file in beside or [] for run in read_results(file)]
     notes: Sequence[str] = ()
-    if told is not None:
-        replayed, notes = _replayed(told, options, seed, label or [])
-        runs += replayed
-    for source in sources:
-        runs += _simulated(source, labelled(scenarios_of(options, seed), label or []))
-    if save is not None:
-        write_results(save, runs)
-    if report is not None:
-        from ullage.simulation.pages.runs import write
-
-        write(runs, report)
+    with following("reading the trace", stoppable=True) as going:
+        if told is not None:
+            notes = _replay(told, options, seed, label or [], runs, going)
+        for source in sources:
+            scenarios = labelled(scenarios_of(options, seed), label or [])
+            jobs = source.read(seed)
+            notes = jobs.notes
+            _simulate(jobs, scenarios, runs, going)
     if as_json:
         print(json.dumps({"runs": [run.summary() for run in runs], "notes": list(notes)}))
-        return
-    print(_table(runs))
-    for line in [*_remarks(runs), *notes]:
-        print(line)
-    for file in (save, save_history, report):
+    elif runs:
+        print(_table(runs))
+        for line in [*_remarks(runs), *map(plain, notes)]:
+            print(line)
+    if save is not None and runs:
+        write_results(save, runs)
+    if report is not None and runs:
+        page.write(runs, report)
+    for file in () if as_json or not runs else (save, save_history, report):
         if file is not None:
             print(f"written: {file}")
+    if going.stopped:
+        raise typer.Exit(INTERRUPTED)
 
 
-def _simulated(source: TraceSource, scenarios: Sequence[Scenario]) -> list[SimulationResult]:
-    with following("reading the trace") as going:
-        return _all_of(source.read(scenarios[0].seed), scenarios, going)
-
-
-def _all_of(jobs: JobTrace, scenarios: Sequence[Scenario], going: Following) -> list[SimulationResult]:
+def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], found: list[SimulationResult], going: Following) -> None:
+    """Simulate scenarios one after the other; each is found as soon as it is done."""
     from ullage.simulation import engine
 
-    found = []
     going.begin("simulating", len(scenarios))
     for scenario in scenarios:
 
@@ -151,7 +156,6 @@ def _all_of(jobs: JobTrace, scenarios: Sequence[Scenario], going: Following) -> 
         told(0, len(jobs.jobs))
         found.append(engine.simulate(jobs, scenario, told))
         going.step()
-    return found
 
 
 def _history(since: str, until: str | None) -> dict[str, Any]:
@@ -159,10 +163,11 @@ def _history(since: str, until: str | None) -> dict[str, Any]:
     return client().trace(moment(since, now), None if until is None else moment(until, now))
 
 
-def _replayed(
-    told: dict[str, Any], options: dict[str, Any], seed: int, labels: list[str]
-) -> tuple[list[SimulationResult], Sequence[str]]:
-    """What really happened, the same simulated, what it is compared with; and what was assumed."""
+def _replay(
+    told: dict[str, Any], options: dict[str, Any], seed: int, labels: list[str], found: list[SimulationResult],
+    going: Following,
+) -> Sequence[str]:  # fmt: skip
+    """Find what really happened, the same simulated, and what it is compared with; tell what was assumed."""
     from ullage.policy_files import own_name
     from ullage.simulation.asking import variants
     from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
@@ -180,8 +185,9 @@ def _replayed(
     scenarios = [base.but(label="simulated as it was")]
     if choices:
         scenarios += labelled(variants(base, choices), labels)
-    with following("simulating") as going:
-        return [as_it_was(told, startup_s=startup_s), *_all_of(jobs, scenarios, going)], jobs.notes
+    found.append(as_it_was(told, startup_s=startup_s))
+    _simulate(jobs, scenarios, found, going)
+    return jobs.notes
 
 
 @with_scenario_options
@@ -228,7 +234,11 @@ def sweep(
     """
     from ullage.simulation import sweep as sweeping
     from ullage.simulation.measures import Target
+    from ullage.simulation.pages import plots
+    from ullage.simulation.pages import sweeps as page
 
+    if report is not None:
+        plots.check_page(report)
     wanted_target = Target.parse(target or "waiting<=10m")
     sources = sources_of(traces or [], options)
     if not sources:
@@ -242,10 +252,6 @@ def sweep(
             going.step(outcome.case.scenario.name)
     rows = sweeping.summarize(wanted, outcomes)
     answers = sweeping.answers(rows, wanted_target) if target else []
-    if report is not None and rows:
-        from ullage.simulation.pages.sweeps import write
-
-        write(rows, report)
     if as_json:
         enough = [
             {"trace": each.trace, "scenario": each.name, "enough": each.enough and each.enough.scenario.gpus}
@@ -257,8 +263,9 @@ def sweep(
         told = _sweep_remarks(rows, count, changes=not target)
         for line in [*told, *(_target_words(each, wanted_target) for each in answers)]:
             print(line)
-        if report is not None and rows:
-            print(f"written: {report}")
+    if report is not None and rows:
+        page.write(rows, report)
+        print(f"written: {report}", file=sys.stderr if as_json else sys.stdout)
     if going.stopped:
         raise typer.Exit(INTERRUPTED)
     if not any(row.figures for row in rows):

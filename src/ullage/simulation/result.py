@@ -18,6 +18,7 @@ from ullage.units import format_duration
 
 FINISHED, OUT_OF_MEMORY, GPU_LOST, TIME_LIMIT = "finished", "out of GPU memory", "GPU lost", "time limit"
 DONE, FAILED, WAITING = "done", "failed", "waiting"
+_BEGINNING = b'{"runs": ['  # of a file of runs
 
 
 class SimulatedAttempt(NamedTuple):
@@ -267,10 +268,23 @@ def jain(values: Sequence[float]) -> float | None:
     return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
+def check_results_file(file: Path) -> None:
+    """Refuse a file that runs cannot be written to: one that is something else is left alone."""
+    if not file.parent.is_dir():
+        raise InvalidValue(f"cannot write the runs to {file}: there is no folder {file.parent}")
+    if file.exists():
+        try:
+            with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as content:
+                ours = content.read(len(_BEGINNING)) == _BEGINNING
+        except (OSError, EOFError):
+            ours = False
+        if not ours:
+            raise InvalidValue(f"{file} holds no runs of 'ullage simulate --save'; it is left as it is")
+
+
 def write_results(file: Path, results: Sequence[SimulationResult]) -> None:
     """Write runs to a file, packed where its name ends in .gz; a file that is something else is left alone."""
-    if file.exists():
-        read_results(file)
+    check_results_file(file)
     text = json.dumps({"runs": [result.to_dict() for result in results]}).encode()
     try:
         file.write_bytes(gzip.compress(text) if file.suffix == ".gz" else text)

@@ -42,3 +42,13 @@ def read_history(path: Path) -> dict[str, Any]:
     if missing:
         raise InvalidValue(f"needed what a manager ran in {path}; found no {', '.join(missing)}")
     return dict(told)
+
+
+def write_history(told: dict[str, Any], path: Path) -> None:
+    """Write what `Client.trace()` gave to a file; one that is something else is left alone."""
+    if path.exists() and not is_history(path):
+        raise InvalidValue(f"{path} is there and is no history: it is left as it is; name another file")
+    try:
+        path.write_text(json.dumps(told))
+    except OSError as error:
+        raise InvalidValue(f"cannot write the history to {path}: {error.strerror}") from None

@@ -41,13 +41,26 @@ def words(text: Any) -> str:
     return escape(plain(str(text)))
 
 
+def check_page(file: Path) -> None:
+    """Refuse a file that a page cannot be written to: one that is no page of Ullage is left alone."""
+    if not file.parent.is_dir():
+        raise InvalidValue(f"cannot write the page to {file}: there is no folder {file.parent}")
+    if file.exists():
+        try:
+            with file.open(encoding="utf-8", errors="replace") as text:
+                ours = _GENERATOR in text.read(2000)
+        except OSError as error:
+            raise InvalidValue(f"cannot write the page to {file}: {error.strerror}") from None
+        if not ours:
+            raise InvalidValue(f"{file} is there and is no page of Ullage: it is left as it is; name another file")
+
+
 def write(file: Path, title: str, parts: Iterable[str]) -> None:
     """Write a page; a file that is no page of Ullage is left alone."""
+    check_page(file)
     template = files("ullage.simulation.pages").joinpath("page.html").read_text(encoding="utf-8")
     text = template.replace(_TITLE, words(title)).replace(_MARK, "\n".join(parts))
     try:
-        if file.exists() and _GENERATOR not in file.read_text(encoding="utf-8", errors="replace")[:2000]:
-            raise InvalidValue(f"{file} is there and is no page of Ullage: it is left as it is; name another file")
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidValue(f"cannot write the page to {file}: {error.strerror}") from None
