@@ -9,10 +9,12 @@ from ullage.errors import InvalidValue
 from ullage.performance.result import Utilization
 from ullage.simulation.engine import simulate
 from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
-from ullage.simulation.scenario import Scenario
+from ullage.simulation.scenario import Scenario, World
 from ullage.simulation.trace import JobKind, JobTrace, TraceJob
 
 GIB = 1 << 30
+
+QUIET = World(startup_s=0.0, interference_error=0.0, monitor_delay_s=0.0)
 
 
 def work(step_s, gpu_s, smact):
@@ -164,7 +166,7 @@ def test_what_a_simulation_did_gives_its_trace_again():
     kinds = [JobKind(name, 6 * GIB, {"H200": alone}, {"ullage": 8 * GIB}) for name, alone in
              (("busy", BUSY), ("light", LIGHT))]  # fmt: skip
     jobs = [TraceJob(n, 5.0 * n, kinds[n % 2], work_s=40.0 + 7 * n, gpus=1 + (n == 3)) for n in range(12)]
-    scenario = Scenario(gpus="2xH200", sharing="timeslice", min_speed=0.3)
+    scenario = Scenario(gpus="2xH200", sharing="timeslice", min_speed=0.3, world=QUIET)
     found = simulate(JobTrace("made", jobs), scenario)
     assert max(each.running_s / each.work_s for each in found.jobs) > 1.3, "some were slowed down"
     again = trace_of_history(retold(found))
@@ -177,7 +179,7 @@ def test_what_a_simulation_did_gives_its_trace_again():
 def test_without_foresight_placement_knows_what_its_monitor_sees_and_no_more():
     kind = JobKind("busy", 6 * GIB, {"H200": BUSY}, {"ullage": 8 * GIB})
     jobs = JobTrace("made", [TraceJob(number, 0.0, kind, work_s=60.0) for number in (1, 2)])
-    scenario = Scenario(gpus="H200", sharing="timeslice").but(smact_limit=None)
+    scenario = Scenario(gpus="H200", sharing="timeslice", world=QUIET).but(smact_limit=None)
     begins = {
         foresight: [job.attempts[0].begin for job in simulate(jobs, scenario.but(foresight=foresight)).jobs]
         for foresight in (True, False)

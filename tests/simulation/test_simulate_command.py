@@ -132,7 +132,7 @@ def test_the_help_tells_the_defaults_of_the_world():
 
     shown = {param.name: param.show_default for param in all_commands().commands["simulate"].params}
     told = [parse_duration(shown[name]) for name in ("startup", "monitor_delay", "retry", "node_repair")]
-    told += [parse_bytes(shown["fragmentation"]), float(shown["interference_error"]), int(shown["node_gpus"])]
+    told += [parse_bytes(shown["fragmentation"]), int(shown["node_gpus"])]
     world = World()
     assert told == [world.startup_s, world.monitor_delay_s, world.retry_s, world.node_repair_s, world.fragmentation,
-                    world.interference_error, world.node_gpus]  # fmt: skip
+                    world.node_gpus]  # fmt: skip

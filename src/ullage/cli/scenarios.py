@@ -148,11 +148,12 @@ class ScenarioOptions:
     ] = None  # fmt: skip
     interference_error: Annotated[
         float | None, typer.Option(help="How far true slowdowns are from predicted ones: the standard deviation of "
-                                   "the logarithm.", metavar="X", min=0.0, rich_help_panel=WORLD, show_default="0")
+                                   "the logarithm of what jobs lose.", metavar="X", min=0.0, rich_help_panel=WORLD,
+                                   show_default="0.4 under MPS, 0.2 time-sliced")
     ] = None  # fmt: skip
     startup: Annotated[
         str | None, typer.Option(help="From the start of a job until it takes its memory.", metavar="TIME",
-                                 rich_help_panel=WORLD, show_default="0s")
+                                 rich_help_panel=WORLD, show_default="10s")
     ] = None  # fmt: skip
     fragmentation: Annotated[
         str | None, typer.Option(help="What no job can have of a GPU although it is free.", metavar="SIZE",
@@ -160,7 +161,7 @@ class ScenarioOptions:
     ] = None  # fmt: skip
     monitor_delay: Annotated[
         str | None, typer.Option(help="How old the readings are that a placement sees.", metavar="TIME",
-                                 rich_help_panel=WORLD, show_default="0s")
+                                 rich_help_panel=WORLD, show_default="1s")
     ] = None  # fmt: skip
     retry: Annotated[
         str | None, typer.Option(help="From a failure until the job stands in the queue again.", metavar="TIME",

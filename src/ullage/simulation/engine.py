@@ -50,6 +50,7 @@ from ullage.simulation.trace import JobTrace, TraceJob
 Progress = Callable[[int, int], None]
 """Told now and then how many jobs are over, and how many there are."""
 
+_MEASURED_ERRORS = {"mps": 0.4, "timeslice": 0.2}
 _MOST_SERIES = 64  # GPUs of which every change is kept
 _WAYS = ("mps", "timeslice", "mig", "off")
 _TOLD_EVERY = 1000  # jobs
@@ -64,9 +65,10 @@ def simulate(
     >>> from ullage.simulation.trace import JobKind
     >>> from ullage.units import GIB
     >>> jobs = [TraceJob(number, 0.0, JobKind("toy", memory=30 * GIB), work_s=60.0) for number in (1, 2)]
-    >>> found = simulate(JobTrace("toy", jobs), Scenario(gpus="A100-40GB", estimator="oracle"))
+    >>> scenario = Scenario(gpus="A100-40GB", estimator="oracle").but(startup_s=10.0, monitor_delay_s=0.0)
+    >>> found = simulate(JobTrace("toy", jobs), scenario)
     >>> [(job.state, job.attempts[0].begin, job.attempts[0].end) for job in found.jobs]
-    [('done', 0.0, 60.0), ('done', 60.0, 120.0)]
+    [('done', 0.0, 70.0), ('done', 70.0, 140.0)]
     """
     return _Engine(trace, scenario, progress, policy or load_policy(scenario.policy)).run()
 
@@ -96,6 +98,7 @@ class _Engine:
         self.kinds = trace.kinds
         how = way if way == "timeslice" else "mps"
         error, on = self.world.interference_error, self.world.interference
+        error = _MEASURED_ERRORS[how] if error is None else error
         self.interference = Interference(self.kinds, how, error, scenario.seed, on)
         self.numbers = self.interference.numbers
         self.largest = max(card.spec.usable for card in self.cards)

@@ -79,7 +79,9 @@ def _scenario(told: Mapping[str, Any], policy: str) -> Scenario:
     return Scenario(
         gpus=", ".join(f"{count}x{name}" for name, count in counts.items()), policy=policy,
         estimator=PROMISED, sharing=_HOWS[told["sharing"]], min_speed=told["min_speed"], rules=Rules(**told["rules"]),
-        world=World(reading_s=told["reading_s"], monitor_delay_s=told["reading_s"] / 2),
+        world=World(
+            reading_s=told["reading_s"], monitor_delay_s=told["reading_s"] / 2, startup_s=0.0, interference_error=0.0
+        ),
     )  # fmt: skip
 
 
