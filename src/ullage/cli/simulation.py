@@ -350,16 +350,19 @@ def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[
 
 def _target_words(answer: TargetAnswer, target: Target) -> str:
     """How many GPUs are enough, in a sentence."""
+    from ullage.simulation.pages.sweeps import interval_text
+
     where = f"{plain(answer.name)} on {plain(answer.trace)}"
 
     def told(row: SweepRow) -> str:
-        value = (
-            "not every job is placed" if row.mean("unplaced") else target.measure.text(row.mean(target.measure.name))
-        )
+        found = row.figures.get(target.measure.name)
+        value = "not every job is placed" if row.mean("unplaced") else interval_text(target.measure, found)
         return f"{plain(row.scenario.gpus)} ({value})"
 
-    if answer.enough is not None:
-        less = f"; {told(answer.short)} is not" if answer.short else ""
-        return f"{target} with {where}: {told(answer.enough)} is enough{less}"
     last = f"; the last was {told(answer.short)}" if answer.short else ""
-    return f"{target} with {where}: none of these is enough{last}"
+    if answer.enough is None:
+        return f"{target} with {where}: none of these is enough{last}"
+    found = answer.enough.figures[target.measure.name]
+    sure = found.half is None or target.met(found.low) and target.met(found.high)
+    less = f"; {told(answer.short)} is not" if answer.short else ""
+    return f"{target} with {where}: {told(answer.enough)} is enough{'' if sure else ' on average'}{less}"
