@@ -72,6 +72,18 @@ def test_json_holds_what_a_kind_of_ones_own_does(tmp_path: Path) -> None:
     assert facts(read_trace(tmp_path / "t.json")) == facts(trace)
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.json"])
+def test_an_estimator_without_an_answer_stays_so(tmp_path: Path, name: str) -> None:
+    text = "arrival,kind,work_s,estimate_horus,estimate_mine\n0,vgg16 b32,5,-,\n1,vgg16 b32,5,,1GiB\n"
+    trace = read_trace(written(tmp_path, text))
+    assert [job.kind.estimates["horus"] for job in trace.jobs] == [
+        None,
+        known_workload("vgg16 b32").kind.estimates["horus"],
+    ]
+    write_trace(trace, tmp_path / name)
+    assert facts(read_trace(tmp_path / name)) == facts(trace)
+
+
 def test_a_plain_list_of_jobs_is_enough(tmp_path: Path) -> None:
     jobs = [{"arrival": 0, "memory": "2GiB", "work_s": 5}, {"arrival": 1, "kind": "bert_base b32", "work_s": "2m"}]
     first, second = read_trace(written(tmp_path, json.dumps(jobs), "jobs.json")).jobs

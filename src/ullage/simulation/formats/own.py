@@ -9,7 +9,7 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ NAME, TITLE = "ullage", "Ullage's own form, CSV or JSON (arrival, kind or memory
 FILES: tuple[str, ...] = ()
 COLUMNS = ("id", "arrival", "user", "kind", "memory", "gpus", "work_s", "priority", "time_limit")
 _ESTIMATE = "estimate_"
+_NO_ANSWER = "-"
 
 
 def recognises(text: str) -> bool:
@@ -51,18 +52,20 @@ def write_trace(trace: JobTrace, path: str | Path) -> None:
     """
     path = Path(path)
     suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
-    if suffixes[:1] == [".json"]:
-        text = json.dumps(_plain(trace), indent=1)
-    elif suffixes[:1] == [".csv"]:
-        text = _csv(trace)
-    else:
+    lines = {".csv": _csv_lines, ".json": _json_lines}.get(suffixes[0] if suffixes else "")
+    if lines is None:
         raise InvalidValue(f"needed a name that ends in .csv, .json, .csv.gz or .json.gz; found {path.name!r}")
+    opener = gzip.open if path.suffix == ".gz" else open
+    made = False
     try:
-        with path.open("xb") as file:
-            file.write(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+        with opener(path, "xt", encoding="utf-8", newline="") as file:
+            made = True
+            file.writelines(lines(trace))
     except FileExistsError:
         raise InvalidValue(f"{path} is there already; a trace is not written over it") from None
     except OSError as error:
+        if made:
+            path.unlink()
         raise InvalidValue(f"cannot write {path}: {error.strerror}") from None
 
 
@@ -136,45 +139,57 @@ def _kind(row: TraceRow, estimators: Mapping[str, str], kinds: dict[tuple[object
             likely = known_workloads().get(name)
             base = likely.kind if likely is not None else JobKind(name or f"{row.text('memory')} job", memory)
             known = replace(base, memory=memory)
-        given = {name: row.bytes(column) for name, column in estimators.items() if row.has(column)}
+        given = {
+            name: None if row.text(column) == _NO_ANSWER else row.bytes(column)
+            for name, column in estimators.items()
+            if row.has(column)
+        }
         found = kinds[key] = replace(known, estimates={**known.estimates, **given}) if given else known
     return found
 
 
-def _csv(trace: JobTrace) -> str:
+def _csv_lines(trace: JobTrace) -> Iterator[str]:
     estimators = sorted({name for kind in trace.kinds for name in kind.estimates})
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*COLUMNS, *(_ESTIMATE + name for name in estimators)])
+    line = io.StringIO()
+    writer = csv.writer(line, lineterminator="\n")
+
+    def written(cells: Iterable[object]) -> str:
+        line.seek(0)
+        line.truncate()
+        writer.writerow(cells)
+        return line.getvalue()
+
+    yield written([*COLUMNS, *(_ESTIMATE + name for name in estimators)])
     for job in trace.jobs:
-        promises = [job.kind.estimates.get(name) for name in estimators]
+        promises = [_cell(job.kind.estimates.get(name, "")) for name in estimators]
         row = [job.id, job.arrival, job.user, job.kind.name, job.kind.memory, job.gpus, job.work_s, job.priority]
-        writer.writerow(["" if cell is None else cell for cell in [*row, job.time_limit, *promises]])
-    return out.getvalue()
+        yield written([*row, "" if job.time_limit is None else job.time_limit, *promises])
+
+
+def _cell(promise: int | str | None) -> int | str:
+    return _NO_ANSWER if promise is None else promise
 
 
 # JSON.
 
 
-def _plain(trace: JobTrace) -> dict[str, Any]:
+def _json_lines(trace: JobTrace) -> Iterator[str]:
+    """An object with a line for each kind and each job."""
     names = _names(trace.kinds)
-    kinds = {
-        names[id(kind)]: {
-            "name": kind.name,
-            "memory": kind.memory,
-            "estimates": dict(kind.estimates),
-            "alone": {gpu: found.to_dict() for gpu, found in kind.alone.items()},
-        }
-        for kind in trace.kinds
-    }
-    jobs = [
-        {
+    said = {"ullage_trace": 1, "name": trace.name, "notes": list(trace.notes)}
+    yield json.dumps(said)[:-1] + ',\n"kinds": {'
+    for number, kind in enumerate(trace.kinds):
+        alone = {gpu: found.to_dict() for gpu, found in kind.alone.items()}
+        values = {"name": kind.name, "memory": kind.memory, "estimates": dict(kind.estimates), "alone": alone}
+        yield f"{',' * (number > 0)}\n{json.dumps(names[id(kind)])}: {json.dumps(values)}"
+    yield '},\n"jobs": ['
+    for number, job in enumerate(trace.jobs):
+        values = {
             "id": job.id, "arrival": job.arrival, "kind": names[id(job.kind)], "work_s": job.work_s, "gpus": job.gpus,
             "user": job.user, "priority": job.priority, "time_limit": job.time_limit,
-        }
-        for job in trace.jobs
-    ]  # fmt: skip
-    return {"ullage_trace": 1, "name": trace.name, "notes": list(trace.notes), "kinds": kinds, "jobs": jobs}
+        }  # fmt: skip
+        yield f"{',' * (number > 0)}\n{json.dumps(values)}"
+    yield "]}\n"
 
 
 def _names(kinds: Sequence[JobKind]) -> dict[int, str]:
