@@ -76,5 +76,8 @@ def test_idle_gpus_come_first_and_the_turn_goes_on_where_gpus_are_shared() -> No
     short = [job(1, 0.0, 2), job(2, 1.0, 2, work_s=50.0), job(3, 2.0, 2), job(4, 100.0, 2), job(5, 101.0, 2)]
     assert gpus("round_robin", *short) == [0, 1, 2, 1, 0]
     sizes = [job(1, 0.0, 9), job(2, 1.0, 20), job(3, 2.0, 30), job(4, 3.0, 5), job(5, 4.0, 12)]
-    assert gpus("first_fit", *sizes, estimator="oracle") == [0, 1, 2, 0, 0]
-    assert gpus("best_fit", *sizes, estimator="oracle") == [0, 1, 2, 2, 1]
+    assert gpus("off", *sizes, estimator="oracle") == [0, 1, 2, 0, 0]
+    assert gpus("obf", *sizes, estimator="oracle") == [0, 1, 2, 2, 1]
+    assert gpus("magm", *sizes, estimator="oracle") == gpus("owf", *sizes, estimator="oracle") == [0, 1, 2, 0, 0]
+    stale = {"bookkeeping": False, "reading_s": 90.0}
+    assert gpus("magm", *sizes[:3], **stale) == gpus("lug", *sizes[:3], **stale) == [0, 1, 2]
