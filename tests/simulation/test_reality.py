@@ -23,7 +23,7 @@ def test_makespans_are_those_that_were_measured(found):
     errors = off(found, ("h200_trace", "h200_trace_long"))
     assert len(errors) == 9 and max(errors) < 0.10
     later = off(found, ("h200_trace_detail",))
-    assert len(later) == 2 and max(later) < 0.16, "starts took longer there than alone"
+    assert len(later) == 4 and max(later) < 0.16, "in two of them, starts took longer than alone"
 
 
 def test_policies_have_the_order_that_was_measured(found):
@@ -41,8 +41,12 @@ def test_jobs_are_placed_in_the_order_in_which_they_were():
 
 
 def test_a_history_tells_what_another_way_of_sharing_would_have_done():
-    found = {(known, wanted): ours / real - 1 for known, wanted, real, ours in simulated_reality.replays()}
-    assert len(found) == 4 and max(map(abs, found.values())) < 0.06, found
+    found = list(simulated_reality.replays())
+    same_policy = [ours / real - 1 for known, wanted, real, ours in found if known[:4] == wanted[:4]]
+    assert len(found) == 16 and len(same_policy) == 8 and max(map(abs, same_policy)) < 0.10
+    for history in ("ullage", "ullage+mps", "magm", "magm+mps"):
+        makespans = {wanted: ours for known, wanted, _, ours in found if known == history}
+        assert max(makespans["magm"], makespans["magm+mps"]) < makespans["ullage+mps"] < makespans["ullage"]
 
 
 def test_the_slowdown_of_neighbours_is_a_part_of_the_truth(found):
