@@ -14,7 +14,7 @@ import json
 import math
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -472,7 +472,8 @@ def counts_line(alone: dict[tuple[str, str], Alone], sets: Sequence[Shared]) -> 
     """How much was measured."""
     several = [one for one in sets if len(one.row["jobs"]) > 1]
     by_how = ", ".join(f"{sum(one.how == how for one in several)} {words}" for how, words in HOWS.items())
-    sizes = ", ".join(f"{sum(len(one.row['jobs']) == n for one in several)} of {n}" for n in (2, 3, 5, 7))
+    counts = sorted(Counter(len(one.row["jobs"]) for one in several).items())
+    sizes = ", ".join(f"{count} of {n}" for n, count in counts)
     readings = sum(len(one.rows) for one in alone.values())
     jobs = len({name for _, name in alone})
     return f"{len(several)} sets of {jobs} jobs ({by_how}; {sizes} jobs), and {readings} readings of single jobs."

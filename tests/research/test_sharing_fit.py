@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -91,6 +92,22 @@ def test_it_is_judged_on_sets_with_families_that_were_left_out(fitted):
     assert (measured.inputs, told.inputs) == ("measured", "predicted") and told.value > 5 * measured.value
 
 
+def test_how_far_true_losses_scatter_about_the_predicted_ones(fitted):
+    sets, alone, rules = fitted
+    assert all(spread < 0.15 for spread in training.loss_spread(sets, alone, rules).values())
+    chance = random.Random(3)
+    scattered = [
+        replace(one, slowdown=tuple(1 + (told - 1) * chance.lognormvariate(0, 0.4) for told in told_of))
+        for one in sets
+        for told_of in [training.slowdowns(one, alone, rules)]
+        for _ in range(10)
+    ]
+    spread = training.loss_spread(scattered, alone, rules)
+    assert spread == {how: pytest.approx(0.4, abs=0.06) for how in training.HOWS}
+    known = [replace(one, is_test=False) for one in scattered]
+    assert training.loss_spread(known, alone, rules) == {}
+
+
 def test_a_job_that_was_read_twice_has_its_middle_step():
     rows, steps = rows_of(RULES, 1)
     again = dict(rows[0], set="again", step_s=[rows[0]["step_s"][0] * 1.2])
@@ -119,6 +136,7 @@ def test_the_command_fits_and_writes(tmp_path, monkeypatch, capsys):
     main()
     shown = capsys.readouterr().out
     assert "slowdown, mean error" in shown and "measured" in shown and "predicted" in shown
+    assert "times exp(±" in shown
     assert load(out).contention >= 0.5
     card = json.loads(out.read_text())["card"]
     assert sum(card["sets"].values()) + card["for_testing"] == 12 and card["for_testing"] > 0

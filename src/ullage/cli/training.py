@@ -238,13 +238,21 @@ def sharing(
         going.begin("fitting")
         rules = model.fit(sets, alone)
     model.save(rules, model.card_of(data, sets), out)
-    lines = model.lines_of(sets, alone, model.predicted_alone(alone, steps), rules)
+    predicted = model.predicted_alone(alone, steps)
+    lines = model.lines_of(sets, alone, predicted, rules)
+    spread = {
+        inputs: model.loss_spread(sets, jobs, rules) for inputs, jobs in (("measured", alone), ("predicted", predicted))
+    }
     if as_json:
-        print(json.dumps({"lines": [line.to_dict() for line in lines], "noise": model.noise(rows)}))
+        found = {"lines": [line.to_dict() for line in lines], "noise": model.noise(rows), "loss_spread": spread}
+        print(json.dumps(found))
         return
     print_sharing(lines)
     for how, share in model.noise(rows).items():
         print(f"{how}: the same job, read alone twice, took {share:.1%} more or less time")
+    for inputs, ways in spread.items():
+        for how, width in ways.items():
+            print(f"{how}: jobs lose what is predicted times exp(±{width:.2f}), with jobs alone as {inputs}")
 
 
 def _train_network(

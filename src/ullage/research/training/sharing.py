@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 from typing import Any
 
 from ullage.errors import InvalidValue
@@ -285,6 +285,24 @@ def lines_of(
                         constant=constant, always_yes=yes, published=published,
                     ))  # fmt: skip
     return found
+
+
+def loss_spread(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None = None) -> dict[str, float]:
+    """How far true losses scatter about the predicted ones, by way of sharing, on the sets that are for testing.
+
+    A job's loss is its slowdown less 1. The spread is half the distance between the 16th and the 84th percentile of the
+    logarithm of true by predicted: the standard deviation if it were normal, and a few wild readings do not matter.
+    Small losses are left out: the noise of a reading is larger.
+    """
+    found: dict[str, list[float]] = {}
+    for one in sets:
+        for told, true in zip(slowdowns(one, alone, rules), one.slowdown, strict=True):
+            if one.is_test and told - 1 >= _LEAST_LOSS:
+                found.setdefault(one.how, []).append(math.log(max(true - 1, _LEAST_TRUE_LOSS) / (told - 1)))
+    return {how: (quantiles(logs, n=25)[20] - quantiles(logs, n=25)[3]) / 2 for how, logs in found.items() if logs[1:]}
+
+
+_LEAST_LOSS, _LEAST_TRUE_LOSS = 0.1, 0.02
 
 
 def _slowdown(
