@@ -17,7 +17,7 @@ class World:
 
     - `interference`: jobs that share a GPU slow each other down, by the model of `ullage.performance.sharing`.
     - `interference_error`: how far the true slowdown of a set of jobs is from the predicted one: the standard deviation
-      of the logarithm of what a job loses, drawn once for each job of a set. None: as measured, 0.4 under MPS and 0.2 else.
+      of the logarithm of what a job loses, drawn once for each job of a set. None: as measured (MPS 0.4, else 0.2).
     - `startup_s`: from the start of a job until it takes its memory and begins its work, unless its kind has a time of
       its own; 0: no job takes any.
     - `fragmentation`: bytes of a GPU that no job can have although they are free.
