@@ -44,8 +44,8 @@ class SimulatedCard:
     """A place for jobs: a GPU, or a MIG instance of the `whole`.
 
     `used` bytes are taken; `smact` and `power_w` are what it does now. `past` has what it did: (from when on, SM
-    activity, bytes). `read` is when a monitor's reading of it was last handed to
-    placement, and `shown` the bytes in it.
+    activity, bytes). `read` is when a monitor's reading of it was last handed to placement, and `shown` the bytes in
+    it.
     """
 
     id: str
@@ -155,5 +155,5 @@ def _instances(whole: GPU, sharing: str) -> list[GPU]:
     way, _, wanted = sharing.partition(":")
     if way != "mig":
         return [whole]
-    part = instance_of(whole, 2, wanted) if not wanted else instance_of(whole, 1, wanted)
+    part = instance_of(whole, 1 if wanted else 2, wanted)
     return [part] * (part.mig_instances or 1)

@@ -37,6 +37,7 @@ from ullage.simulation.result import (
     FAILED,
     FINISHED,
     GPU_LOST,
+    MOST_SERIES,
     OUT_OF_MEMORY,
     TIME_LIMIT,
     WAITING,
@@ -51,7 +52,6 @@ Progress = Callable[[int, int], None]
 """Told now and then how many jobs are over, and how many there are."""
 
 _MEASURED_ERRORS = {"mps": 0.4, "timeslice": 0.2}
-_MOST_SERIES = 64  # GPUs of which every change is kept
 _WAYS = ("mps", "timeslice", "mig", "off")
 _TOLD_EVERY = 1000  # jobs
 _DRIFT = 18  # the activity of a GPU on which something changed is looked at so many times a window
@@ -93,7 +93,7 @@ class _Engine:
         if way not in _WAYS:
             raise InvalidValue(f"needed a way of sharing: {', '.join(_WAYS)}; found {scenario.sharing!r}")
         self.policy = policy
-        self.cards = cards_of(scenario.gpus, scenario.sharing, self.world.node_gpus, _MOST_SERIES)
+        self.cards = cards_of(scenario.gpus, scenario.sharing, self.world.node_gpus, MOST_SERIES)
         self.by_id = {card.id: card for card in self.cards}
         self.kinds = trace.kinds
         how = way if way == "timeslice" else "mps"
@@ -103,7 +103,7 @@ class _Engine:
         self.numbers = self.interference.numbers
         self.largest = max(card.spec.usable for card in self.cards)
         self.promises = [promise_of(kind, scenario.estimator) for kind in self.kinds]
-        self.busy = [self._busy(number) for number in range(len(self.kinds))]
+        self.busy = self._busy_alone({card.whole.name for card in self.cards})
         rules = replace(scenario.rules, predict=self.interference.predict if scenario.foresight else None)
         if way == "off":
             rules = replace(rules, max_jobs_per_gpu=1)
@@ -129,17 +129,17 @@ class _Engine:
 
     # What is known of kinds.
 
-    def _busy(self, number: int) -> float | None:
+    def _busy_alone(self, names: set[str]) -> list[float | None]:
+        """The SM activity to expect of each kind, on the GPU that it keeps busiest; None where it is not known."""
         if not self.scenario.foresight:
-            return None
-        known = [card.name for card in {card.whole.name: card.whole for card in self.cards}.values()]
-        found = [self.kinds[number].alone[name].smact for name in known if name in self.kinds[number].alone]
-        return max(found, default=None)
+            return [None] * len(self.kinds)
+        known = [[kind.alone[name].smact for name in names if name in kind.alone] for kind in self.kinds]
+        return [max(found, default=None) for found in known]
 
     def _reads_every(self) -> float:
         if self.world.reading_s is not None:
             return self.world.reading_s
-        return 1.0 if len(self.cards) <= _MOST_SERIES else 30.0
+        return 1.0 if len(self.cards) <= MOST_SERIES else 30.0
 
     # The clock.
 

@@ -21,7 +21,15 @@ from ullage.performance.result import Utilization, waiting_w
 from ullage.placement import Rules
 from ullage.policy_files import own_name
 from ullage.simulation.interference import Interference
-from ullage.simulation.result import DONE, FAILED, GpuSeries, SimulatedAttempt, SimulatedJob, SimulationResult
+from ullage.simulation.result import (
+    DONE,
+    FAILED,
+    MOST_SERIES,
+    GpuSeries,
+    SimulatedAttempt,
+    SimulatedJob,
+    SimulationResult,
+)
 from ullage.simulation.scenario import Scenario, World
 from ullage.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.text import plain
@@ -31,7 +39,6 @@ PROMISED = "promised"  # the estimator whose estimates are what the manager prom
 _WORK = frozenset({"finished", "failed by itself", "time limit", "time slot ended", "cancelled"})
 _OVER = frozenset({"done", "failed", "cancelled"})
 _HOWS = {"mps": "mps", "time-slicing": "timeslice"}
-_MOST_SERIES = 64  # GPUs
 
 
 def trace_of_history(told: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
@@ -106,7 +113,7 @@ def as_it_was(told: Mapping[str, Any], name: str = "history", startup_s: float =
     whole = seconds * len(series) or 1.0
     return SimulationResult(
         scenario=_scenario(told, told["policy"]).but(label="as it was"), trace=name, jobs=jobs,
-        gpus=series if len(series) <= _MOST_SERIES else (), energy_j=idle + sum(history.energy.values()),
+        gpus=series if len(series) <= MOST_SERIES else (), energy_j=idle + sum(history.energy.values()),
         busy_s=sum(_sum(each, [jobs > 0 for jobs in each.jobs]) for each in series),
         smact=sum(_sum(each, each.smact) for each in series) / whole,
         memory=sum(_sum(each, each.memory) / each.total for each in series) / whole, passes=0,

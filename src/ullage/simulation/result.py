@@ -18,6 +18,7 @@ from ullage.units import format_duration
 
 FINISHED, OUT_OF_MEMORY, GPU_LOST, TIME_LIMIT = "finished", "out of GPU memory", "GPU lost", "time limit"
 DONE, FAILED, WAITING = "done", "failed", "waiting"
+MOST_SERIES = 64  # GPUs that are kept with all their changes
 _BEGINNING = b'{"runs": ['  # of a file of runs
 
 

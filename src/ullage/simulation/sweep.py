@@ -1,7 +1,7 @@
 """Many simulations: scenarios on the same traces and seeds, on all cores, summed up with confidence intervals.
 
-outcomes = list(sweep(cases(sources, scenarios, seeds=range(10)), workers=8))
-rows = summarize(outcomes)
+wanted = cases(sources, scenarios, seeds=range(10))
+rows = summarize(wanted, run_cases(wanted, workers=8))
 """
 
 from __future__ import annotations
