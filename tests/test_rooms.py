@@ -41,6 +41,7 @@ ROOMS = [
     "policy_files",
     "simulation",
     "manager",
+    "page",
     "research",
     "cli",
     "__main__",

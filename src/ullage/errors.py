@@ -71,6 +71,7 @@ class InvalidValue(UllageError, ValueError):
 EXTRAS = {
     "fastapi": "manager",
     "lightgbm": "research",
+    "nicegui": "page",
     "polars": "research",
     "prometheus_client": "manager",
     "psutil": "manager",

@@ -48,6 +48,7 @@ _COMMANDS = {
         "reservations": "reservations",
         "unreserve": "reservations",
         "token": "tokens",
+        "page": "page",
     },
     SIMULATION: {"simulate": "simulation", "sweep": "simulation", "trace": "traces"},
     GPUS: {"gpus": "hardware", "top": "monitor"},

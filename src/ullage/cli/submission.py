@@ -10,11 +10,11 @@ import typer
 
 from ullage.cli import completion
 from ullage.cli.exit_codes import FAILED, INTERRUPTED
-from ullage.cli.job_tables import memory
 from ullage.cli.jobs import client, exit_code, print_json, tell, wait_for
 from ullage.cli.options import Json
 from ullage.cli.terminal import sit_down, umask_now
 from ullage.errors import InvalidValue, NoDaemon
+from ullage.manager.job_words import memory
 from ullage.text import plain
 from ullage.units import parse_duration
 

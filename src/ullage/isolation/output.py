@@ -150,6 +150,11 @@ def read_piece(file: str, offset: int, most: int) -> Piece:
     return Piece(data, begin + len(data), begin - offset) if data else Piece(b"", offset, 0)
 
 
+def end_of(file: str) -> int:
+    """How many bytes a stream has had by now, those that are gone too."""
+    return max((start + _length(name) for start, name in parts_of(file)), default=0)
+
+
 def read_end(file: str, size: int) -> bytes:
     """The last bytes of a stream, of its two newest parts."""
     parts = parts_of(file)[-2:]

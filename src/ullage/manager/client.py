@@ -488,7 +488,7 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "queue": ("GET", "/v1/jobs", ("user", "limit", "offset")),
     "folded_queue": ("GET", "/v1/queue", ("user", "limit", "offset")),
     "status": ("GET", "/v1/jobs/{job}", ()),
-    "logs": ("GET", "/v1/jobs/{job}/logs", ("attempt", "stream", "offset")),
+    "logs": ("GET", "/v1/jobs/{job}/logs", ("attempt", "stream", "offset", "tail")),
     "cancel": ("POST", "/v1/jobs/{job}/cancel", ()),
     "hold": ("POST", "/v1/jobs/{job}/hold", ()),
     "release": ("POST", "/v1/jobs/{job}/release", ()),

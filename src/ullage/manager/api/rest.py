@@ -214,6 +214,7 @@ class GPUAnswer(_Answer):
     free: int
     jobs: list[int]
     activity: ActivityAnswer
+    power_w: float | None = Field(description="watts now; null if unknown")
     drained: bool
     lost: bool
 
@@ -353,6 +354,7 @@ class DaemonAnswer(_Answer):
     last_event: int
     you: str
     operator: bool
+    scope: str = Field(description="what your token allows: read, submit or operate")
 
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -497,9 +499,10 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
         attempt: Annotated[int | None, Query(ge=1, le=2**31, description="the newest by default")] = None,
         stream: Literal["stdout", "stderr"] = "stdout",
         offset: Annotated[int, Query(ge=0, le=2**60)] = 0,
+        tail: Annotated[int | None, Query(ge=0, le=2**60, description="only about so many of the last bytes")] = None,
     ) -> Response:
         """A piece of a job's output."""
-        asked = {"job": job, "attempt": attempt, "stream": stream, "offset": offset}
+        asked = {"job": job, "attempt": attempt, "stream": stream, "offset": offset, "tail": tail}
         return JSONResponse(await ask(caller, "logs", asked, 0.0))
 
     def changes(verb: str, text: str) -> None:

@@ -35,12 +35,12 @@ class ApiServer:
     ) -> None:
         self._call, self._say, self._each, self.tokens = call, say, each, tokens
         host, port = parse_listen(listen)
-        self._socket = _listening(host, port)
-        self.url = _url(host, self._socket.getsockname()[1])
+        self._socket = listening(host, port, "the API")
+        self.url = url_of(host, self._socket.getsockname()[1])
         self._ending = threading.Event()
         self._server: uvicorn.Server | None = None  # from `start` on
         self._thread: threading.Thread | None = None
-        if not _is_loopback(host):
+        if not is_loopback(host):
             say(f"the API listens on {host}, where others can reach it, and without encryption: put TLS before it")
         write_token(run / TOKEN_FILE, tokens.own())
         self._address = run / ADDRESS_FILE
@@ -59,7 +59,7 @@ class ApiServer:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, timeout_keep_alive=5, timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=_LONGEST_HEADERS, http=guarded(), ws="none", lifespan="off",
+            h11_max_incomplete_event_size=_LONGEST_HEADERS, http=guarded(), ws="none", lifespan="off", loop="asyncio",
             server_header=False, date_header=False, backlog=1024,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
@@ -86,7 +86,7 @@ async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-def parse_listen(text: str) -> tuple[str, int]:
+def parse_listen(text: str, option: str = "--api") -> tuple[str, int]:
     """Host and port of `8600`, `127.0.0.1:8600` or `[::1]:8600`.
 
     >>> parse_listen("8600"), parse_listen("[::1]:0")
@@ -94,24 +94,27 @@ def parse_listen(text: str) -> tuple[str, int]:
     """
     match = re.fullmatch(r"(?:(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):)?([0-9]{1,5})", text.strip())
     if match is None or int(match[2]) > 65535:
-        raise InvalidValue(f"--api: needed a port such as 8600, or 127.0.0.1:8600; found {text[:80]!r}")
+        raise InvalidValue(f"{option}: needed a port such as 8600, or 127.0.0.1:8600; found {text[:80]!r}")
     return (match[1] or DEFAULT_HOST).strip("[]"), int(match[2])
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int, what: str) -> socket.socket:
+    """A socket that listens there; `what` is who wants it."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        raise UllageError(f"the API cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise UllageError(f"{what} cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _url(host: str, port: int) -> str:
+def url_of(host: str, port: int) -> str:
+    """The address of a host and a port."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

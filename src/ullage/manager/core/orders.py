@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 import ullage
 from ullage.errors import InvalidValue, NoSuchJob, NotAllowed, StoreDamaged, StoreFull, UllageError
-from ullage.isolation.output import read_piece
+from ullage.isolation.output import end_of, read_piece
 from ullage.manager.client import PROTOCOL
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
@@ -109,7 +109,7 @@ class Orders:
 
     def ping(self, caller: Caller) -> dict[str, Any]:
         """That somebody is there, and who."""
-        return self.about() | {"you": caller.user, "operator": caller.operator}
+        return self.about() | {"you": caller.user, "operator": caller.operator, "scope": caller.scope}
 
     def about(self) -> dict[str, Any]:
         """What this daemon is."""
@@ -199,9 +199,11 @@ class Orders:
         return [self._views.shown(caller, job) for job in self._store.history.over(limit, user)]
 
     def logs(
-        self, caller: Caller, job: str | int, attempt: int | None = None, stream: str = "stdout", offset: int = 0
-    ) -> dict[str, Any]:
-        """A piece of an output (of the newest attempt by default) from a byte on; `over`: there will be no more."""
+        self, caller: Caller, job: str | int, attempt: int | None = None, stream: str = "stdout", offset: int = 0,
+        tail: int | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """A piece of an output (of the newest attempt by default) from a byte on, or with `tail` of at most so many of
+        its last bytes; `over`: there will be no more."""
         number = self._one(caller, job)
         record = self._store.job(number)
         self._check_mine(caller, record, "read the output of")
@@ -215,7 +217,10 @@ class Orders:
             if attempt is not None:
                 raise InvalidValue(f"job {number} has {len(attempts)} attempts; found no number {attempt}")
             return {"job": number, "attempt": None, "offset": 0, "text": "", "over": record.state.is_over, "file": None}
-        text, end = _read(self._context.attempt_folder(chosen) / _OUTPUTS[stream], offset)
+        file = self._context.attempt_folder(chosen) / _OUTPUTS[stream]
+        if tail is not None:
+            offset = max(0, end_of(str(file)) - min(max(0, tail), MOST_LOG))
+        text, end = _read(file, offset)
         newer = attempts[-1].number > chosen.number
         over = chosen.state == "over" and (newer or record.state.is_over or attempt is not None)
         return {"job": number, "attempt": chosen.number, "offset": end, "text": text, "over": over and end == offset,
@@ -314,7 +319,10 @@ class Orders:
     def gpus(self, caller: Caller) -> list[dict[str, Any]]:
         """GPUs as they are now: what is used, what is promised, what is left, and to whom."""
         drained = self._store.drained()
-        return [gpu_shown(slot, self._context.ledger, drained.get(slot.id)) for slot in self._context.slots]
+        latest = self._context.slot_reader.monitor.latest
+        return [
+            gpu_shown(slot, self._context.ledger, drained.get(slot.id), latest(slot.id)) for slot in self._context.slots
+        ]
 
     def events(self, caller: Caller, since: int = 0, limit: int = 1000) -> dict[str, Any]:
         """What happened after event number `since`; `last` is the number to ask with next."""

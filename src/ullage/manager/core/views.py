@@ -13,6 +13,7 @@ from ullage.manager.core.intake import Intake
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
+from ullage.monitor import GPUReading
 from ullage.placement import HostShare, Ledger, Slot
 
 HIDDEN = "only its owner and operators see this"
@@ -62,12 +63,12 @@ def attempt_shown(attempt: AttemptRecord, mine: bool) -> dict[str, Any]:
     return shown if mine else shown | {"detail": None}
 
 
-def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None) -> dict[str, Any]:
-    """A GPU, with what the ledger says about it."""
+def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None, latest: GPUReading | None) -> dict[str, Any]:
+    """A GPU, with what the ledger says about it, and its power."""
     shown = dataclasses.asdict(slot)
     shown |= {
         "promised": ledger.promised(slot.id), "free": ledger.free(slot.id), "jobs": list(ledger.holders(slot.id)),
-        "alone": ledger.exclusive(slot.id), "drain_reason": drained,
+        "alone": ledger.exclusive(slot.id), "drain_reason": drained, "power_w": latest.power_w if latest else None,
     }  # fmt: skip
     return shown
 

@@ -1,0 +1,94 @@
+"""`ullage page`: the web page of a daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from ullage.cli.jobs import client
+from ullage.errors import MissingPackage, NoDaemon, UllageError
+from ullage.units import parse_duration
+
+DEFAULT_LISTEN = "127.0.0.1:8601"
+
+
+def page(
+    listen: Annotated[
+        str, typer.Option(help="Listen on this port of 127.0.0.1, or on HOST:PORT.", metavar="[HOST:]PORT")
+    ] = DEFAULT_LISTEN,
+    url: Annotated[
+        str | None, typer.Option(help="Show the daemon whose HTTP API is there.", metavar="URL",
+                                 show_default="the API of your daemon")
+    ] = None,
+    scope: Annotated[
+        str, typer.Option(help="What whoever follows the printed link may do: read (see jobs and GPUs), submit (also "
+                          "change jobs), or operate (all that you may do).", metavar="read|submit|operate",
+                          autocompletion=lambda: ["read", "submit", "operate"])
+    ] = "submit",
+    session: Annotated[
+        str, typer.Option(help="After this time, whoever signed in has to sign in again.", metavar="TIME")
+    ] = "12h",
+    of_daemon: Annotated[bool, typer.Option("--of-daemon", hidden=True)] = False,
+) -> None:  # fmt: skip
+    """Serve a web page that shows the GPUs, the queue and each job of a daemon.
+
+    It prints a link that signs you in: once, and within 10 minutes. Others sign in with a token from 'ullage token
+    create'. The daemon has to serve its API ('ullage serve --api 8600'). Ctrl-C ends the page, and not the daemon.
+
+    Examples:
+
+      ullage page
+      ullage page --listen 8700 --scope read --session 30d
+      ullage page --url http://gpu-server:8600
+    """
+    if importlib.util.find_spec("nicegui") is None:
+        raise MissingPackage("nicegui", "web pages")
+    from ullage.isolation.kernel import die_with_parent
+    from ullage.page.server import serve_page
+    from ullage.page.sessions import Sessions
+
+    lasts = parse_duration(session)
+    if of_daemon:
+        die_with_parent(15)
+    sessions = Sessions(lambda: url or _api(), lasts, None if url else _token_maker(scope, lasts))
+
+    def ready(address: str) -> None:
+        _say(f"the page is at {address}; stop it with Ctrl-C" if not of_daemon else f"the page is at {address}")
+        if url is None:
+            _say(f"sign in, once and within 10 minutes: {address}/sign-in#code={sessions.new_code()}")
+            with contextlib.suppress(NoDaemon):
+                _api()
+                return
+            _say("no daemon answers yet; the page says so until one does")
+
+    serve_page(listen, sessions, _say, ready)
+
+
+def _api() -> str:
+    with client() as manager:
+        return str(manager.call("api")["url"])
+
+
+def _token_maker(scope: str, lasts: float) -> Callable[[], tuple[str, Callable[[], None]]]:
+    """Makes tokens for the user of this process through the daemon's socket, each with what revokes it."""
+
+    def make() -> tuple[str, Callable[[], None]]:
+        with client() as manager:
+            made = manager.token_create(name="page", scope=scope, lasts=lasts)
+
+        def forget() -> None:
+            with contextlib.suppress(UllageError), client() as manager:
+                manager.token_revoke(made["id"])
+
+        return made["token"], forget
+
+    return make
+
+
+def _say(text: str) -> None:
+    print(f"ullage: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,80 @@
+"""Small parts of pages. Whatever users wrote is only ever given to `words`, which makes text of it and never HTML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nicegui import ui
+from nicegui.elements.mixins.text_element import TextElement
+
+from ullage.page.readings import KEPT
+
+_STEP = 5.0  # seconds between two points of a curve: as often as it is sent to the browser
+_HEIGHT = 30
+
+
+def words(tag: str, text: str = "", kind: str = "") -> TextElement:
+    """An element of HTML with text in it."""
+    made = TextElement(tag=tag, text=text)
+    return made.classes(kind) if kind else made
+
+
+def box(tag: str = "div", kind: str = "") -> ui.element:
+    """An element of HTML with others in it."""
+    made = ui.element(tag)
+    return made.classes(kind) if kind else made
+
+
+def set_prop(element: ui.element, name: str, value: Any) -> None:
+    """Set an attribute; nothing is sent to the browser if it is the same already."""
+    if element.props.get(name) != value:
+        element.props[name] = value
+
+
+def set_width(element: ui.element, part: float) -> None:
+    """Let an element be so wide, as a part of what is around it."""
+    width = f"{100 * min(1.0, max(0.0, part)):.2f}%"
+    if element.style.get("width") != width:
+        element.style(f"width: {width}")
+
+
+class Curve:
+    """Figures of the last minutes as a line, with the last one in words."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        with box("div", "curve") as self.row:
+            words("span", name, "name")
+            with box("svg") as self._picture:
+                self._line = box("path")
+            self._value = words("span", "", "value")
+        for key, value in {
+            "viewBox": f"0 0 {KEPT:.0f} {_HEIGHT}",
+            "preserveAspectRatio": "none",
+            "role": "img",
+        }.items():
+            self._picture.props[key] = value
+
+    def show(self, series: list[tuple[float, float | None]], top: float, value: str) -> None:
+        """Draw figures of which each was so many seconds ago; `top` is the height of the picture."""
+        set_prop(self._line, "d", path_of(series, top))
+        self._value.set_text(value)
+        set_prop(self._picture, "aria-label", f"{self._name} over the last {KEPT / 60:.0f} minutes, now {value}")
+
+
+def path_of(series: list[tuple[float, float | None]], top: float) -> str:
+    """The line of a picture whose right edge is now: means of some seconds each, with a gap where nothing is known.
+
+    >>> path_of([(12.0, 1.0), (7.0, 0.5), (2.0, None)], top=1.0)
+    'M285 0L290 15'
+    """
+    means: dict[int, list[float]] = {}
+    for age, value in series:
+        if value is not None and age < KEPT:
+            means.setdefault(int(age // _STEP), []).append(value)
+    line, before = "", None
+    for step in sorted(means, reverse=True):
+        height = _HEIGHT * (1 - min(1.0, sum(means[step]) / len(means[step]) / top)) if top else _HEIGHT
+        line += f"{'L' if before == step + 1 else 'M'}{KEPT - (step + 1) * _STEP:.0f} {height:.3g}"
+        before = step
+    return line

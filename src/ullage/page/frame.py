@@ -1,0 +1,86 @@
+"""What is around every page: navigation, who has signed in, and whether the daemon answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from nicegui import ui
+
+from ullage.page.elements import box, words
+from ullage.page.readings import EVERY, Reading
+from ullage.page.sessions import Session
+from ullage.units import format_duration
+
+PLACES = {"GPUs": "/", "Queue": "/queue"}
+_BACK = 5.0  # seconds for which it is said that the daemon is back
+
+Refresh = Callable[[Reading], Awaitable[None]]
+
+
+class Frame:
+    """The frame of one open page; `every_reading` is given what the page does with each reading."""
+
+    def __init__(self, session: Session, title: str, here: str) -> None:
+        self._session = session
+        self._refresh: Refresh = _nothing
+        self._troubled = False
+        ui.add_head_html('<link rel="stylesheet" href="/_page/page.css">')
+        ui.colors(primary="#00796b")
+        ui.page_title(f"{title} - Ullage")
+        layout = ui.context.client.layout
+        with layout, box("div") as top:
+            with box("header", "bar"):
+                words("span", "Ullage", "brand")
+                with box("nav").props('aria-label="Main"'):
+                    for name, path in PLACES.items():
+                        link = ui.link(name, path)
+                        if path == here:
+                            link.props('aria-current="page"')
+                self._who = words("span", "", "who")
+                with box("form").props('method="post" action="/sign-out"'):
+                    words("button", "Sign out", "quiet").props('type="submit"')
+            self._state = words("div", "").props('role="status" aria-live="polite"')
+            self._say("")
+        top.move(layout, 0)  # before the main part of NiceGUI's layout
+        self.main = box("div", "content")
+        with self.main:
+            words("h1", title)
+        ui.skip_link("Skip to the content", target=self.main)
+
+    def every_reading(self, refresh: Refresh) -> None:
+        """Begin to follow the daemon."""
+        self._refresh = refresh
+        ui.timer(EVERY, self._tick)
+
+    async def _tick(self) -> None:
+        if self._session.over:
+            ui.navigate.to("/sign-in")
+            return
+        self._session.seen()
+        reading = await self._session.readings.latest()
+        self._show(reading)
+        if reading.about:
+            await self._refresh(reading)
+
+    def _show(self, reading: Reading) -> None:
+        if reading.about:
+            self._who.set_text(reading.about["you"])
+        if reading.trouble:
+            self._troubled = True
+            age = format_duration(round(time.time() - reading.since)) if reading.about else ""
+            more = f" What you see is {age} old." if reading.about else ""
+            self._say(f"{reading.trouble[:1].upper()}{reading.trouble[1:]}; trying again.{more}", "trouble")
+        elif self._troubled and time.time() - reading.since < _BACK:
+            self._say("The daemon answers again.", "fine")
+        else:
+            self._troubled = False
+            self._say("")
+
+    def _say(self, text: str, kind: str = "") -> None:
+        self._state.set_text(text)
+        self._state.classes(replace=f"connection {kind}" if text else "")
+
+
+async def _nothing(reading: Reading) -> None:
+    """What a page does that shows no readings."""

@@ -1,0 +1,42 @@
+"""Which page is where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Request
+from nicegui import app as nicegui_app
+from nicegui import ui
+
+from ullage.page.gpus import show_gpus
+from ullage.page.job import show_job
+from ullage.page.queue import show_queue
+from ullage.page.sessions import Session
+
+
+def add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
+    """Put NiceGUI and the pages into an app. The gate has let in only requests with a session."""
+
+    @ui.page("/")
+    def gpus(request: Request) -> None:
+        show_gpus(_session(request))
+
+    @ui.page("/queue")
+    def queue(request: Request) -> None:
+        show_queue(_session(request))
+
+    @ui.page("/job/{number}")
+    def job(request: Request, number: Annotated[int, Path(ge=1, lt=2**53)]) -> None:
+        show_job(_session(request), number)
+
+    nicegui_app.on_exception(lambda error: say(f"a page failed: {type(error).__name__}: {str(error)[:200]}"))
+    ui.run_with(
+        app, title="Ullage", dark=None, language="en-US", tailwind=False, show_welcome_message=False,
+        reconnect_timeout=5.0, binding_refresh_interval=None, favicon="data:,",
+    )  # fmt: skip
+
+
+def _session(request: Request) -> Session:
+    session: Session = request.scope["state"]["session"]
+    return session

@@ -1,0 +1,165 @@
+"""Who has signed in: a session is a random number in a cookie and, only in this process's memory, a token."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ullage.errors import NoDaemon, NotAllowed, UllageError
+from ullage.manager.api.gate import NO_TOKEN
+from ullage.manager.client import Client
+from ullage.page.readings import Readings
+from ullage.text import plain_values
+
+CODE_LASTS = 600.0  # seconds in which a link can be used, once
+LONGEST_IDLE = 1800.0  # seconds after which a session ends of which no page is open
+MOST_SESSIONS = 1000
+_TIMEOUT = 10.0  # seconds that the daemon may take to answer
+_WINDOW, _EACH, _ALL = 60.0, 10, 200  # failures to sign in within so many seconds: from one address, from everywhere
+_WHO = "that is no token of this daemon; `ullage token create` prints one"
+
+
+class Session:
+    """Somebody who has signed in, with a token for the daemon and what it answered last."""
+
+    def __init__(
+        self, url: Callable[[], str], token: str, lasts: float, forget: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        self.id = secrets.token_urlsafe(32)
+        self.readings = Readings(self.ask)
+        self._url, self._token, self._forget, self._clock = url, token, forget, clock
+        self._ends, self._seen, self._over = clock() + lasts, clock(), False
+        self._client: Client | None = None
+        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "page")
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended: signed out, its time is over, or its token is worth nothing any more."""
+        now = self._clock()
+        return self._over or now > self._ends or now > self._seen + LONGEST_IDLE
+
+    def seen(self) -> None:
+        """Note that somebody has a page open."""
+        self._seen = self._clock()
+
+    def end(self) -> None:
+        """Forget the token."""
+        if not self._over:
+            self._over, self._token, self._client = True, "", None
+            self._thread.shutdown(wait=False)
+            self._forget()
+
+    async def ask(self, verb: str, **arguments: Any) -> Any:
+        """What the daemon answers to an order of this user. One question at a time, so a page cannot flood it."""
+        async with self._turn:
+            if self.over:
+                raise NotAllowed("you are signed out")
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self._asked, verb, arguments)
+            except NotAllowed as error:
+                if str(error).startswith(NO_TOKEN[:40]):
+                    self.end()
+                raise
+
+    def _asked(self, verb: str, arguments: dict[str, Any]) -> Any:
+        if self._client is None:
+            self._client = Client(url=self._url(), token=self._token, timeout=_TIMEOUT)
+        try:
+            answer = self._client.call(verb, **arguments)
+            return answer if verb == "logs" else plain_values(answer)
+        except NoDaemon:
+            self._client = None  # the next daemon may have another address
+            raise
+
+
+class Sessions:
+    """Lets people sign in. `url` is where the API is now; `make_token` makes one for the user of this process."""
+
+    def __init__(
+        self,
+        url: Callable[[], str],
+        lasts: float,
+        make_token: Callable[[], tuple[str, Callable[[], None]]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._url, self._lasts, self._make_token, self._clock = url, lasts, make_token, clock
+        self._sessions: dict[str, Session] = {}
+        self._codes: dict[str, float] = {}
+        self._failures: dict[str, deque[float]] = defaultdict(deque)
+
+    def new_code(self) -> str:
+        """What a link signs its reader in with: once, and for some minutes, as the user of this process."""
+        code = secrets.token_urlsafe(24)
+        self._codes[code] = self._clock() + CODE_LASTS
+        return code
+
+    def find(self, number: str | None) -> Session | None:
+        """The session of a cookie, unless it has ended."""
+        self._clean()
+        return self._sessions.get(number or "")
+
+    async def sign_in(self, address: str, token: str = "", code: str = "") -> Session:
+        """A new session, for a token or for the code of a link. Raises `NotAllowed` for anything else."""
+        self._check_rate(address)
+        try:
+            session = await (self._by_code(code) if code else self._by_token(token.strip(), lambda: None))
+        except NotAllowed:
+            self._failures[address].append(self._clock())
+            raise
+        self._clean()
+        while len(self._sessions) >= MOST_SESSIONS:
+            self._sessions.pop(next(iter(self._sessions))).end()
+        self._sessions[session.id] = session
+        return session
+
+    def end_all(self) -> None:
+        """Sign everybody out."""
+        while self._sessions:
+            self._sessions.popitem()[1].end()
+
+    async def _by_code(self, code: str) -> Session:
+        until = self._codes.pop(code, None)
+        if self._make_token is None or until is None or self._clock() > until:
+            raise NotAllowed("this link was used already, or its time is over; sign in with a token")
+        try:
+            token, forget = await asyncio.to_thread(self._make_token)
+        except UllageError:
+            self._codes[code] = until  # it did not work, so it was not used
+            raise
+        return await self._by_token(token, forget)
+
+    async def _by_token(self, token: str, forget: Callable[[], None]) -> Session:
+        if not token.isascii() or not token.isprintable() or not 0 < len(token) < 500:
+            raise NotAllowed(_WHO)
+        session = Session(self._url, token, self._lasts, forget, self._clock)
+        try:
+            await session.ask("ping")
+        except NotAllowed:
+            raise NotAllowed(_WHO) from None
+        return session
+
+    def _check_rate(self, address: str) -> None:
+        now = self._clock()
+        for each in list(self._failures):
+            while self._failures[each] and self._failures[each][0] < now - _WINDOW:
+                self._failures[each].popleft()
+            if not self._failures[each]:
+                del self._failures[each]
+        if len(self._failures.get(address, ())) >= _EACH or sum(map(len, self._failures.values())) >= _ALL:
+            raise TooManyTries("too many tries; wait a minute")
+
+    def _clean(self) -> None:
+        for number, session in list(self._sessions.items()):
+            if session.over:
+                session.end()
+                del self._sessions[number]
+
+
+class TooManyTries(UllageError):
+    """Somebody failed to sign in too often."""

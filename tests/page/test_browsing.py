@@ -1,0 +1,149 @@
+"""The page in a real browser, on a daemon with virtual GPUs."""
+
+import re
+
+import pytest
+
+HOSTILE = '<img src=x onerror="window.harmed = 1">'
+
+
+@pytest.fixture(autouse=True)
+def _nothing_goes_wrong_in_the_browser(visitor):
+    problems: list[str] = []
+    visitor.on("pageerror", lambda error: problems.append(str(error)))
+    yield
+    assert not problems and visitor.evaluate("window.harmed") is None
+
+
+def see(tab, selector: str, text: str) -> None:
+    """Wait until something is shown."""
+    tab.locator(selector, has_text=text).first.wait_for()
+
+
+def test_a_card_shows_what_is_promised_and_hostile_names_stay_text(page, work, visitor):
+    job = work.submit(proceed="never", name=HOSTILE, memory=10 << 30)
+    work.wait(job, "running")
+    visitor.goto(page.url + "/")
+    see(visitor, ".card", "GPU 0")
+    assert visitor.locator(".card").count() == 2
+    see(visitor, ".card li", HOSTILE)
+    see(visitor, ".card li", "10.0 GiB promised")
+    see(visitor, ".card", "Not measured here: SMACT, DRAMA, power.")
+    width = visitor.locator(".band:not(.foreign)").first.evaluate("e => e.offsetWidth / e.parentElement.offsetWidth")
+    assert 0.22 < width < 0.28
+    assert visitor.locator("img").count() == 0
+    work.client.drain(1, reason=HOSTILE)
+    see(visitor, ".card.drained .badge", f"drained: {HOSTILE}")
+    work.client.resume(1)
+    work.go("never")
+    work.wait(job)
+
+
+def test_the_browser_runs_no_handler_that_somebody_slipped_in(page, visitor):
+    visitor.goto(page.url + "/")
+    see(visitor, ".card", "GPU 0")
+    visitor.evaluate("html => document.body.insertAdjacentHTML('beforeend', html)", HOSTILE)
+    visitor.wait_for_timeout(200)
+    assert visitor.evaluate("window.harmed") is None
+
+
+def test_the_queue_shows_why_a_job_waits_and_can_be_filtered(page, work, visitor):
+    running = work.submit(proceed="go", name=HOSTILE, memory=30 << 30)
+    work.wait(running, "running")
+    waiting = work.submit(name="needs both", gpus=2, memory=30 << 30)
+    held = work.submit(name="many", array="1-20", hold=True)
+    visitor.goto(page.url + "/queue")
+    see(visitor, ".ag-row", HOSTILE)
+    see(visitor, '.ag-row:has-text("needs both")', "needs 30.0 GiB on each of 2 GPUs")
+    see(visitor, ".ag-row", f"{held}_[1-20]")
+    see(visitor, '.ag-row:has-text("many")', "held 20")
+    visitor.get_by_role("button", name="running", exact=True).click()
+    visitor.locator(".ag-row", has_text="needs both").wait_for(state="detached")
+    see(visitor, ".ag-row", HOSTILE)
+    visitor.get_by_role("button", name="all", exact=True).click()
+    visitor.get_by_label("Search all columns").fill("needs")
+    visitor.locator(".ag-row", has_text="many").wait_for(state="detached")
+    visitor.get_by_role("link", name=str(waiting), exact=True).click()
+    see(visitor, "h1", f"Job {waiting}")
+    work.client.cancel(waiting, f"{held}_all")
+    work.go("go")
+    work.wait(running)
+
+
+def test_a_jobs_page_shows_its_output_and_can_cancel_it(page, work, visitor):
+    job = work.script(f"echo '{HOSTILE}'; echo broken >&2; while :; do sleep 0.1; done", name=HOSTILE)
+    work.wait(job, "running")
+    visitor.goto(f"{page.url}/job/{job}")
+    see(visitor, "h2", f"{HOSTILE}: running")
+    see(visitor, "pre", HOSTILE)
+    visitor.get_by_role("button", name="errors", exact=True).click()
+    see(visitor, "pre", "broken")
+    see(visitor, ".facts", "while :; do sleep 0.1; done")
+    visitor.get_by_role("button", name="Cancel", exact=True).click()
+    visitor.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    see(visitor, "h2", f"{HOSTILE}: cancelled")
+    see(visitor, ".attempts li", "cancelled")
+    assert work.job(job)["state"] == "cancelled"
+    assert visitor.get_by_role("button", name="Requeue").is_visible()
+    assert not visitor.get_by_role("button", name="Hold").is_visible()
+
+
+def test_a_token_to_read_has_no_buttons_and_another_users_output_stays_theirs(page, work, browser):
+    job = work.script("echo secret words; while :; do sleep 0.1; done", name="private")
+    work.wait(job, "running")
+    for form, seen in ({"scope": "read"}, "secret words"), ({"user": "nobody"}, "nobody may not read the output"):
+        context = browser.new_context()
+        tab = context.new_page()
+        tab.set_default_timeout(20_000)
+        tab.goto(page.url + "/sign-in")
+        tab.get_by_label("Token").fill(page.token(**form))
+        tab.get_by_role("button", name="Sign in").click()
+        tab.wait_for_url(f"{page.url}/")
+        tab.goto(f"{page.url}/job/{job}")
+        see(tab, ".log", seen)
+        assert not tab.get_by_role("button", name="Cancel").is_visible()
+        assert ("secret" in tab.content()) == (seen == "secret words")
+        context.close()
+    work.client.cancel(job)
+    work.wait(job)
+
+
+def test_a_job_that_is_not_there_is_one_sentence(page, visitor):
+    visitor.goto(page.url + "/job/999999")
+    see(visitor, "[role=alert]", "no job 999999")
+
+
+def test_it_fits_a_phone_and_the_dark(page, browser, visitor):
+    state = visitor.context.storage_state()
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark", storage_state=state)
+    tab = context.new_page()
+    for path in ("/", "/queue"):
+        tab.goto(page.url + path)
+        tab.locator(".card, .ag-header").first.wait_for()
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    red, green, blue = map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])
+    assert red + green + blue < 150
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.textContent") == "Skip to the content"
+    context.close()
+
+
+def test_the_page_says_that_the_daemon_is_gone_and_comes_back_with_it(page, work, visitor):
+    visitor.goto(page.url + "/")
+    see(visitor, ".card", "GPU 0")
+    work.kill()
+    see(visitor, ".connection.trouble", "The daemon does not answer; trying again.")
+    work.start()
+    see(visitor, ".connection.fine", "The daemon answers again.")
+    visitor.locator(".connection").wait_for(state="detached")
+    assert "Traceback" not in page.said()
+
+
+def test_signing_out_leaves_no_way_back(page, visitor):
+    visitor.goto(page.url + "/")
+    visitor.get_by_role("button", name="Sign out").click()
+    visitor.get_by_label("Token").wait_for()
+    visitor.goto(page.url + "/queue")
+    assert visitor.url == page.url + "/sign-in"
+    visitor.goto(page.link)
+    see(visitor, "[role=alert]", "was used already")

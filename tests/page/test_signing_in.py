@@ -1,0 +1,148 @@
+"""Who is let in, for how long, and what everybody else gets."""
+
+import asyncio
+import http.client
+import re
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from ullage.errors import NotAllowed
+from ullage.page.sessions import Sessions, TooManyTries
+
+
+def test_without_a_session_there_is_a_form_and_nothing_else(page):
+    asked = requests.get(page.url + "/", allow_redirects=False, timeout=60)
+    assert asked.status_code == 303 and asked.headers["location"] == "/sign-in"
+    for path in ("/_nicegui_ws/socket.io/?EIO=4&transport=polling", "/_nicegui/3.18.0/static/nicegui.js"):
+        assert requests.get(page.url + path, timeout=60).status_code == 401
+    form = requests.get(page.url + "/sign-in", timeout=60)
+    assert form.status_code == 200 and 'name="token"' in form.text
+    assert form.headers["X-Frame-Options"] == "DENY" and "unsafe" not in form.headers["Content-Security-Policy"]
+    assert requests.get(page.url + "/health", timeout=60).json() == {"status": "ok"}
+
+
+def test_a_token_signs_in_and_signing_out_ends_it(page):
+    visitor = page.signed_in()
+    [cookie] = visitor.cookies
+    assert cookie.has_nonstandard_attr("HttpOnly") and cookie.get_nonstandard_attr("SameSite") == "strict"
+    shown = visitor.get(page.url + "/", timeout=60)
+    assert shown.status_code == 200 and page.token()[:8] not in shown.text
+    policy = shown.headers["Content-Security-Policy"]
+    nonce = re.search(r"'nonce-([^']+)'", policy)[1]
+    scripts = policy.partition("script-src")[2].partition(";")[0]
+    assert "'unsafe-inline'" not in scripts and shown.headers["X-Frame-Options"] == "DENY"
+    assert set(re.findall(r"<script[^>]*", shown.text)) == set(
+        re.findall(rf'<script nonce="{re.escape(nonce)}"[^>]*', shown.text)
+    )
+    kept = dict(visitor.cookies)
+    assert visitor.post(page.url + "/sign-out", headers={"Origin": page.url}, timeout=60).url.endswith("/sign-in")
+    again = requests.get(page.url + "/", cookies=kept, allow_redirects=False, timeout=60)
+    assert again.status_code == 303
+
+
+@pytest.mark.parametrize("form", [{"token": "ullage_no"}, {"token": "<b>é"}, {"code": "wrong"}, {}])
+def test_anything_else_is_refused_in_one_sentence(page, form):
+    answer = page.sign_in(**form)
+    assert answer.status_code == 403 and not answer.cookies
+    assert 'role="alert"' in answer.text and "Traceback" not in answer.text
+
+
+def test_other_sites_are_refused(page):
+    assert page.sign_in(origin="http://elsewhere.example", token=page.token()).status_code == 403
+    visitor = page.signed_in()
+    for headers in ({"Origin": "http://elsewhere.example"}, {}):
+        assert visitor.post(page.url + "/sign-out", headers=headers, timeout=60).status_code == 403
+        assert websocket(page, visitor, headers) == 403
+    assert websocket(page, visitor, {"Origin": page.url}) == 101
+    assert websocket(page, requests.Session(), {"Origin": page.url}) == 403
+
+
+def websocket(page, visitor, headers) -> int:
+    """What an attempt to open the page's websocket is answered."""
+    parts = urlsplit(page.url)
+    line = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
+    cookie = "; ".join(f"{name}={value}" for name, value in visitor.cookies.items())
+    wanted = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+              "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Cookie": cookie}  # fmt: skip
+    line.request("GET", "/_nicegui_ws/socket.io/?EIO=4&transport=websocket", headers=wanted | headers)
+    status = line.getresponse().status
+    line.close()
+    return status
+
+
+def test_what_is_not_there_or_fails_says_so_without_a_stack_trace(page):
+    visitor = page.signed_in()
+    for path in ("/no-such-page", "/job/abc"):
+        answer = visitor.get(page.url + path, timeout=60)
+        assert answer.status_code in (404, 422) and "There is no such page" in answer.text and len(answer.text) < 1000
+    assert visitor.put(page.url + "/", timeout=60).status_code == 405
+    assert page.sign_in(token="x" * 5000).status_code == 413
+
+
+def test_who_fails_too_often_has_to_wait(page):
+    sessions = Sessions(page.api, 60.0)
+
+    async def tries() -> None:
+        for _ in range(10):
+            with pytest.raises(NotAllowed):
+                await sessions.sign_in("192.0.2.1", token="ullage_wrong")
+        with pytest.raises(TooManyTries):
+            await sessions.sign_in("192.0.2.1", token=page.token())
+        assert not (await sessions.sign_in("192.0.2.2", token=page.token())).over
+
+    asyncio.run(tries())
+
+
+def test_a_session_ends(page):
+    now = [0.0]
+    sessions = Sessions(page.api, 3600.0, clock=lambda: now[0])
+
+    async def live() -> None:
+        idle = await sessions.sign_in("", token=page.token())
+        seen = await sessions.sign_in("", token=page.token())
+        assert sessions.find(idle.id) is idle and sessions.find("x") is None and sessions.find(None) is None
+        for now[0] in (1500.0, 3000.0):
+            seen.seen()
+        assert sessions.find(idle.id) is None and sessions.find(seen.id) is seen
+        now[0] = 3601.0
+        seen.seen()
+        assert sessions.find(seen.id) is None
+        with pytest.raises(NotAllowed):
+            await seen.ask("queue")
+
+    asyncio.run(live())
+
+
+def test_a_session_ends_with_its_token(page):
+    made = page.home.client.token_create(name="short")
+    sessions = Sessions(page.api, 3600.0)
+
+    async def live() -> None:
+        session = await sessions.sign_in("", token=made["token"])
+        assert (await session.readings.latest()).trouble is None
+        page.home.client.token_revoke(made["id"])
+        with pytest.raises(NotAllowed):
+            await session.ask("gpus")
+        assert session.over and sessions.find(session.id) is None
+
+    asyncio.run(live())
+
+
+def test_a_link_works_once_and_for_some_minutes(page):
+    now, revoked = [0.0], []
+    sessions = Sessions(page.api, 3600.0, lambda: (page.token(), lambda: revoked.append(True)), lambda: now[0])
+    used, late = sessions.new_code(), sessions.new_code()
+
+    async def follow() -> None:
+        session = await sessions.sign_in("", code=used)
+        session.end()
+        assert revoked == [True]
+        with pytest.raises(NotAllowed):
+            await sessions.sign_in("", code=used)
+        now[0] = 601.0
+        with pytest.raises(NotAllowed):
+            await sessions.sign_in("", code=late)
+
+    asyncio.run(follow())
