@@ -27,7 +27,8 @@ _LABEL = "e => document.querySelector('.grid [role=treegrid], .grid [role=grid]'
 _SPAN = "p => p.data.since == null ? p.data.span : Date.now() / 1000 - p.data.since"
 _TIME = (
     "p => { const s = Math.max(0, Math.round(p.value ?? 0)); "
-    "const h = Math.floor(s / 3600), m = Math.floor(s / 60) % 60; return h ? h + ' h ' + m + ' min' : m ? m + ' min ' + (s % 60) + ' s' : s + ' s'; }"
+    "const h = Math.floor(s / 3600), m = Math.floor(s / 60) % 60; "
+    "return h ? h + ' h ' + m + ' min' : m ? m + ' min ' + (s % 60) + ' s' : s + ' s'; }"
 )
 
 
