@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from nicegui import ui
 
 from ullage.page.elements import box, words
-from ullage.page.readings import EVERY, Reading
+from ullage.page.readings import EVERY, DaemonReading
 from ullage.page.sessions import Session
 from ullage.units import format_duration
 
 PLACES = {"GPUs": "/", "Queue": "/queue"}
 _BACK = 5.0  # seconds for which it is said that the daemon is back
 
-Refresh = Callable[[Reading], Awaitable[None]]
+Refresh = Callable[[DaemonReading], Awaitable[None]]
 
 
 class Frame:
@@ -63,7 +63,7 @@ class Frame:
         if reading.about:
             await self._refresh(reading)
 
-    def _show(self, reading: Reading) -> None:
+    def _show(self, reading: DaemonReading) -> None:
         if reading.about:
             self._who.set_text(reading.about["you"])
         if reading.trouble:
@@ -82,5 +82,5 @@ class Frame:
         self._state.classes(replace=f"connection {kind}" if text else "")
 
 
-async def _nothing(reading: Reading) -> None:
+async def _nothing(reading: DaemonReading) -> None:
     """What a page does that shows no readings."""

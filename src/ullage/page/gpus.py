@@ -8,7 +8,7 @@ from nicegui import ui
 
 from ullage.page.elements import Curve, box, set_prop, set_width, words
 from ullage.page.frame import Frame
-from ullage.page.readings import Reading, Readings
+from ullage.page.readings import DaemonReading, Readings
 from ullage.page.sessions import Session
 from ullage.units import format_bytes
 
@@ -25,7 +25,7 @@ def show_gpus(session: Session) -> None:
             pass
     cards: dict[str, GPUCard] = {}
 
-    async def refresh(reading: Reading) -> None:
+    async def refresh(reading: DaemonReading) -> None:
         summary.set_text(_summary(reading))
         if list(cards) != [gpu["id"] for gpu in reading.gpus]:
             cards.clear()
@@ -38,7 +38,7 @@ def show_gpus(session: Session) -> None:
     frame.every_reading(refresh)
 
 
-def _summary(reading: Reading) -> str:
+def _summary(reading: DaemonReading) -> str:
     counts = [f"{number:,} {state}" for state, number in reading.states.items()]
     about = reading.about
     return f"{about['gpus']} GPUs{' (virtual)' if about['virtual'] else ''}, policy {about['policy']}. Jobs: " + (

@@ -13,7 +13,7 @@ from ullage.errors import UllageError
 from ullage.manager.job_words import label, memory, why
 from ullage.page.elements import Curve, box, set_width, words
 from ullage.page.frame import Frame
-from ullage.page.readings import Reading
+from ullage.page.readings import DaemonReading
 from ullage.page.sessions import Session
 from ullage.text import plain
 from ullage.units import format_duration
@@ -35,10 +35,10 @@ def show_job(session: Session, number: int) -> None:
     with frame.main:
         problem = words("p", "", "problem").props('role="alert"')
         with box("div", "columns") as sheet:
-            view = JobView(session, number)
+            view = JobSheet(session, number)
     sheet.set_visibility(False)
 
-    async def refresh(reading: Reading) -> None:
+    async def refresh(reading: DaemonReading) -> None:
         if reading.trouble:
             return
         try:
@@ -53,7 +53,7 @@ def show_job(session: Session, number: int) -> None:
     frame.every_reading(refresh)
 
 
-class JobView:
+class JobSheet:
     """The parts of the page."""
 
     def __init__(self, session: Session, number: int) -> None:
@@ -90,7 +90,7 @@ class JobView:
 
         chosen.on_value_change(choose)
 
-    async def show(self, job: dict[str, Any], reading: Reading) -> None:
+    async def show(self, job: dict[str, Any], reading: DaemonReading) -> None:
         """What the job is now."""
         self._name.set_text(f"{job['name']}: {job['state']}")
         index = {gpu["id"]: gpu["index"] for gpu in reading.gpus}

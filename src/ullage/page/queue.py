@@ -10,7 +10,7 @@ from ullage.errors import UllageError
 from ullage.manager.job_words import reference, why
 from ullage.page.elements import box, words
 from ullage.page.frame import Frame
-from ullage.page.readings import Reading
+from ullage.page.readings import DaemonReading
 from ullage.page.sessions import Session
 
 GROUPS = ("all", "waiting", "running", "recovering", "over")
@@ -55,7 +55,7 @@ def show_queue(session: Session) -> None:
     """Build the page."""
     frame = Frame(session, "Queue", "/queue")
     shown: dict[str, dict[str, Any]] = {}
-    last: list[Reading] = []
+    last: list[DaemonReading] = []
     with frame.main:
         summary = words("p", "", "summary")
         with box("div", "tools"):
@@ -68,7 +68,7 @@ def show_queue(session: Session) -> None:
             ":onGridReady": _LABEL,
         }, auto_size_columns=False).classes("grid")  # fmt: skip
 
-    async def refresh(reading: Reading) -> None:
+    async def refresh(reading: DaemonReading) -> None:
         last[:] = [reading]
         try:
             finished = await session.readings.finished() if group.value in ("all", "over") else []
@@ -101,7 +101,7 @@ def show_queue(session: Session) -> None:
     frame.every_reading(refresh)
 
 
-def rows_of(reading: Reading, finished: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def rows_of(reading: DaemonReading, finished: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of the grid: those of the queue, and then jobs that are over."""
     index = {gpu["id"]: gpu["index"] for gpu in reading.gpus}
     return [_row(job, index) for job in (*reading.rows, *finished)]

@@ -25,7 +25,7 @@ Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Reading:
+class DaemonReading:
     """What the daemon answered at a time; `trouble` is why it did not, and then the rest is what it said before."""
 
     about: Answer = field(default_factory=dict)
@@ -46,13 +46,13 @@ class Readings:
 
     def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
         self._ask = ask
-        self._last, self._next = Reading(), 0.0
+        self._last, self._next = DaemonReading(), 0.0
         self._asking: asyncio.Task[None] | None = None
         self._figures: dict[tuple[str, str], deque[tuple[float, float | None]]] = defaultdict(deque)
         self._jobs: dict[int, tuple[float, Answer]] = {}
         self._finished: tuple[int, list[Answer]] = (-1, [])
 
-    async def latest(self) -> Reading:
+    async def latest(self) -> DaemonReading:
         """The last reading, or a new one if that is old. Never raises: what went wrong is in the reading."""
         if time.monotonic() >= self._next and self._asking is None:
             self._asking = asyncio.create_task(self._read())
@@ -99,7 +99,7 @@ class Readings:
             self._last = replace(self._last, trouble=words, since=since)
         else:
             since = time.time() if self._last.trouble else self._last.since
-            self._last = Reading(about, gpus, queue["rows"], queue["all_rows"], queue["states"], None, since)
+            self._last = DaemonReading(about, gpus, queue["rows"], queue["all_rows"], queue["states"], None, since)
             self._keep(began)
         finally:
             self._next = time.monotonic() + max(EVERY * 0.8, _REST * (time.monotonic() - began))
