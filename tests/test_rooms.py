@@ -39,6 +39,7 @@ ROOMS = [
     "monitor",
     "placement",
     "policy_files",
+    "job_words",
     "simulation",
     "manager",
     "page",

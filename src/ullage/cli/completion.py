@@ -292,7 +292,7 @@ def _jobs(incomplete: str, over: bool) -> list[tuple[str, str]]:
         found = past + client.folded_queue(limit=1000)["rows"]
     except UllageError:
         return []
-    from ullage.manager.job_words import reference
+    from ullage.job_words import reference
 
     named = [(reference(job) if job["jobs"] > 1 else str(job["id"]), job) for job in found]
     return [(name, f"{job['name']}, {job['state']}") for name, job in named if name.startswith(incomplete)]

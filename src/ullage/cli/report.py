@@ -18,7 +18,7 @@ from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
 from ullage.cli.tables import aligned, text_width
 from ullage.errors import InvalidValue
-from ullage.manager.job_words import memory
+from ullage.job_words import memory
 from ullage.text import plain
 from ullage.units import format_duration, parse_duration
 

@@ -14,7 +14,7 @@ from ullage.cli.jobs import client, exit_code, print_json, tell, wait_for
 from ullage.cli.options import Json
 from ullage.cli.terminal import sit_down, umask_now
 from ullage.errors import InvalidValue, NoDaemon
-from ullage.manager.job_words import memory
+from ullage.job_words import memory
 from ullage.text import plain
 from ullage.units import parse_duration
 

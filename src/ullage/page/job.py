@@ -10,7 +10,7 @@ from typing import Any
 from nicegui import ui
 
 from ullage.errors import UllageError
-from ullage.manager.job_words import label, memory, why
+from ullage.job_words import label, memory, why
 from ullage.page.elements import Curve, box, set_width, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading

@@ -7,7 +7,7 @@ from typing import Any
 from nicegui import ui
 
 from ullage.errors import UllageError
-from ullage.manager.job_words import reference, why
+from ullage.job_words import reference, why
 from ullage.page.elements import box, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
