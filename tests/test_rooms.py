@@ -43,6 +43,7 @@ ROOMS = [
     "simulation",
     "manager",
     "page",
+    "slurm",
     "research",
     "cli",
     "__main__",

@@ -19,7 +19,8 @@
     ├── NoSuchJob               no job has this number or name
     ├── NoDaemon                no daemon runs for this home folder
     ├── OtherVersion            the daemon and the command are of versions that do not understand each other
-    └── AlreadyServing          a daemon already runs for it
+    ├── AlreadyServing          a daemon already runs for it
+    └── SlurmFailed             a command of Slurm failed, or there is no Slurm here
 
 Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
 """
@@ -208,6 +209,10 @@ class OtherVersion(UllageError, RuntimeError):
 
 class AlreadyServing(UllageError, RuntimeError):
     """A daemon already runs for this home folder."""
+
+
+class SlurmFailed(UllageError, RuntimeError):
+    """A command of Slurm failed, did not answer in time, or is not installed."""
 
 
 def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:

@@ -1,0 +1,236 @@
+"""Slurm's own commands, run as this user: answers as plain values, failures as one message.
+
+Nothing else in Ullage speaks to Slurm. Every command has a limit of time: a controller that is down must not hold up
+whoever asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ullage.errors import SlurmFailed
+
+LIMIT = 30.0  # seconds for one command
+
+
+@dataclass(frozen=True)
+class Gres:
+    """One generic resource: `gpu:a100:4` or `shard:12`."""
+
+    name: str
+    type: str | None
+    count: int
+
+
+@dataclass(frozen=True)
+class SlurmNode:
+    """A node, its GPUs and into how many shards each of them is divided (0: GPUs are not shared)."""
+
+    name: str
+    state: str
+    gpus: int
+    gpu_type: str | None
+    shards: int
+
+    @property
+    def shards_per_gpu(self) -> int:
+        """Of one GPU."""
+        return self.shards // self.gpus if self.gpus else 0
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job as `squeue` tells of it."""
+
+    id: int
+    name: str
+    user: str
+    state: str
+    reason: str
+    comment: str
+    partition: str
+    nodes: str
+    node_count: int
+    requested: tuple[Gres, ...]  # on each node
+    allocated: tuple[str, ...]  # on each of its nodes: "shard:12(IDX:0)"
+    restarts: int
+    requeue: bool
+    exit_code: int
+    submitted: int
+    started: int
+    ended: int
+    command: str
+    folder: str
+    output: str
+    errors: str
+    array_job: int
+    array_task: int | None
+
+    @property
+    def shards(self) -> int | None:
+        """How many it asks for on each node; `None`: it asks for none."""
+        return next((gres.count for gres in self.requested if gres.name == "shard"), None)
+
+    @property
+    def gpus(self) -> int | None:
+        """How many whole GPUs it asks for on each node; `None`: it asks for none."""
+        return next((gres.count for gres in self.requested if gres.name == "gpu"), None)
+
+
+def run(*words: str, limit: float = LIMIT, environment: Mapping[str, str] | None = None, text: str = "") -> str:
+    """What a command of Slurm prints; `SlurmFailed` if there is no such command, it fails, or takes too long."""
+    program = shutil.which(words[0])
+    if program is None:
+        raise SlurmFailed(
+            f"{words[0]} is not here: this must run where Slurm's commands are, such as a login node "
+            "(Debian and Ubuntu: apt-get install slurm-client)"
+        )
+    try:
+        done = subprocess.run(
+            [program, *words[1:]], input=text, capture_output=True, text=True, errors="replace", timeout=limit,
+            env=None if environment is None else {**os.environ, **environment},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise SlurmFailed(
+            f"{words[0]} did not answer within {limit:g} s; does 'scontrol ping' say that slurmctld is up?"
+        ) from None
+    except OSError as error:
+        raise SlurmFailed(f"{words[0]} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        raise SlurmFailed(f"{words[0]} failed: {_in_one_line(done.stderr or done.stdout) or done.returncode}")
+    return done.stdout
+
+
+def _in_one_line(text: str) -> str:
+    lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in text.splitlines())
+    return "; ".join(line for line in lines if line)
+
+
+def submit(words: Sequence[str], environment: Mapping[str, str] | None = None, script: str = "") -> int:
+    """`sbatch WORDS`: the number of the new job. `script`: its text, where no word names a file."""
+    printed = run("sbatch", "--parsable", *words, environment=environment, text=script)
+    return int(printed.strip().splitlines()[-1].split(";")[0])
+
+
+def jobs(numbers: Sequence[int] = (), everybody: bool = True) -> list[SlurmJob]:
+    """The jobs that Slurm knows, those that ended a short while ago too; of all users, or of this one."""
+    words = ["squeue", "--json", "--states=all"]
+    words += [f"--jobs={','.join(map(str, numbers))}"] if numbers else []
+    words += [] if everybody else ["--me"]
+    try:
+        told = json.loads(run(*words))["jobs"]
+    except (ValueError, KeyError):
+        raise SlurmFailed("squeue --json printed no JSON: Slurm 21.08 or newer is needed") from None
+    return [_job(each) for each in told if not numbers or _number(each["job_id"]) in numbers]
+
+
+def nodes() -> list[SlurmNode]:
+    """The nodes of the cluster."""
+    lines = run("scontrol", "--oneliner", "show", "nodes").splitlines()
+    return [_node(line) for line in lines if line.startswith("NodeName=")]
+
+
+def configuration() -> dict[str, str]:
+    """What `scontrol show config` prints; keys as it writes them."""
+    lines = run("scontrol", "show", "config").splitlines()
+    return {key.strip(): value.strip() for key, found, value in (line.partition("=") for line in lines) if found}
+
+
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """The resources of a list such as Slurm writes and reads.
+
+    >>> parse_gres("gres:gpu:a100:4(S:0-1),shard:160(IDX:0)")
+    (Gres(name='gpu', type='a100', count=4), Gres(name='shard', type=None, count=160))
+    >>> parse_gres("gres/gpu=2,gres/shard:a100=3"), parse_gres("(null)")
+    ((Gres(name='gpu', type=None, count=2), Gres(name='shard', type='a100', count=3)), ())
+    """
+    found = []
+    for word in re.sub(r"\([^)]*\)", "", text).split(","):
+        parts = re.split(r"[:=]", re.sub(r"^gres[:/]", "", word.strip()))
+        if not parts[0]:
+            continue
+        count = _count(parts[-1]) if len(parts) > 1 else None
+        named = parts[1:] if count is None else parts[1:-1]
+        found.append(Gres(parts[0], named[0] if named else None, 1 if count is None else count))
+    return tuple(found)
+
+
+def _count(text: str) -> int | None:
+    """Slurm's counts may end with a factor: 2K."""
+    match = re.fullmatch(r"(\d+)([kKmMgG]?)", text)
+    return int(match[1]) * 1024 ** " kmg".index(match[2].lower() or " ") if match else None
+
+
+def _node(line: str) -> SlurmNode:
+    fields = dict(re.findall(r"(?:^|\s)(NodeName|State|Gres)=(\S*)", line))
+    gres = parse_gres(fields.get("Gres", ""))
+    gpus = [each for each in gres if each.name == "gpu"]
+    return SlurmNode(
+        name=fields["NodeName"],
+        state=fields.get("State", ""),
+        gpus=sum(each.count for each in gpus),
+        gpu_type=next((each.type for each in gpus), None),
+        shards=sum(each.count for each in gres if each.name == "shard"),
+    )
+
+
+def _job(told: dict[str, Any]) -> SlurmJob:
+    return SlurmJob(
+        id=_number(told["job_id"]),
+        name=told.get("name") or "",
+        user=told.get("user_name") or "",
+        state=_first(told.get("job_state")),
+        reason=_first(told.get("state_reason")),
+        comment=_text(told.get("comment")),
+        partition=told.get("partition") or "",
+        nodes=told.get("nodes") or "",
+        node_count=_number(told.get("node_count")),
+        requested=parse_gres(told.get("tres_per_node") or ""),
+        allocated=tuple(told.get("gres_detail") or ()),
+        restarts=_number(told.get("restart_cnt")),
+        requeue=bool(told.get("requeue")),
+        exit_code=_exit_code(told.get("exit_code")),
+        submitted=_number(told.get("submit_time")),
+        started=_number(told.get("start_time")),
+        ended=_number(told.get("end_time")),
+        command=told.get("command") or "",
+        folder=told.get("current_working_directory") or "",
+        output=told.get("standard_output") or "",
+        errors=told.get("standard_error") or "",
+        array_job=_number(told.get("array_job_id")),
+        array_task=None if _unset(told.get("array_task_id")) else _number(told.get("array_task_id")),
+    )
+
+
+# Releases of Slurm differ: 22.05 writes 7, "RUNNING" and a wait status; later ones {"set": true, "number": 7},
+# ["RUNNING"] and {"return_code": ...}.
+def _number(told: Any) -> int:
+    return int((told.get("number") if isinstance(told, dict) else told) or 0)
+
+
+def _unset(told: Any) -> bool:
+    return told is None or isinstance(told, dict) and not told.get("set")
+
+
+def _first(told: Any) -> str:
+    return str((told[0] if told else "") if isinstance(told, list) else told or "")
+
+
+def _text(told: Any) -> str:
+    return str((told.get("job") if isinstance(told, dict) else told) or "")
+
+
+def _exit_code(told: Any) -> int:
+    """As a shell says it: 128 and more for a signal."""
+    if isinstance(told, dict):
+        number = _number((told.get("signal") or {}).get("id"))
+        return 128 + number if number else _number(told.get("return_code"))
+    status = int(told or 0)
+    return 128 + (status & 0x7F) if status & 0x7F else status >> 8
