@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ullage.cli import completion
 from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
+
+if TYPE_CHECKING:
+    from ullage.manager.settings import ManagerSettings
+
+DEFAULT_PAGE_PORT = 8601
 
 
 def serve(
@@ -39,6 +45,11 @@ def serve(
         str | None, typer.Option(help="Serve the REST API on this port of 127.0.0.1, or on HOST:PORT.",
                                  metavar="[HOST:]PORT")
     ] = None,
+    page: Annotated[
+        str | None, typer.Option(help="Serve a web page on this port of 127.0.0.1, or on HOST:PORT, and print its "
+                                 "link; off: none.", metavar="[HOST:]PORT|off",
+                                 show_default="8601 or another port in a terminal, if ullage[page] is installed")
+    ] = None,
     settings: Annotated[
         Path | None, typer.Option(help="Read the settings from this file.", metavar="FILE.toml")
     ] = None,
@@ -57,7 +68,7 @@ def serve(
       ullage serve --virtual 4xA100-40GB
       ullage serve --policy magm --sharing mps --estimator horus
       ullage serve --policy my_policy.py:choose
-      ullage serve --api 8600
+      ullage serve --page 8601 --api 8600
       ullage serve --settings /etc/ullage.toml
     """
     import asyncio
@@ -67,7 +78,10 @@ def serve(
     from ullage.manager.core.daemon import make_daemon, usable_home
     from ullage.manager.settings import read_settings
 
-    read = read_settings(settings, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator, listen=api)
+    read = read_settings(
+        settings, virtual=virtual, policy=policy, sharing=sharing, estimator=estimator, listen=api, page=page
+    )
+    read = _with_page(read)
     with usable_home(home()):
         daemon = make_daemon(home(), read, _say, new=new_database)
 
@@ -77,12 +91,33 @@ def serve(
         gc.set_threshold(100_000, 20, 100)
         about = daemon.orders.about()
         kind = f"virtual {about['virtual']}" if about["virtual"] else f"{about['gpus']} GPUs"
-        if daemon.api is not None:
+        if daemon.api is not None and read.api.listen is not None:
             _say(f"the API is at {daemon.api.url}; its token is in {home() / 'run' / 'api-token'}")
         _say(f"serving {kind} with policy {about['policy']} from {home()}; stop with Ctrl-C")
 
     with usable_home(home()):
         asyncio.run(daemon.run(ready))
+
+
+def _with_page(settings: ManagerSettings) -> ManagerSettings:
+    """Settings that say whether there is a page: in a terminal it is expected, a service has to ask for it."""
+    import importlib.util
+
+    listen = settings.page.listen
+    if listen == "off":
+        listen = None
+    elif listen is None and sys.stderr.isatty() and importlib.util.find_spec("nicegui") is not None:
+        listen = _free_port(DEFAULT_PAGE_PORT)
+    return settings.model_copy(update={"page": settings.page.model_copy(update={"listen": listen})})
+
+
+def _free_port(wanted: int) -> str:
+    """That port of this machine if nobody has it, and any other one otherwise."""
+    import socket
+
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", wanted)):
+        return str(wanted)
+    return "0"
 
 
 def _say(text: str) -> None:

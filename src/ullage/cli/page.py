@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
+import socket
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -39,6 +41,7 @@ def page(
 
     It prints a link that signs you in: once, and within 10 minutes. Others sign in with a token from 'ullage token
     create'. The daemon has to serve its API ('ullage serve --api 8600'). Ctrl-C ends the page, and not the daemon.
+    'ullage serve --page 8601' runs the page beside the daemon, and ends it with the daemon.
 
     Examples:
 
@@ -48,25 +51,49 @@ def page(
     """
     if importlib.util.find_spec("nicegui") is None:
         raise MissingPackage("nicegui", "web pages")
-    from ullage.isolation.kernel import die_with_parent
-    from ullage.page.server import serve_page
+    from ullage.page.server import open_door, serve_page
     from ullage.page.sessions import Sessions
 
-    lasts = parse_duration(session)
     if of_daemon:
-        die_with_parent(15)
+        _serve_beside_daemon()
+        return
+    lasts = parse_duration(session)
     sessions = Sessions(lambda: url or _api(), lasts, None if url else _token_maker(scope, lasts))
 
     def ready(address: str) -> None:
-        _say(f"the page is at {address}; stop it with Ctrl-C" if not of_daemon else f"the page is at {address}")
+        _say(f"the page is at {address}; stop it with Ctrl-C")
         if url is None:
-            _say(f"sign in, once and within 10 minutes: {address}/sign-in#code={sessions.new_code()}")
+            _say_link(address, sessions.new_code())
             with contextlib.suppress(NoDaemon):
                 _api()
                 return
             _say("no daemon answers yet; the page says so until one does")
 
-    serve_page(listen, sessions, _say, ready)
+    serve_page(open_door(listen, _say), sessions, _say, ready)
+
+
+def _serve_beside_daemon() -> None:
+    """Serve with what `manager.running.page_process` wrote to the standard input, until the daemon ends."""
+    import os
+
+    from ullage.isolation.kernel import die_with_parent
+    from ullage.page.server import serve_page
+    from ullage.page.sessions import Sessions
+
+    die_with_parent(15)
+    os.nice(5)  # the daemon comes first
+    handed = json.loads(sys.stdin.readline())
+    sessions = Sessions(lambda: handed["url"], handed["session"], lambda: (handed["token"], lambda: None))
+
+    def ready(address: str) -> None:
+        _say(f"the page is at {address}")
+        _say_link(address, sessions.new_code())
+
+    serve_page(socket.socket(fileno=handed["fd"]), sessions, _say, ready)
+
+
+def _say_link(address: str, code: str) -> None:
+    _say(f"sign in, once and within 10 minutes: {address}/sign-in#code={code}")
 
 
 def _api() -> str:

@@ -185,6 +185,16 @@ class ApiSettings(_Part):
     listen: str | None = Field(default=None, max_length=200)
 
 
+class PageSettings(_Part):
+    """The web page beside the daemon: where it listens, as in `ApiSettings` ("off": nowhere, in a terminal too); what
+    whoever follows its link may do, and for how long; and whose rights its process has where the daemon is root's."""
+
+    listen: str | None = Field(default=None, max_length=200)
+    scope: Literal["read", "submit", "operate"] = "submit"
+    session: Seconds = Field(default=43200.0, gt=0, le=366 * 86400)
+    user: str | None = Field(default=None, max_length=200)
+
+
 class ManagerSettings(_Part):
     """All settings of a daemon.
 
@@ -205,6 +215,7 @@ class ManagerSettings(_Part):
     access: AccessSettings = AccessSettings()
     limits: LimitSettings = LimitSettings()
     api: ApiSettings = ApiSettings()
+    page: PageSettings = PageSettings()
     notify: NotifySettings = NotifySettings()
 
 
@@ -223,11 +234,10 @@ def read_settings(file: Path | None, **given: Any) -> ManagerSettings:
             raise InvalidValue(f"cannot read the settings in {file}: {error}") from None
         if isinstance(values.get("policy"), str):
             values["policy"] = located(values["policy"], file.parent)
-    listen = given.pop("listen", None)
-    if listen is not None:
-        values["api"] = {**values.get("api", {}), "listen": listen}
-    estimator = given.pop("estimator", None)
-    if estimator is not None:
-        values["estimating"] = {**values.get("estimating", {}), "estimator": estimator}
+    for option, table, name in (("listen", "api", "listen"), ("page", "page", "listen"),
+                                ("estimator", "estimating", "estimator")):  # fmt: skip
+        value = given.pop(option, None)
+        if value is not None:
+            values[table] = {**values.get(table, {}), name: value}
     values |= {name: value for name, value in given.items() if value is not None}
     return checked(ManagerSettings, values, f"the settings in {file}" if file else "the settings")

@@ -15,13 +15,20 @@ from ullage.page.pages import add_pages
 from ullage.page.sessions import Sessions
 
 
-def serve_page(listen: str, sessions: Sessions, say: Callable[[str], None], ready: Callable[[str], None]) -> None:
-    """Serve the page until a signal comes. `ready` is told its address."""
+def open_door(listen: str, say: Callable[[str], None]) -> socket.socket:
+    """A socket for `serve_page`, such as `8601` or `0.0.0.0:8601`."""
     host, port = parse_listen(listen, "--listen")
-    with listening(host, port, "the page") as door:
-        port = door.getsockname()[1]
-        if not is_loopback(host):
-            say(f"the page listens on {host}, where others can reach it, and without encryption: put TLS before it")
+    if not is_loopback(host):
+        say(f"the page listens on {host}, where others can reach it, and without encryption: put TLS before it")
+    return listening(host, port, "the page")
+
+
+def serve_page(
+    door: socket.socket, sessions: Sessions, say: Callable[[str], None], ready: Callable[[str], None]
+) -> None:
+    """Serve the page on a socket that listens, until a signal comes. `ready` is told its address."""
+    with door:
+        host, port = door.getsockname()[:2]
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_pages(app, say)
         for name in ("uvicorn", "nicegui", "socketio", "engineio"):

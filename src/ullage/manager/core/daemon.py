@@ -33,7 +33,7 @@ from ullage.manager.core.notifications import Notifier
 from ullage.manager.core.orders import Orders, arguments_of
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.watchdog import Handled, Watchdog
-from ullage.manager.identity import SCOPES, Caller
+from ullage.manager.identity import SCOPES, Caller, this_user
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import Launcher
 from ullage.manager.running.sharing import sharing_of
@@ -50,6 +50,7 @@ from ullage.workloads.validation import checked
 
 if TYPE_CHECKING:
     from ullage.manager.api.server import ApiServer
+    from ullage.manager.running.page_process import PageProcess
 
 TICK = 1.0  # seconds between two steps when nothing happens
 _REST, _LONGEST_REST = 9.0, 3.0  # times the processor time of a step, and seconds, in which only orders are answered
@@ -102,10 +103,14 @@ class Daemon:
         self._wake_socket: socket.socket | None = None  # while it listens for words of supervisors
         self.tokens = TokenStore(self.database, self.context.store, clock)
         self.api = self._make_api()
+        self.page = self._make_page()
         self.orders = Orders(self.context, self.intake, self.attempts, self.scheduler, cgroups, self.tokens, self.api)
 
     def _make_api(self) -> ApiServer | None:
-        listen, rules = self.context.settings.api.listen, self.context.settings.access
+        settings, rules = self.context.settings, self.context.settings.access
+        listen = settings.api.listen
+        if listen is None and settings.page.listen is not None:
+            listen = "0"  # the page asks the API; any free port of this machine will do
         if listen is None:
             return None
         from ullage.manager.api.server import ApiServer  # FastAPI takes half a second to import
@@ -114,6 +119,17 @@ class Daemon:
         tokens = Tokens(self.context.folder, rules.operators, self.tokens.find)
         each = self.context.settings.limits.connections
         return ApiServer(listen, self._run, tokens, self.call, each, self.context.say)
+
+    def _make_page(self) -> PageProcess | None:
+        settings = self.context.settings.page
+        if settings.listen is None or self.api is None:
+            return None
+        from ullage.manager.running.page_process import PageProcess
+
+        async def order(verb: str, arguments: dict[str, Any]) -> Any:
+            return await self.call(this_user(), verb, arguments)
+
+        return PageProcess(settings, settings.listen, self.api.url, order, self.context.say)
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `end` is called or a signal comes."""
@@ -126,7 +142,7 @@ class Daemon:
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
                 loop.add_signal_handler(number, do)
         self._monitor.start()
-        telling: asyncio.Task[None] | None = None
+        beside: list[asyncio.Task[None]] = []
         settings = self.context.settings
         server = SocketServer(
             socket_file(self._run.parent), self.call, settings.access, settings.limits, self.context.say
@@ -147,22 +163,25 @@ class Daemon:
             if adopted:
                 self.context.say(f"{adopted} running jobs were adopted")
             self.intake.resume()
-            telling = asyncio.create_task(self.notifier.run())
+            beside.append(asyncio.create_task(self.notifier.run()))
             await server.start()
             if self.api is not None:
                 self.api.start(loop)
+            if self.page is not None:
+                beside.append(asyncio.create_task(self.page.run()))
             ready()
             self._watchdog.ready()
             await self._steps(server)
             if self._fatal is not None:
                 raise self._fatal
         finally:
-            if telling is not None:
-                telling.cancel()
+            for task in beside:
+                task.cancel()
             self._watchdog.ending()
             await server.stop()
             if self.api is not None:
                 await asyncio.to_thread(self.api.stop)
+            await asyncio.gather(*beside, return_exceptions=True)
             await self.intake.estimates.close()
             await self._group_commit.close()
             self._readers.shutdown()

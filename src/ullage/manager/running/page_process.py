@@ -1,0 +1,126 @@
+"""The web page beside the daemon: a process of its own, which is started again when it ends, and which ends with it.
+
+The daemon keeps the socket, so the page's address stays the same, and what the page needs goes through its standard
+input: where the API is, and a token for whoever follows its link. The daemon waits for nothing that the page does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import pwd
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ullage.errors import InvalidValue, MissingPackage, UllageError
+from ullage.manager.api.server import is_loopback, listening, parse_listen
+from ullage.manager.running.environment import least_environment
+from ullage.manager.settings import PageSettings
+
+TOKEN_NAME = "page of the daemon"
+_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+_STABLE, _LONGEST_PAUSE = 60.0, 60.0  # seconds: who lived so long is started again at once; the longest pause otherwise
+_LONGEST_LINE = 64 << 10
+
+Order = Callable[[str, dict[str, Any]], Awaitable[Any]]
+
+
+class PageProcess:
+    """Listens from its making on; `run` keeps a process there. `order` does orders as the daemon's own user."""
+
+    def __init__(self, settings: PageSettings, listen: str, url: str, order: Order, say: Callable[[str], None]) -> None:
+        if importlib.util.find_spec("nicegui") is None:
+            raise MissingPackage("nicegui", "web pages")
+        self._settings, self._url, self._order, self._say = settings, url, order, say
+        self._rights = _rights(settings.user)
+        host, port = parse_listen(listen, "--page")
+        self._door = listening(host, port, "the page")
+        if not is_loopback(host):
+            say(f"the page listens on {host}, where others can reach it, and without encryption: put TLS before it")
+        self._last = ""
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        pause = 0.0
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    how = await self._once()
+                except (OSError, UllageError) as error:
+                    how = f"it cannot be started: {error}"
+                pause = 1.0 if time.monotonic() - began > _STABLE else min(_LONGEST_PAUSE, max(1.0, 2 * pause))
+                self._say(f"the page ended ({how}); it is started again in {pause:.0f} s")
+                await asyncio.sleep(pause)
+        finally:
+            self._door.close()
+
+    async def _once(self) -> str:
+        """One process from beginning to end; how it ended."""
+        token = await self._new_token()
+        handed = {"fd": self._door.fileno(), "url": self._url, "token": token, "session": self._settings.session}
+        env = least_environment(self._rights["user"]) if self._rights else dict(os.environ)
+        env |= {name: os.environ[name] for name in ("PYTHONPATH", "TZ", "LANG") if name in os.environ}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "ullage", "page", "--of-daemon", stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, pass_fds=[self._door.fileno()], cwd="/", env=env, start_new_session=True,
+            limit=_LONGEST_LINE, **self._rights,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stderr is not None
+        try:
+            with contextlib.suppress(ConnectionError):
+                process.stdin.write(json.dumps(handed).encode() + b"\n")
+                await process.stdin.drain()
+            await self._hear(process.stderr)
+            code = await process.wait()
+        finally:
+            await _end(process)
+        return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+    async def _new_token(self) -> str:
+        """A token for its link; those of processes before it are worth nothing any more."""
+        for old in await self._order("tokens", {"everybody": False}):
+            if old["name"] == TOKEN_NAME and old["revoked"] is None:
+                await self._order("token_revoke", {"token": old["id"]})
+        terms = {"name": TOKEN_NAME, "scope": self._settings.scope, "lasts": self._settings.session}
+        return str((await self._order("token_create", terms))["token"])
+
+    async def _hear(self, errors: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                line = await errors.readline()
+            except ValueError:  # longer than anything that it has to say
+                continue
+            if not line:
+                return
+            self._say(line.decode(errors="replace").rstrip().removeprefix("ullage: "))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _GRACE)
+        except TimeoutError:
+            process.kill()
+
+
+def _rights(user: str | None) -> dict[str, Any]:
+    """Whose rights the process gets; nothing to say where they are the daemon's own."""
+    if user is None:
+        return {}
+    if os.getuid() != 0:
+        raise InvalidValue("only a daemon of root can give its page another user (user in the table [page])")
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError:
+        raise InvalidValue(f"needed a user of this system for the page; found no {user!r}") from None
+    return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
