@@ -7,6 +7,8 @@ from typing import Any
 from ullage.units import format_bytes
 
 Job = dict[str, Any]
+FULL_SPEED = 0.995  # a share of its speed from which on a job is as fast as alone
+_SHOWN = 5  # of many jobs
 
 
 def memory(size: int | None) -> str:
@@ -40,7 +42,7 @@ def why(job: Job) -> str:
     places = ", ".join(f"GPU {place}" for place in job["places"])
     over = f"USES {memory(job['used'])}, MORE THAN PROMISED" if job["over_promise"] else ""
     where = f"on {places}" if places else "without a GPU"
-    if (job.get("speed") or 1.0) < 0.995:
+    if (job.get("speed") or 1.0) < FULL_SPEED:
         where += f" at {job['speed']:.0%} of its speed"
     return ", ".join(filter(None, (over, where, "alone" if job["alone"] else "", host_share(job))))
 
@@ -49,3 +51,47 @@ def host_share(job: Job) -> str:
     """What a job is promised of the host, in words; "" where it is nothing."""
     cores = f"{job['cores']} core{'' if job['cores'] == 1 else 's'}" if job["cores"] else ""
     return ", ".join(filter(None, (cores, f"{memory(job['host_promise'])} host memory" if job["host_promise"] else "")))
+
+
+def trial_words(answer: dict[str, Any]) -> list[str]:
+    """What would become of a job, in words."""
+    lines = []
+    for start in answer["starts"][:_SHOWN]:
+        who = "" if start["index"] is None else f"index {start['index']} "
+        alone = ", alone" if start["alone"] else ""
+        where = " on " + ", ".join(f"GPU {gpu}" for gpu in start["gpus"]) if start["gpus"] else ""
+        slower = f", at {start['speed']:.0%} of its speed" if (start["speed"] or 1.0) < FULL_SPEED else ""
+        lines.append(f"{who}would start now{where}{alone}{slower}")
+    if len(answer["starts"]) > _SHOWN:
+        lines.append(f"and {len(answer['starts']) - _SHOWN} more would start now")
+    if answer["reason"]:
+        others = answer["jobs"] - len(answer["starts"])
+        who = "" if answer["jobs"] == 1 else f"{others} of {answer['jobs']} jobs "
+        waits = "" if answer["reason"].startswith("would ") else "would wait: "
+        lines.append(f"{who}{waits}{answer['reason']}")
+    if answer["ahead"]:
+        more = f" and {len(answer['ahead']) - _SHOWN} more" if len(answer["ahead"]) > _SHOWN else ""
+        lines.append(f"before it in the queue: {', '.join(map(str, answer['ahead'][:_SHOWN]))}{more}")
+    lines += _effects(answer)
+    lines.append(f"promise {memory(answer['promise'])} ({answer['estimate'] or 'not estimated yet'})")
+    return lines
+
+
+def _effects(answer: dict[str, Any]) -> list[str]:
+    """What it would do to other jobs, in words."""
+    lines = []
+    for each in answer["beside"][:_SHOWN]:
+        if each["then"] is None:
+            lines.append(f"beside it on GPU {each['gpu']} runs job {each['job']}; how fast they are is not known")
+        else:
+            now = f", now {each['speed']:.0%}" if each["speed"] is not None else ""
+            lines.append(
+                f"beside it on GPU {each['gpu']} job {each['job']} would have {each['then']:.0%} of its speed{now}"
+            )
+    for each in answer["held_up"][:_SHOWN]:
+        end = "now" if each["until"] is None else f"when job {each['until']} ends"
+        lines.append(f"job {each['job']} would wait longer: without this one it would start {end}")
+    if answer["behind"]:
+        count = len(answer["behind"])
+        lines.append(f"{count} job{'' if count == 1 else 's'} would stand behind it in the queue")
+    return lines

@@ -296,6 +296,27 @@ def test_a_dry_run_says_why_a_job_would_wait_and_behind_whom(common):
         common.client.dry_run(["true"], memory=GIB, gpus=3)
 
 
+def test_a_dry_run_says_beside_whom_it_would_run_and_who_would_wait_longer(common):
+    first = common.submit(proceed="first", gpus=2, memory=20 * GIB)
+    common.wait(first, "running")
+    waiting = common.submit(memory=25 * GIB)  # has room when the first ends
+    common.until(lambda: common.job(waiting)["reason"], "a look at the queue")
+    before = common.client.ping()["last_event"]
+    answer = common.client.dry_run(["true"], memory=14 * GIB, gpus=2)
+    assert [start["gpus"] for start in answer["starts"]] == [[0, 1]] and answer["starts"][0]["speed"] is None
+    assert answer["beside"] == [{"job": first, "gpu": gpu, "speed": 1.0, "then": None} for gpu in (0, 1)]
+    assert answer["held_up"] == [{"job": waiting, "until": first}]
+    assert common.client.dry_run(["true"], memory=8 * GIB)["held_up"] == [], "the other GPU has room then"
+    behind = common.client.dry_run(["true"], memory=30 * GIB, priority=9)
+    assert (behind["starts"], behind["ahead"], behind["behind"]) == ([], [], [waiting])
+    said = common.cli("submit", "--memory", "14GiB", "--gpus", "2", "--dry-run", "--", "true")
+    assert f"beside it on GPU 0 runs job {first}; how fast they are is not known\n" in said
+    assert f"job {waiting} would wait longer: without this one it would start when job {first} ends\n" in said
+    assert common.client.ping()["last_event"] == before
+    common.go("first")
+    common.wait(first), common.wait(waiting)
+
+
 def test_a_dry_run_of_what_would_be_estimated_says_so(home):
     home.options = ["--virtual", "2xA100-40GB"]
     home.start()

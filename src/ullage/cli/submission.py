@@ -14,7 +14,7 @@ from ullage.cli.jobs import client, exit_code, print_json, tell, wait_for
 from ullage.cli.options import Json
 from ullage.cli.terminal import sit_down, umask_now
 from ullage.errors import InvalidValue, NoDaemon
-from ullage.job_words import memory
+from ullage.job_words import memory, trial_words
 from ullage.text import plain
 from ullage.units import parse_duration
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _JOB_FILES = (".toml", ".rad")
 _LOOK = 10.0  # seconds for which a person waits to see the estimate
-_SHOWN = 5  # of many jobs
 RESOURCES, SCHEDULE, RUN, TELL = "Resources", "When it runs", "How it runs", "When it ends"
 Words = Annotated[
     list[str], typer.Argument(help="A command after --, a job file (.toml or .rad), or a Python script.",
@@ -211,7 +210,7 @@ def submit(
     complete = spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=umask_now())
     if dry_run:
         answer = client().dry_run_spec(complete)
-        print_json(answer) if as_json else print("\n".join(_trial(answer)))
+        print_json(answer) if as_json else print("\n".join(plain(line) for line in trial_words(answer)))
         return
     patience = _LOOK if sys.stdout.isatty() and not as_json else 0.0
     patience = patience if estimate_wait is None else parse_duration(estimate_wait)
@@ -276,28 +275,6 @@ def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | 
             file=sys.stderr if fails else None,
         )
     return fails
-
-
-def _trial(answer: dict[str, Any]) -> list[str]:
-    """What would become of a job, in words."""
-    lines = []
-    for start in answer["starts"][:_SHOWN]:
-        who = "" if start["index"] is None else f"index {start['index']} "
-        alone = ", alone" if start["alone"] else ""
-        where = " on " + ", ".join(f"GPU {gpu}" for gpu in start["gpus"]) if start["gpus"] else ""
-        lines.append(f"{who}would start now{where}{alone}")
-    if len(answer["starts"]) > _SHOWN:
-        lines.append(f"and {len(answer['starts']) - _SHOWN} more would start now")
-    if answer["reason"]:
-        others = answer["jobs"] - len(answer["starts"])
-        who = "" if answer["jobs"] == 1 else f"{others} of {answer['jobs']} jobs "
-        waits = "" if answer["reason"].startswith("would ") else "would wait: "
-        lines.append(f"{who}{waits}{answer['reason']}")
-    if answer["ahead"]:
-        more = f" and {len(answer['ahead']) - _SHOWN} more" if len(answer["ahead"]) > _SHOWN else ""
-        lines.append(f"before it in the queue: {', '.join(map(str, answer['ahead'][:_SHOWN]))}{more}")
-    lines.append(f"promise {memory(answer['promise'])} ({answer['estimate'] or 'not estimated yet'})")
-    return lines
 
 
 def _sentence(answer: dict[str, Any]) -> str:

@@ -90,9 +90,19 @@ class TrialAnswer(_Answer):
 
     jobs: int = Field(description="how many it would be")
     state: State
-    starts: list[dict[str, Any]] = Field(description="those that would start: index, gpus, promise, alone")
+    starts: list[dict[str, Any]] = Field(
+        description="those that would start: index, gpus, promise, alone, and speed, a share of its speed alone or null"
+    )
     reason: str | None = Field(description="why the first of the others would wait")
     ahead: list[int] = Field(description="the jobs before it in the queue that wait too")
+    behind: list[int] = Field(description="the jobs behind it in the queue, if it would wait")
+    beside: list[dict[str, Any]] = Field(
+        description="the jobs beside which it would run: job, gpu, speed now and then, as shares of its speed alone"
+    )
+    held_up: list[dict[str, Any]] = Field(
+        description="the jobs that would wait longer: job; until is the running one after which it would have started, "
+        "null if that were now"
+    )
     estimate: str | None = Field(description="where the promise comes from; null if it would be estimated first")
     promise: int | None = Field(description="bytes on each GPU; null if unknown")
 

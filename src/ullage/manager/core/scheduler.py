@@ -29,6 +29,7 @@ from ullage.units import format_bytes, format_moment
 from ullage.workloads.job_files import JobSpec
 
 _TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # who had a turn stands behind those who had none
+_MOST_ENDS = 8  # of running jobs that are thought through for a submission that is only tried
 _SLICE = 0.02  # seconds of work after which others get their turn
 
 
@@ -205,8 +206,26 @@ class Scheduler:
         more = self._placed_without([*gone, leaving])
         return bool(more) and bool(more - self._placed_without(gone))
 
-    def _placed_without(self, gone: Sequence[AttemptRecord]) -> set[int]:
-        """The waiting jobs that would start if some attempts were gone; not those that would only come back."""
+    def held_up(self, starts: Sequence[Decision], jobs: Sequence[JobRecord]) -> dict[int, int]:
+        """Which waiting jobs would start at the end of one that runs, and would not if these decisions were carried
+        out: each with the one whose end it is. Only those that run where the decisions are can make a difference."""
+        places, found = {slot for decision in starts for slot in decision.slots}, dict[int, int]()
+        if not places or not self._ready:
+            return found
+        made = {job.id: self._made(job, None, None) for job in jobs}
+        joining = [(decision, made[decision.job]) for decision in starts]
+        there = [each for each in self._context.store.attempts.values() if not places.isdisjoint(each.slots)]
+        for attempt in there[:_MOST_ENDS]:
+            alone, beside = (self._placed_without([attempt], each, back=False) for each in ((), joining))
+            for number in alone - beside:
+                found.setdefault(number, attempt.job)
+        return found
+
+    def _placed_without(
+        self, gone: Sequence[AttemptRecord], joining: Sequence[tuple[Decision, Job]] = (), back: bool = True
+    ) -> set[int]:
+        """The waiting jobs that would start if some attempts were gone, and others had joined those that run. With
+        `back`, the jobs of those that are gone wait again, and do not count."""
         context, now = self._context, self._context.clock()
         ledger, used, numbers = context.ledger.copy(), dict[str, int](), {each.job for each in gone}
         for attempt in gone:
@@ -216,13 +235,16 @@ class Scheduler:
         slots = [slot if slot.used is None else replace(slot, used=max(0, slot.used - used.get(slot.id, 0)))
                  for slot in context.slots]  # fmt: skip
         running = [self._running(each) for each in context.store.attempts.values() if each.job not in numbers]
-        back = [replace(self._running(each).job, submitted=now, queued=now) for each in gone]
+        for decision, job in joining:
+            ledger.accept(decision)
+            running.append(Running(job, decision.slots, now))
+        again = [replace(self._running(each).job, submitted=now, queued=now) for each in gone if back]
         ready = [job for job in self._ready.values() if job.id in context.reasons]
         if not ready:
             return set()
         outcome = decide(
             self._policy,
-            ready + back,
+            ready + again,
             running,
             slots,
             ledger,
