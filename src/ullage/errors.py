@@ -58,7 +58,7 @@ class UnknownName(UllageError, LookupError):
         advice = ""
         if self.near:
             advice = "; did you mean " + " or ".join(repr(near) for near in self.near) + "?"
-        elif not listed_by:
+        elif self.valid and not listed_by:
             advice = "; valid names: " + ", ".join(self.valid[:60])
         hint = hint or (f"{listed_by!r} lists all" if listed_by else "")
         super().__init__(f"no {kind} named {name!r}{advice}" + (f" ({hint})" if hint else ""))

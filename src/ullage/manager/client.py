@@ -69,7 +69,7 @@ class Client:
     def call(self, verb: str, wait: float = 0.0, **arguments: Any) -> Any:
         """Send any order of `ullage.manager.core.orders.Orders`; the methods below do this for the usual ones.
 
-        With `wait`, an answer to `events` may take that many seconds to come.
+        With `wait`, an answer to `events` or `estimated` may take that many seconds to come.
         """
         return self._transport.call(verb, wait, arguments)
 
@@ -129,6 +129,33 @@ class Client:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.05)
+
+    def estimate(self, timeout: float | None = None, **question: Any) -> dict[str, Any]:
+        """Ask the daemon for an estimate without a job, and wait for the answer.
+
+            answer = ullage.Client().estimate(model="timm:vit_small_patch16_224", options={"batch_size": 64}, gpu="T4")
+            print(answer["estimates"][0]["upper"])
+
+        The question has a `model`, a `script` (its text) with `args`, or a `command`; and `options`, `gpu` (one name or
+        several), `estimator`, `cwd`, `env`, `venv`, `conda`, `details` (`EstimateSpec`). The answer is kept under its
+        `id`; `estimated` gives it again. Raises `TimeoutError` if it takes longer than `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        found = dict(self.call("estimate", question=question))
+        while found["state"] == "waiting":
+            left = _EVENT_WAIT if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"waited {timeout:g} s: estimate {found['id']} {found['reason'] or 'is not there'}")
+            found = self.estimated(found["id"], min(left, _EVENT_WAIT))
+        return found
+
+    def estimated(self, id: str, wait: float = 0.0) -> dict[str, Any]:
+        """An estimate that was asked for, by its id; its answer may take `wait` seconds to come."""
+        return dict(self.call("estimated", wait, estimate=id))
+
+    def estimates(self, limit: int = 50) -> list[dict[str, Any]]:
+        """The estimates that you asked for without a job, the newest first, without the answers."""
+        return list(self.call("estimates", limit=limit))
 
     def queue(self, user: str | None = None, limit: int | None = None, offset: int = 0) -> list[dict[str, Any]]:
         """The jobs that are not over, or a page of them."""
@@ -495,6 +522,9 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "edit": ("PATCH", "/v1/jobs/{job}", ()),
     "requeue": ("POST", "/v1/jobs/{job}/requeue", ()),
     "dry_run": ("POST", "/v1/dry-run", ()),
+    "estimate": ("POST", "/v1/estimates", ()),
+    "estimates": ("GET", "/v1/estimates", ("limit",)),
+    "estimated": ("GET", "/v1/estimates/{estimate}", ("wait",)),
     "history": ("GET", "/v1/history", ("limit", "user")),
     "gpus": ("GET", "/v1/gpus", ()),
     "drain": ("POST", "/v1/gpus/{gpu}/drain", ()),
@@ -529,6 +559,8 @@ class _HttpTransport:
             jobs, more = arguments["jobs"], {name: value for name, value in arguments.items() if name != "jobs"}
             more = more.get("changes", more)
             return [done for job in jobs for done in self._one(verb, {"job": job, **more}, 0.0)]
+        if verb == "estimate":
+            arguments = arguments["question"]
         return self._one(verb, arguments, wait)
 
     def close(self) -> None:

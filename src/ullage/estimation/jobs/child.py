@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from dataclasses import replace
 from typing import Any
 
-from ullage.errors import ScriptFailed, UllageError
+from ullage.errors import InvalidValue, ScriptFailed, UllageError
 from ullage.estimation.jobs.command import ScriptCommand, python_of
 from ullage.isolation.conda import in_conda
 from ullage.isolation.environment import is_guest
@@ -15,7 +17,8 @@ from ullage.isolation.environment import is_guest
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """The bound over all kinds of GPU that the request names, from the first question that can be answered.
 
-    `utilization` has what is known about a step, by GPU.
+    `utilization` has what is known about a step, by GPU. Where the request wants the whole, the answer is an estimate
+    for each GPU instead, in full.
 
     Where none can be: why not, and whether it is the script's own failure (`own`). A script runs in the Python that the
     job will run it in: `python` says which, if it is another than Ullage's own.
@@ -50,16 +53,41 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         options["args"] = list(question["args"])
     if question["module"]:
         options["module"] = True
-    source: str = question["source"]
+    source: str = question["source"] if question["text"] is None else _written(question, request["cwd"])
     if question["module"] or source.endswith(".py"):
         options |= {"timeout": request["timeout"], "network": request["network"], **_python(question, ran_in)}
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
         source = os.path.abspath(source)
+    if request["whole"]:
+        return {"estimates": _whole(source, question["source"], request, options)}
     answers = {gpu: ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]}
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
     known = {name: found.utilization.to_dict() for name, found in answers.items() if found.utilization is not None}
     return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": gpu, "utilization": known}
+
+
+def _whole(source: str, name: str, request: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
+    from ullage.estimation.asking import estimate as ask
+    from ullage.estimation.over_gpus import estimate_over_gpus
+    from ullage.hardware import gpu as find_gpu
+
+    details = request["whole"] == "details"
+    cards = [find_gpu(name) for name in request["gpus"]]
+    found = estimate_over_gpus(lambda card: ask(source, gpu=card, estimator=request["estimator"], **options), cards)
+    return [replace(each, source=name).to_dict(timeline=details, layers=details) for each in found]
+
+
+def _written(question: dict[str, Any], cwd: str) -> str:
+    """The path of a script that came as text: beside what it may import, in a world whose files are gone with it."""
+    try:
+        folder = tempfile.mkdtemp(prefix="ullage-") if cwd == "/" else cwd
+        descriptor, path = tempfile.mkstemp(suffix=f"_{question['source']}", prefix="ullage_", dir=folder)
+        with open(descriptor, "w") as file:
+            file.write(question["text"])
+    except OSError as error:
+        raise InvalidValue(f"the script cannot be written into {cwd}: {error.strerror}") from None
+    return path
 
 
 def _python(question: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:

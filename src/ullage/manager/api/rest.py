@@ -27,6 +27,7 @@ from ullage.manager.api.metrics import CONTENT_TYPE, metrics
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import State
 from ullage.workloads.job_files import JobSpec
+from ullage.workloads.questions import EstimateSpec
 from ullage.workloads.validation import first_problem
 
 
@@ -353,6 +354,24 @@ class NewTokenAnswer(TokenAnswer):
     token: str
 
 
+class QuestionRow(_Answer):
+    """An estimate that was asked for without a job, without the answer."""
+
+    id: str
+    state: Literal["waiting", "done", "failed"]
+    user: str
+    asked: float
+    answered: float | None
+    question: dict[str, Any] = Field(description="what was asked; the script and its place only for who asked")
+    reason: str | None = Field(description="how far it is while it waits, or why it failed")
+
+
+class QuestionAnswer(QuestionRow):
+    """An estimate that was asked for without a job."""
+
+    estimates: list[dict[str, Any]] = Field(description="one for each GPU, as `ullage estimate --json` gives it")
+
+
 class DaemonAnswer(_Answer):
     """What the daemon is."""
 
@@ -395,7 +414,8 @@ def say_problems(app: FastAPI, say: Callable[[str], None]) -> None:
         return problem(type(error).__name__, str(error), status)
 
     async def unreadable(request: Request, error: Any) -> JSONResponse:
-        return problem("InvalidValue", _said(error), 422)
+        kind = EstimateSpec if request.url.path.endswith("/estimates") else SubmissionRequest
+        return problem("InvalidValue", _said(error, kind), 422)
 
     async def of_http(request: Request, error: Any) -> JSONResponse:
         text = _PATHS if error.status_code in (404, 405) else str(error.detail)
@@ -412,12 +432,12 @@ def say_problems(app: FastAPI, say: Callable[[str], None]) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
-def _said(error: RequestValidationError) -> str:
+def _said(error: RequestValidationError, kind: type[BaseModel]) -> str:
     """The first thing that is wrong with a request."""
     found = error.errors()
     if any(each["type"] == "json_invalid" for each in found):
         return "needed a body of JSON; found something else"
-    return first_problem(found, SubmissionRequest, skip=1)
+    return first_problem(found, kind, skip=1)
 
 
 Ask = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
@@ -429,6 +449,7 @@ GPUName = Annotated[str, Path(max_length=200, description="an index or a UUID")]
 Limit = Annotated[int | None, Query(ge=1, le=100_000, description="at most so many")]
 Offset = Annotated[int, Query(ge=0, le=2**31, description="without the first ones")]
 User = Annotated[str | None, Query(max_length=200, description="only this user's")]
+Patience = Annotated[float, Query(ge=0, le=60, description="seconds to wait for the answer")]
 EventNumber = Annotated[int, Query(ge=0, le=2**62)]
 
 
@@ -537,6 +558,24 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
     async def dry_run(caller: Asker, trial: TrialRequest) -> Response:
         """What would become of a job if it were submitted now. Nothing is stored."""
         return JSONResponse(await ask(caller, "dry_run", {"job": trial.job.said()}, 0.0))
+
+    @router.post("/v1/estimates", status_code=201, response_model=QuestionAnswer, tags=["estimates"])
+    async def estimate(caller: Asker, question: EstimateSpec, wait: Patience = 0.0) -> Response:
+        """Ask for an estimate without a job. It is kept; without `wait`, ask for the answer by its id."""
+        found = await ask(caller, "estimate", {"question": question.said()}, 0.0)
+        return await _long(ask(caller, "estimated", {"estimate": found["id"]}, wait), 201)
+
+    @router.get("/v1/estimates", response_model=list[QuestionRow], tags=["estimates"])
+    async def estimates(caller: Asker, limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
+        """The estimates that you asked for, the newest first, without the answers."""
+        return await _long(ask(caller, "estimates", {"limit": limit}, 0.0))
+
+    @router.get("/v1/estimates/{estimate}", response_model=QuestionAnswer, tags=["estimates"])
+    async def estimated(
+        caller: Asker, estimate: Annotated[str, Path(max_length=200)], wait: Patience = 0.0
+    ) -> Response:
+        """An estimate that was asked for, with the answer once there is one."""
+        return await _long(ask(caller, "estimated", {"estimate": estimate}, wait))
 
     changes("cancel", "Take a job out of the queue, or stop it if it runs.")
     changes("hold", "Keep a waiting job from starting.")
@@ -652,9 +691,9 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         return Response(metrics(await ask(caller, "figures", {}, 0.0)), media_type=CONTENT_TYPE)
 
 
-async def _long(answer: Awaitable[Any]) -> Response:
+async def _long(answer: Awaitable[Any], status: int = 200) -> Response:
     """An answer that may have thousands of rows."""
-    return Response(await encoded(await answer), media_type="application/json")
+    return Response(await encoded(await answer), status, media_type="application/json")
 
 
 async def _events(ask: Ask, caller: Caller, since: int, ending: Callable[[], bool]) -> AsyncIterator[str]:

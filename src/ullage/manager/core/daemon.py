@@ -31,6 +31,7 @@ from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.locks import lock_gpus, lock_home
 from ullage.manager.core.notifications import Notifier
 from ullage.manager.core.orders import Orders, arguments_of
+from ullage.manager.core.questions import Questions
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.watchdog import Handled, Watchdog
 from ullage.manager.identity import SCOPES, Caller, this_user
@@ -41,6 +42,7 @@ from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.group_commit import GroupCommit
 from ullage.manager.storage.job_store import JobStore
+from ullage.manager.storage.questions import QuestionStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.manager.storage.tokens import TokenStore
 from ullage.monitor import Monitor, Source, best_source
@@ -102,9 +104,13 @@ class Daemon:
         self._news = asyncio.Condition()
         self._wake_socket: socket.socket | None = None  # while it listens for words of supervisors
         self.tokens = TokenStore(self.database, self.context.store, clock)
+        kept = QuestionStore(self.database, self.context.store, clock)
+        self.questions = Questions(self.context, self.intake.estimates, kept)
         self.api = self._make_api()
         self.page = self._make_page()
-        self.orders = Orders(self.context, self.intake, self.attempts, self.scheduler, cgroups, self.tokens, self.api)
+        self.orders = Orders(
+            self.context, self.intake, self.attempts, self.scheduler, cgroups, self.tokens, self.questions, self.api
+        )
 
     def _make_api(self) -> ApiServer | None:
         settings, rules = self.context.settings, self.context.settings.access
@@ -163,6 +169,7 @@ class Daemon:
             if adopted:
                 self.context.say(f"{adopted} running jobs were adopted")
             self.intake.resume()
+            self.questions.resume()
             beside.append(asyncio.create_task(self.notifier.run()))
             await server.start()
             if self.api is not None:
@@ -222,6 +229,7 @@ class Daemon:
                 with contextlib.suppress(StoreFull):  # what is measured now is measured again
                     self.context.work_meter.look(self.context.slots)
             await self.intake.follow(self._group_commit.do)
+            await self.questions.follow(self._group_commit.do)
             if time.monotonic() > self._next_care:
                 self._next_care = time.monotonic() + _CARE_EVERY
                 await self._care()
@@ -257,15 +265,14 @@ class Daemon:
                 self.context.launcher.remove(job)
 
     async def call(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
-        """Do an order, in the thread of the event loop; `events` may wait for something to happen."""
+        """Do an order, in the thread of the event loop. `events` may wait for something to happen, `estimated` for the
+        answer."""
         do, arguments = self._verb(verb, arguments)
         scope = Orders.scope_of(verb)
         if SCOPES.index(caller.scope) < SCOPES.index(scope):
             raise NotAllowed(f"this token allows to {caller.scope}; {verb!r} needs one with the scope {scope}")
-        if verb == "events" and wait > 0 and self.context.store.last_event <= int(arguments.get("since") or 0):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait), self._news:
-                    await self._news.wait()
+        if wait > 0:
+            await self._wait_for_news(verb, arguments, wait)
         order = partial(do, caller, **arguments)
         try:
             if verb in Orders.changing:
@@ -277,6 +284,14 @@ class Daemon:
             self._fatal = error
             self.context.service.end()
             raise
+
+    async def _wait_for_news(self, verb: str, arguments: dict[str, Any], wait: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait), self._news:
+                if verb == "events" and self.context.store.last_event <= int(arguments.get("since") or 0):
+                    await self._news.wait()
+                elif verb == "estimated":
+                    await self._news.wait_for(lambda: not self.questions.is_open(arguments["estimate"]))
 
     def call_from_thread(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
         """The same, from any other thread."""

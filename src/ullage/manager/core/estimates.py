@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import ullage
 from ullage.estimation.jobs.command import script_of
@@ -46,6 +46,7 @@ class EstimateQuestion:
     options: dict[str, Any] = field(default_factory=dict)
     program: str | None = None
     launcher: tuple[str, ...] = ()
+    text: str | None = field(default=None, repr=False)  # of a script that is in no file
 
 
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
@@ -104,8 +105,9 @@ _COMPARE_LIMITS = Limits(seconds=30.0, memory=GIB)
 _COMPARED_AT_ONCE = 4
 _MOST_KNOWN = 1000  # Pythons
 _WARM_AT_LEAST = 2  # processes that wait with PyTorch loaded, each about a quarter of a gigabyte
-_LONGEST_ANSWER, _LONGEST_NOTE = 1 << 20, 400  # bytes, characters
+_LONGEST_ANSWER, _LONGEST_WHOLE, _LONGEST_NOTE = 1 << 20, 16 << 20, 400  # bytes, bytes, characters
 _LARGEST_BOUND = 1 << 50  # bytes
+_NONSENSE = "its process gave an answer that makes no sense"
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class EstimateAnswer:
     utilization: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)  # by GPU
     reads: Reads | None = None
     kept: bool = False  # from an earlier run
+    estimates: list[dict[str, Any]] = field(default_factory=list, repr=False)  # in full, where that was asked for
 
     @property
     def text(self) -> str:
@@ -148,6 +151,7 @@ class EstimateRequest:
     conda: str | None
     rights: Mapping[str, int | str]
     kept: Sequence[EstimateAnswer] = ()
+    whole: Literal["figures", "details"] | None = None  # the answer in full: without or with timeline and layers
 
     @cached_property
     def variables(self) -> dict[str, str]:
@@ -171,12 +175,17 @@ class EstimateRequest:
         return hashlib.sha256(json.dumps([self.key, sorted(self.env.items())]).encode()).hexdigest()
 
 
+Done = Callable[[Sequence[int | str], EstimateRequest, EstimateAnswer], None]
+"""Is told who wanted an estimate (jobs by number, questions by id), what it was, and the answer."""
+
+
 @dataclass(eq=False)
 class _Work:
-    """One estimate, waiting or under way, and the jobs that want it."""
+    """One estimate, waiting or under way, and the jobs that want it; or the question."""
 
     request: EstimateRequest
-    jobs: dict[int, None] = field(default_factory=dict)
+    done: Done
+    jobs: dict[int | str, None] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
     began: float | None = None
     followers: list[_Work] = field(default_factory=list)  # the same request, made after this one had begun to read
@@ -196,12 +205,10 @@ class Estimates:
     `per_user` under way.
     """
 
-    def __init__(
-        self, rules: EstimateSettings, done: Callable[[Sequence[int], EstimateRequest, EstimateAnswer], None]
-    ) -> None:
+    def __init__(self, rules: EstimateSettings, done: Done) -> None:
         self._rules, self._done = rules, done
         self.at_once, self.per_user = estimates_at_once(rules)
-        self._of_job: dict[int, _Work] = {}
+        self._of_job: dict[int | str, _Work] = {}
         self._open: dict[str, _Work] = {}  # by identity: those that have not begun, which another job may join
         self._latest: dict[str, _Work] = {}  # by identity: those that have begun
         self._waiting: dict[int, dict[_Work, None]] = {}  # by user
@@ -217,15 +224,16 @@ class Estimates:
         self._pythons: dict[str, str | None] = {}  # that scripts ran in; `None` is Ullage's own
         self._warm = WarmProcesses(_PRELOAD, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
 
-    def want(self, job: int, request: EstimateRequest) -> None:
-        """Ask for an estimate. The same that has not begun yet is made once; one that has begun is compared with."""
+    def want(self, job: int | str, request: EstimateRequest, done: Done | None = None) -> None:
+        """Ask for an estimate, for a job or for a question, of which `done` is told. The same that has not begun yet is
+        made once; one that has begun is compared with."""
         known = self._of_job.get(job)
         if known is not None and known.request.identity == request.identity:
             return
         self.give_up([job])  # it was changed since it asked
         work = self._open.get(request.identity)
         if work is None:
-            work = self._open[request.identity] = _Work(request)
+            work = self._open[request.identity] = _Work(request, done or self._done)
             before = self._latest.get(request.identity)
             if before is None:
                 self._admit(work)
@@ -239,7 +247,7 @@ class Estimates:
     @property
     def wanted(self) -> list[int]:
         """The jobs that an estimate is under way for, or waits."""
-        return list(self._of_job)
+        return [job for job in self._of_job if isinstance(job, int)]
 
     @property
     def pending(self) -> int:
@@ -250,7 +258,7 @@ class Estimates:
         """How many estimates of a user are under way or waiting."""
         return len({work for work in self._of_job.values() if work.request.uid == uid})
 
-    def give_up(self, jobs: Iterable[int]) -> None:
+    def give_up(self, jobs: Iterable[int | str]) -> None:
         """These jobs want none any more. An estimate that nobody wants ends at once."""
         for job in jobs:
             work = self._of_job.pop(job, None)
@@ -270,7 +278,7 @@ class Estimates:
             self._order = None
             self._leave(work)
 
-    def standing(self, job: int) -> str | None:
+    def standing(self, job: int | str) -> str | None:
         """How far the estimate of a job is, in words that go on after "the job"; `None` if none is wanted."""
         work = self._of_job.get(job)
         if work is None:
@@ -370,7 +378,7 @@ class Estimates:
         for job in jobs:
             del self._of_job[job]
         self._leave(work, [answer] if answer.reads is not None else [])
-        self._done(jobs, work.request, answer)
+        work.done(jobs, work.request, answer)
 
     def _leave(self, work: _Work, kept: Sequence[EstimateAnswer] = ()) -> None:
         if self._latest.get(work.request.identity) is work:
@@ -385,7 +393,8 @@ class Estimates:
         wanted, rules = work.request, self._rules
         request = {
             "estimator": wanted.estimator,
-            "gpus": sorted(set(wanted.gpus)),
+            "gpus": list(dict.fromkeys(wanted.gpus)),
+            "whole": wanted.whole,
             "timeout": rules.timeout,
             "questions": [asdict(question) for question in wanted.questions],
             "cwd": wanted.cwd,
@@ -393,8 +402,8 @@ class Estimates:
             "network": rules.network,
         }
         limits = Limits(
-            seconds=rules.timeout, memory=rules.memory, answer=_LONGEST_ANSWER, processes=rules.processes,
-            written=rules.written,
+            seconds=rules.timeout, memory=rules.memory, answer=_LONGEST_WHOLE if wanted.whole else _LONGEST_ANSWER,
+            processes=rules.processes, written=rules.written,
         )  # fmt: skip
         ask = partial(
             run, _ENTRY, request, limits=limits, cwd=wanted.cwd, rights=wanted.rights,
@@ -462,13 +471,22 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
         reads = None  # it followed from more than is known
     if "failed" in answer:
         return EstimateAnswer(None, _not_estimated(answer["failed"]), seconds, answer.get("own") is True, reads=reads)
+    if wanted.whole:
+        found = answer.get("estimates")
+        sensible = isinstance(found, list) and len(found) == len(set(wanted.gpus)) and all(map(_is_estimate, found))
+        note = f"estimated by {wanted.estimator}" if sensible else _not_estimated(_NONSENSE)
+        return EstimateAnswer(None, note, seconds, estimates=found if sensible and found else [])
     upper, gpu = answer.get("upper"), answer.get("gpu")
     if type(upper) is not int or not 0 <= upper <= _LARGEST_BOUND or gpu not in wanted.gpus:
-        return EstimateAnswer(None, _not_estimated("its process gave an answer that makes no sense"), seconds)
+        return EstimateAnswer(None, _not_estimated(_NONSENSE), seconds)
     fits = "" if answer.get("fits") else f", which does not fit on {gpu}"
     utilization = read_utilization(answer.get("utilization"), wanted.gpus)
     note = f"estimated by {wanted.estimator} for {gpu}{fits}"
     return EstimateAnswer(upper, note, seconds, utilization=utilization, reads=reads)
+
+
+def _is_estimate(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("gpu"), str) and isinstance(found.get("fits"), bool)
 
 
 def _not_estimated(why: Any) -> str:

@@ -254,8 +254,9 @@ class Intake:
     def _estimator(self, spec: JobSpec) -> str:
         return spec.estimator or self._context.settings.estimating.estimator
 
-    def answered(self, jobs: Sequence[int], request: EstimateRequest, answer: EstimateAnswer) -> None:
+    def answered(self, asked: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
         """Take an estimate that is done, for the jobs that wanted it; the next step writes it down."""
+        jobs = [job for job in asked if isinstance(job, int)]
         self._late.append((jobs, answer, request.key))
         for job in jobs:
             self._tell_array(job, answer)

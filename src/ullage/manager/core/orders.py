@@ -27,6 +27,7 @@ from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.editing import JobEditor
 from ullage.manager.core.intake import Intake
+from ullage.manager.core.questions import Questions
 from ullage.manager.core.report import report
 from ullage.manager.core.reserving import Reserving
 from ullage.manager.core.scheduler import Scheduler
@@ -43,6 +44,7 @@ from ullage.manager.storage.tokens import TokenRecord, TokenStore
 from ullage.text import plain
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
+from ullage.workloads.questions import EstimateSpec
 from ullage.workloads.schedules import parse_array
 from ullage.workloads.validation import checked
 
@@ -77,25 +79,36 @@ class Orders:
     by `12_all`, and a job of one's own by its name.
     """
 
-    names = ("ping", "submit", "dry_run", "queue", "folded_queue", "status", "history", "logs", "attach", "cancel",
-             "hold", "release", "edit", "requeue", "drain", "resume", "reserve", "unreserve", "reservations", "gpus",
-             "events", "report", "trace", "api", "figures", "stop_serving", "tokens", "token_create",
-             "token_revoke")  # fmt: skip
-    changing = ("submit", "dry_run", "cancel", "hold", "release", "edit", "requeue", "drain", "resume", "reserve",
-                "unreserve", "token_create", "token_revoke")  # fmt: skip
-    reading = ("ping", "queue", "folded_queue", "status", "history", "logs", "reservations", "gpus", "events", "report",
-               "trace", "figures", "tokens")  # fmt: skip
+    names = ("ping", "submit", "dry_run", "estimate", "estimated", "estimates", "queue", "folded_queue", "status",
+             "history", "logs", "attach", "cancel", "hold", "release", "edit", "requeue", "drain", "resume", "reserve",
+             "unreserve", "reservations", "gpus", "events", "report", "trace", "api", "figures", "stop_serving",
+             "tokens", "token_create", "token_revoke")  # fmt: skip
+    changing = ("submit", "dry_run", "estimate", "cancel", "hold", "release", "edit", "requeue", "drain", "resume",
+                "reserve", "unreserve", "token_create", "token_revoke")  # fmt: skip
+    reading = ("ping", "estimated", "estimates", "queue", "folded_queue", "status", "history", "logs", "reservations",
+               "gpus", "events", "report", "trace", "figures", "tokens")  # fmt: skip
     operating = ("drain", "resume", "reserve", "unreserve", "stop_serving", "api", "token_create", "token_revoke")
-    long = ("queue", "folded_queue", "status", "history", "events", "report", "trace", "figures")
+    long = (
+        "estimated",
+        "estimates",
+        "queue",
+        "folded_queue",
+        "status",
+        "history",
+        "events",
+        "report",
+        "trace",
+        "figures",
+    )
 
     def __init__(
         self, context: ManagerContext, intake: Intake, attempts: AttemptTracker, scheduler: Scheduler,
-        cgroups: Cgroups, tokens: TokenStore, api: ApiServer | None,
+        cgroups: Cgroups, tokens: TokenStore, questions: Questions, api: ApiServer | None,
     ) -> None:  # fmt: skip
         self._context, self._store, self._service = context, context.store, context.service
         self._intake, self._attempts, self._cgroups, self._tokens, self._api = intake, attempts, cgroups, tokens, api
         self._editor, self._trials = JobEditor(context, intake, attempts), Trials(context, intake, scheduler)
-        self._reserving = Reserving(context)
+        self._reserving, self._questions = Reserving(context), questions
         self._views = JobViews(context, intake)
 
     @classmethod
@@ -158,6 +171,19 @@ class Orders:
         """What would become of a submission now; nothing is stored or started."""
         check_submitter(caller)
         return self._trials.of(caller, checked(JobSpec, job, "the job"))
+
+    def estimate(self, caller: Caller, question: dict[str, Any]) -> dict[str, Any]:
+        """Ask for an estimate without a job. The answer has an id, by which `estimated` tells more."""
+        check_submitter(caller)
+        return self._questions.ask(caller, checked(EstimateSpec, question, "the question"))
+
+    def estimated(self, caller: Caller, estimate: str) -> dict[str, Any]:
+        """A question of that id, with its answer once there is one."""
+        return self._questions.one(caller, estimate)
+
+    def estimates(self, caller: Caller, limit: int = 50) -> list[dict[str, Any]]:
+        """What who asks has asked, the newest first, without the answers."""
+        return self._questions.asked_by(caller, _page(limit, 0).stop)
 
     def queue(
         self, caller: Caller, user: str | None = None, limit: int | None = None, offset: int = 0

@@ -226,6 +226,20 @@ ALTER TABLE jobs ADD COLUMN work TEXT;
 ALTER TABLE estimates ADD COLUMN utilization TEXT NOT NULL DEFAULT '{}';
 """
 
+# What users asked without a job, and what was answered.
+QUESTIONS = """
+CREATE TABLE questions (
+    id TEXT PRIMARY KEY,                  -- nobody can guess it
+    uid INTEGER NOT NULL, gid INTEGER NOT NULL, user TEXT NOT NULL,
+    asked REAL NOT NULL,
+    question BLOB NOT NULL,               -- JSON, zlib
+    answered REAL,
+    answer BLOB                           -- JSON, zlib
+) WITHOUT ROWID;
+CREATE INDEX questions_by_user ON questions (uid, asked);
+CREATE INDEX open_questions ON questions (asked) WHERE answered IS NULL;
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -243,6 +257,7 @@ MIGRATIONS = (
     RESERVATIONS,
     ACCOUNTS,
     WORKS,
+    QUESTIONS,
 )
 
 

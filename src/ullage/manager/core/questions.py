@@ -1,0 +1,146 @@
+"""Estimates that somebody asks for without a job: made as any other, answered in full, and kept."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ullage.errors import InvalidValue, StoreFull
+from ullage.estimation.estimators.registry import estimators, find
+from ullage.hardware import gpu as find_gpu
+from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.estimates import (
+    NOT_ESTIMATED,
+    EstimateAnswer,
+    EstimateQuestion,
+    EstimateRequest,
+    Estimates,
+    questions_of,
+)
+from ullage.manager.core.intake import NOBODY, Commit
+from ullage.manager.identity import Caller, rights
+from ullage.manager.running.environment import base_environment
+from ullage.manager.storage.questions import QuestionRecord, QuestionStore
+from ullage.workloads.questions import SCRIPT, EstimateSpec
+
+MOST_OPEN = 20  # of one user
+_OF_OTHERS = ("script", "args", "command", "env", "cwd", "venv", "conda")  # is shown to who asked alone
+
+
+class Questions:
+    """Asks what users want to know, by the same processes and in the same turns as estimates of jobs."""
+
+    def __init__(self, context: ManagerContext, estimates: Estimates, store: QuestionStore) -> None:
+        self._context, self._estimates, self._store = context, estimates, store
+        self._late: list[tuple[Sequence[int | str], EstimateAnswer]] = []
+
+    def ask(self, caller: Caller, spec: EstimateSpec) -> dict[str, Any]:
+        """A new question; on disk when this is answered."""
+        if sum(each.uid == caller.uid for each in self._store.open.values()) >= MOST_OPEN:
+            raise InvalidValue(f"you have {MOST_OPEN} questions without an answer; ask again when one is answered")
+        if spec.estimator is not None and spec.estimator not in estimators():
+            find(spec.estimator)  # which says what there is
+        gpus = [_known(name) for name in spec.gpus] or self._own_gpus()
+        if not questions_about(spec):
+            raise InvalidValue("needed a command that runs a script or a module with Python; found none")
+        question = {**spec.said(), "gpu": list(dict.fromkeys(gpus))}
+        record = QuestionRecord(
+            id=secrets.token_hex(16), uid=caller.uid, gid=caller.gid, user=caller.user, asked=self._context.clock(),
+            question=question,
+        )  # fmt: skip
+        self._store.ask(record)
+        self._context.store.afterwards(partial(self._want, record))
+        return self._shown(caller, record)
+
+    def _own_gpus(self) -> list[str]:
+        return sorted({device.name for device in self._context.slot_reader.devices()})
+
+    def one(self, caller: Caller, id: str) -> dict[str, Any]:
+        """A question as it is now. Whoever knows its id may see the answer; the script and its place only who asked."""
+        return self._shown(caller, self._store.one(id))
+
+    def asked_by(self, caller: Caller, limit: int) -> list[dict[str, Any]]:
+        """The questions of who asks, the newest first, without scripts and answers."""
+        shown = [self._shown(caller, each) for each in self._store.of_user(caller.uid, limit)]
+        for each in shown:
+            each["question"].pop("script", None)
+            del each["estimates"]
+        return shown
+
+    def is_open(self, id: str) -> bool:
+        """Whether a question waits for its answer."""
+        return id in self._store.open
+
+    def resume(self) -> None:
+        """After a restart: ask again what was not answered."""
+        for record in list(self._store.open.values()):
+            self._want(record)
+
+    def _want(self, record: QuestionRecord) -> None:
+        spec = EstimateSpec.model_validate(record.question)
+        estimator = spec.estimator or self._context.settings.estimating.estimator
+        request = EstimateRequest(
+            key=record.id, uid=record.uid, estimator="ullage" if estimator == NOBODY else estimator,
+            questions=questions_about(spec), gpus=spec.gpus, env=base_environment(spec.job, record.uid),
+            cwd=spec.job.folder, conda=spec.conda, rights=rights(record.uid, record.gid),
+            whole="details" if spec.details else "figures",
+        )  # fmt: skip
+        self._estimates.want(record.id, request, self._answered)
+
+    def _answered(self, ids: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
+        self._late.append((ids, answer))
+        self._context.service.wake()
+
+    async def follow(self, commit: Commit) -> None:
+        """Write down what was answered. What could not be written, because the disk was full, is still there."""
+        try:
+            while self._late:
+                await commit(partial(self._write, *self._late[0]))
+                self._late.pop(0)
+        except StoreFull as error:
+            self._context.say(str(error))
+
+    def _write(self, ids: Sequence[int | str], answer: EstimateAnswer) -> None:
+        said: dict[str, Any] = {"estimates": answer.estimates}
+        if not answer.estimates:
+            said["reason"] = answer.note.removeprefix(NOT_ESTIMATED)
+        for id in ids:
+            self._store.answer(str(id), said)
+
+    def _shown(self, caller: Caller, record: QuestionRecord) -> dict[str, Any]:
+        mine, answer = caller.may_change(record.uid), record.answer or {}
+        question = {name: value for name, value in record.question.items() if mine or name not in _OF_OTHERS}
+        question.pop("env", None)
+        state = "waiting" if record.answer is None else "done" if answer["estimates"] else "failed"
+        reason = answer.get("reason")
+        if state == "waiting":
+            reason = self._estimates.standing(record.id)
+        return {
+            "id": record.id, "state": state, "user": record.user, "asked": record.asked, "answered": record.answered,
+            "question": question, "reason": reason, "estimates": answer.get("estimates", []),
+        }  # fmt: skip
+
+
+def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
+    """What is to be run for it; empty where a command runs no Python.
+
+    >>> questions_about(EstimateSpec(script="import torch", args=["-n", "1"]))[0].args
+    ('-n', '1')
+    """
+    if spec.model is not None:
+        return [EstimateQuestion(spec.model, options=spec.options)]
+    if spec.script is not None:
+        program = "python" if spec.names_a_python else None
+        return [EstimateQuestion(SCRIPT, tuple(spec.args), options=spec.options, program=program, text=spec.script)]
+    return [replace(each, options=spec.options) for each in questions_of(spec.job)]
+
+
+def _known(name: str) -> str:
+    """A GPU of the catalogue or of the daemon's folder. The daemon opens no path that a user names."""
+    if os.sep in name or name.strip().endswith(".toml"):
+        raise InvalidValue(f"needed the name of a GPU ('ullage gpus' lists them); found the path {name[:80]!r}")
+    return find_gpu(name).name

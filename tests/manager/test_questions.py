@@ -1,0 +1,132 @@
+"""Estimates without a job: asked over the API and the socket, kept for ever, and made with the rights of who asks."""
+
+import json
+import os
+
+import pytest
+import requests
+
+import ullage
+from ullage.errors import InvalidValue, NotAllowed, UllageError, UnknownName
+
+MODEL = {"model": "torchvision:resnet18", "options": {"batch_size": 4, "input_shape": [3, 64, 64]}, "gpu": "T4"}
+SCRIPT = """
+import sys, torch
+from width import WIDTH
+
+layer = torch.nn.Linear(WIDTH, int(sys.argv[1])).to("cuda")
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(3):
+    layer(torch.ones(8, WIDTH, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def asked(make_home, tmp_path_factory):
+    home = make_home(tmp_path_factory.mktemp("asked") / "h")
+    home.options += ["--api", "0"]
+    home.start()
+    yield home
+    home.close()
+
+
+def remote(home):
+    run = home.folder / "run"
+    return json.loads((run / "api.json").read_text())["url"], (run / "api-token").read_text().strip()
+
+
+@pytest.fixture
+def api(asked):
+    url, token = remote(asked)
+    return ullage.Client(url=url, token=token)
+
+
+def test_a_model_is_estimated_without_a_job_as_it_is_here_and_kept_through_a_kill(asked, api):
+    answer = api.estimate(timeout=120, **MODEL)
+    assert (answer["state"], answer["question"]["gpu"], answer["reason"]) == ("done", ["T4"], None)
+    [found] = answer["estimates"]
+    here = ullage.estimate("torchvision:resnet18", batch_size=4, input_shape=[3, 64, 64], gpu="T4").to_dict()
+    assert {name: value for name, value in found.items() if name != "seconds"} == {
+        name: value for name, value in json.loads(json.dumps(here)).items() if name != "seconds"
+    }
+    assert api.queue() == []
+    asked.kill()
+    asked.start()
+    assert asked.client.estimated(answer["id"]) == answer
+
+
+def test_a_script_comes_as_text_with_its_arguments_and_leaves_nothing(asked, api):
+    (asked.work / "width.py").write_text("WIDTH = 512\n")
+    before = sorted(os.listdir(asked.work))
+    question = {"script": SCRIPT, "args": ["256"], "cwd": str(asked.work), "env": {"SECRET": "x"}, "details": False}
+    answer = asked.client.estimate(timeout=120, gpu=["T4", "H200"], **question)
+    assert [each["gpu"] for each in answer["estimates"]] == ["T4", "H200"], answer
+    assert all(each["breakdown"]["parameters"] >= 512 * 256 * 4 for each in answer["estimates"])
+    assert answer["estimates"][0]["source"] == "script.py" and "timeline" not in answer["estimates"][0]
+    assert [name for name in sorted(os.listdir(asked.work)) if name != "__pycache__"] == before
+    assert "SECRET" not in json.dumps(api.estimated(answer["id"]))
+
+
+def test_why_there_is_no_estimate_is_the_answer(asked):
+    failed = asked.client.estimate(timeout=120, script="raise ValueError('no data here')")
+    assert failed["state"] == "failed" and "no data here" in failed["reason"] and failed["estimates"] == []
+    assert failed["question"]["gpu"] == ["A100-40GB"]  # the daemon's own
+
+
+def test_a_question_outlives_the_daemon_that_it_was_put_to(asked):
+    asked.kill()
+    asked.start(crash_at="order-before-answer", wait=False)
+    asked.client.close()
+    with pytest.raises(UllageError):
+        asked.until(asked.answers, "the daemon")
+        asked.client.call("estimate", question=MODEL)
+    asked.process.wait()
+    asked.start()
+    newest = asked.client.estimates()[0]
+    assert newest["question"]["model"] == MODEL["model"] and "estimates" not in newest
+    found = asked.until(lambda: asked.client.estimated(newest["id"], 10)["estimates"], "the answer")
+    assert found[0]["gpu"] == "T4"
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        ({"gpu": "T4"}, "needed one of model, script and command; found none"),
+        ({"model": "x", "script": "y"}, "found model and script"),
+        ({"model": "x", "gpu": "/etc/shadow.toml"}, "found the path"),
+        ({"model": "x", "gpu": "H20O"}, "did you mean 'H20'"),
+        ({"model": "x", "estimator": "nobody's"}, "estimator"),
+        ({"model": "x", "options": {"gpu": "T4"}}, "gpu cannot be one of them"),
+        ({"command": ["make", "train"]}, "runs a script"),
+        ({"script": "x", "cwd": "here"}, "absolute path"),
+        ({"modle": "x"}, "did you mean 'model'"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_at_once(asked, api, question, says):
+    with pytest.raises((InvalidValue, UnknownName), match=says):
+        asked.client.call("estimate", question=question)
+    with pytest.raises((InvalidValue, UnknownName), match=says):
+        api.call("estimate", question=question)
+
+
+def test_an_id_that_nobody_was_given_is_not_found(asked, api):
+    url, token = remote(asked)
+    found = requests.get(f"{url}/v1/estimates/0", headers={"Authorization": f"Bearer {token}"}, timeout=60)
+    assert found.status_code == 404 and found.json()["message"] == "no estimate named '0'"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to speak as another user")
+def test_others_see_the_answer_if_they_know_its_id_and_never_the_script(asked, api):
+    url, _ = remote(asked)
+    mine = asked.client.estimate(timeout=120, script="raise ValueError('mine')", cwd=str(asked.work))
+    theirs = ullage.Client(url=url, token=api.token_create("theirs", "submit", user="nobody")["token"])
+    seen = theirs.estimated(mine["id"])
+    assert seen["state"] == "failed" and "script" in mine["question"] and set(seen["question"]) == {"gpu"}
+    who = theirs.estimate(timeout=120, script="import os; raise ValueError(f'I am {os.getuid()}')")
+    # A Python in root's own folder cannot be run by anybody else, which shows it too.
+    assert "I am 65534" in who["reason"] or "Permission denied" in who["reason"]
+    reader = ullage.Client(url=url, token=api.token_create("reader", "read", user="nobody")["token"])
+    with pytest.raises(NotAllowed, match="scope submit"):
+        reader.estimate(**MODEL)
+    assert reader.estimated(mine["id"])["state"] == "failed"
