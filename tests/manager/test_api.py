@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import socket
 import stat
 import subprocess
@@ -25,9 +26,12 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 import ullage
 from ullage.errors import InvalidValue, NoDaemon, NoSuchJob, NotAllowed
 from ullage.manager.api.gate import Gate
+from ullage.manager.api.metrics import metrics
 from ullage.manager.api.server import parse_listen
 from ullage.manager.client import _ROUTES
+from ullage.manager.core.context import ServiceState
 from ullage.manager.identity import Caller
+from ullage.manager.storage.records import State
 
 # Some rules (an absolute path, GPUs that are there) are beyond what a description can say; 5 in a query is text, too.
 _NOT_TO_BE_TOLD = [positive_data_acceptance, negative_data_rejection]
@@ -238,6 +242,55 @@ def test_its_description_is_whole_and_needs_a_token_as_everything_does(api):
     paths = api.get("/openapi.json").json()["paths"]
     assert {path for _, path, _ in _ROUTES.values()} <= set(paths)
     assert all("security" in operation for path in paths.values() for operation in path.values())
+
+
+def test_health_needs_no_token_and_tells_nothing_else(api):
+    answer = requests.get(api.url + "/health", timeout=60)
+    assert answer.status_code == 200 and answer.json() == {"status": "ok"}
+    assert requests.post(api.url + "/health", timeout=60).status_code == 401
+
+
+def test_a_daemon_that_is_not_well_says_so():
+    service = ServiceState(began=0.0)
+    assert service.health() == "ok"
+    service.trouble = "the disk is full"
+    assert service.health() == "trouble"
+    service.stepped -= 3600.0
+    assert service.health() == "stuck"
+    service.end()
+    assert service.health() == "ending"
+
+    async def asked() -> list[dict]:
+        said: list[dict] = []
+
+        async def hear(message: dict) -> None:
+            said.append(message)
+
+        gate = Gate(None, lambda token: None, 1, service.health)
+        await gate({"type": "http", "path": "/health", "method": "GET", "headers": []}, None, hear)
+        return said
+
+    assert asyncio.run(asked())[0]["status"] == 503
+
+
+def test_the_dashboard_names_only_metrics_that_are_served(api):
+    gpu = {"id": "GPU-1", "index": 0, "name": "A100", "total": 4, "used": 1, "promised": 2, "free": 2, "drained": False,
+           "lost": False, "power_w": 250.0, "jobs": [1], "activity": {"smact": 0.5, "drama": 0.3}}  # fmt: skip
+    about = {"version": "1", "policy": "magm", "sharing": "mps", "estimator": "none", "since": 5.0, "jobs": {},
+             "last_event": 7, "estimates_pending": 0, "disk_full": False,
+             "host": {"cores": 2, "free_cores": 1, "memory": 4, "free_memory": 2}}  # fmt: skip
+    page = metrics({"about": about, "gpus": [gpu], "attempts": {"finished": 2}, "oldest_waiting": 3.0}).decode()
+    served = {sample.name for family in text_string_to_metric_families(page) for sample in family.samples}
+    shown = api.get("/grafana.json").json()
+    queries = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
+    named = {name for query in queries for name in re.findall(r"ullage_\w+", query)}
+    assert named <= served and len(named) > 15
+    kinds = {kind for query in queries for kind in re.findall(r'kind="(\w+)"', query)}
+    assert kinds == {"smact", "drama"}
+    states = {
+        each for query in queries for found in re.findall(r'state!?~?="?([\w|]+)', query) for each in found.split("|")
+    }
+    assert states <= {state.value for state in State}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What every HTTP request passes before a route sees it: a token, limits of requests and connections, limits of size.
 
-A request without a token of this daemon is refused before its body is read, whatever its path. Connections that have
+A request without a token of this daemon is refused before its body is read, whatever its path; only `/health`, which says
+nothing but whether the daemon is well, needs none. Connections that have
 not sent a whole request in time are closed, and where there are too many, the one that has been idle longest.
 """
 
@@ -26,6 +27,7 @@ NO_TOKEN = (
     "needed the header 'Authorization: Bearer TOKEN' with a token of this daemon (run/api-token in its home, or one "
     "from `ullage token create`); found "
 )
+HEALTH = "/health"
 Whose = Callable[[str], Caller | None]
 _GUEST = "ullage.guest"  # the connection of a request
 
@@ -36,15 +38,22 @@ def problem(kind: str, message: str, status: int, headers: dict[str, str] | None
 
 
 class Gate:
-    """Says whose token a request has (`request.state.caller`), and lets each user make `each` requests at a time."""
+    """Says whose token a request has (`request.state.caller`), and lets each user make `each` requests at a time.
 
-    def __init__(self, app: ASGIApp, whose: Whose, each: int) -> None:
-        self._app, self._whose, self._each = app, whose, each
+    `health` says in one word whether the daemon is well ("ok"); it is asked by the thread of the API.
+    """
+
+    def __init__(self, app: ASGIApp, whose: Whose, each: int, health: Callable[[], str] = lambda: "ok") -> None:
+        self._app, self._whose, self._each, self._health = app, whose, each, health
         self._inside: Counter[int] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":
+            return
+        if scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD"):
+            word = self._health()
+            await JSONResponse({"status": word}, 200 if word == "ok" else 503)(scope, receive, send)
             return
         kind, _, token = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1").partition(" ")
         caller = self._whose(token.strip()) if kind.lower() == "bearer" else None

@@ -87,6 +87,7 @@ def _of_gpus(gpus: list[dict[str, Any]]) -> Iterator[Metric]:
         ("free", "memory_free_bytes", "memory that can still be promised"),
         ("drained", "drained", "1: gets no new jobs"),
         ("lost", "lost", "1: does not answer"),
+        ("power_w", "power_watts", "power that it draws"),
     ):
         metric = GaugeMetricFamily(f"ullage_gpu_{name}", text, labels=_GPU)
         for gpu in gpus:

@@ -23,6 +23,7 @@ import ullage
 from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
 from ullage.manager.api.encoding import encoded
 from ullage.manager.api.gate import BodyLimit, Gate, Whose, problem
+from ullage.manager.api.grafana import dashboard
 from ullage.manager.api.metrics import CONTENT_TYPE, metrics
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import State
@@ -480,9 +481,10 @@ def make_app(
     each: int = 64,
     ending: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
+    health: Callable[[], str] = lambda: "ok",
 ) -> FastAPI:
     """The app: `ask` does an order, `whose` says whose token it is, `each` is how many requests one user may make at a
-    time, `ending` says whether streams are to end."""
+    time, `ending` says whether streams are to end, `health` is what `/health` answers, which needs no token."""
     app = FastAPI(
         title="Ullage",
         version=ullage.__version__,
@@ -492,7 +494,7 @@ def make_app(
     )
     say_problems(app, say)
     app.add_middleware(BodyLimit)
-    app.add_middleware(Gate, whose=whose, each=each)
+    app.add_middleware(Gate, whose=whose, each=each, health=health)
     router = APIRouter(responses=PROBLEMS, dependencies=[Depends(authorised), Depends(known_names)])
     _job_routes(router, ask)
     _other_routes(router, ask, ending)
@@ -689,6 +691,11 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
     async def figures(caller: Asker) -> Response:
         """Figures for Prometheus."""
         return Response(metrics(await ask(caller, "figures", {}, 0.0)), media_type=CONTENT_TYPE)
+
+    @router.get("/grafana.json", tags=["daemon"])
+    async def grafana(caller: Asker) -> dict[str, Any]:
+        """A dashboard of these figures, to be imported into Grafana."""
+        return dashboard()
 
 
 async def _long(answer: Awaitable[Any], status: int = 200) -> Response:

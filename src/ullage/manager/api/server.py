@@ -31,9 +31,10 @@ class ApiServer:
     """Listens from its making on; `start` answers, `stop` ends it."""
 
     def __init__(
-        self, listen: str, run: Path, tokens: Tokens, call: Call, each: int, say: Callable[[str], None]
-    ) -> None:
-        self._call, self._say, self._each, self.tokens = call, say, each, tokens
+        self, listen: str, run: Path, tokens: Tokens, call: Call, each: int, say: Callable[[str], None],
+        health: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self._call, self._say, self._each, self._health, self.tokens = call, say, each, health, tokens
         host, port = parse_listen(listen)
         self._socket = listening(host, port, "the API")
         self.url = url_of(host, self._socket.getsockname()[1])
@@ -55,7 +56,7 @@ class ApiServer:
             done = asyncio.run_coroutine_threadsafe(_as_coroutine(self._call(caller, verb, arguments, wait)), loop)
             return await asyncio.wrap_future(done)
 
-        app = make_app(ask, self.tokens.caller, self._each, self._ending.is_set, self._say)
+        app = make_app(ask, self.tokens.caller, self._each, self._ending.is_set, self._say, self._health)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, timeout_keep_alive=5, timeout_graceful_shutdown=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from ullage.monitor.readings import Device
 from ullage.placement import Activity, Booking, Ledger, Slot, Waiting, claimed
 from ullage.placement.policies import Policy
 
+_STUCK = 60.0  # seconds without a step after which a daemon is not well
 _MARK = f"{TOKEN}=".encode()
 
 
@@ -130,6 +132,15 @@ class ServiceState:
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: str | None = None
     disk_full: bool = False
+    stepped: float = field(default_factory=time.monotonic)  # when its last step ended
+
+    def health(self) -> str:
+        """In one word whether the daemon is well; any thread may ask."""
+        if self.ending.is_set():
+            return "ending"
+        if time.monotonic() - self.stepped > _STUCK:
+            return "stuck"
+        return "trouble" if self.trouble else "ok"
 
     def wake(self) -> None:
         """Take a step soon."""

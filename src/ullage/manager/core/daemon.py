@@ -124,7 +124,8 @@ class Daemon:
 
         tokens = Tokens(self.context.folder, rules.operators, self.tokens.find)
         each = self.context.settings.limits.connections
-        return ApiServer(listen, self._run, tokens, self.call, each, self.context.say)
+        health = self.context.service.health
+        return ApiServer(listen, self._run, tokens, self.call, each, self.context.say, health)
 
     def _make_page(self) -> PageProcess | None:
         settings = self.context.settings.page
@@ -204,6 +205,7 @@ class Daemon:
                 self._listen_for_ends(self._loop)
             worked = time.process_time()
             placed = await self.step()
+            service.stepped = time.monotonic()
             rest = time.monotonic() + min(_REST * (time.process_time() - worked), _LONGEST_REST)
             for job, attempt in placed:
                 self._start(job, attempt)
