@@ -287,10 +287,8 @@ def test_the_dashboard_names_only_metrics_that_are_served(api):
     assert named <= served and len(named) > 15
     kinds = {kind for query in queries for kind in re.findall(r'kind="(\w+)"', query)}
     assert kinds == {"smact", "drama"}
-    states = {
-        each for query in queries for found in re.findall(r'state!?~?="?([\w|]+)', query) for each in found.split("|")
-    }
-    assert states <= {state.value for state in State}
+    states = [found for query in queries for found in re.findall(r'state(?:=|!~)"([\w|]+)"', query)]
+    assert len(states) == 3 and set("|".join(states).split("|")) <= {state.value for state in State}
 
 
 @pytest.mark.slow

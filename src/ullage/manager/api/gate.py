@@ -1,8 +1,8 @@
 """What every HTTP request passes before a route sees it: a token, limits of requests and connections, limits of size.
 
-A request without a token of this daemon is refused before its body is read, whatever its path; only `/health`, which says
-nothing but whether the daemon is well, needs none. Connections that have
-not sent a whole request in time are closed, and where there are too many, the one that has been idle longest.
+A request without a token of this daemon is refused before its body is read, whatever its path; only `/health`, which
+says nothing but whether the daemon is well, needs none. Connections that have not sent a whole request in time are
+closed, and where there are too many, the one that has been idle longest.
 """
 
 from __future__ import annotations
