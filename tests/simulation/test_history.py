@@ -8,7 +8,7 @@ import ullage
 from ullage.errors import InvalidValue
 from ullage.performance.result import Utilization
 from ullage.simulation.engine import simulate
-from ullage.simulation.history import as_it_was, scenario_of_history, trace_of_history
+from ullage.simulation.history import as_it_is, as_it_was, scenario_of_history, trace_of_history
 from ullage.simulation.scenario import Scenario, World
 from ullage.simulation.trace import JobKind, JobTrace, TraceJob
 
@@ -149,6 +149,28 @@ def test_as_it_was_has_the_times_and_the_energy_that_were_measured():
     assert found.energy_j == pytest.approx(2000.0 + 110.0 * 106.0), "measured for the jobs, predicted for idle GPUs"
     assert found.memory == pytest.approx((40 + 70) * 6 / 140 / 200)
     assert [series.jobs for series in found.gpus] == [(0, 1, 2, 1, 0, 0), (0, 0)]
+
+
+def test_as_it_is_has_what_runs_and_waits_too_and_a_part_of_the_time_adds_up():
+    running = attempt(150.0, 0.0, ended=None, elapsed=None, energy=None, cause=None)
+    jobs = [
+        job(1, attempt(110.0, 150.0)), job(2, running, state="running", submitted=140.0),
+        job(3, state="queued", submitted=145.0), job(4, state="cancelled"), job(5, running, gpus=0, state="running"),
+    ]  # fmt: skip
+    found, begin, notes = as_it_is(told(*jobs), now=200.0)
+    assert begin == 100.0 and len(notes) == 2
+    assert [(each.id, each.state) for each in found.jobs] == [(1, "done"), (2, "waiting"), (3, "waiting")]
+    assert found.jobs[1].attempts[0][:2] == (50.0, 100.0) and found.jobs[1].attempts[0].cause == "running"
+    whole = found.figures_between(0.0, 100.0)
+    assert (whole.total_s, whole.waiting_s, whole.running_s, whole.completion_s) == (100.0, 10.0, 40.0, 50.0)
+    assert whole.busy_s == pytest.approx(90.0) and whole.energy_j == pytest.approx(found.energy_j)
+    assert (whole.smact, whole.memory) == pytest.approx((found.smact, found.memory))
+    part = found.figures_between(20.0, 60.0)
+    assert (part.jobs, part.done, part.total_s, part.busy_s) == (3, 1, 40.0, 40.0)
+    assert part.energy_j == pytest.approx(1000.0 * 30 / 40 + 10 * BUSY.power_w)
+    before = found.figures_between(0.0, 10.0)
+    assert (before.jobs, before.done, before.waiting_s, before.busy_s) == (1, 0, None, 0.0)
+    assert before.energy_j == pytest.approx(10 * 106.0)
 
 
 def retold(result):

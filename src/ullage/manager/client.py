@@ -365,10 +365,13 @@ class Client:
         energy, waiting and failures, in rows by user, day, name and gpu."""
         return dict(self.call("report", by=list(by), since=since, until=until, user=user))
 
-    def trace(self, since: float | None = None, until: float | None = None, user: str | None = None) -> dict[str, Any]:
+    def trace(
+        self, since: float | None = None, until: float | None = None, user: str | None = None, there: bool = False
+    ) -> dict[str, Any]:
         """The jobs that were submitted between two times (seconds since 1970; by default the last seven days), with all
-        that a simulation needs to run them again: `ullage.simulation.history.trace_of_history` reads it."""
-        return dict(self.call("trace", since=since, until=until, user=user))
+        that a simulation needs to run them again: `ullage.simulation.history.trace_of_history` reads it. With `there`,
+        those too that had been submitted before and were not over yet."""
+        return dict(self.call("trace", since=since, until=until, user=user, there=there))
 
     def tokens(self, everybody: bool = False) -> list[dict[str, Any]]:
         """Your tokens for the HTTP API, or those of all users, without the tokens themselves."""
@@ -534,7 +537,7 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "reservations": ("GET", "/v1/reservations", ()),
     "unreserve": ("DELETE", "/v1/reservations/{reservation}", ()),
     "report": ("GET", "/v1/report", ("by", "since", "until", "user")),
-    "trace": ("GET", "/v1/trace", ("since", "until", "user")),
+    "trace": ("GET", "/v1/trace", ("since", "until", "user", "there")),
     "tokens": ("GET", "/v1/tokens", ("everybody",)),
     "token_create": ("POST", "/v1/tokens", ()),
     "token_revoke": ("DELETE", "/v1/tokens/{token}", ()),

@@ -4,7 +4,8 @@
         told = manager.trace()
     simulate(trace_of_history(told), scenario_of_history(told).but(policy="magm"))
 
-`as_it_was(told)` is what really happened, in the form of a simulation's result.
+`as_it_was(told)` is what really happened, in the form of a simulation's result; `as_it_is(told, now)` has what is not
+over too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu
@@ -25,6 +26,7 @@ from ullage.simulation.result import (
     DONE,
     FAILED,
     MOST_SERIES,
+    WAITING,
     GpuSeries,
     SimulatedAttempt,
     SimulatedJob,
@@ -35,8 +37,9 @@ from ullage.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.text import plain
 
 PROMISED = "promised"  # the estimator whose estimates are what the manager promised
+RUNNING = "running"  # instead of the cause of an end, which is still to come
 # In attempts that ended so a job did its work; what others did was lost, and is done again.
-_WORK = frozenset({"finished", "failed by itself", "time limit", "time slot ended", "cancelled"})
+_WORK = frozenset({"finished", "failed by itself", "time limit", "time slot ended", "cancelled", RUNNING})
 _OVER = frozenset({"done", "failed", "cancelled"})
 _HOWS = {"mps": "mps", "time-slicing": "timeslice"}
 
@@ -98,14 +101,34 @@ def as_it_was(told: Mapping[str, Any], name: str = "history", startup_s: float =
     Times and the energy of attempts were measured. Activity is what is known of the jobs, at the speeds that they are
     expected to have had; so is the power where none was measured, and of a GPU without a job.
     """
-    history = _History(told, startup_s)
+    return _result(_History(told, startup_s), name)
+
+
+class UnfinishedRun(NamedTuple):
+    """What happened until now, with times from `begin` on (seconds since 1970), and what was assumed, in sentences."""
+
+    result: SimulationResult
+    begin: float
+    notes: list[str]
+
+
+def as_it_is(told: Mapping[str, Any], now: float) -> UnfinishedRun:
+    """The same as `as_it_was`, with jobs that run (as far as they are: the end of an attempt is `now`) and jobs that
+    wait. Both have the state "waiting", which says that they are not over."""
+    history = _History(told, 0.0, now)
+    return UnfinishedRun(_result(history, "history"), history.begin, history.notes)
+
+
+def _result(history: _History, name: str) -> SimulationResult:
+    told = history.told
     jobs = [
         SimulatedJob(
-            job["id"], job["name"], job["user"], history.arrival(job) - history.begin, history.works[job["id"]],
-            job["gpus"], DONE if job["state"] == "done" else FAILED,
-            tuple(history.shown(each) for each in history.attempts[job["id"]]),
+            job["id"], job["name"], job["user"], history.arrival(job) - history.begin,
+            history.works.get(job["id"], 0.0), job["gpus"],
+            DONE if job["state"] == "done" else FAILED if job["state"] in _OVER else WAITING,
+            tuple(history.shown(each) for each in history.attempts.get(job["id"], ())),
         )
-        for job in history.jobs
+        for job in (*history.jobs, *history.waiting)
     ]  # fmt: skip
     series = history.series()
     seconds = history.end - history.begin
@@ -147,16 +170,18 @@ class _Attempt:
 class _History:
     """What was told, with numbers for GPUs and kinds for jobs: what each did, as far as it was measured."""
 
-    def __init__(self, told: Mapping[str, Any], startup_s: float) -> None:
-        self.told, self._startup_s = told, startup_s
+    def __init__(self, told: Mapping[str, Any], startup_s: float, now: float | None = None) -> None:
+        self.told, self._startup_s, self._now = told, startup_s, now
         self.numbers = {each["id"]: number for number, each in enumerate(told["gpus"])}
         self.names = [gpu(each["name"]).name for each in told["gpus"]]
         self._idle_w = {name: waiting_w(name) for name in self.names}
         self.left_out: Counter[str] = Counter()
-        self.jobs = [job for job in told["jobs"] if self._counts(job)]
+        counted = [job for job in told["jobs"] if self._counts(job)]
+        self.jobs = [job for job in counted if job["attempts"]]
+        self.waiting = [job for job in counted if not job["attempts"]]
         self.attempts = {job["id"]: [self._attempt(job["id"], each) for each in job["attempts"]] for job in self.jobs}
-        self.begin = min((self.arrival(job) for job in self.jobs), default=0.0)
-        self.end = max((each.end for each in self._all_attempts), default=self.begin)
+        self.begin = min((self.arrival(job) for job in counted), default=now or 0.0)
+        self.end = max((each.end for each in self._all_attempts), default=self.begin) if now is None else now
         self.kinds = self._kinds()
         kinds = list({id(kind): kind for kind in self.kinds.values()}.values())
         self._model = Interference(kinds, _HOWS[told["sharing"]])
@@ -165,12 +190,12 @@ class _History:
 
     def _counts(self, job: Mapping[str, Any]) -> bool:
         """Whether a job is one of the trace."""
-        reason = None
-        if job["state"] not in _OVER:
+        reason, over = None, job["state"] in _OVER
+        if not over and self._now is None:
             reason = "not over"
         elif job["gpus"] == 0:
             reason = "without a GPU"
-        elif not any(each["cause"] in _WORK and each["started"] is not None for each in job["attempts"]):
+        elif over and not any(each["cause"] in _WORK and each["started"] is not None for each in job["attempts"]):
             reason = "cancelled or given up before they did anything"
         elif any(slot not in self.numbers for each in job["attempts"] for slot in each["slots"]):
             reason = "on GPUs that are no longer there"
@@ -180,11 +205,11 @@ class _History:
 
     def _attempt(self, job: int, told: Mapping[str, Any]) -> _Attempt:
         """An attempt; its length is by a clock that nobody sets."""
-        end = float(told["ended"])
+        end = float(self._now or 0.0 if told["ended"] is None else told["ended"])
         begin = told["started"] or told["placed"] if told["elapsed"] is None else end - told["elapsed"]
         return _Attempt(
             job, min(float(begin), end), end, tuple(self.numbers[slot] for slot in told["slots"]), told["promise"],
-            told["used"], told["energy"], str(told["cause"]),
+            told["used"], told["energy"], RUNNING if told["ended"] is None else str(told["cause"]),
         )  # fmt: skip
 
     @property
@@ -194,8 +219,9 @@ class _History:
 
     def arrival(self, job: Mapping[str, Any]) -> float:
         """When a job might have started."""
-        first = self.attempts[job["id"]][0].begin
-        return float(min(job["queued"] or job["submitted"], first))
+        came = float(job["queued"] or job["submitted"])
+        attempts = self.attempts.get(job["id"])
+        return min(came, attempts[0].begin) if attempts else came
 
     def shown(self, attempt: _Attempt) -> SimulatedAttempt:
         """An attempt as a simulation tells it."""
@@ -258,9 +284,13 @@ class _History:
     def _kind_number(self, attempt: _Attempt) -> int:
         return self._model.numbers[id(self.kinds[attempt.job])]
 
-    def _watts(self, attempt: _Attempt, speed: float, name: str) -> float:
-        """What it makes a GPU draw beyond an idle one."""
-        return max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - self._idle_w[name]) * speed
+    def _drawn(self, attempt: _Attempt, speed: float, name: str, among: int) -> float:
+        """The watts of a GPU that are put down to an attempt, of so many there: what was measured, evenly over its time,
+        or its share of an idle GPU and what it is predicted to draw beyond that."""
+        if attempt.energy is not None and attempt.gpus:
+            return attempt.energy / (attempt.end - attempt.begin) / len(attempt.gpus)
+        idle = self._idle_w[name]
+        return idle / among + max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - idle) * speed
 
     def _add_up(self) -> tuple[dict[int, float], dict[tuple[int, float], float]]:
         """Seconds of work alone by job, and joules by attempt."""
@@ -270,13 +300,10 @@ class _History:
             for (moment, there), (until, _) in itertools.pairwise(self._companies[number]):
                 for attempt, speed in there:
                     changes[attempt.id].append((moment, number, speed))
-                    drawn = self._idle_w[name] / len(there) + self._watts(attempt, speed, name)
-                    joules[attempt.id] += drawn * (until - moment)
+                    joules[attempt.id] += self._drawn(attempt, speed, name, len(there)) * (until - moment)
         works = dict.fromkeys(self.attempts, 0.0)
         for each in self._all_attempts:
             works[each.job] += _work(changes[each.id], each.end) if each.did_work else 0.0
-            if each.energy is not None:
-                joules[each.id] = each.energy
         return works, joules
 
     def series(self) -> list[GpuSeries]:
@@ -286,8 +313,9 @@ class _History:
             name, rows = self.names[number], []
             for moment, there in companies:
                 smact = sum(self._model.alone(self._kind_number(each), name).smact * speed for each, speed in there)
-                watts = self._idle_w[name] + sum(self._watts(each, speed, name) for each, speed in there)
+                watts = sum(self._drawn(each, speed, name, len(there)) for each, speed in there)
                 memory = sum(each.used or each.promise or 0 for each, _ in there)
+                watts = watts if there else self._idle_w[name]
                 rows.append((moment - self.begin, len(there), memory, min(1.0, smact), watts))
             times, jobs, used, activity, power = zip(*rows, strict=True)
             found.append(GpuSeries(number, name, told["total"], times, jobs, used, activity, power))
@@ -307,7 +335,7 @@ class _History:
             found.append(
                 f"the memory of {guessed} jobs was not measured: they are taken to use what they were promised"
             )
-        estimated = sum(each.energy is None for each in self._all_attempts)
+        estimated = sum(each.energy is None and each.cause != RUNNING for each in self._all_attempts)
         if estimated:
             found.append(f"the energy of {estimated} attempts was not measured, and is predicted")
         if not self.told["all"]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,9 +54,14 @@ class SimulatedJob(NamedTuple):
         return sum(attempt.end - attempt.begin for attempt in self.attempts)
 
     @property
+    def over_at(self) -> float:
+        """The end of its last attempt; its arrival where it had none."""
+        return self.attempts[-1].end if self.attempts else self.arrival
+
+    @property
     def completion_s(self) -> float:
         """From its arrival to the end of its last attempt."""
-        return self.attempts[-1].end - self.arrival if self.attempts else 0.0
+        return self.over_at - self.arrival
 
     @property
     def waiting_s(self) -> float:
@@ -138,10 +144,10 @@ class Figures:
     slowdown: float | None
     slowdown_median: float | None
     slowdown_p95: float | None
-    energy_j: float
-    busy_s: float
-    smact: float
-    memory: float
+    energy_j: float | None
+    busy_s: float | None
+    smact: float | None
+    memory: float | None
     fairness: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,19 +184,40 @@ class SimulationResult:
     @functools.cached_property
     def figures(self) -> Figures:
         """What the run comes to."""
-        done = [job for job in self.jobs if job.state == DONE]
+        return self._summed(-math.inf, math.inf, self.energy_j, self.busy_s, self.smact, self.memory)
+
+    def figures_between(self, begin: float, end: float) -> Figures:
+        """The figures of a part of the time. Jobs count that were there meanwhile, and attempts that ended then.
+
+        Means are over the jobs that became done then, each with all its waiting and running. `total_s` is the time with
+        jobs, within that part. Without the GPUs over time, their means and the energy are not known.
+        """
+        if not self.gpus:
+            return self._summed(begin, end, None, None, None, None)
+        parts = [_cut(series, begin, end) for series in self.gpus]
+        rows = [_of_gpu(part) for part in parts]
+        busy = sum(row.busy * (part.times[-1] - part.times[0]) for row, part in zip(rows, parts, strict=True))
+        means = [sum(values) / len(rows) for values in ([row.smact for row in rows], [row.memory for row in rows])]
+        return self._summed(begin, end, sum(row.energy_j for row in rows), busy, *means)
+
+    def _summed(
+        self, begin: float, end: float, energy_j: float | None, busy_s: float | None, smact: float | None,
+        memory: float | None,
+    ) -> Figures:  # fmt: skip
+        there = [job for job in self.jobs if job.arrival <= end and (job.state == WAITING or job.over_at >= begin)]
+        over = [job for job in there if job.state != WAITING and job.over_at <= end]
+        done = [job for job in over if job.state == DONE]
         completion = np.array([job.completion_s for job in done])
         running = np.array([job.running_s for job in done])
         slowdown = np.array([job.completion_s / job.work_s for job in done if job.work_s > 0])
-        causes = [attempt.cause for job in self.jobs for attempt in job.attempts]
-        states = [job.state for job in self.jobs]
-        first = min((job.arrival for job in self.jobs), default=0.0)
-        last = max((job.attempts[-1].end for job in self.jobs if job.attempts), default=first)
+        causes = [attempt.cause for job in there for attempt in job.attempts if begin <= attempt.end <= end]
+        first = min((max(job.arrival, begin) for job in there), default=0.0)
+        last = max((min(job.over_at, end) for job in there if job.attempts), default=first)
         return Figures(
-            jobs=len(self.jobs),
+            jobs=len(there),
             done=len(done),
-            failed=states.count(FAILED),
-            unplaced=states.count(WAITING),
+            failed=len(over) - len(done),
+            unplaced=sum(job.state == WAITING for job in there),
             ooms=causes.count(OUT_OF_MEMORY),
             lost=causes.count(GPU_LOST),
             total_s=last - first,
@@ -202,20 +229,17 @@ class SimulationResult:
             slowdown=_mean(slowdown),
             slowdown_median=_quantile(slowdown, 0.5),
             slowdown_p95=_quantile(slowdown, 0.95),
-            energy_j=self.energy_j,
-            busy_s=self.busy_s,
-            smact=self.smact,
-            memory=self.memory,
-            fairness=jain([row.slowdown for row in self.users if row.slowdown is not None]),
+            energy_j=energy_j,
+            busy_s=busy_s,
+            smact=smact,
+            memory=memory,
+            fairness=jain([row.slowdown for row in _of_users(done) if row.slowdown is not None]),
         )
 
     @functools.cached_property
     def users(self) -> list[UserFigures]:
         """A row for each user, in the order of their names."""
-        by_user: dict[str, list[SimulatedJob]] = {}
-        for job in self.jobs:
-            by_user.setdefault(job.user, []).append(job)
-        return [_of_user(user, by_user[user]) for user in sorted(by_user)]
+        return _of_users(self.jobs)
 
     @property
     def per_gpu(self) -> list[GpuFigures]:
@@ -228,7 +252,7 @@ class SimulationResult:
                  (("waiting", f.waiting_s), ("running", f.running_s), ("completion", f.completion_s))]  # fmt: skip
         return (
             f"{self.name}: {f.done} of {f.jobs} jobs done in {format_duration(f.total_s)}; "
-            f"on average {', '.join(times)}; {f.ooms} out of memory; {f.energy_j / 1e6:.3g} MJ"
+            f"on average {', '.join(times)}; {f.ooms} out of memory; {self.energy_j / 1e6:.3g} MJ"
         )
 
     def summary(self) -> dict[str, Any]:
@@ -297,12 +321,26 @@ def read_results(file: Path) -> list[SimulationResult]:
     """The runs that `write_results` wrote."""
     try:
         content = file.read_bytes()
-        values = json.loads(gzip.decompress(content) if file.suffix == ".gz" else content)
-        return [SimulationResult.from_dict(run) for run in values["runs"]]
-    except OSError as error:
-        raise InvalidValue(f"cannot read {file}: {error.strerror or error}") from None
-    except (ValueError, EOFError, KeyError, TypeError):
+        return results_of(gzip.decompress(content) if file.suffix == ".gz" else content)
+    except (OSError, EOFError) as error:
+        raise InvalidValue(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    except InvalidValue:
         raise InvalidValue(f"{file} holds no runs of 'ullage simulate --save'; it is left as it is") from None
+
+
+def results_of(content: bytes) -> list[SimulationResult]:
+    """The runs that a file of `write_results` holds, unpacked."""
+    try:
+        return [SimulationResult.from_dict(run) for run in json.loads(content)["runs"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InvalidValue("this is no file of runs ('ullage simulate --save FILE' writes one)") from None
+
+
+def _of_users(jobs: Sequence[SimulatedJob]) -> list[UserFigures]:
+    by_user: dict[str, list[SimulatedJob]] = {}
+    for job in jobs:
+        by_user.setdefault(job.user, []).append(job)
+    return [_of_user(user, by_user[user]) for user in sorted(by_user)]
 
 
 def _of_user(user: str, jobs: Sequence[SimulatedJob]) -> UserFigures:
@@ -315,6 +353,22 @@ def _of_user(user: str, jobs: Sequence[SimulatedJob]) -> UserFigures:
         completion_s=_mean([job.completion_s for job in done]),
         slowdown=_mean([job.completion_s / job.work_s for job in done if job.work_s > 0]),
     )
+
+
+def _cut(series: GpuSeries, begin: float, end: float) -> GpuSeries:
+    """A GPU over a part of the time; nothing lasts where it was not followed.
+
+    >>> _cut(GpuSeries(0, "x", 1, [0.0, 4.0, 9.0], [1, 2, 0], [1, 2, 0], [0.1, 0.2, 0.0], [5.0, 6.0, 0.0]), 2.0, 6.0).times
+    [2.0, 4.0, 6.0]
+    """
+    times = np.asarray(series.times, dtype=float)
+    first, last = (float(np.clip(moment, times[0], times[-1])) for moment in (begin, end))
+    inside = np.flatnonzero((times > first) & (times < last))
+    places = [int(np.searchsorted(times, first, side="right")) - 1, *inside.tolist()]
+    places.append(places[-1])
+    values: dict[str, Any] = {name: [getattr(series, name)[place] for place in places]
+                              for name in ("jobs", "memory", "smact", "power_w")}  # fmt: skip
+    return replace(series, times=[first, *times[inside].tolist(), last], **values)
 
 
 def _of_gpu(series: GpuSeries) -> GpuFigures:

@@ -667,9 +667,10 @@ def _other_routes(router: APIRouter, ask: Ask, ending: Callable[[], bool]) -> No
         since: Annotated[float | None, Query(ge=0, description="seconds since 1970; seven days ago by default")] = None,
         until: Annotated[float | None, Query(ge=0, description="seconds since 1970; now by default")] = None,
         user: User = None,
+        there: Annotated[bool, Query(description="also jobs that came before and were not over then")] = False,
     ) -> Response:
         """The jobs that were submitted, with all that a simulation needs to run them again."""
-        return await _long(ask(caller, "trace", {"since": since, "until": until, "user": user}, 0.0))
+        return await _long(ask(caller, "trace", {"since": since, "until": until, "user": user, "there": there}, 0.0))
 
     @router.get("/v1/tokens", response_model=list[TokenAnswer], tags=["tokens"])
     async def tokens(caller: Asker, everybody: bool = False) -> Response:

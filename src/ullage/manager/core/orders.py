@@ -369,10 +369,12 @@ class Orders:
         return report(self._context, caller, by, since, until, user)
 
     def trace(
-        self, caller: Caller, since: float | None = None, until: float | None = None, user: str | None = None
-    ) -> dict[str, Any]:
-        """The jobs that were submitted between two times (the last seven days), with all that a simulation needs."""
-        return trace(self._context, caller, since, until, user)
+        self, caller: Caller, since: float | None = None, until: float | None = None, user: str | None = None,
+        there: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The jobs that were submitted between two times (the last seven days), with all that a simulation needs; with
+        `there`, those too that had been submitted before and were not over yet."""
+        return trace(self._context, caller, since, until, user, there)
 
     def api(self, caller: Caller) -> dict[str, Any]:
         """Where the REST API listens, and for the daemon's own user the token that is in `run/api-token`."""

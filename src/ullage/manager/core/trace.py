@@ -14,13 +14,14 @@ from ullage.manager.storage.records import AttemptRecord, JobRecord
 
 
 def trace(
-    context: ManagerContext, caller: Caller, since: float | None, until: float | None, user: str | None
+    context: ManagerContext, caller: Caller, since: float | None, until: float | None, user: str | None, there: bool
 ) -> dict[str, Any]:
-    """The jobs that were submitted between two times (the last seven days), as far as the caller may see them."""
+    """The jobs that were submitted between two times (the last seven days), as far as the caller may see them; with
+    `there`, those too that had been submitted before and were not over yet."""
     begin, end = times_asked(context, since, until)
     others: Others = "all" if caller.operator else context.settings.access.report
     history, settings = context.store.history, context.settings
-    jobs = [job for job in history.submitted_between(begin, end) if user in (None, job.user)]
+    jobs = [job for job in history.submitted_between(begin, end, there) if user in (None, job.user)]
     seen = [job for job in jobs if others != "own" or job.user == caller.user]
     numbers = [job.id for job in seen]
     attempts, queued = history.attempts(numbers), history.queued(numbers)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.simulation.result import FINISHED, OUT_OF_MEMORY, SimulatedJob
+from ullage.simulation.result import FINISHED, OUT_OF_MEMORY, SimulatedAttempt, SimulatedJob
 from ullage.text import plain
 from ullage.units import GIB, format_duration
 
@@ -212,12 +212,19 @@ def thinned(times: Any, values: Any, most: int) -> tuple[Any, Any]:
     return edges, np.append(means, means[-1])
 
 
-def gantt(run: int, jobs: Sequence[SimulatedJob], gpus: int, begin: float, end: float) -> str:
-    """Every attempt of every job as a bar on its GPUs, those at once below each other; failed ones are marked."""
-    width, left, height = 1120, 52, 11
-    scale = (width - left - 8) / (end - begin or 1.0)
-    lanes: list[list[float]] = [[] for _ in range(gpus)]
-    shown = []
+class LaneBar(NamedTuple):
+    """An attempt on one of its GPUs, in a lane that it has to itself for its time."""
+
+    gpu: int
+    lane: int
+    attempt: SimulatedAttempt
+    job: SimulatedJob
+
+
+def in_lanes(jobs: Sequence[SimulatedJob], gpus: int) -> tuple[list[LaneBar], list[int]]:
+    """Every attempt of every job on its GPUs, those at once in different lanes; and how many lanes each GPU has."""
+    until: list[list[float]] = [[] for _ in range(gpus)]
+    bars = []
     attempts = sorted(
         (
             (attempt.begin, job.id, gpu, attempt, job)
@@ -228,11 +235,19 @@ def gantt(run: int, jobs: Sequence[SimulatedJob], gpus: int, begin: float, end: 
         key=lambda row: row[:3],
     )
     for _, _, gpu, attempt, job in attempts:
-        free = lanes[gpu]
-        lane = next((number for number, until in enumerate(free) if until <= attempt.begin), len(free))
+        free = until[gpu]
+        lane = next((number for number, end in enumerate(free) if end <= attempt.begin), len(free))
         free[lane : lane + 1] = [attempt.end]
-        shown.append((gpu, lane, attempt, job))
-    tops = np.cumsum([0, *(height * max(1, len(free)) + 8 for free in lanes)]).tolist()
+        bars.append(LaneBar(gpu, lane, attempt, job))
+    return bars, [max(1, len(free)) for free in until]
+
+
+def gantt(run: int, jobs: Sequence[SimulatedJob], gpus: int, begin: float, end: float) -> str:
+    """Every attempt of every job as a bar on its GPUs, those at once below each other; failed ones are marked."""
+    width, left, height = 1120, 52, 11
+    scale = (width - left - 8) / (end - begin or 1.0)
+    shown, lanes = in_lanes(jobs, gpus)
+    tops = np.cumsum([0, *(height * count + 8 for count in lanes)]).tolist()
     parts = [
         f'<line class="grid" x1="0" y1="{top - 4}" x2="{width}" y2="{top - 4}"/>'
         f'<text x="0" y="{top + 9}">GPU {gpu}</text>'

@@ -113,15 +113,15 @@ def _crashes(runs: Runs) -> str:
 
 
 def _energy(runs: Runs) -> str:
-    measure, base = MEASURES["energy"], runs[0].figures
+    measure = MEASURES["energy"]
     heads = [("run", ""), ("energy", ""), ("against the first", ""), ("mean power", ""), ("a job that is done", "")]
     rows = []
     for number, run in enumerate(runs):
         found = run.figures
-        power = found.energy_j / found.total_s if found.total_s else 0.0
-        each = f"{found.energy_j / found.done / 1e3:,.0f} kJ" if found.done else "–"
-        more = change(found.energy_j, base.energy_j) if number else ""
-        rows.append([run.name, measure.text(found.energy_j), more, f"{power:,.0f} W", each])
+        power = run.energy_j / found.total_s if found.total_s else 0.0
+        each = f"{run.energy_j / found.done / 1e3:,.0f} kJ" if found.done else "–"
+        more = change(run.energy_j, runs[0].energy_j) if number else ""
+        rows.append([run.name, measure.text(run.energy_j), more, f"{power:,.0f} W", each])
     return table(heads, rows) + f'<div class="many">{_bars(runs, "energy")}</div>'
 
 
