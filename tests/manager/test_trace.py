@@ -48,7 +48,7 @@ def test_what_ran_can_be_simulated_again(make_here):
     with pytest.raises(InvalidValue, match="before the one to report until"):
         here.call("trace", since=2.0, until=1.0)
     assert here.call("trace", since=0.0, until=told["since"])["jobs"] == []
-    later = here.job(jobs[-1])["ended"] + 0.001
+    later = max(here.job(job)["ended"] for job in jobs) + 0.001
     assert here.call("trace", since=later)["jobs"] == []
     assert [job["id"] for job in here.call("trace", since=later, there=True)["jobs"]] == [waiting]
 

@@ -156,21 +156,23 @@ def test_as_it_is_has_what_runs_and_waits_too_and_a_part_of_the_time_adds_up():
     jobs = [
         job(1, attempt(110.0, 150.0)), job(2, running, state="running", submitted=140.0),
         job(3, state="queued", submitted=145.0), job(4, state="cancelled"), job(5, running, gpus=0, state="running"),
+        job(6, attempt(190.0, 195.0, ("GPU-1",), "out of GPU memory"), state="failed", submitted=190.0),
     ]  # fmt: skip
-    found, begin, notes = as_it_is(told(*jobs), now=200.0)
-    assert begin == 100.0 and len(notes) == 2
-    assert [(each.id, each.state) for each in found.jobs] == [(1, "done"), (2, "waiting"), (3, "waiting")]
+    found, begin, notes = as_it_is(told(*jobs, gpus=2), now=200.0)
+    assert begin == 100.0 and len(notes) == 3
+    states = [(1, "done"), (2, "waiting"), (6, "failed"), (3, "waiting")]
+    assert [(each.id, each.state) for each in found.jobs] == states
     assert found.jobs[1].attempts[0][:2] == (50.0, 100.0) and found.jobs[1].attempts[0].cause == "running"
     whole = found.figures_between(0.0, 100.0)
     assert (whole.total_s, whole.waiting_s, whole.running_s, whole.completion_s) == (100.0, 10.0, 40.0, 50.0)
-    assert whole.busy_s == pytest.approx(90.0) and whole.energy_j == pytest.approx(found.energy_j)
+    assert whole.busy_s == pytest.approx(95.0) and whole.ooms == 1 and whole.energy_j == pytest.approx(found.energy_j)
     assert (whole.smact, whole.memory) == pytest.approx((found.smact, found.memory))
     part = found.figures_between(20.0, 60.0)
     assert (part.jobs, part.done, part.total_s, part.busy_s) == (3, 1, 40.0, 40.0)
-    assert part.energy_j == pytest.approx(1000.0 * 30 / 40 + 10 * BUSY.power_w)
+    assert part.energy_j == pytest.approx(1000.0 * 30 / 40 + 10 * BUSY.power_w + 40 * 106.0), "the other GPU is idle"
     before = found.figures_between(0.0, 10.0)
     assert (before.jobs, before.done, before.waiting_s, before.busy_s) == (1, 0, None, 0.0)
-    assert before.energy_j == pytest.approx(10 * 106.0)
+    assert before.energy_j == pytest.approx(2 * 10 * 106.0)
 
 
 def retold(result):

@@ -20,7 +20,7 @@ from ullage.errors import NoDaemon, NotAllowed, UllageError
 from ullage.page.sessions import Session, Sessions, TooManyTries
 
 _STATIC = Path(__file__).parent / "static"
-_FILES = {"/_page/page.css": "text/css", "/_page/sign-in.js": "text/javascript"}
+_FILES = {"/_page/page.css": "text/css"} | dict.fromkeys(("/_page/sign-in.js", "/_page/charts.js"), "text/javascript")
 _LARGEST_FORM = 4096  # bytes
 _HEADERS = {
     "X-Frame-Options": "DENY",

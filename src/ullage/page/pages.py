@@ -13,6 +13,7 @@ from ullage.page.gpus import show_gpus
 from ullage.page.job import show_job
 from ullage.page.queue import show_queue
 from ullage.page.sessions import Session
+from ullage.page.timeline import show_timeline
 
 
 def add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
@@ -25,6 +26,10 @@ def add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
     @ui.page("/queue")
     def queue(request: Request) -> None:
         show_queue(_session(request))
+
+    @ui.page("/timeline")
+    def timeline(request: Request) -> None:
+        show_timeline(_session(request))
 
     @ui.page("/job/{number}")
     def job(request: Request, number: Annotated[int, Path(ge=1, lt=2**53)]) -> None:

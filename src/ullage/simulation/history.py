@@ -195,13 +195,19 @@ class _History:
             reason = "not over"
         elif job["gpus"] == 0:
             reason = "without a GPU"
-        elif over and not any(each["cause"] in _WORK and each["started"] is not None for each in job["attempts"]):
+        elif over and not self._did_something(job):
             reason = "cancelled or given up before they did anything"
         elif any(slot not in self.numbers for each in job["attempts"] for slot in each["slots"]):
             reason = "on GPUs that are no longer there"
         if reason is not None:
             self.left_out[reason] += 1
         return reason is None
+
+    def _did_something(self, job: Mapping[str, Any]) -> bool:
+        """Work, or where all is told that there is: anything."""
+        if self._now is not None:
+            return bool(job["attempts"])
+        return any(each["cause"] in _WORK and each["started"] is not None for each in job["attempts"])
 
     def _attempt(self, job: int, told: Mapping[str, Any]) -> _Attempt:
         """An attempt; its length is by a clock that nobody sets."""
@@ -285,7 +291,7 @@ class _History:
         return self._model.numbers[id(self.kinds[attempt.job])]
 
     def _drawn(self, attempt: _Attempt, speed: float, name: str, among: int) -> float:
-        """The watts of a GPU that are put down to an attempt, of so many there: what was measured, evenly over its time,
+        """The watts of a GPU that are put down to an attempt, of so many there: what was measured, as a mean,
         or its share of an idle GPU and what it is predicted to draw beyond that."""
         if attempt.energy is not None and attempt.gpus:
             return attempt.energy / (attempt.end - attempt.begin) / len(attempt.gpus)

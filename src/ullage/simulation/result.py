@@ -358,7 +358,8 @@ def _of_user(user: str, jobs: Sequence[SimulatedJob]) -> UserFigures:
 def _cut(series: GpuSeries, begin: float, end: float) -> GpuSeries:
     """A GPU over a part of the time; nothing lasts where it was not followed.
 
-    >>> _cut(GpuSeries(0, "x", 1, [0.0, 4.0, 9.0], [1, 2, 0], [1, 2, 0], [0.1, 0.2, 0.0], [5.0, 6.0, 0.0]), 2.0, 6.0).times
+    >>> whole = GpuSeries(0, "H200", 9, [0.0, 4.0, 9.0], [1, 2, 0], [1, 2, 0], [0.1, 0.2, 0.0], [5.0, 6.0, 0.0])
+    >>> _cut(whole, 2.0, 6.0).times
     [2.0, 4.0, 6.0]
     """
     times = np.asarray(series.times, dtype=float)

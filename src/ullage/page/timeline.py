@@ -1,0 +1,414 @@
+"""The page of the timeline: which job was on which GPU when, and the figures of a part of that time.
+
+The jobs are those of the daemon, or of a simulated run whose file somebody opens. The figures are a simulation's for
+both (`SimulationResult.figures_between`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gzip
+import io
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from nicegui import events, ui
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.page.elements import box, words
+from ullage.page.frame import Frame
+from ullage.page.readings import DaemonReading
+from ullage.page.sessions import Session
+from ullage.simulation.history import RUNNING, as_it_is
+from ullage.simulation.measures import MEASURES
+from ullage.simulation.pages.plots import LaneBar, in_lanes
+from ullage.simulation.result import Figures, SimulationResult, results_of
+from ullage.text import plain
+from ullage.units import format_bytes, format_duration, parse_duration
+
+HERE = "this daemon"
+LASTS = {"last hour": 3600.0, "last 6 hours": 6 * 3600.0, "last day": 86400.0, "last week": 7 * 86400.0,
+         "last 4 weeks": 28 * 86400.0}  # fmt: skip
+_EVERY, _REST = 5.0, 20.0  # seconds between two questions, and times as long as an answer took
+_LARGEST_FILE, _LARGEST_UNPACKED = 64 << 20, 512 << 20  # bytes
+_MOST_BARS, _MOST_ROWS, _MOST_LISTED = 5000, 400, 100  # that are drawn, and attempts in the table
+_FINE = frozenset({"finished", "cancelled", "requeued", "time slot ended", RUNNING})
+_SHOWN = ("total", "waiting", "running", "completion", "smact", "memory", "energy", "ooms", "lost")
+_NAMES = {"total": "Makespan", "smact": "SM activity", "ooms": "Out of memory", "lost": "GPU lost"}
+_MEANT = {"total": "the part of this span in which there were jobs"}
+
+
+@dataclass(frozen=True)
+class TimelineRun:
+    """What is drawn. Times on the page are those of the result plus `begin`: seconds since 1970 for the daemon."""
+
+    result: SimulationResult
+    begin: float
+    first: float
+    last: float
+    gpus: list[str]
+    notes: list[str]
+    real: bool
+
+    def figures(self, span: tuple[float, float]) -> Figures:
+        """Those of a part of the time."""
+        return self.result.figures_between(span[0] - self.begin, span[1] - self.begin)
+
+    def moment(self, at: float) -> str:
+        """A time as it is typed."""
+        if not self.real:
+            return format_duration(round(at, 3)) if at else "0 s"
+        return datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
+
+    def parsed(self, text: str) -> float:
+        """What somebody typed as a time."""
+        if not self.real:
+            return parse_duration(text.replace(" ", "").replace("min", "m"))
+        try:
+            return datetime.datetime.fromisoformat(text.strip()).timestamp()
+        except (ValueError, OverflowError, OSError):
+            raise InvalidValue(f"needed a time such as {self.moment(self.first)}; found {text[:40]!r}") from None
+
+    @property
+    def shift(self) -> float:
+        """What is added to a time for the chart, which tells the time of this machine and not of the browser's."""
+        offset = datetime.datetime.fromtimestamp(self.last).astimezone().utcoffset() if self.real else None
+        return offset.total_seconds() if offset else 0.0
+
+
+def show_timeline(session: Session) -> None:
+    """Build the page."""
+    frame = Frame(session, "Timeline", "/timeline")
+    ui.add_head_html('<script src="/_page/charts.js"></script>')
+    with frame.main:
+        view = Timeline(session)
+    frame.every_reading(view.refresh)
+
+
+class Timeline:
+    """The parts of the page, and which part of the time is chosen."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._runs = session, dict[str, TimelineRun]()
+        self._shown: TimelineRun | None = None
+        self._span: tuple[float, float] | None = None  # none is chosen: all of it
+        self._next, self._event = 0.0, -1
+        self._listed: list[tuple[Any, ...]] = []
+        with box("div", "tools"):
+            self._source = ui.select([HERE], value=HERE, label="Jobs of").props("outlined dense").classes("pick")
+            self._last = ui.select(list(LASTS), value="last 6 hours", label="When").props("outlined dense")
+            self._last.classes("pick")
+            opener = ui.upload(
+                auto_upload=True, max_file_size=_LARGEST_FILE, on_upload=self._opened,
+                on_rejected=lambda: ui.notify("This file is too large.", type="negative"),
+            ).props('accept=".json,.gz"').classes("hidden")  # fmt: skip
+            words("button", "Open a simulated run", "quiet").props('type="button"').on(
+                "click", js_handler=f"() => getElement({opener.id}).$refs.qRef.pickFiles()"
+            )
+        self._problem = words("p", "", "problem").props('role="alert"')
+        with box("section", "card chart").props('aria-label="Jobs on GPUs"'):
+            self._chart = ui.echart(_options()).classes("gantt").props('aria-hidden="true"')
+            words("p", "Drag over the chart to choose a span. × failed, ↻ tried again. A click opens a job.", "figures")
+        self._chart.on("chart:datazoom", self._zoomed, throttle=0.2, leading_events=False,
+                       js_handler=f"() => emit(ullage.shown({self._chart.id}))")  # fmt: skip
+        self._chart.on_point_click(self._opened_job)
+        with box("form", "tools span").props('aria-label="The span of time"').on("submit.prevent", self._typed):
+            self._from, self._to = (ui.input(name).props("outlined dense").classes("pick") for name in ("From", "To"))
+            words("button", "Show", "quiet").props('type="submit"')
+            for name in ("Earlier", "Later", "Closer", "Wider", "All"):
+                words("button", name, "quiet").props('type="button"').on("click", lambda name=name: self._moved(name))
+        with box("section", "card"):
+            words("h2", "Figures of this span")
+            self._counts = words("p", "", "figures")
+            with box("dl", "facts spread"):
+                self._figures = {name: _term(name) for name in (*_SHOWN[:4], "busy", *_SHOWN[4:])}
+            self._note = words("p", "", "figures")
+        with box("section", "card"):
+            words("h2", "Attempts in this span")
+            self._rows_note = words("p", "", "figures")
+            self._table = box("div", "scroll")
+        self._source.on_value_change(self._chosen)
+        self._last.on_value_change(self._chosen)
+
+    async def refresh(self, reading: DaemonReading) -> None:
+        """Draw the daemon's jobs again, if something may have changed."""
+        if self._source.value != HERE or time.monotonic() < self._next or reading.trouble:
+            return
+        began = time.monotonic()
+        try:
+            told = await self._session.ask("trace", since=time.time() - LASTS[self._last.value], there=True)
+            run = await asyncio.to_thread(_of_daemon, told)
+        except UllageError as error:
+            self._problem.set_text(plain(str(error)))
+            self._next = time.monotonic() + _EVERY
+            return
+        self._next = time.monotonic() + max(_EVERY, _REST * (time.monotonic() - began))
+        if self._source.value == HERE:
+            self._draw(run)
+
+    def _chosen(self) -> None:
+        self._span, self._next = None, 0.0
+        self._last.set_visibility(self._source.value == HERE)
+        if self._source.value != HERE:
+            self._draw(self._runs[str(self._source.value)])
+
+    async def _opened(self, event: events.UploadEventArguments) -> None:
+        try:
+            found = await asyncio.to_thread(_runs_of, await event.file.read())
+        except UllageError as error:
+            ui.notify(plain(f"{event.file.name}: {error}")[:300], type="negative")
+            return
+        for run in found:
+            name, number = plain(run.result.name)[:80], 2
+            while name in self._runs or name == HERE:
+                name, number = f"{plain(run.result.name)[:80]} ({number})", number + 1
+            self._runs[name] = run
+        self._source.set_options([HERE, *self._runs], value=list(self._runs)[-len(found)] if found else HERE)
+
+    def _draw(self, run: TimelineRun) -> None:
+        self._shown = run
+        self._problem.set_text("")
+        self._note.set_text(" ".join(f"{note[:1].upper()}{note[1:]}." for note in run.notes))
+        bars, lanes = in_lanes(run.result.jobs, len(run.gpus))
+        drawn = [bar for bar in bars if run.begin + bar.attempt.end >= run.first]
+        tops = [sum(lanes[:place]) for place in range(len(lanes))]
+        rows = min(sum(lanes), _MOST_ROWS)
+        drawn = [bar for bar in drawn if tops[bar.gpu] + bar.lane < rows][-_MOST_BARS:]
+        height = max(220, 26 * rows + 120)
+        self._chart.style(f"height: {height}px")
+        labels = [
+            name if lane == 0 else "" for name, count in zip(run.gpus, lanes, strict=True) for lane in range(count)
+        ]
+        ends = {"min": _x(run, run.first), "max": _x(run, run.last)}
+        self._chart.run_chart_method("setOption", {
+            "xAxis": ends, "yAxis": {"data": labels[:rows]},
+            "series": [
+                {"data": [[top, count] for top, count in zip(tops, lanes, strict=True)]},
+                {"data": [_bar(run, bar, tops[bar.gpu]) for bar in drawn]},
+            ],
+        })  # fmt: skip
+        self._chart.run_chart_method("resize")
+        cursor = {"type": "takeGlobalCursor", "key": "dataZoomSelect", "dataZoomSelectActive": True}
+        self._chart.run_chart_method("dispatchAction", cursor)  # dragging chooses
+        self._show_zoom()
+        self._show_span()
+
+    @property
+    def _now_shown(self) -> tuple[float, float]:
+        assert self._shown is not None
+        first, last = self._shown.first, self._shown.last
+        if self._span is None:
+            return first, last
+        begin = min(max(self._span[0], first), last)
+        return begin, max(begin, min(self._span[1], last))
+
+    def _show_zoom(self) -> None:
+        if self._shown is not None:
+            begin, end = (_x(self._shown, at) for at in self._now_shown)
+            self._chart.run_chart_method("dispatchAction", {"type": "dataZoom", "startValue": begin, "endValue": end})
+
+    def _zoomed(self, event: events.GenericEventArguments) -> None:
+        """What the mouse has chosen."""
+        if self._shown is None:
+            return
+        try:
+            span = tuple(float(event.args[name]) / 1000 - self._shown.shift for name in ("begin", "end"))
+        except (TypeError, KeyError, ValueError):
+            return
+        slack = 0.002 + (self._shown.last - self._shown.first) * 1e-4
+        if max(abs(one - other) for one, other in zip(span, self._now_shown, strict=True)) > slack:
+            self._choose(span[0], span[1], zoom=False)
+
+    def _typed(self) -> None:
+        if self._shown is None:
+            return
+        try:
+            begin, end = (self._shown.parsed(str(field.value)) for field in (self._from, self._to))
+        except UllageError as error:
+            ui.notify(plain(str(error)), type="negative")
+            return
+        if begin >= end:
+            ui.notify("Needed a beginning that is before the end.", type="negative")
+            return
+        self._choose(begin, end)
+
+    def _moved(self, how: str) -> None:
+        if self._shown is None:
+            return
+        begin, end = self._now_shown
+        part = (end - begin) / 4
+        left, right = {"Earlier": (-part, -part), "Later": (part, part), "Closer": (part, -part),
+                       "Wider": (-2 * part, 2 * part), "All": (-float("inf"), float("inf"))}[how]  # fmt: skip
+        first, last = self._shown.first, self._shown.last
+        inside = max(first - begin, min(left, last - end)) if how in ("Earlier", "Later") else None
+        self._choose(begin + (left if inside is None else inside), end + (right if inside is None else inside))
+
+    def _choose(self, begin: float, end: float, zoom: bool = True) -> None:
+        assert self._shown is not None
+        whole = begin <= self._shown.first and end >= self._shown.last
+        self._span = None if whole else (begin, end)
+        if zoom:
+            self._show_zoom()
+        self._show_span()
+
+    def _show_span(self) -> None:
+        run, span = self._shown, self._now_shown
+        assert run is not None
+        for field, at in ((self._from, span[0]), (self._to, span[1])):
+            field.set_value(run.moment(at))
+        found = run.figures(span)
+        open_now = found.jobs - found.done - found.failed
+        self._counts.set_text(
+            f"{found.jobs:,} jobs were there; {found.done:,} became done, {found.failed:,} failed or were cancelled, "
+            f"{open_now:,} were not over at its end. Times are means over those that became done."
+        )
+        for name in _SHOWN:
+            self._figures[name].set_text(MEASURES[name].text(MEASURES[name].of(found)))
+        lasts = len(run.result.gpus) * (span[1] - span[0])
+        share = None if found.busy_s is None or not lasts else found.busy_s / lasts
+        self._figures["busy"].set_text("unknown" if share is None else f"{share:.0%}")
+        self._list(run, span)
+
+    def _list(self, run: TimelineRun, span: tuple[float, float]) -> None:
+        begin, end = (at - run.begin for at in span)
+        inside = [
+            (job, number, attempt)
+            for job in run.result.jobs
+            for number, attempt in enumerate(job.attempts, 1)
+            if attempt.begin <= end and attempt.end >= begin
+        ]
+        inside.sort(key=lambda row: row[2].begin, reverse=True)
+        shown = [
+            (job.id, job.kind, job.user, ", ".join(run.gpus[place] for place in attempt.gpus),
+             run.moment(run.begin + attempt.begin), format_duration(attempt.end - attempt.begin), number, attempt.cause)
+            for job, number, attempt in inside[:_MOST_LISTED]
+        ]  # fmt: skip
+        more = f" The last {_MOST_LISTED} of them:" if len(inside) > _MOST_LISTED else ""
+        self._rows_note.set_text(f"{len(inside):,} attempts.{more}")
+        if [row[:5] + row[6:] for row in shown] == self._listed:
+            return  # only times of what runs have changed
+        self._listed = [row[:5] + row[6:] for row in shown]
+        self._table.clear()
+        with self._table, box("table"):
+            with box("thead"), box("tr"):
+                for head in ("Job", "User", "GPU", "Begin", "Lasted", "Attempt", "Ended"):
+                    words("th", head).props('scope="col"')
+            with box("tbody"):
+                for number, name, *cells in shown:
+                    with box("tr", "" if cells[-1] in _FINE else "failed"):
+                        with box("td"):
+                            if run.real:
+                                ui.link(f"{number} {name}", f"/job/{int(number)}")
+                            else:
+                                words("span", f"{number} {name}")
+                        for cell in cells:
+                            words("td", str(cell))
+
+    def _opened_job(self, event: events.EChartPointClickEventArguments) -> None:
+        if self._shown is not None and self._shown.real and isinstance(event.data, dict):
+            job = event.data.get("job")
+            if isinstance(job, int):
+                ui.navigate.to(f"/job/{job}")
+
+
+def _term(name: str) -> Any:
+    measure = MEASURES.get(name)
+    text = "GPUs with a job" if measure is None else _NAMES.get(name, name.capitalize())
+    meaning = "the share of the GPUs' time" if measure is None else _MEANT.get(name, measure.meaning)
+    with box("div"):
+        words("dt", text).props["title"] = meaning
+        return words("dd")
+
+
+def _of_daemon(told: dict[str, Any]) -> TimelineRun:
+    now = float(told["until"])
+    found = as_it_is(told, now)
+    notes = [] if told["all"] else ["only your own jobs are shown"]
+    names = [f"GPU {each['index']}" if not each["mig"] else str(each["id"]) for each in told["gpus"]]
+    first = max(float(told["since"]), found.begin if found.begin < now else now - 60.0)
+    notes += [note for note in found.notes if "only your own" not in note]
+    return TimelineRun(found.result, found.begin, first, now, names, notes, True)
+
+
+def _runs_of(content: bytes) -> list[TimelineRun]:
+    """The runs of a file that somebody opened, who may have written anything into it."""
+    if content[:2] == b"\x1f\x8b":
+        try:
+            with gzip.open(io.BytesIO(content)) as packed:
+                content = packed.read(_LARGEST_UNPACKED + 1)
+        except (OSError, EOFError):
+            raise InvalidValue("it cannot be unpacked") from None
+        if len(content) > _LARGEST_UNPACKED:
+            raise InvalidValue(f"needed at most {format_bytes(_LARGEST_UNPACKED)}; found more")
+    try:
+        return [_of_result(result) for result in results_of(content)]
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
+        if isinstance(error, InvalidValue):
+            raise
+        raise InvalidValue("it holds a run that makes no sense") from None
+
+
+def _of_result(result: SimulationResult) -> TimelineRun:
+    attempts = [attempt for job in result.jobs for attempt in job.attempts]
+    gpus = max([len(result.gpus), *(int(place) + 1 for attempt in attempts for place in attempt.gpus)])
+    if gpus > 100_000:
+        raise InvalidValue(f"needed a run of at most 100,000 GPUs; found {gpus}")
+    first = min((float(job.arrival) for job in result.jobs), default=0.0)
+    last = max((float(attempt.end) for attempt in attempts), default=first + 1.0)
+    run = TimelineRun(result, 0.0, first, last, [f"GPU {place}" for place in range(gpus)], [], False)
+    run.figures((first, last))
+    many = [f"of {len(attempts):,} attempts the last {_MOST_BARS:,} are drawn"] if len(attempts) > _MOST_BARS else []
+    return TimelineRun(result, 0.0, first, last, run.gpus, [plain(result.trace)[:80], *many], False)
+
+
+def _x(run: TimelineRun, at: float) -> float:
+    return round((at + run.shift) * 1000, 3)
+
+
+def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
+    job, attempt = bar.job, bar.attempt
+    failed, again = attempt.cause not in _FINE, attempt is not job.attempts[0]
+    begin, end = (_x(run, run.begin + at) for at in (attempt.begin, attempt.end))
+    label = f"{job.id} {job.kind}"
+    waited = format_duration(max(0.0, job.attempts[0].begin - job.arrival))
+    number = job.attempts.index(attempt) + 1
+    return {
+        "value": [top + bar.lane, begin, end, job.id, int(failed), int(again), label[:80]], "job": job.id,
+        "about": [
+            label[:200], f"of {job.user}, waited {waited}", f"attempt {number} on {run.gpus[bar.gpu]}",
+            f"{format_bytes(attempt.promise)} promised" if attempt.promise else "no promise known",
+            f"from {run.moment(run.begin + attempt.begin)}, {format_duration(attempt.end - attempt.begin)}",
+            attempt.cause,
+        ],
+    }  # fmt: skip
+
+
+def _options() -> dict[str, Any]:
+    """The chart without its data. Texts with a colon before their names are our own, and run in the browser."""
+    faint = {":color": "ullage.css('--faint')"}
+    line = {"show": True, "lineStyle": {":color": "ullage.css('--line')"}}
+    dimensions: list[Any] = ["row", "begin", "end", "tint", "failed", "again", {"name": "label", "type": "ordinal"}]
+    return {
+        "animation": False, "useUTC": True,
+        "grid": {"left": 70, "right": 24, "top": 14, "bottom": 70},
+        "tooltip": {"trigger": "item", ":formatter": "ullage.about", ":backgroundColor": "ullage.css('--sheet')",
+                    ":borderColor": "ullage.css('--line')", "textStyle": {":color": "ullage.css('--ink')"},
+                    "confine": True},
+        "xAxis": {"type": "time", "axisLabel": {**faint, "hideOverlap": True}, "splitLine": line},
+        "yAxis": {"type": "category", "inverse": True, "data": [], "axisTick": {"show": False},
+                  "axisLabel": {**faint, "interval": 0}},
+        "toolbox": {"show": True, "itemSize": 0, "feature": {"dataZoom": {"yAxisIndex": "none"}}},
+        "dataZoom": [{"type": "slider", "filterMode": "none", "bottom": 12, "showDataShadow": False,
+                      "height": 22, "labelFormatter": "", ":borderColor": "ullage.css('--line')",
+                      ":fillerColor": "ullage.css('--accent') + '33'", "brushSelect": False,
+                      "handleStyle": {":color": "ullage.css('--sheet')", ":borderColor": "ullage.css('--accent')"},
+                      "moveHandleSize": 0}],
+        "series": [
+            {"type": "custom", ":renderItem": "ullage.ground", "data": [], "silent": True, "z": 0,
+             "encode": {"y": 0, "x": -1}},
+            {"type": "custom", ":renderItem": "ullage.bar", "data": [], "dimensions": dimensions, "clip": True,
+             "encode": {"y": 0, "x": [1, 2]}, "z": 2},
+        ],
+    }  # fmt: skip

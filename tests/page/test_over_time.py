@@ -1,0 +1,95 @@
+"""The timeline and the reports in a real browser, on a daemon with virtual GPUs."""
+
+import datetime
+import json
+
+import pytest
+from tests.manager.conftest import until
+from tests.simulation.made_runs import run
+
+from ullage.simulation.measures import MEASURES
+from ullage.simulation.result import write_results
+
+HOSTILE = '<img src=x onerror="window.harmed = 1">'
+_CHART = "getElement(Number(document.querySelector('{0}').id.slice(1))).chart"
+
+
+@pytest.fixture(scope="module")
+def tab(browser, page):
+    """A page of somebody who signed in with a token to operate."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    context.set_default_timeout(20_000)
+    made = context.new_page()
+    problems: list[str] = []
+    made.on("pageerror", lambda error: problems.append(str(error)))
+    made.goto(page.url + "/sign-in")
+    made.get_by_label("Token").fill(page.token(scope="operate"))
+    made.get_by_role("button", name="Sign in").click()
+    made.wait_for_url(f"{page.url}/")
+    yield made
+    assert not problems and made.evaluate("window.harmed") is None
+    context.close()
+
+
+def see(tab, selector: str, text: str) -> None:
+    """Wait until something is shown."""
+    tab.locator(selector, has_text=text).first.wait_for()
+
+
+def figure(tab, name: str) -> str:
+    """What the page says to a term."""
+    return tab.locator(f"dt:text-is('{name}') + dd").inner_text()
+
+
+def typed(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).isoformat(" ", "milliseconds")
+
+
+def test_jobs_are_on_the_timeline_and_a_span_has_the_figures_that_hands_compute(page, work, tab):
+    job = work.script("sleep 0.4", name=HOSTILE, memory=20 << 30)
+    work.wait(job)
+    told = next(each for each in work.client.trace()["jobs"] if each["id"] == job)
+    [attempt] = told["attempts"]
+    came, end, ran = told["queued"] or told["submitted"], attempt["ended"], attempt["elapsed"]
+    tab.goto(page.url + "/timeline")
+    see(tab, ".scroll td", HOSTILE)
+    tab.get_by_label("From").fill(typed(came))
+    tab.get_by_label("To").fill(typed(end + 0.2))
+    tab.get_by_role("button", name="Show", exact=True).click()
+    busy = 100 * ran / (2 * (end + 0.2 - came))  # one GPU of two, for the time it ran
+    until(lambda: abs(int(figure(tab, "GPUs with a job").rstrip("%")) - busy) < 1.5, "the figures of the span")
+    see(tab, "p", "1 jobs were there; 1 became done, 0 failed or were cancelled, 0 were not over at its end.")
+    for name, value in (("Running", ran), ("Completion", end - came), ("Waiting", end - came - ran)):
+        assert figure(tab, name) == MEASURES[name.lower()].text(value)
+    chart = _CHART.format(".gantt")
+    drawn = tab.evaluate(f"{chart}.getOption().series[1].data.map(bar => bar.job)")
+    assert job in drawn
+    tab.evaluate(f"{chart}.dispatchAction({{type: 'showTip', seriesIndex: 1, dataIndex: {drawn.index(job)}}})")
+    see(tab, ".about", HOSTILE)
+    assert tab.locator("img").count() == 0
+    box = tab.locator(".gantt").bounding_box()
+    middle = box["y"] + box["height"] / 2
+    tab.mouse.move(box["x"] + 300, middle)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 400, middle, steps=4)
+    tab.mouse.up()
+    see(tab, "p", "1 jobs were there; 0 became done")
+    tab.get_by_role("button", name="All").click()
+    tab.locator("p", has_text="0 became done").wait_for(state="detached")
+
+
+def test_a_simulated_run_is_drawn_with_its_own_figures(page, tab, tmp_path):
+    result = run(label=HOSTILE)
+    file = tmp_path / "runs.json.gz"
+    write_results(file, [result])
+    tab.goto(page.url + "/timeline")
+    see(tab, "h2", "Figures of this span")
+    tab.locator("input[type=file]").set_input_files(tmp_path / "runs.json.gz")
+    see(tab, "dd", MEASURES["completion"].text(result.figures.completion_s))
+    assert figure(tab, "Makespan") == MEASURES["total"].text(300.0)
+    assert figure(tab, "Energy") == MEASURES["energy"].text(result.figures_between(10.0, 310.0).energy_j)
+    see(tab, ".scroll tr.failed td", "out of GPU memory")
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"runs": [{"jobs": HOSTILE}]}))
+    tab.locator("input[type=file]").set_input_files(other)
+    see(tab, ".q-notification", "this is no file of runs")
