@@ -80,20 +80,28 @@ class Board:
         self.remove(before)
         after = candidate_of(slot, before.position, self.ledger, here, self.rules, now)
         self.seen[before.position] = self._by_id[slot.id] = after
-        self.add(after)
-        if after.prospect != before.prospect:
+        self._changed(after, before.prospect)
+
+    def _changed(self, candidate: Candidate, prospect: tuple[object, ...]) -> None:
+        """Open it where it belongs now; its `prospect` was another one, perhaps."""
+        self.add(candidate)
+        if candidate.prospect != prospect:
             self.offers.clear()
-        self.changed.append(after)
+        self.changed.append(candidate)
         if len(self.changed) > _MOST_CHANGES * len(self.seen):
             self.changed.clear()
             self.failed.clear()
 
     def drift(self, slot: Slot, here: Mapping[int, Running], now: float) -> None:
-        """Time has passed on a slot and nothing else; it is the same unless its activity differs by two percent."""
-        before = self._by_id[slot.id]
+        """Nothing but time and the activity has changed on a slot; it is the same unless two percent are to be expected
+        more or less than before."""
+        candidate = self._by_id[slot.id]
         load = expected_load(slot, [here.get(job) for job in self.ledger.holders(slot.id)], self.rules, now)
-        if slot.used != before.slot.used or load is None or before.load is None or abs(load - before.load) > _NOTICED:
-            self.put(slot, here, now)
+        if load is None or candidate.load is None or abs(load - candidate.load) > _NOTICED:
+            self.remove(candidate)
+            prospect, candidate.slot = candidate.prospect, slot
+            candidate.expect(load, self.rules)
+            self._changed(candidate, prospect)
 
     def since(self, mark: int) -> list[Candidate]:
         """The open slots that have changed since there were so many changes, best first."""

@@ -81,6 +81,11 @@ class Candidate:
         self.company = None
         self.judge(rules)
 
+    def expect(self, load: float | None, rules: Rules) -> None:
+        """Another SM activity than before, and nothing else."""
+        self.load, self.company = load, None
+        self.judge(rules)
+
     def met(self) -> tuple[object, ...]:
         """What speeds of a newcomer depend on here: the kind of GPU, and what those who are there do and accept."""
         if self.company is None:

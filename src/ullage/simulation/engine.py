@@ -120,7 +120,7 @@ class _Engine:
         self.queue: dict[int, Job] = {}
         self.asked: dict[int, TraceJob] = {}
         self.runs: dict[int, SimulatedRun] = {}
-        self.hot: dict[str, float] = {}  # cards on which readings still change, and until when
+        self.hot: list[tuple[float, int]] = []  # a heap: when to look again at cards on which readings still change
         self.wanted: float | None = None  # when the next pass is to be made
         self.last_pass = -math.inf
         self.returning = 0  # jobs that come back into the queue after a pause
@@ -383,19 +383,28 @@ class _Engine:
 
     def _heat(self, card: SimulatedCard) -> None:
         """What a monitor says of the card changes from now on, until its window has passed."""
-        self.hot[card.id] = self.now + self.horizon
+        cold, card.hot_until = card.hot_until is None, self.now + self.horizon
+        if cold:
+            self._look_again(card)
+
+    def _look_again(self, card: SimulatedCard) -> None:
+        """As soon as there is a new reading, or the last that differs."""
+        heapq.heappush(self.hot, (min(card.read + self.reads_every, card.hot_until or self.now), card.index))
 
     def _read_cards(self) -> None:
         """Hand new readings to placement, of cards on which something has changed."""
-        cooled, looked = [], self._looked()
-        for name, until in self.hot.items():
-            card = self.by_id[name]
-            if looked - card.read >= self.reads_every or self.now >= until:
+        looked, hot = self._looked(), []
+        while self.hot and self.hot[0][0] <= self.now:
+            card = self.cards[heapq.heappop(self.hot)[1]]
+            cooled = card.hot_until is None or self.now >= card.hot_until
+            if cooled or looked - card.read >= self.reads_every:
                 self._read(card, drift=True)
-                if self.now >= until:
-                    cooled.append(name)
-        for name in cooled:
-            del self.hot[name]
+            if cooled:
+                card.hot_until = None
+            else:
+                hot.append(card)
+        for card in hot:
+            self._look_again(card)
 
     def _looked(self) -> float:
         """When the monitor last looked."""
@@ -404,15 +413,15 @@ class _Engine:
 
     def _read(self, card: SimulatedCard, drift: bool = False) -> None:
         """Hand a reading to placement; `drift`: since the last one nothing but time and memory has changed."""
-        delay, ledger = self.world.monitor_delay_s, self.board.ledger
+        delay = self.world.monitor_delay_s
         card.read = self._looked()
         delay += self.now - card.read if drift else 0.0  # that a job has gone is seen at once
         slot = card.slot(self.now - delay, self.rules.window, delay)
         if slot.used != card.shown:
-            card.shown = slot.used
+            card.shown, drift = slot.used, False
             for number, run in card.runs.items():
                 taken = run.started is not None and run.started <= self.now - delay
-                ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
+                self.board.ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
         if drift:
             self.board.drift(slot, card.running, self.now)
         else:
