@@ -63,7 +63,7 @@ def placed(outcome: PassOutcome) -> list[int]:
          "needs 41.0 GiB on a GPU; that can never be: no GPU has as much, and the largest has 40.0 GiB"),
         (job(1, cores=8, gpus=2, exclusive=True), job(100, cores=5),
          "needs 2 idle GPUs to itself with 1.00 GiB; 1 of the 2 GPUs are ready; none is idle: GPU 0 has the most free, "
-         "39.0 GiB; it also needs 8 cores; 3 of 8 are free"),
+         "39.0 GiB; GPU 0 will have room when job 100 ends; it also needs 8 cores; 3 of 8 are free"),
     ],
 )  # fmt: skip
 def test_a_job_waits_for_what_the_host_lacks_and_says_so(waiting: Job, there: Job, reason: str) -> None:

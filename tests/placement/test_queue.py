@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -138,9 +139,9 @@ def test_a_job_that_has_waited_long_reserves_and_others_no_longer_pass_it_there(
         jobs = [job(1, promise=35, submitted=submitted), *small]
         outcome = decide("ullage", jobs, there, slots(2), Ledger(), QUIET, now=1000.0)
         assert {each.slots[0] for each in outcome.placed} == expected
-    assert (
-        outcome.waiting[-1].reason
-        == "needs 5.00 GiB on a GPU; GPU 1 has 20.0 GiB free but is kept for job 1, which has waited longer"
+    assert outcome.waiting[-1].reason == (
+        "needs 5.00 GiB on a GPU; GPU 1 has 20.0 GiB free but is kept for job 1, which has waited longer; "
+        "GPU 0 will have room when job 100 ends"
     )
 
 
@@ -189,7 +190,8 @@ def test_several_gpus_are_given_whole_and_distinct() -> None:
     outcome = decide("ullage", [job(1, gpus=2)], there, slots(4), Ledger(), QUIET, now=10.0)
     assert outcome.placed == ()
     assert outcome.waiting[0].reason == (
-        "needs 10.0 GiB on each of 2 GPUs; 1 of the 2 GPUs are ready; GPU 0 has the most free, 5.00 GiB"
+        "needs 10.0 GiB on each of 2 GPUs; 1 of the 2 GPUs are ready; GPU 0 has the most free, 5.00 GiB; "
+        "GPU 0 will have room when job 100 ends"
     )
 
 
@@ -200,7 +202,28 @@ def test_nobody_joins_an_exclusive_job_also_where_it_leaves_memory() -> None:
         "ullage", [job(1, gpus=2, exclusive=True), job(2, promise=1)], [], mixed, Ledger(), QUIET, now=10.0
     )
     assert [(each.job, each.promise) for each in outcome.placed] == [(1, 40 * GIB)]
-    assert outcome.waiting[0].reason.endswith("GPU 1 has 100 GiB free but belongs to one job alone")
+    assert outcome.waiting[0].reason.endswith("belongs to one job alone; GPU 1 will have room when job 1 ends")
+
+
+@pytest.mark.parametrize(
+    ("promise", "there", "said"),
+    [
+        (30, [(12, 0), (12, 0), (38, 1)], "GPU 1 will have room when job 102 ends"),
+        (30, [(10, 0), (28, 0), (10, 1), (28, 1)], "GPU 0 will have room when job 101 ends"),
+        (39, [(10, 0), (28, 0)], "GPU 0 will have room when jobs 100 and 101 end"),
+        (39, [(8, 0), (8, 0), (8, 0), (8, 0)], None),
+    ],
+)
+def test_a_reason_names_the_fewest_jobs_whose_end_makes_room(
+    promise: int, there: list[tuple[int, int]], said: str | None
+) -> None:
+    jobs = running(*((job(100 + at, promise=size), f"GPU-{gpu}") for at, (size, gpu) in enumerate(there)))
+    gpus = slots(max(gpu for _, gpu in there) + 1)
+    (found,) = decide("ullage", [job(1, promise=promise)], jobs, gpus, Ledger(), QUIET, now=10.0).waiting
+    assert found.reason.endswith(f"; {said}") if said else "will have" not in found.reason
+    drained = [dataclasses.replace(gpu, drained=True) for gpu in gpus]
+    (found,) = decide("ullage", [job(1, promise=promise)], jobs, drained, Ledger(), QUIET, now=10.0).waiting
+    assert "will have" not in found.reason
 
 
 @pytest.mark.parametrize(
@@ -223,7 +246,7 @@ def test_reasons_say_what_was_needed_and_what_the_best_gpu_had(waiting: Job, rea
     there = running((job(100, promise=20), "GPU-0"), (job(101, promise=30), "GPU-1"))
     rules = Rules(margin=2 * GIB, smact_limit=None)
     (found,) = decide("ullage", [waiting], there, slots(2), Ledger(), rules, now=10.0).waiting
-    assert found.reason == reason
+    assert found.reason == reason + ("" if found.never else "; GPU 0 will have room when job 100 ends")
 
 
 def test_the_reason_names_the_activity_that_stands_in_the_way() -> None:

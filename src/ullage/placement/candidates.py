@@ -115,9 +115,12 @@ class Candidate:
 
     def summary(self, rules: Rules) -> SlotSummary:
         """What to tell those who wait."""
+        known = len(self.jobs) == self.count
+        given_back = [(job.id, size) for job, (_, size) in zip(self.jobs, self.leaving, strict=True)] if known else ()
         return SlotSummary(
-            self.slot, self.free, self.idle(rules), self.obstacle, self.kept, self.too_busy, tuple(self.jobs)
-        )
+            self.slot, self.free, self.idle(rules), self.obstacle, self.kept, self.too_busy, tuple(self.jobs),
+            tuple(given_back),
+        )  # fmt: skip
 
 
 def candidates(

@@ -47,8 +47,8 @@ def decide(
     >>> outcome = decide("ullage", jobs, [], [slot], Ledger(), Rules(), now=2.0)
     >>> outcome.placed
     (Decision(job=1, slots=('GPU-1',), promise=32212254720, exclusive=False, host=HostShare(cores=0, memory=0)),)
-    >>> outcome.waiting
-    (Waiting(job=2, reason='needs 30.0 GiB on a GPU; GPU 0 has the most free, 10.0 GiB'),)
+    >>> outcome.waiting[0].reason
+    'needs 30.0 GiB on a GPU; GPU 0 has the most free, 10.0 GiB; GPU 0 will have room when job 1 ends'
     """
     book = ledger.copy()
     book.see(slots)

@@ -10,6 +10,8 @@ from ullage.placement.rules import RequestMaker, SlotRequest
 from ullage.placement.snapshot import NO_SHARE, HostShare, Job, Slot
 from ullage.units import format_bytes
 
+_MOST_NAMED = 3  # jobs whose ends a reason names
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -55,7 +57,7 @@ class HostSummary(NamedTuple):
 class SlotSummary(NamedTuple):
     """What a slot had at the end of a pass; `obstacle` says why it takes no job at all, `kept` for which job it is.
     `too_busy` says why it takes none whose speed there cannot be foretold. `jobs` are those there whose description is
-    known."""
+    known; `given_back` has what each will give back at its end, where all are known."""
 
     slot: Slot
     free: int
@@ -64,6 +66,7 @@ class SlotSummary(NamedTuple):
     kept: int | None
     too_busy: str | None = None
     jobs: tuple[Job, ...] = ()
+    given_back: tuple[tuple[int, int], ...] = ()
 
     @property
     def gpu(self) -> int:
@@ -80,6 +83,19 @@ class SlotSummary(NamedTuple):
         if request.alone:
             return self.idle and self.free >= request.promise
         return self.free >= request.promise + (0 if self.idle else request.margin)
+
+    def fits_without(self, request: SlotRequest) -> list[int]:
+        """The fewest jobs of ours at whose end the job fits here; none where that is not known."""
+        if self.slot.drained or self.slot.lost or self.kept is not None or self.slot.foreign and request.alone:
+            return []
+        free, gone = self.free, list[int]()
+        for job, size in sorted(self.given_back, key=lambda each: -each[1]):
+            free, gone = free + size, [*gone, job]
+            empty = len(gone) == len(self.given_back)
+            margin = 0 if empty else request.margin
+            if free >= request.promise + margin and (empty or not (request.alone or self.obstacle)):
+                return gone
+        return []
 
 
 @dataclass(frozen=True)
@@ -102,7 +118,9 @@ class PassSummary:
             obstacle = each.obstacle if booking is None else booking.text
             if obstacle is None and each.too_busy is not None and not self._foretold(job, each):
                 obstacle = each.too_busy
-            found.append(each._replace(obstacle=obstacle, kept=None if each.kept == job.id else each.kept))
+            given_back = each.given_back if booking is None else ()
+            kept = None if each.kept == job.id else each.kept
+            found.append(each._replace(obstacle=obstacle, kept=kept, given_back=given_back))
         return tuple(found)
 
     def _foretold(self, job: Job, there: SlotSummary) -> bool:
@@ -234,16 +252,27 @@ def _best(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:
         return f"GPU {ready[0].gpu} has room, but the jobs would slow each other down too much"
     found = f"{len(ready)} of the {request.gpus} GPUs are ready; " if request.gpus > 1 else ""
     hindered = [summary for summary in suited if summary not in ready]
-    if hindered:
-        best = max(hindered, key=lambda summary: (summary.obstacle is None, summary.free))
-        why = best.obstacle or f"is kept for job {best.kept}, which has waited longer"
-        return f"{found}GPU {best.gpu} has {format_bytes(best.free)} free but {why}"
     rest = [summary for summary in summaries if summary not in ready]
-    best = max(rest, key=lambda summary: (summary.obstacle is None, summary.free))
+    best = max(hindered or rest, key=lambda summary: (summary.obstacle is None, summary.free))
+    later = _later(request, rest, best) if request.gpus == len(ready) + 1 else ""
+    if hindered:
+        why = best.obstacle or f"is kept for job {best.kept}, which has waited longer"
+        return f"{found}GPU {best.gpu} has {format_bytes(best.free)} free but {why}{later}"
     most = f"GPU {best.gpu} has the most free, {format_bytes(best.free)}"
     if request.alone and not best.idle:
-        return f"{found}none is idle: {most}"
+        return f"{found}none is idle: {most}{later}"
     if best.obstacle is not None:
-        return f"{found}{most}, and {best.obstacle}"
+        return f"{found}{most}, and {best.obstacle}{later}"
     beside = f", and {format_bytes(request.margin)} are to stay free" if best.free >= request.promise else ""
-    return f"{found}{most}{beside}"
+    return f"{found}{most}{beside}{later}"
+
+
+def _later(request: SlotRequest, summaries: list[SlotSummary], best: SlotSummary) -> str:
+    """Which slot will take the job when the fewest others have ended, the best one if it is one of them; "" where none
+    can be named."""
+    ends = [(summary.fits_without(request), summary) for summary in summaries]
+    named = [(gone, summary) for gone, summary in ends if 0 < len(gone) <= _MOST_NAMED]
+    if not named:
+        return ""
+    gone, there = min(named, key=lambda each: (len(each[0]), each[1] is not best))
+    return f"; GPU {there.gpu} will have room when {_jobs(sorted(gone))} {'ends' if len(gone) == 1 else 'end'}"
