@@ -40,6 +40,7 @@ ROOMS = [
     "placement",
     "policy_files",
     "job_words",
+    "report_words",
     "simulation",
     "manager",
     "page",

@@ -22,13 +22,18 @@ def tab(browser, page):
     made = context.new_page()
     problems: list[str] = []
     made.on("pageerror", lambda error: problems.append(str(error)))
-    made.goto(page.url + "/sign-in")
-    made.get_by_label("Token").fill(page.token(scope="operate"))
-    made.get_by_role("button", name="Sign in").click()
-    made.wait_for_url(f"{page.url}/")
+    sign_in(made, page, scope="operate")
     yield made
     assert not problems and made.evaluate("window.harmed") is None
     context.close()
+
+
+def sign_in(tab, page, **form) -> None:
+    """With a new token."""
+    tab.goto(page.url + "/sign-in")
+    tab.get_by_label("Token").fill(page.token(**form))
+    tab.get_by_role("button", name="Sign in").click()
+    tab.wait_for_url(f"{page.url}/")
 
 
 def see(tab, selector: str, text: str) -> None:
@@ -93,3 +98,35 @@ def test_a_simulated_run_is_drawn_with_its_own_figures(page, tab, tmp_path):
     other.write_text(json.dumps({"runs": [{"jobs": HOSTILE}]}))
     tab.locator("input[type=file]").set_input_files(other)
     see(tab, ".q-notification", "this is no file of runs")
+
+
+def test_a_report_is_that_of_the_command_and_can_be_downloaded(page, work, tab):
+    work.wait(work.script("true", name="=1+1 <b>"))
+    tab.goto(page.url + "/reports")
+    tab.get_by_label("A row for each").click()
+    tab.get_by_role("option", name="user and name").click()
+    see(tab, ".scroll td", "=1+1 <b>")
+    files = {}
+    for kind in ("JSON", "CSV"):
+        with tab.expect_download() as waiting:
+            tab.get_by_role("button", name=f"Download {kind}").click()
+        files[kind] = waiting.value.path().read_text()
+    found, told = json.loads(files["JSON"]), json.loads(work.cli("report", "--by", "user,name", "--json"))
+    assert (found["by"], found["rows"], found["total"]) == (told["by"], told["rows"], told["total"])
+    assert files["CSV"] == work.cli("report", "--by", "user,name", "--csv")
+    tab.get_by_role("button", name="waiting", exact=True).click()
+    see(tab, "p", "median and 90 % stay below (min)")
+
+
+def test_a_report_shows_others_nothing(page, work, browser):
+    work.wait(work.script("true", name="private"))
+    context = browser.new_context()
+    other = context.new_page()
+    other.set_default_timeout(20_000)
+    sign_in(other, page, user="nobody")
+    other.goto(page.url + "/reports")
+    see(other, "[role=status]", "No jobs ran. You see your own jobs, and of others what this server shows.")
+    other.goto(page.url + "/timeline")
+    see(other, "p", "Only your own jobs are shown.")
+    assert "private" not in other.content()
+    context.close()

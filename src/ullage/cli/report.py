@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import shutil
 import sys
@@ -18,17 +17,9 @@ from ullage.cli.jobs import client, print_json
 from ullage.cli.options import Json
 from ullage.cli.tables import aligned, text_width
 from ullage.errors import InvalidValue
-from ullage.job_words import memory
+from ullage.report_words import COLUMNS, cells_of, csv_of, failures, moment, sums_of
 from ullage.text import plain
-from ullage.units import format_duration, parse_duration
 
-_FIGURES = (
-    "jobs", "gpu_hours", "gpu_hours_by_part", "core_hours", "promised", "used", "energy_j", "energy_known",
-    "waited_median", "waited_90", "failures",
-)  # fmt: skip
-_COLUMNS = (
-    "jobs", "GPU hours", "by part", "core hours", "promised", "used", "energy", "waited", "90 %",
-)  # fmt: skip
 _MAY_BE_EMPTY = ("core hours", "energy")
 _GIVE_WAY = ("core hours", "energy", "90 %", "by part", "promised", "used")  # in a narrow terminal, the first one first
 
@@ -79,47 +70,9 @@ def report(
     if as_json:
         print_json(found)
     elif as_csv:
-        _print_csv(found)
+        print(csv_of(found), end="")
     else:
         _print_table(found)
-
-
-def moment(text: str, now: float) -> float:
-    """Seconds since 1970.
-
-    >>> moment("2h", now=10_000.0)
-    2800.0
-    """
-    try:
-        return now - parse_duration(text)
-    except InvalidValue:
-        try:
-            return datetime.datetime.fromisoformat(text).timestamp()
-        except (ValueError, OverflowError, OSError):
-            needed = "a time such as 2026-11-01, 2026-11-01T08:00, or 7d for seven days ago"
-            raise InvalidValue(f"needed {needed}; found {text[:80]!r}") from None
-
-
-def _print_csv(found: dict[str, Any]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*found["by"], *_FIGURES])
-    for row in found["rows"]:
-        writer.writerow([_cell(row[key]) for key in (*found["by"], *_FIGURES)])
-
-
-def _cell(value: Any) -> Any:
-    """A cell of CSV. Names are other people's words: none of them becomes a formula in a spreadsheet.
-
-    >>> _cell("=1+1"), _cell({"killed": 2}), _cell(None)
-    ("'=1+1", 'killed: 2', '')
-    """
-    if isinstance(value, dict):
-        return _failures(value)
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value else "" if value is None else value
-
-
-def _failures(causes: dict[str, int]) -> str:
-    return ", ".join(f"{cause}: {number}" for cause, number in causes.items())
 
 
 def _print_table(found: dict[str, Any]) -> None:
@@ -134,10 +87,10 @@ def _print_table(found: dict[str, Any]) -> None:
 def table(found: dict[str, Any], width: int | None) -> str:
     """The report as a table, without what nobody used or knows, and what a narrow terminal has no room for."""
     rows, keys = found["rows"], found["by"]
-    lines = [[plain(str(row[key])) for key in keys] + _cells(row) for row in rows]
+    lines = [[plain(str(row[key])) for key in keys] + cells_of(row) for row in rows]
     if len(rows) > 1:
-        lines.append(["total"] + [""] * (len(keys) - 1) + _cells(found["total"]))
-    heads = [*keys, *_COLUMNS]
+        lines.append(["total"] + [""] * (len(keys) - 1) + cells_of(found["total"]))
+    heads = [*keys, *COLUMNS]
     empty = [heads.index(name) for name in _MAY_BE_EMPTY]
     shown = [
         place
@@ -157,24 +110,13 @@ def table(found: dict[str, Any], width: int | None) -> str:
         text.append(aligned([cells[place] for place in shown], widths, right).rstrip())
         row = rows[number - 1] if 0 < number <= len(rows) else None
         if row is not None and row["failures"]:
-            text.append(f"    {_failures(row['failures'])}")
+            text.append(f"    {failures(row['failures'])}")
     if missing:
         text.append(f"(no room for {', '.join(missing)}; --csv has all)")
     return "\n".join(text)
 
 
 _SPAN = ("since", "until")
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    known = row["energy_known"] or 0.0
-    at_least = "" if known > 0.99 else "≥ "
-    energy = "unknown" if row["energy_j"] is None else f"{at_least}{row['energy_j'] / 3.6e6:.3g} kWh"
-    return [
-        str(row["jobs"]), f"{row['gpu_hours']:.2f}", f"{row['gpu_hours_by_part']:.2f}", f"{row['core_hours']:.2f}",
-        memory(row["promised"]), memory(row["used"]), energy, format_duration(row["waited_median"]),
-        format_duration(row["waited_90"]),
-    ]  # fmt: skip
 
 
 def _write(file: Path, text: str) -> None:
@@ -193,18 +135,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _LEGEND = 900, 360, 60, 40, 60, 180
 
 def draw(found: dict[str, Any]) -> str:
     """The GPU hours of a report as SVG."""
-    keys = sorted(found["by"], key=lambda key: key != "day")
-    across, stacked = keys[0], keys[1] if len(keys) > 1 else None
-    hours: dict[str, dict[str, float]] = {}
-    for row in found["rows"]:
-        bar = hours.setdefault(str(row[across]), {})
-        name = "" if stacked is None else str(row[stacked])
-        bar[name] = bar.get(name, 0.0) + row["gpu_hours"]
-    totals: dict[str, float] = {}
-    for bar in hours.values():
-        for name, value in bar.items():
-            totals[name] = totals.get(name, 0.0) + value
-    names = sorted(totals, key=lambda name: -totals[name])
+    across, stacked, hours, names = sums_of(found)
     colours = {name: _COLOURS[place] if place < len(_COLOURS) else _REST for place, name in enumerate(names)}
     title = f"GPU hours by {' and '.join(filter(None, (across, stacked)))}"
     body = [_text(_LEFT, 24, title, size=16), *_bars(hours, names, colours)]

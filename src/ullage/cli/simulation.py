@@ -17,7 +17,6 @@ from ullage.cli.exit_codes import FAILED, INTERRUPTED
 from ullage.cli.jobs import client
 from ullage.cli.options import Json, Seed
 from ullage.cli.progress import Following, following
-from ullage.cli.report import moment
 from ullage.cli.scenarios import (
     choices_of,
     labelled,
@@ -28,6 +27,7 @@ from ullage.cli.scenarios import (
 )
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
+from ullage.report_words import moment
 from ullage.text import plain
 from ullage.units import format_moment
 

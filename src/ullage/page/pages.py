@@ -12,6 +12,7 @@ from nicegui import ui
 from ullage.page.gpus import show_gpus
 from ullage.page.job import show_job
 from ullage.page.queue import show_queue
+from ullage.page.reports import show_reports
 from ullage.page.sessions import Session
 from ullage.page.timeline import show_timeline
 
@@ -30,6 +31,10 @@ def add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
     @ui.page("/timeline")
     def timeline(request: Request) -> None:
         show_timeline(_session(request))
+
+    @ui.page("/reports")
+    def reports(request: Request) -> None:
+        show_reports(_session(request))
 
     @ui.page("/job/{number}")
     def job(request: Request, number: Annotated[int, Path(ge=1, lt=2**53)]) -> None:
