@@ -56,7 +56,7 @@ def test_the_queue_shows_why_a_job_waits_and_can_be_filtered(page, work, visitor
     see(visitor, ".ag-row", HOSTILE)
     see(visitor, '.ag-row:has-text("needs both")', "needs 30.0 GiB on each of 2 GPUs")
     see(visitor, ".ag-row", f"{held}_[1-20]")
-    see(visitor, '.ag-row:has-text("many")', "held 20")
+    see(visitor, '.ag-row:has-text("many")', "20 held")
     visitor.get_by_role("button", name="running", exact=True).click()
     visitor.locator(".ag-row", has_text="needs both").wait_for(state="detached")
     see(visitor, ".ag-row", HOSTILE)

@@ -21,6 +21,10 @@ def show_gpus(session: Session) -> None:
     frame = Frame(session, "GPUs", "/")
     with frame.main:
         summary = words("p", "", "summary")
+        with box("p", "legend"):
+            for kind, text in (("used", "used"), ("promised", "promised"), ("free", "free"), ("foreign", "of others")):
+                box("span", f"dot {kind}").props["aria-hidden"] = "true"
+                words("span", text)
         with box("div", "cards") as shelf:
             pass
     cards: dict[str, GPUCard] = {}
@@ -83,7 +87,7 @@ class GPUCard:
             self._curves = {name: Curve(name) for name in ("SMACT", "DRAMA", "power")}
             self._unknown = words("p", "", "figures")
         self._shown: list[int] = []
-        self._parts: list[tuple[ui.element, ui.element, Any]] = []
+        self._parts: list[tuple[ui.element, ui.element, ui.element, Any]] = []
         self._foreign: ui.element = self._bands
 
     def show(self, gpu: dict[str, Any], jobs: list[dict[str, Any]], readings: Readings) -> None:
@@ -112,10 +116,12 @@ class GPUCard:
         if [job["id"] for job in jobs] != self._shown or not self._parts and self._foreign is self._bands:
             self._rebuild(jobs)
         total = gpu["total"] or 1
-        for job, (promised, used, line) in zip(jobs, self._parts, strict=True):
+        for job, (promised, used, beyond, line) in zip(jobs, self._parts, strict=True):
             promise = total if gpu["alone"] or job["promise"] is None else job["promise"]
-            set_width(promised, promise / total)
-            set_width(used, (job["used"] or 0) / promise if promise else 0.0)
+            most = max(promise, job["used"] or 0)
+            set_width(promised, most / total)
+            set_width(used, (job["used"] or 0) / most if most else 0.0)
+            set_width(beyond, 1 - promise / most if most and job["over_promise"] else 0.0)
             set_prop(promised, "title", f"job {job['id']}")
             if line is not None:
                 used_of = "" if job["used"] is None else f"{format_bytes(job['used'])} of "
@@ -135,7 +141,7 @@ class GPUCard:
         for place, (job, number) in enumerate(zip(jobs, _colours(self._shown), strict=True)):
             colour = f"job-{number}"
             with self._bands, box("div", f"band {colour}") as promised:
-                used = box("div", "used")
+                used, beyond = box("div", "used"), box("div", "beyond")
             line = None
             if place < _MOST_JOBS:
                 with self._jobs, box("li"):
@@ -143,7 +149,7 @@ class GPUCard:
                     ui.link(f"{job['id']} {job['name']}", f"/job/{int(job['id'])}")
                     words("span", job["user"], "user")
                     line = words("span", "")
-            self._parts.append((promised, used, line))
+            self._parts.append((promised, used, beyond, line))
         if len(jobs) > _MOST_JOBS:
             with self._jobs:
                 words("li", f"and {len(jobs) - _MOST_JOBS} more")

@@ -22,8 +22,19 @@ _LINK = (
     "p => { const a = document.createElement('a'); a.href = '/job/' + Number(p.data.id); "
     "a.textContent = p.value; return a; }"
 )
+_STATE = (
+    "p => { const s = document.createElement('span'); s.className = 'state ' + p.data.group; "
+    "s.textContent = p.value; return s; }"
+)
 _OPEN = "e => { if (e.event.key === 'Enter') location.assign('/job/' + Number(e.data.id)); }"
 _LABEL = "e => document.querySelector('.grid [role=treegrid], .grid [role=grid]')?.setAttribute('aria-label', 'Jobs')"
+_NARROW = (  # on a phone: what there is room for
+    "e => { const wide = e.clientWidth > 700; "
+    "e.api.setColumnsVisible(['state', 'user', 'where', 'promise', 'used', 'time'], wide); "
+    "e.api.applyColumnState({state: wide ? "
+    "[{colId: 'job', width: 105}, {colId: 'name', width: 190}] : "
+    "[{colId: 'job', width: 76}, {colId: 'name', width: 108}]}); }"
+)
 _SPAN = "p => p.data.since == null ? p.data.span : Date.now() / 1000 - p.data.since"
 _TIME = (
     "p => { const s = Math.max(0, Math.round(p.value ?? 0)); "
@@ -39,15 +50,15 @@ def _columns() -> list[dict[str, Any]]:
         {"headerName": "Job", "field": "job", ":cellRenderer": _LINK, "width": 105, ":comparator":
          "(a, b, x, y) => x.data.id - y.data.id"},
         {"headerName": "Name", "field": "name", "width": 190, "tooltipField": "name", **text},
-        {"headerName": "State", "field": "state", "width": 130, **text},
+        {"headerName": "State", "field": "state", "width": 130, ":cellRenderer": _STATE, **text},
         {"headerName": "User", "field": "user", "width": 110, **text},
         {"headerName": "GPU", "field": "where", "width": 80},
         {"headerName": "Promise", "field": "promise", **memory},
         {"headerName": "Used", "field": "used", **memory},
         {"headerName": "Time", "colId": "time", ":valueGetter": _SPAN, ":valueFormatter": _TIME, "width": 115,
          "type": "rightAligned"},
-        {"headerName": "Why", "field": "why", "flex": 1, "minWidth": 300, "wrapText": True,
-         "autoHeight": True, "cellClass": "why"},
+        {"headerName": "Why", "field": "why", "flex": 1, "minWidth": 150, "wrapText": True,
+         "autoHeight": True, ":cellClass": "p => p.data.over ? 'why over' : 'why'"},
     ]  # fmt: skip
 
 
@@ -65,7 +76,7 @@ def show_queue(session: Session) -> None:
             "columnDefs": _columns(), "rowData": [], ":getRowId": "p => p.data.key", ":onCellKeyDown": _OPEN,
             "defaultColDef": {"sortable": True, "resizable": True}, "enableBrowserTooltips": True,
             "enableCellTextSelection": True, "suppressFieldDotNotation": True, "rowHeight": 38,
-            ":onGridReady": _LABEL,
+            ":onGridReady": _LABEL, ":onGridSizeChanged": _NARROW,
         }, auto_size_columns=False).classes("grid")  # fmt: skip
 
     async def refresh(reading: DaemonReading) -> None:
@@ -113,9 +124,9 @@ def _row(job: dict[str, Any], index: dict[str, int]) -> dict[str, Any]:
     several = job.get("jobs", 1)
     return {
         "key": str(job["id"]), "id": job["id"], "job": reference(job), "name": job["name"], "user": job["user"],
-        "state": job["state"] if several == 1 else f"{job['state']} {several:,}",
+        "state": job["state"] if several == 1 else f"{several:,} {job['state']}",
         "group": "over" if over else "running" if live else "recovering" if job["recovery"] else "waiting",
         "where": ", ".join(map(str, places)), "promise": job["promise"], "used": job["used"],
         "since": None if over else job["started"] if live else job["submitted"], "span": job["ran"] if over else None,
-        "why": why(job | {"places": places}),
+        "over": job["over_promise"], "why": why(job | {"places": places}),
     }  # fmt: skip

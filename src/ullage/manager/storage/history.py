@@ -179,9 +179,7 @@ class JobHistory:
     def submitted_between(self, since: float, until: float, there: bool = False) -> list[JobRecord]:
         """The jobs that were submitted between two times, in that order; or all that were `there` in between."""
         or_there = "OR ended >= ? OR ended IS NULL" if there else "OR submitted >= ?"
-        return self._jobs(
-            f"(submitted >= ? {or_there}) AND submitted < ? ORDER BY submitted, id", since, since, until
-        )
+        return self._jobs(f"(submitted >= ? {or_there}) AND submitted < ? ORDER BY submitted, id", since, since, until)
 
     def queued(self, jobs: Iterable[int]) -> dict[int, float]:
         """When jobs came into the queue for the last time before their first attempt, where the events still tell."""
