@@ -62,6 +62,7 @@ def test_a_team_can_test_that_its_model_fits(run):
     )
 
 
+@pytest.mark.slow
 def test_the_default_can_be_set_in_the_ini_file(run, pytester):
     pytester.makeini("[pytest]\nvirtual_gpu = T4\n")
     run("-k", "test_plain").assert_outcomes(passed=1, deselected=4)

@@ -82,6 +82,7 @@ def run_here(configuration, gpu):
     return estimate_workload(Workload(configuration=configuration), gpu)
 
 
+@pytest.mark.slow
 def test_a_real_configuration():
     job = Configuration(model="mlp:x", widths=[2048, 16384, 16384, 10], batch_size=50_000, optimizer="adamw")
     answer = estimate(lambda: train(job), gpu="RTX-4060")

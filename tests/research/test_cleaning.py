@@ -311,6 +311,7 @@ def test_show_counts_classes_and_shares(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["dataset", "show", str(file), "--family", "cmm"]).exit_code == 1
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [json.dumps({"model": "mlp:x", "widths": [8, width], "batch": 2}) for width in range(1, 5)]
     texts.append(json.dumps({"model": "mlp:x", "batch": 2}))

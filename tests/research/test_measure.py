@@ -55,6 +55,7 @@ def test_a_script_is_run_as_python_would(tmp_path):
     assert answer["peak_alloc"] == 4 << 20
 
 
+@pytest.mark.slow
 def test_a_row_may_be_a_script_with_a_folder_and_variables_of_its_own(tmp_path):
     (tmp_path / "size").write_text("1048576")
     (tmp_path / "job.py").write_text(

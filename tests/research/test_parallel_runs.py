@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ullage.research.datasets.parallel_runs import ParallelRuns, RunKind
 
 
@@ -156,6 +158,7 @@ def test_the_machines_own_memory_is_promised_too(tmp_path: Path) -> None:
     assert max(answer["together"] for _, answer in found) <= 2
 
 
+@pytest.mark.slow
 def test_in_turns_one_goes_on_while_all_others_stand_still(tmp_path: Path) -> None:
     """All write down what they do all the time; while one has its turn nobody else writes, wherever it is."""
 

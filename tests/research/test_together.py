@@ -97,6 +97,7 @@ def test_jobs_run_alone_and_then_in_company(tmp_path: Path) -> None:
     assert [row for row in read_rows(tmp_path / "out.jsonl") if "header" not in row] == rows
 
 
+@pytest.mark.slow
 def test_training_on_the_stand_in_gpu_is_read(tmp_path: Path) -> None:
     """In a process of its own: one in which a backward pass ran cannot fork others that train."""
     code = """

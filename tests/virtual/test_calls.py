@@ -208,6 +208,7 @@ def test_inference_has_iterations_for_steps():
     assert {call["pass"] for call in step.calls} == {"forward", "outside"}
 
 
+@pytest.mark.slow
 def test_a_model_by_name_and_a_script_give_the_same_step(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

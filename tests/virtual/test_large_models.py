@@ -27,6 +27,7 @@ print(estimate.breakdown["parameters"], resource.getrusage(resource.RUSAGE_SELF)
 """
 
 
+@pytest.mark.slow
 def test_four_billion_parameters_take_less_than_two_gibibytes():
     answer = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     assert answer.returncode == 0, answer.stderr

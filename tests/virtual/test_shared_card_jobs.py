@@ -73,6 +73,7 @@ print(epoch, loss.item() > 0, steps, torch.cuda.device_count())
 """
 
 
+@pytest.mark.slow
 def test_training_checkpoints_and_resumes(card, tmp_path):
     first = end(start(card, TRAIN, tmp_path))
     assert first == (0, "0 True {4} 1\n", ""), first
@@ -151,6 +152,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_children_own_what_they_take_themselves(card, tmp_path):
     assert end(start(card, CHILDREN, tmp_path)) == (0, "fine\n", "")
 
@@ -178,6 +180,7 @@ assert str(torch.cuda.get_device_properties(0).uuid) == card.uuid.removeprefix("
 """
 
 
+@pytest.mark.slow
 def test_pytorch_imported_late_beside_another_sitecustomize(card, tmp_path):
     other = tmp_path / "other"
     other.mkdir()

@@ -27,6 +27,7 @@ def test_the_table_of_timm_resnet50(dtype: str, largest: str, total: str, traini
     assert (row.training and round(row.training / 2**20, 2)) == (training and float(training))
 
 
+@pytest.mark.slow
 def test_the_table_of_bert_base_cased() -> None:
     make_torchvision_importable()
     transformers = pytest.importorskip("transformers")

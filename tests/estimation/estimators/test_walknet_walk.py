@@ -9,7 +9,7 @@ from ullage.estimation.estimators.walknet.inputs import chain, entry_bytes, walk
 from ullage.research.datasets.schema import read_parquet
 
 DATASET = ROOT / "benchmarks" / "data" / "generated_h200.parquet"
-EVERY = 9
+EVERY = 27
 
 
 @pytest.fixture(scope="module")

@@ -133,6 +133,7 @@ def test_a_trace_comes_back_as_it_was(trace: CpuTrace) -> None:
     assert CpuTrace.from_dict(json.loads(json.dumps(trace.to_dict()))) == trace
 
 
+@pytest.mark.slow
 def test_a_function_that_takes_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train_on_device.py").write_text(
         "import torch\n"

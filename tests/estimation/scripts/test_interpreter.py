@@ -134,6 +134,7 @@ def test_a_command_uses_the_environment_that_is_active(script, other_python, emp
         python_of("torchvision:resnet18", python="mine")
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_told_with_the_environment_that_has_it(script, tmp_path):
     script.write_text("import torch\nimport wanted")
     venv.create(tmp_path / ".venv", symlinks=True)

@@ -112,6 +112,7 @@ load("org/pickled")
     assert not script.cache.exists() or not list(script.cache.rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_without_a_network_a_config_in_the_cache_is_enough(hub, script):
     before = in_cache(script.cache, "org/known", **{"config.json": config(dtype="bfloat16")})
     real = checkpoint(SHAPES, "float16")
