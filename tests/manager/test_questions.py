@@ -68,6 +68,23 @@ def test_a_script_comes_as_text_with_its_arguments_and_leaves_nothing(asked, api
     assert "SECRET" not in json.dumps(api.estimated(answer["id"]))
 
 
+def test_advice_says_what_would_make_it_fit(asked):
+    script = "import torch\nkept = torch.zeros(20 << 30, dtype=torch.uint8, device='cuda')"
+    answer = asked.client.estimate(timeout=120, script=script, gpu="T4", advice=True, details=False)
+    assert not answer["estimates"][0]["fits"] and answer["advice"]["largest"] is None
+    [option] = answer["advice"]["options"]
+    assert option["fits"] and option["change"].startswith("a larger GPU: ") and option["takes"] > 20 << 30
+
+
+def test_a_question_can_be_cancelled_by_who_asked(asked):
+    slow = asked.client.call("estimate", question={"script": "import time; time.sleep(200)"})["id"]
+    asked.client.cancel_estimate(slow)
+    answer = asked.client.estimated(slow, 10)
+    assert (answer["state"], answer["reason"]) == ("failed", "it was cancelled")
+    asked.until(lambda: not asked.client.ping()["estimates_pending"], "its process to end")
+    asked.client.cancel_estimate(slow)
+
+
 def test_why_there_is_no_estimate_is_the_answer(asked):
     failed = asked.client.estimate(timeout=120, script="raise ValueError('no data here')")
     assert failed["state"] == "failed" and "no data here" in failed["reason"] and failed["estimates"] == []

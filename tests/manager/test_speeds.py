@@ -52,6 +52,21 @@ def serve(make_here, monkeypatch, tmp_path):
 
     def estimated(entry, request, **more):
         told = ALONE[request["questions"][0]["args"][0]].to_dict()
+        if request["whole"]:
+            whole = {
+                "gpu": H200,
+                "gpu_memory": 140 << 30,
+                "peak_allocated": 1,
+                "peak_reserved": 1,
+                "process_memory": 1,
+                "upper": 4 << 30,
+                "breakdown": {},
+                "fits": True,
+                "headroom": 1,
+                "steps": 3,
+                "seconds": 1.0,
+            }
+            return Outcome(answer={"estimates": [whole | {"utilization": told}], "advice": None})
         return Outcome(answer={"upper": 4 << 30, "figure": 1, "fits": True, "gpu": H200, "utilization": {H200: told}})
 
     monkeypatch.setattr("ullage.manager.core.estimates.run", estimated)
@@ -109,6 +124,21 @@ def test_a_job_waits_for_a_partner_beside_whom_it_keeps_its_speed(serve):
     assert running(here, second["id"])["speed"] == 1.0
     assert "of its speed beside it" in refused(here, submit(here, "heavy", "d", min_speed=0.4))["reason"], "the other's"
     assert running(here, submit(here, "light", "e"))["speed"] >= 0.8
+
+
+def test_a_dry_run_with_an_estimate_says_how_fast_it_and_its_neighbour_would_be(serve):
+    here = serve(FakeGpu(uuid="GPU-a", used=0))
+    first = submit(here, "heavy", "a", min_speed=0.4)
+    running(here, first)
+    job = {"command": [sys.executable, "train.py", "heavy", "b"], "cwd": str(here.folder / "work"), "min_speed": 0.4}
+    asked = here.call("estimate", question={name: job[name] for name in ("command", "cwd")} | {"gpu": "H200"})["id"]
+    here.until(lambda: here.call("estimated", estimate=asked)["state"] == "done", "the estimate")
+    answer = here.call("dry_run", job=job, estimate=asked)
+    [start], [beside] = answer["starts"], answer["beside"]
+    assert (start["promise"], answer["estimate"]) == (4 << 30, f"estimated by ullage for {H200}")
+    assert 0.4 <= start["speed"] < 0.6 and beside == {"job": first, "gpu": 0, "speed": 1.0, "then": start["speed"]}
+    second = running(here, submit(here, "heavy", "b", min_speed=0.4))
+    assert second["speed"] == start["speed"], "what was foretold comes true"
 
 
 def test_a_policy_that_does_not_heed_speeds_says_so(make_here):

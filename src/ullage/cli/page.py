@@ -14,8 +14,10 @@ import typer
 
 from ullage.cli.jobs import client
 from ullage.errors import MissingPackage, NoDaemon, UllageError
+from ullage.home import home
 from ullage.units import parse_duration
 
+ESTIMATES = "estimates"  # the folder of answers, in Ullage's own
 DEFAULT_LISTEN = "127.0.0.1:8601"
 
 
@@ -37,11 +39,12 @@ def page(
     ] = "12h",
     of_daemon: Annotated[bool, typer.Option("--of-daemon", hidden=True)] = False,
 ) -> None:  # fmt: skip
-    """Serve a web page that shows the GPUs, the queue and each job of a daemon.
+    """Serve a web page that shows the GPUs, the queue and each job of a daemon, submits jobs and estimates.
 
     It prints a link that signs you in: once, and within 10 minutes. Others sign in with a token from 'ullage token
     create'. The daemon has to serve its API ('ullage serve --api 8600'). Ctrl-C ends the page, and not the daemon.
-    'ullage serve --page 8601' runs the page beside the daemon, and ends it with the daemon.
+    'ullage serve --page 8601' runs the page beside the daemon, and ends it with the daemon. Where no daemon runs, the
+    page estimates models and scripts.
 
     Examples:
 
@@ -51,6 +54,7 @@ def page(
     """
     if importlib.util.find_spec("nicegui") is None:
         raise MissingPackage("nicegui", "web pages")
+    from ullage.page.questions import OwnEstimates
     from ullage.page.server import open_door, serve_page
     from ullage.page.sessions import Sessions
 
@@ -58,7 +62,8 @@ def page(
         _serve_beside_daemon()
         return
     lasts = parse_duration(session)
-    sessions = Sessions(lambda: url or _api(), lasts, None if url else _token_maker(scope, lasts))
+    here = None if url else OwnEstimates(home() / ESTIMATES)
+    sessions = Sessions(lambda: url or _api(), lasts, None if url else _token_maker(scope, lasts), here=here)
 
     def ready(address: str) -> None:
         _say(f"the page is at {address}; stop it with Ctrl-C")
@@ -67,7 +72,7 @@ def page(
             with contextlib.suppress(NoDaemon):
                 _api()
                 return
-            _say("no daemon answers yet; the page says so until one does")
+            _say("no daemon answers: the page estimates, and shows GPUs and jobs when there is one")
 
     serve_page(open_door(listen, _say), sessions, _say, ready)
 

@@ -89,13 +89,19 @@ class Client:
         """
         return list(self.submit_spec(self._complete(what, env, options), key)["jobs"])
 
-    def dry_run(self, what: _What, *, env: Mapping[str, str] | None = None, **options: Any) -> dict[str, Any]:
-        """What would become of a job if it were submitted now, as for `submit`; nothing is stored or started."""
-        return self.dry_run_spec(self._complete(what, env, options))
+    def dry_run(
+        self, what: _What, *, env: Mapping[str, str] | None = None, expected: str | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """What would become of a job if it were submitted now, as for `submit`; nothing is stored or started.
 
-    def dry_run_spec(self, spec: JobSpec) -> dict[str, Any]:
+        `expected` is the id of an estimate of its command (`estimate`): what it would need and how fast it would be.
+        """
+        return self.dry_run_spec(self._complete(what, env, options), expected)
+
+    def dry_run_spec(self, spec: JobSpec, expected: str | None = None) -> dict[str, Any]:
         """The same for a complete job."""
-        return dict(self.call("dry_run", job=spec.said()))
+        more: dict[str, Any] = {} if expected is None else {"estimate": expected}
+        return dict(self.call("dry_run", job=spec.said(), **more))
 
     def _complete(self, what: _What, env: Mapping[str, str] | None, options: dict[str, Any]) -> JobSpec:
         """The job with a folder and an environment."""
@@ -152,6 +158,10 @@ class Client:
     def estimated(self, id: str, wait: float = 0.0) -> dict[str, Any]:
         """An estimate that was asked for, by its id; its answer may take `wait` seconds to come."""
         return dict(self.call("estimated", wait, estimate=id))
+
+    def cancel_estimate(self, id: str) -> None:
+        """Give up an estimate that you asked for and that is not there yet."""
+        self.call("cancel_estimate", estimate=id)
 
     def estimates(self, limit: int = 50) -> list[dict[str, Any]]:
         """The estimates that you asked for without a job, the newest first, without the answers."""
@@ -527,6 +537,7 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "dry_run": ("POST", "/v1/dry-run", ()),
     "estimate": ("POST", "/v1/estimates", ()),
     "estimates": ("GET", "/v1/estimates", ("limit",)),
+    "cancel_estimate": ("POST", "/v1/estimates/{estimate}/cancel", ()),
     "estimated": ("GET", "/v1/estimates/{estimate}", ("wait",)),
     "history": ("GET", "/v1/history", ("limit", "user")),
     "gpus": ("GET", "/v1/gpus", ()),

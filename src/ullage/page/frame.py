@@ -12,7 +12,10 @@ from ullage.page.readings import EVERY, DaemonReading
 from ullage.page.sessions import Session
 from ullage.units import format_duration
 
-PLACES = {"GPUs": "/", "Queue": "/queue", "Timeline": "/timeline", "Reports": "/reports"}
+PLACES = {
+    "GPUs": "/", "Queue": "/queue", "Timeline": "/timeline", "Reports": "/reports", "Submit": "/submit",
+    "Estimate": "/estimate",
+}  # fmt: skip
 _BACK = 5.0  # seconds for which it is said that the daemon is back
 
 Refresh = Callable[[DaemonReading], Awaitable[None]]

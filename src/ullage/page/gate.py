@@ -115,7 +115,7 @@ class PageGate:
         except UllageError as error:
             self._say(f"signing in failed: {error}")
             return sign_in_form("the daemon refused; the log of the page says more", 502)
-        answer = RedirectResponse("/", 303)
+        answer = RedirectResponse(session.first, 303)
         secure = request.url.scheme == "https"
         answer.set_cookie(self._cookie, session.id, path="/", httponly=True, samesite="strict", secure=secure)
         return answer

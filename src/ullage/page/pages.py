@@ -9,11 +9,13 @@ from fastapi import FastAPI, Path, Request
 from nicegui import app as nicegui_app
 from nicegui import ui
 
+from ullage.page.estimate import show_estimate
 from ullage.page.gpus import show_gpus
 from ullage.page.job import show_job
 from ullage.page.queue import show_queue
 from ullage.page.reports import show_reports
 from ullage.page.sessions import Session
+from ullage.page.submit import show_submit
 from ullage.page.timeline import show_timeline
 
 
@@ -35,6 +37,18 @@ def add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
     @ui.page("/reports")
     def reports(request: Request) -> None:
         show_reports(_session(request))
+
+    @ui.page("/submit")
+    def submit(request: Request) -> None:
+        show_submit(_session(request))
+
+    @ui.page("/estimate")
+    def estimate(request: Request) -> None:
+        show_estimate(_session(request))
+
+    @ui.page("/estimate/{number}")
+    def estimated(request: Request, number: Annotated[str, Path(pattern="^[0-9a-z-]{1,80}$")]) -> None:
+        show_estimate(_session(request), number)
 
     @ui.page("/job/{number}")
     def job(request: Request, number: Annotated[int, Path(ge=1, lt=2**53)]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from ullage.errors import NoDaemon, NotAllowed, UllageError
 from ullage.manager.api.gate import NO_TOKEN
 from ullage.manager.client import Client
+from ullage.page.questions import OwnEstimates, SessionQuestions
 from ullage.page.readings import Readings
 from ullage.text import plain_values
 
@@ -21,18 +22,29 @@ LONGEST_IDLE = 1800.0  # seconds after which a session ends of which no page is 
 MOST_SESSIONS = 1000
 _TIMEOUT = 10.0  # seconds that the daemon may take to answer
 _WINDOW, _EACH, _ALL = 60.0, 10, 200  # failures to sign in within so many seconds: from one address, from everywhere
+_AS_IT_IS = ("logs", "estimate", "estimated")  # answers with lines of text in them
 _WHO = "that is no token of this daemon; `ullage token create` prints one"
 
 
+MakeToken = Callable[[], tuple[str, Callable[[], None]]]
+"""Makes a token for the user of this process, with what revokes it."""
+
+
 class Session:
-    """Somebody who has signed in, with a token for the daemon and what it answered last."""
+    """Somebody who has signed in, with a token for the daemon and what it answered last.
+
+    `make_token` makes the token when the daemon is first asked: a page can be opened where no daemon runs. `here` is
+    where its user asks for estimates then. `first` is the page that is shown first.
+    """
 
     def __init__(
-        self, url: Callable[[], str], token: str, lasts: float, forget: Callable[[], None], clock: Callable[[], float]
-    ) -> None:
-        self.id = secrets.token_urlsafe(32)
-        self.readings = Readings(self.ask)
-        self._url, self._token, self._forget, self._clock = url, token, forget, clock
+        self, url: Callable[[], str], make_token: MakeToken, lasts: float, clock: Callable[[], float],
+        here: OwnEstimates | None = None, first: str = "/",
+    ) -> None:  # fmt: skip
+        self.id, self.first = secrets.token_urlsafe(32), first
+        self.readings, self.questions = Readings(self.ask), SessionQuestions(self.ask, here)
+        self._url, self._make_token, self._clock = url, make_token, clock
+        self._token, self._forget = "", _nothing
         self._ends, self._seen, self._over = clock() + lasts, clock(), False
         self._client: Client | None = None
         self._turn = asyncio.Lock()
@@ -51,9 +63,9 @@ class Session:
     def end(self) -> None:
         """Forget the token."""
         if not self._over:
-            self._over, self._token, self._client = True, "", None
+            self._over, self._token, self._client, forget = True, "", None, self._forget
             self._thread.shutdown(wait=False)
-            self._forget()
+            forget()
 
     async def ask(self, verb: str, **arguments: Any) -> Any:
         """What the daemon answers to an order of this user. One question at a time, so a page cannot flood it."""
@@ -68,35 +80,44 @@ class Session:
                 raise
 
     def _asked(self, verb: str, arguments: dict[str, Any]) -> Any:
+        if not self._token:
+            self._token, self._forget = self._make_token()
         if self._client is None:
             self._client = Client(url=self._url(), token=self._token, timeout=_TIMEOUT)
         try:
             answer = self._client.call(verb, **arguments)
-            return answer if verb == "logs" else plain_values(answer)
+            return answer if verb in _AS_IT_IS else plain_values(answer)
         except NoDaemon:
             self._client = None  # the next daemon may have another address
             raise
 
 
+def _nothing() -> None:
+    """What is to be done for a token of somebody's own when the session ends."""
+
+
 class Sessions:
-    """Lets people sign in. `url` is where the API is now; `make_token` makes one for the user of this process."""
+    """Lets people sign in. `url` is where the API is now; `make_token` makes one for the user of this process, who asks
+    `here` for estimates where no daemon runs."""
 
     def __init__(
         self,
         url: Callable[[], str],
         lasts: float,
-        make_token: Callable[[], tuple[str, Callable[[], None]]] | None = None,
+        make_token: MakeToken | None = None,
         clock: Callable[[], float] = time.monotonic,
+        here: OwnEstimates | None = None,
     ) -> None:
-        self._url, self._lasts, self._make_token, self._clock = url, lasts, make_token, clock
+        self._url, self._lasts, self._make_token, self._clock, self._here = url, lasts, make_token, clock, here
         self._sessions: dict[str, Session] = {}
-        self._codes: dict[str, float] = {}
+        self._codes: dict[str, tuple[float, str]] = {}
         self._failures: dict[str, deque[float]] = defaultdict(deque)
 
-    def new_code(self) -> str:
-        """What a link signs its reader in with: once, and for some minutes, as the user of this process."""
+    def new_code(self, first: str = "/") -> str:
+        """What a link signs its reader in with: once, and for some minutes, as the user of this process; the page that
+        is shown first comes with it."""
         code = secrets.token_urlsafe(24)
-        self._codes[code] = self._clock() + CODE_LASTS
+        self._codes[code] = self._clock() + CODE_LASTS, first
         return code
 
     def find(self, number: str | None) -> Session | None:
@@ -108,7 +129,7 @@ class Sessions:
         """A new session, for a token or for the code of a link. Raises `NotAllowed` for anything else."""
         self._check_rate(address)
         try:
-            session = await (self._by_code(code) if code else self._by_token(token.strip(), lambda: None))
+            session = await (self._by_code(code) if code else self._by_token(token.strip()))
         except NotAllowed:
             self._failures[address].append(self._clock())
             raise
@@ -122,22 +143,30 @@ class Sessions:
         """Sign everybody out."""
         while self._sessions:
             self._sessions.popitem()[1].end()
+        if self._here is not None:
+            self._here.close()
 
     async def _by_code(self, code: str) -> Session:
-        until = self._codes.pop(code, None)
-        if self._make_token is None or until is None or self._clock() > until:
+        until, first = self._codes.pop(code, (-1.0, "/"))
+        if self._make_token is None or self._clock() > until:
             raise NotAllowed("this link was used already, or its time is over; sign in with a token")
+        session = Session(self._url, self._make_token, self._lasts, self._clock, self._here, first)
         try:
-            token, forget = await asyncio.to_thread(self._make_token)
+            await session.ask("ping")
+        except NoDaemon:
+            if self._here is None:
+                self._codes[code] = until, first  # it did not work, so it was not used
+                raise
+            session.first = first if first != "/" else "/estimate"
         except UllageError:
-            self._codes[code] = until  # it did not work, so it was not used
+            self._codes[code] = until, first
             raise
-        return await self._by_token(token, forget)
+        return session
 
-    async def _by_token(self, token: str, forget: Callable[[], None]) -> Session:
+    async def _by_token(self, token: str) -> Session:
         if not token.isascii() or not token.isprintable() or not 0 < len(token) < 500:
             raise NotAllowed(_WHO)
-        session = Session(self._url, token, self._lasts, forget, self._clock)
+        session = Session(self._url, lambda: (token, _nothing), self._lasts, self._clock)
         try:
             await session.ask("ping")
         except NotAllowed:

@@ -23,7 +23,7 @@ class EstimateSpec(BaseModel):
 
     `options` have the names of `ullage.estimate`'s. `gpu` is one name or several; without it the daemon's own GPUs are
     meant. `cwd`, `env`, `venv` and `conda` are as in a job file. With `details` the answer has the timeline and the
-    layers too.
+    layers too, with `advice` what would make it fit, or the largest batch where it does.
 
     >>> EstimateSpec(model="torchvision:resnet18", options={"batch_size": 8}, gpu="T4").gpus
     ['T4']
@@ -47,6 +47,7 @@ class EstimateSpec(BaseModel):
     venv: _Word | None = None
     conda: _Word | None = None
     details: bool = True
+    advice: bool = False
 
     @field_validator("gpu")
     @classmethod

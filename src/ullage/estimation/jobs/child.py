@@ -6,19 +6,28 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ullage.errors import InvalidValue, ScriptFailed, UllageError
 from ullage.estimation.jobs.command import ScriptCommand, python_of
 from ullage.isolation.conda import in_conda
 from ullage.isolation.environment import is_guest
+from ullage.units import format_bytes
+
+if TYPE_CHECKING:
+    from ullage.estimation.advice import Option
+    from ullage.estimation.result import Estimate
+    from ullage.hardware import GPU
+    from ullage.workloads.configuration import Configuration
+
+OWN = "ullage"  # the estimator that can tell what would help
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """The bound over all kinds of GPU that the request names, from the first question that can be answered.
 
     `utilization` has what is known about a step, by GPU. Where the request wants the whole, the answer is an estimate
-    for each GPU instead, in full.
+    for each GPU instead, in full, and on request with `advice`.
 
     Where none can be: why not, and whether it is the script's own failure (`own`). A script runs in the Python that the
     job will run it in: `python` says which, if it is another than Ullage's own.
@@ -59,7 +68,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
         source = os.path.abspath(source)
     if request["whole"]:
-        return {"estimates": _whole(source, question["source"], request, options)}
+        return _whole(source, question["source"], request, options)
     answers = {gpu: ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]}
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
@@ -67,7 +76,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": gpu, "utilization": known}
 
 
-def _whole(source: str, name: str, request: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
+def _whole(source: str, name: str, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     from ullage.estimation.asking import estimate as ask
     from ullage.estimation.over_gpus import estimate_over_gpus
     from ullage.hardware import gpu as find_gpu
@@ -75,7 +84,40 @@ def _whole(source: str, name: str, request: dict[str, Any], options: dict[str, A
     details = request["whole"] == "details"
     cards = [find_gpu(name) for name in request["gpus"]]
     found = estimate_over_gpus(lambda card: ask(source, gpu=card, estimator=request["estimator"], **options), cards)
-    return [replace(each, source=name).to_dict(timeline=details, layers=details) for each in found]
+    shown = [replace(each, source=name).to_dict(timeline=details, layers=details) for each in found]
+    advice = advise(source, cards[0], found[0], options) if request["advice"] and request["estimator"] == OWN else None
+    return {"estimates": shown, "advice": advice}
+
+
+def advise(source: str, card: GPU, answer: Estimate, options: dict[str, Any]) -> dict[str, Any]:
+    """What would make a job fit, as `options` with what each takes, or for a model that fits its `largest` batch."""
+    from ullage.estimation import advice
+    from ullage.estimation.asking import estimate_workload
+    from ullage.estimation.largest_batch import max_batch
+    from ullage.workloads.workload import workload_of
+
+    workload, found = workload_of(source, options), []
+    if workload.configuration is None:
+        larger = None if answer.fits else advice.larger_gpu(lambda gpu: estimate_workload(workload, gpu), answer)
+        found = [] if larger is None else [larger]
+    elif answer.fits:
+        return {"options": [], "largest": max_batch(source, gpu=card, **options).report()}
+    else:
+
+        def run(configuration: Configuration, gpu: GPU) -> Estimate:
+            return estimate_workload(replace(workload, configuration=configuration), gpu)
+
+        found = advice.options(workload.configuration, card, run, answer=answer)
+    return {"options": [_option(each) for each in found], "largest": None}
+
+
+def _option(option: Option) -> dict[str, Any]:
+    found = option.estimate
+    if found is None:
+        return {"change": option.change, "fits": False, "takes": None, "note": option.failed or ""}
+    tight = " (tight: the upper bound does not fit)" if found.tight else ""
+    note = f"{format_bytes(found.headroom)} of room{tight}" if found.fits else "does not fit"
+    return {"change": option.change, "fits": found.fits, "takes": found.figure, "note": note}
 
 
 def _written(question: dict[str, Any], cwd: str) -> str:

@@ -58,6 +58,7 @@ class TrialRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     job: JobSpec
+    estimate: str | None = Field(None, max_length=200, description="the id of an estimate of its command")
 
 
 class RequeueRequest(BaseModel):
@@ -371,6 +372,9 @@ class QuestionAnswer(QuestionRow):
     """An estimate that was asked for without a job."""
 
     estimates: list[dict[str, Any]] = Field(description="one for each GPU, as `ullage estimate --json` gives it")
+    advice: dict[str, Any] | None = Field(
+        description="options that would make it fit, each with change, fits, takes and note; largest: the largest batch"
+    )
 
 
 class DaemonAnswer(_Answer):
@@ -559,7 +563,7 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
     @router.post("/v1/dry-run", response_model=TrialAnswer, tags=["jobs"])
     async def dry_run(caller: Asker, trial: TrialRequest) -> Response:
         """What would become of a job if it were submitted now. Nothing is stored."""
-        return JSONResponse(await ask(caller, "dry_run", {"job": trial.job.said()}, 0.0))
+        return JSONResponse(await ask(caller, "dry_run", {"job": trial.job.said(), "estimate": trial.estimate}, 0.0))
 
     @router.post("/v1/estimates", status_code=201, response_model=QuestionAnswer, tags=["estimates"])
     async def estimate(caller: Asker, question: EstimateSpec, wait: Patience = 0.0) -> Response:
@@ -578,6 +582,11 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
     ) -> Response:
         """An estimate that was asked for, with the answer once there is one."""
         return await _long(ask(caller, "estimated", {"estimate": estimate}, wait))
+
+    @router.post("/v1/estimates/{estimate}/cancel", tags=["estimates"])
+    async def cancel_estimate(caller: Asker, estimate: Annotated[str, Path(max_length=200)]) -> Response:
+        """Give up an estimate that you asked for and that is not there yet."""
+        return JSONResponse(await ask(caller, "cancel_estimate", {"estimate": estimate}, 0.0))
 
     changes("cancel", "Take a job out of the queue, or stop it if it runs.")
     changes("hold", "Keep a waiting job from starting.")

@@ -126,6 +126,7 @@ class EstimateAnswer:
     reads: Reads | None = None
     kept: bool = False  # from an earlier run
     estimates: list[dict[str, Any]] = field(default_factory=list, repr=False)  # in full, where that was asked for
+    advice: dict[str, Any] | None = None
 
     @property
     def text(self) -> str:
@@ -152,6 +153,7 @@ class EstimateRequest:
     rights: Mapping[str, int | str]
     kept: Sequence[EstimateAnswer] = ()
     whole: Literal["figures", "details"] | None = None  # the answer in full: without or with timeline and layers
+    advice: bool = False
 
     @cached_property
     def variables(self) -> dict[str, str]:
@@ -395,6 +397,7 @@ class Estimates:
             "estimator": wanted.estimator,
             "gpus": list(dict.fromkeys(wanted.gpus)),
             "whole": wanted.whole,
+            "advice": wanted.advice,
             "timeout": rules.timeout,
             "questions": [asdict(question) for question in wanted.questions],
             "cwd": wanted.cwd,
@@ -475,7 +478,8 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
         found = answer.get("estimates")
         sensible = isinstance(found, list) and len(found) == len(set(wanted.gpus)) and all(map(_is_estimate, found))
         note = f"estimated by {wanted.estimator}" if sensible else _not_estimated(_NONSENSE)
-        return EstimateAnswer(None, note, seconds, estimates=found if sensible and found else [])
+        advice = answer.get("advice") if sensible and _is_advice(answer.get("advice")) else None
+        return EstimateAnswer(None, note, seconds, estimates=found if sensible and found else [], advice=advice)
     upper, gpu = answer.get("upper"), answer.get("gpu")
     if type(upper) is not int or not 0 <= upper <= _LARGEST_BOUND or gpu not in wanted.gpus:
         return EstimateAnswer(None, _not_estimated(_NONSENSE), seconds)
@@ -487,6 +491,18 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
 
 def _is_estimate(found: Any) -> bool:
     return isinstance(found, dict) and isinstance(found.get("gpu"), str) and isinstance(found.get("fits"), bool)
+
+
+def _is_advice(found: Any) -> bool:
+    """Whether it is what `estimation.jobs.child.advise` gives."""
+    if not isinstance(found, dict) or not isinstance(found.get("options"), list):
+        return False
+    kinds = {"change": str, "fits": bool, "takes": int | None, "note": str}
+    sensible = all(
+        isinstance(each, dict) and all(isinstance(each.get(name), kind) for name, kind in kinds.items())
+        for each in found["options"]
+    )
+    return sensible and isinstance(found.get("largest"), str | None)
 
 
 def _not_estimated(why: Any) -> str:

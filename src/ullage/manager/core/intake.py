@@ -326,10 +326,7 @@ class Intake:
     def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
         found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.text}
         if answer.utilization:
-            asked = job.request
-            script = script_of(asked["command"])
-            run = [asked["cwd"], asked["model"], None if script is None else script.source]
-            found["work"] = self._context.works.keep(job.uid, run, answer.utilization)
+            found["work"] = self._context.works.keep(job.uid, what_runs(job), answer.utilization)
         holds = answer.own_failure and self._holds(job)
         if holds:
             found["detail"] = answer.note.removeprefix(NOT_ESTIMATED)
@@ -364,3 +361,10 @@ def _of_index(spec: JobSpec, index: int | None) -> JobSpec:
     if index is None:
         return spec
     return spec.model_copy(update={"command": [word.replace("{index}", str(index)) for word in spec.command]})
+
+
+def what_runs(job: JobRecord) -> list[str | None]:
+    """What a job runs from where, for `works`: arguments and variables do not matter."""
+    asked = job.request
+    script = script_of(asked["command"])
+    return [asked["cwd"], asked["model"], None if script is None else script.source]

@@ -79,12 +79,12 @@ class Orders:
     by `12_all`, and a job of one's own by its name.
     """
 
-    names = ("ping", "submit", "dry_run", "estimate", "estimated", "estimates", "queue", "folded_queue", "status",
-             "history", "logs", "attach", "cancel", "hold", "release", "edit", "requeue", "drain", "resume", "reserve",
-             "unreserve", "reservations", "gpus", "events", "report", "trace", "api", "figures", "stop_serving",
-             "tokens", "token_create", "token_revoke")  # fmt: skip
-    changing = ("submit", "dry_run", "estimate", "cancel", "hold", "release", "edit", "requeue", "drain", "resume",
-                "reserve", "unreserve", "token_create", "token_revoke")  # fmt: skip
+    names = ("ping", "submit", "dry_run", "estimate", "estimated", "estimates", "cancel_estimate", "queue",
+             "folded_queue", "status", "history", "logs", "attach", "cancel", "hold", "release", "edit", "requeue",
+             "drain", "resume", "reserve", "unreserve", "reservations", "gpus", "events", "report", "trace", "api",
+             "figures", "stop_serving", "tokens", "token_create", "token_revoke")  # fmt: skip
+    changing = ("submit", "dry_run", "estimate", "cancel_estimate", "cancel", "hold", "release", "edit", "requeue",
+                "drain", "resume", "reserve", "unreserve", "token_create", "token_revoke")  # fmt: skip
     reading = ("ping", "estimated", "estimates", "queue", "folded_queue", "status", "history", "logs", "reservations",
                "gpus", "events", "report", "trace", "figures", "tokens")  # fmt: skip
     operating = ("drain", "resume", "reserve", "unreserve", "stop_serving", "api", "token_create", "token_revoke")
@@ -167,15 +167,21 @@ class Orders:
         numbers = [each.job for each in spec.after if isinstance(each.job, int)]
         return [one.id for one in self._store.several(numbers) if one.array_id == one.id]
 
-    def dry_run(self, caller: Caller, job: dict[str, Any]) -> Answers[dict[str, Any]]:
-        """What would become of a submission now; nothing is stored or started."""
+    def dry_run(self, caller: Caller, job: dict[str, Any], estimate: str | None = None) -> Answers[dict[str, Any]]:
+        """What would become of a submission now; nothing is stored or started. With the id of an `estimate` of its
+        command, that is what it would need and do."""
         check_submitter(caller)
-        return self._trials.of(caller, checked(JobSpec, job, "the job"))
+        expected = None if estimate is None else self._questions.expected(caller, estimate)
+        return self._trials.of(caller, checked(JobSpec, job, "the job"), expected)
 
     def estimate(self, caller: Caller, question: dict[str, Any]) -> dict[str, Any]:
         """Ask for an estimate without a job. The answer has an id, by which `estimated` tells more."""
         check_submitter(caller)
         return self._questions.ask(caller, checked(EstimateSpec, question, "the question"))
+
+    def cancel_estimate(self, caller: Caller, estimate: str) -> dict[str, Any]:
+        """Give up an estimate that was asked for and is not there yet."""
+        return self._questions.cancel(caller, estimate)
 
     def estimated(self, caller: Caller, estimate: str) -> dict[str, Any]:
         """A question of that id, with its answer once there is one."""

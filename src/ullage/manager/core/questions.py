@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ullage.errors import InvalidValue, StoreFull
+from ullage.errors import InvalidValue, NotAllowed, StoreFull
 from ullage.estimation.estimators.registry import estimators, find
+from ullage.estimation.result import Estimate
 from ullage.hardware import gpu as find_gpu
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.estimates import (
@@ -22,9 +23,11 @@ from ullage.manager.core.estimates import (
     questions_of,
 )
 from ullage.manager.core.intake import NOBODY, Commit
+from ullage.manager.core.works import read_utilization
 from ullage.manager.identity import Caller, rights
 from ullage.manager.running.environment import base_environment
 from ullage.manager.storage.questions import QuestionRecord, QuestionStore
+from ullage.text import plain
 from ullage.workloads.questions import SCRIPT, EstimateSpec
 
 MOST_OPEN = 20  # of one user
@@ -44,10 +47,10 @@ class Questions:
             raise InvalidValue(f"you have {MOST_OPEN} questions without an answer; ask again when one is answered")
         if spec.estimator is not None and spec.estimator not in estimators():
             find(spec.estimator)  # which says what there is
-        gpus = [_known(name) for name in spec.gpus] or self._own_gpus()
+        gpus = known_gpus(spec) or self._own_gpus()
         if not questions_about(spec):
             raise InvalidValue("needed a command that runs a script or a module with Python; found none")
-        question = {**spec.said(), "gpu": list(dict.fromkeys(gpus))}
+        question = {**spec.said(), "gpu": gpus}
         record = QuestionRecord(
             id=secrets.token_hex(16), uid=caller.uid, gid=caller.gid, user=caller.user, asked=self._context.clock(),
             question=question,
@@ -68,12 +71,38 @@ class Questions:
         shown = [self._shown(caller, each) for each in self._store.of_user(caller.uid, limit)]
         for each in shown:
             each["question"].pop("script", None)
-            del each["estimates"]
+            del each["estimates"], each["advice"]
         return shown
 
     def is_open(self, id: str) -> bool:
         """Whether a question waits for its answer."""
         return id in self._store.open
+
+    def cancel(self, caller: Caller, id: str) -> dict[str, Any]:
+        """Give up a question that waits for its answer."""
+        record = self._store.one(id)
+        if not caller.may_change(record.uid):
+            raise NotAllowed(f"{caller.user} may not cancel what {record.user} asked")
+        if self.is_open(id):
+            self._store.answer(id, {"estimates": [], "reason": "it was cancelled"})
+            self._context.store.afterwards(partial(self._estimates.give_up, [id]))
+        return {"id": id}
+
+    def expected(self, caller: Caller, id: str) -> tuple[int, dict[str, dict[str, Any]], str]:
+        """The bound over all GPUs that an answer of the caller's is about, what a step does by GPU, and who says so."""
+        record = self._store.one(id)
+        if not caller.may_change(record.uid):
+            raise NotAllowed(f"{caller.user} may not use what {record.user} asked")
+        found = (record.answer or {}).get("estimates", [])
+        try:
+            made = [Estimate.from_dict(each) for each in found]
+            worst = max(made, key=lambda each: each.bound)
+            note = f"estimated by {worst.estimator} for {worst.gpu}"
+            known = {each.gpu: each.utilization.to_dict() for each in made if each.utilization is not None}
+            bound = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
+            return int(bound), read_utilization(known, list(known)), plain(note)
+        except (InvalidValue, TypeError, ValueError):
+            raise InvalidValue(f"needed an estimate that has an answer; {id[:80]} has none") from None
 
     def resume(self) -> None:
         """After a restart: ask again what was not answered."""
@@ -82,13 +111,7 @@ class Questions:
 
     def _want(self, record: QuestionRecord) -> None:
         spec = EstimateSpec.model_validate(record.question)
-        estimator = spec.estimator or self._context.settings.estimating.estimator
-        request = EstimateRequest(
-            key=record.id, uid=record.uid, estimator="ullage" if estimator == NOBODY else estimator,
-            questions=questions_about(spec), gpus=spec.gpus, env=base_environment(spec.job, record.uid),
-            cwd=spec.job.folder, conda=spec.conda, rights=rights(record.uid, record.gid),
-            whole="details" if spec.details else "figures",
-        )  # fmt: skip
+        request = request_of(record.id, spec, record.uid, record.gid, self._context.settings.estimating.estimator)
         self._estimates.want(record.id, request, self._answered)
 
     def _answered(self, ids: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
@@ -105,9 +128,7 @@ class Questions:
             self._context.say(str(error))
 
     def _write(self, ids: Sequence[int | str], answer: EstimateAnswer) -> None:
-        said: dict[str, Any] = {"estimates": answer.estimates}
-        if not answer.estimates:
-            said["reason"] = answer.note.removeprefix(NOT_ESTIMATED)
+        said = {"estimates": answer.estimates, "advice": answer.advice, "reason": reason_of(answer)}
         for id in ids:
             self._store.answer(str(id), said)
 
@@ -122,6 +143,7 @@ class Questions:
         return {
             "id": record.id, "state": state, "user": record.user, "asked": record.asked, "answered": record.answered,
             "question": question, "reason": reason, "estimates": answer.get("estimates", []),
+            "advice": answer.get("advice"),
         }  # fmt: skip
 
 
@@ -137,6 +159,26 @@ def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
         program = "python" if spec.names_a_python else None
         return [EstimateQuestion(SCRIPT, tuple(spec.args), options=spec.options, program=program, text=spec.script)]
     return [replace(each, options=spec.options) for each in questions_of(spec.job)]
+
+
+def request_of(id: str, spec: EstimateSpec, uid: int, gid: int, estimator: str = NOBODY) -> EstimateRequest:
+    """What is to be made for a question of a user; `estimator` is the usual one."""
+    estimator = spec.estimator or estimator
+    return EstimateRequest(
+        key=id, uid=uid, estimator="ullage" if estimator == NOBODY else estimator, questions=questions_about(spec),
+        gpus=spec.gpus, env=base_environment(spec.job, uid), cwd=spec.job.folder, conda=spec.conda,
+        rights=rights(uid, gid), whole="details" if spec.details else "figures", advice=spec.advice,
+    )  # fmt: skip
+
+
+def reason_of(answer: EstimateAnswer) -> str | None:
+    """Why there is no estimate; `None` if there is one."""
+    return None if answer.estimates else answer.note.removeprefix(NOT_ESTIMATED)
+
+
+def known_gpus(spec: EstimateSpec) -> list[str]:
+    """The GPUs that a question names, each once, as the catalogue calls them."""
+    return list(dict.fromkeys(map(_known, spec.gpus)))
 
 
 def _known(name: str) -> str:

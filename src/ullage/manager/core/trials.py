@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies, waits_for
-from ullage.manager.core.intake import Intake
+from ullage.manager.core.intake import Intake, what_runs
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import JobRecord, State
@@ -17,6 +18,7 @@ from ullage.workloads.job_files import JobSpec
 
 _TO_ESTIMATE = "its memory is estimated first; 'ullage estimate' shows how much it needs, and --memory says it"
 _MOST_TRIED = 1000  # jobs of an array
+Expected = tuple[int, dict[str, dict[str, Any]], str]  # bytes on a GPU, what a step does by GPU, and who says so
 
 
 class Trials:
@@ -26,12 +28,20 @@ class Trials:
         self._context, self._intake, self._scheduler = context, intake, scheduler
         self._dependencies = Dependencies(context.store)
 
-    def of(self, caller: Caller, spec: JobSpec) -> Generator[None, None, dict[str, Any]]:
+    def of(
+        self, caller: Caller, spec: JobSpec, expected: Expected | None = None
+    ) -> Generator[None, None, dict[str, Any]]:
         """Which jobs would start now and where, why the first of the others would wait and behind whom, and what it
         would do to the jobs of others."""
+        if expected is not None:
+            spec = spec.with_changes(memory=expected[0])
         count = len(spec.array or [0])
         tried = spec if spec.array is None else spec.with_changes(array=spec.array[:_MOST_TRIED])
         made = yield from self._intake.try_out(caller, tried, count)
+        if expected is not None:
+            _, predicted, note = expected
+            work = self._context.works.expect(caller.uid, what_runs(made[0][0]), predicted)
+            made = [(replace(job, work=work, estimate_note=note), needs) for job, needs in made]
         first, needs = made[0]
         answer: dict[str, Any] = {
             "jobs": count, "state": first.state.value, "starts": [], "reason": None, "ahead": [],

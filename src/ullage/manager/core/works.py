@@ -37,6 +37,7 @@ _SLACK = 0.05  # of a share that was predicted as next to nothing
 _UNNOTICED = GIB  # of memory, by nobody knows whom
 _LONGEST_STEP, _LARGEST, _MOST_WATTS = 86400.0, 1e24, 1e5
 _MOST_KNOWN = 100_000  # predictions in memory
+_MOST_EXPECTED = 1000  # works of submissions that are only tried
 _NOTHING = 0.005  # of a share: too little to predict anew
 
 
@@ -157,6 +158,7 @@ class Works:
     def __init__(self, store: JobStore, sharing: str) -> None:
         self._store, self._how = store, _HOW[sharing]
         self._alone: dict[tuple[str, str], tuple[int, Utilization | None]] = {}  # by GPU and work; numbered
+        self._expected: dict[str, WorkRecord] = {}  # of submissions that are only tried
         self._numbers = itertools.count()
         self._together: dict[tuple[str | int, ...], Speeds | None] = {}  # by the GPU and the numbers of works
 
@@ -168,6 +170,20 @@ class Works:
         self._store.keep_work(self._store.work(id) or WorkRecord(id=id, predicted=predicted))
         return id
 
+    def expect(self, uid: int, run: Sequence[str | None], predicted: dict[str, dict[str, Any]]) -> str | None:
+        """The same for a job that nobody has submitted: what is predicted of it is kept in memory, for a while."""
+        if not predicted:
+            return None
+        id = work_id(uid, run, predicted)
+        self._expected.pop(id, None)
+        while len(self._expected) >= _MOST_EXPECTED:
+            del self._expected[next(iter(self._expected))]
+        self._expected[id] = WorkRecord(id=id, predicted=predicted)
+        return id
+
+    def _work(self, id: str) -> WorkRecord | None:
+        return self._store.work(id) or self._expected.get(id)
+
     def utilization(self, work: str, gpu: str) -> Utilization | None:
         """What a work does alone on a kind of GPU, as far as it is known now."""
         return self._numbered(work, gpu)[1]
@@ -178,7 +194,7 @@ class Works:
         if (gpu, work) not in known:
             if len(known) >= _MOST_KNOWN:
                 self._alone = known = {}
-            record = self._store.work(work)
+            record = self._work(work)
             known[gpu, work] = (next(self._numbers), None if record is None else _now(record, gpu))
         return known[gpu, work]
 
@@ -190,7 +206,7 @@ class Works:
 
     def busy(self, work: str | None) -> float | None:
         """The SM activity to expect of a work, on the kind of GPU that it keeps busiest."""
-        found = None if work is None else self._store.work(work)
+        found = None if work is None else self._work(work)
         if found is None:
             return None
         alone = [self.utilization(found.id, gpu) for gpu in found.predicted]

@@ -1,0 +1,265 @@
+"""The page of estimates: a form for a model or a script, and the answer below it, which has a link of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from typing import Any
+
+from nicegui import ui
+from nicegui.events import GenericEventArguments
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.hardware import gpus as all_gpus
+from ullage.page.answer import read_estimates, show_answer
+from ullage.page.elements import box, words
+from ullage.page.frame import Frame
+from ullage.page.readings import DaemonReading
+from ullage.page.sessions import Session
+from ullage.text import plain
+from ullage.workloads.configuration import PRECISIONS
+from ullage.workloads.optimizers import OPTIMIZERS
+from ullage.workloads.sources.names import model_names
+
+_LOOK = 0.5  # seconds between two looks at an estimate that is under way
+_PAUSE = 0.7  # seconds after the last change of the form, until it is estimated anew
+_MOST_NAMES = 30  # that are offered
+_LARGEST_SCRIPT = 256 << 10  # characters
+_SOURCES = ("torchvision", "timm", "hf")
+# GPUs that a question is asked about beside the chosen one: few of each kind, so that the table answers in time.
+_OTHERS = ("T4", "L4", "A10G", "V100-16GB", "RTX-3090", "RTX-4090", "RTX-5090", "A30", "A40", "L40S", "A100-40GB",
+           "A100-80GB", "H100-80GB", "H200", "B200")  # fmt: skip
+# The file is read in the browser: it goes into the text field, and its name is only shown.
+_READ_FILE = (
+    "async event => { const file = event.target.files[0]; if (file) "
+    f"emit(file.name.slice(0, 200), file.size > {_LARGEST_SCRIPT} ? null : await file.text()); }}"
+)
+
+
+def show_estimate(session: Session, number: str | None = None) -> None:
+    """Build the page; with a number, the answer of that estimate is on it."""
+    frame = Frame(session, "Estimate", "/estimate")
+    with frame.main:
+        page = EstimatePage(session, number)
+    frame.every_reading(page.refresh)
+
+
+class EstimateForm:
+    """The fields, and the question that they make. `changed` is called when a figure of the form is another one."""
+
+    def __init__(self, changed: Any) -> None:
+        names = [card.name for card in all_gpus() if not card.is_mig]
+        self.kind = ui.toggle(["model", "script"], value="model").props('no-caps unelevated aria-label="What"')
+        with box("div", "fields") as self._of_model:
+            self.model = ui.input("Model", placeholder="torchvision:resnet50").props(
+                'outlined dense list="models" spellcheck=false autocomplete=off'
+            ).classes("long")  # fmt: skip
+            self._offered = box("datalist").props('id="models"')
+            self.batch = ui.number("Batch size", value=32, min=1, precision=0, format="%d").props("outlined dense")
+            self.length = ui.number("Sequence length", min=1, precision=0, format="%d").props(
+                'outlined dense placeholder="of the model"'
+            )
+            self.precision = ui.select(["", *PRECISIONS], value="", label="Precision").props("outlined dense")
+            self.optimizer = ui.select([*OPTIMIZERS], value="adamw", label="Optimizer").props("outlined dense")
+            self.checkpointing = ui.checkbox("Activation checkpointing")
+        with box("div", "fields") as self._of_script:
+            with box("label", "file long"):
+                words("span", "Script")
+                box("input").props(
+                    'type="file" accept=".py,text/x-python" aria-label="A script from this computer"'
+                ).on("change", self._read, js_handler=_READ_FILE)
+                self._file = words("span", "", "figures")
+            self.script = ui.textarea("Text of the script").props(
+                f"outlined dense spellcheck=false maxlength={_LARGEST_SCRIPT}"
+            ).classes("long code")  # fmt: skip
+            self.args = ui.input("Arguments", placeholder="--batch-size 64").props("outlined dense").classes("long")
+            self.folder = ui.input("Folder on the server", placeholder="/home/you/project").props("outlined dense")
+            self.venv = ui.input("Virtual environment", placeholder="/home/you/venv").props("outlined dense")
+        with box("div", "fields"):
+            self.gpu = ui.select(names, value="A100-40GB", label="GPU", with_input=True).props("outlined dense")
+        self.kind.on_value_change(self._switch)
+        self.model.on_value_change(self._offer)
+        for field in (self.batch, self.length, self.precision, self.optimizer, self.checkpointing, self.gpu):
+            field.on_value_change(changed)
+        self._names = [f"{source}:{name}" for source in _SOURCES for name in model_names(source)]
+        self._switch()
+
+    def _switch(self) -> None:
+        self._of_model.set_visibility(self.kind.value == "model")
+        self._of_script.set_visibility(self.kind.value == "script")
+
+    def _read(self, event: GenericEventArguments) -> None:
+        name, text = event.args
+        if text is None:
+            self._file.set_text(f"{plain(str(name))} is too large: at most 256 KiB")
+        else:
+            self._file.set_text(plain(str(name)))
+            self.script.set_value(str(text)[:_LARGEST_SCRIPT])
+
+    def _offer(self) -> None:
+        """Offer names that go on as was typed, then names that have it in them."""
+        begun = str(self.model.value or "").strip().casefold()
+        found = [name for name in self._names if name.casefold().startswith(begun)] if begun else []
+        found += [name for name in self._names if begun and begun in name.casefold() and name not in found]
+        self._offered.clear()
+        with self._offered:
+            for name in found[:_MOST_NAMES]:
+                box("option").props["value"] = name
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """What is asked (`EstimateSpec`)."""
+        common: dict[str, Any] = {"gpu": [self.gpu.value]}
+        if self.kind.value == "script":
+            try:
+                args = shlex.split(self.args.value or "")
+            except ValueError as error:
+                raise InvalidValue(f"the arguments cannot be read: {error}") from None
+            if not (self.script.value or "").strip():
+                raise InvalidValue("needed a script: choose a file, or paste its text")
+            places = {"cwd": self.folder.value, "venv": self.venv.value}
+            return {"script": self.script.value, "args": args, **common,
+                    **{name: value.strip() for name, value in places.items() if (value or "").strip()}}  # fmt: skip
+        if not (self.model.value or "").strip():
+            raise InvalidValue("needed the name of a model, such as torchvision:resnet50")
+        options = {"batch_size": self.batch.value, "sequence_length": self.length.value,
+                   "precision": self.precision.value, "optimizer": self.optimizer.value,
+                   "checkpointing": self.checkpointing.value}  # fmt: skip
+        given = {name: int(value) if isinstance(value, float) else value for name, value in options.items() if value}
+        return {"model": self.model.value.strip(), "options": given, **common}
+
+    def fill(self, question: dict[str, Any]) -> None:
+        """Show a question that was asked before; what is not told of it, and what the form cannot say, stays away."""
+        self.kind.set_value("model" if "model" in question else "script")
+        options = question.get("options", {})
+        self.model.set_value(plain(question.get("model", "")))
+        self.batch.set_value(options.get("batch_size"))
+        self.length.set_value(options.get("sequence_length"))
+        for field, name, default in (self.precision, "precision", ""), (self.optimizer, "optimizer", "adamw"):
+            value = options.get(name, default)
+            field.set_value(value if value in field.options else default)
+        self.checkpointing.set_value(options.get("checkpointing") is True)
+        self.script.set_value(question.get("script", ""))
+        self.args.set_value(shlex.join(map(plain, question.get("args", []))))
+        self.folder.set_value(plain(question.get("cwd", "")))
+        self.venv.set_value(plain(question.get("venv", "")))
+        gpu = next(iter(question.get("gpu", [])), None)
+        if gpu in self.gpu.options:
+            self.gpu.set_value(gpu)
+
+
+class EstimatePage:
+    """Asks what the form says, follows the estimate, and shows the answer."""
+
+    def __init__(self, session: Session, number: str | None) -> None:
+        self._session, self._number = session, number
+        self._shown: dict[str, Any] = {}
+        self._changes, self._filling, self._may = 0, False, True
+        with box("div", "columns wide-right"):
+            with box("form", "card form") as form:
+                self._form = EstimateForm(self._changed)
+                with box("div", "tools"):
+                    self._ask_button = words("button", "Estimate", "main").props('type="submit"')
+                    self._stop_button = words("button", "Cancel", "quiet cancel").props('type="button"')
+                self._status = words("p", "", "figures").props('role="status"')
+                self._problem = words("p", "", "problem").props('role="alert"')
+            form.on("submit.prevent", lambda: self._ask())
+            self._stop_button.on("click", self._stop)
+            with box("div") as self._result:
+                pass
+        self._timer = ui.timer(_LOOK, self._look, active=number is not None)
+        self._stop_button.set_visibility(False)
+
+    async def refresh(self, reading: DaemonReading) -> None:
+        """What the daemon's GPUs are, and whether this user may ask."""
+        self._may = reading.about["scope"] != "read"
+        self._ask_button.set_visibility(self._may)
+        if not self._may:
+            self._status.set_text("Your token allows to read; to ask for an estimate, it needs the scope submit.")
+
+    async def _changed(self) -> None:
+        """After the first answer, the form is live: a changed figure is estimated anew."""
+        self._changes += 1
+        change = self._changes
+        if self._filling or not self._shown or self._form.kind.value != "model":
+            return
+        await asyncio.sleep(_PAUSE)
+        if change == self._changes:
+            await self._ask()
+
+    async def _ask(self, **more: Any) -> None:
+        if not self._may:
+            return
+        await self._stop()
+        try:
+            question = self._form.question
+            self._show_status(await self._session.questions.ask({**question, **more}))
+        except UllageError as error:
+            self._problem.set_text(plain(str(error)))
+
+    async def _stop(self) -> None:
+        """Give up the estimate that is under way."""
+        if self._timer.active and self._number is not None:
+            self._timer.deactivate()
+            try:
+                await self._session.questions.give_up(self._number)
+                self._status.set_text("Cancelled.")
+            except UllageError:
+                pass  # it is over already
+            self._stop_button.set_visibility(False)
+
+    def _show_status(self, answer: dict[str, Any]) -> None:
+        self._number = answer["id"]
+        self._problem.set_text("")
+        waits = answer["state"] == "waiting"
+        self._status.set_text(f"It {answer['reason'] or 'waits'}." if waits else "")
+        self._stop_button.set_visibility(waits and self._may)
+        self._timer.active = waits
+        if not waits:
+            self._show(answer)
+
+    async def _look(self) -> None:
+        try:
+            answer = await self._session.questions.look(str(self._number))
+        except UllageError as error:
+            self._timer.deactivate()
+            self._problem.set_text(plain(str(error)))
+            return
+        if not self._shown and answer["question"].keys() - {"gpu", "details"}:
+            self._fill(answer["question"])
+        if self._timer.active:  # it was not given up meanwhile
+            self._show_status(answer)
+
+    def _fill(self, question: dict[str, Any]) -> None:
+        self._filling = True
+        try:
+            self._form.fill(question)
+        finally:
+            self._filling = False
+
+    def _show(self, answer: dict[str, Any]) -> None:
+        self._shown = answer
+        self._result.clear()
+        ui.navigate.history.replace(f"/estimate/{answer['id']}")
+        with self._result:
+            if answer["state"] == "failed":
+                with box("section", "card").props('role="alert"'):
+                    words("h2", "There is no estimate", "verdict bad")
+                    words("p", f"{plain(str(answer['reason']))}", "told")
+                return
+            try:
+                estimates = read_estimates(answer)
+            except InvalidValue as error:
+                self._problem.set_text(str(error))
+                return
+            with box("div", "tools"):
+                ui.link("Link to this answer", f"/estimate/{answer['id']}")
+                if self._may and len(estimates) == 1:
+                    self._button("Compare with other GPUs", gpu=list(dict.fromkeys([estimates[0].gpu, *_OTHERS])))
+                if self._may and answer.get("advice") is None and "model" in answer["question"]:
+                    what = "How large can the batch be?" if estimates[0].fits else "What would make it fit?"
+                    self._button(what, advice=True)
+            show_answer(estimates, answer.get("advice"))
+
+    def _button(self, text: str, **more: Any) -> None:
+        words("button", text, "quiet").props('type="button"').on("click", lambda: self._ask(**more))
