@@ -9,7 +9,9 @@ from ullage.estimation.estimators.walknet.inputs import chain, entry_bytes, walk
 from ullage.research.datasets.schema import read_parquet
 
 DATASET = ROOT / "benchmarks" / "data" / "generated_h200.parquet"
-EVERY = 27
+EVERY = 9
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
