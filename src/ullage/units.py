@@ -18,6 +18,7 @@ _BYTE_FACTORS = {
     "t": TIB, "tib": TIB, "tb": 1000**4,
 }  # fmt: skip
 _SECOND_FACTORS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_JOULE_FACTORS = {"": 1e6, "j": 1.0, "kj": 1e3, "mj": 1e6, "gj": 1e9, "wh": 3600.0, "kwh": 3.6e6}
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
@@ -76,6 +77,35 @@ def format_duration(seconds: float | None) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def parse_energy(text: str) -> float:
+    """Joules from `"30MJ"`, `"500 kJ"` or `"2kWh"`; a plain number is megajoules.
+
+    >>> parse_energy("30MJ"), parse_energy("2kWh")
+    (30000000.0, 7200000.0)
+    """
+    return _parse(text, _JOULE_FACTORS, "an energy such as 500kJ, 30MJ or 2kWh")
+
+
+def energy_unit(joules: float) -> tuple[float, str]:
+    """The joules of the unit in which so much energy is easy to read, and its name.
+
+    >>> energy_unit(25e3), energy_unit(33.2e6)
+    ((1000.0, 'kJ'), (1000000.0, 'MJ'))
+    """
+    return next(((factor, name) for factor, name in ((1e6, "MJ"), (1e3, "kJ")) if joules >= factor), (1.0, "J"))
+
+
+def format_energy(joules: float) -> str:
+    """Energy in three digits.
+
+    >>> format_energy(131_000.0), format_energy(2.5e9), format_energy(7.0)
+    ('131 kJ', '2,500 MJ', '7 J')
+    """
+    factor, name = energy_unit(joules)
+    value = joules / factor
+    return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
 
 
 def format_moment(seconds: float) -> str:

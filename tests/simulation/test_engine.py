@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.performance.result import Utilization, waiting_w
+from ullage.performance.result import Utilization, resting_w, waiting_w
 from ullage.placement import RecoveryRules, Rules
 from ullage.simulation.engine import simulate
 from ullage.simulation.result import DONE, FAILED, FINISHED, GPU_LOST, OUT_OF_MEMORY, TIME_LIMIT, SimulationResult
@@ -132,6 +132,51 @@ def test_a_node_that_fails_takes_its_jobs_along_and_they_come_back() -> None:
         assert job.attempts[-1].end - job.attempts[-1].begin >= 2000.0
     again = play(jobs, "4xA100-40GB", node_gpus=2, node_mtbf_s=3000.0, node_repair_s=100.0, others=1000, seed=1)
     assert again.jobs == found.jobs
+
+
+def test_a_gpu_draws_what_was_measured_at_rest_and_more_once_a_job_has_its_context() -> None:
+    works = Utilization(**{**vars(busy(0.5, "H200")), "power_w": 400.0})
+    trace = JobTrace("made here", [TraceJob(1, 0.0, JobKind("a", 4 * GIB, {"H200": works}), 100.0)])
+    scenario = Scenario(gpus="2xH200", estimator="oracle", world=QUIET).but(startup_s=10.0)
+    found = simulate(trace, scenario)
+    assert found.energy_j == pytest.approx(110.0 * 78 + 10.0 * 78 + 100.0 * 400)  # it starts for 10 s; one has no job
+    assert found.gpus[0].power_w[0] == 78 and resting_w("H200") == 78 and waiting_w("H200") == 121
+    assert resting_w("A100-40GB") == pytest.approx(78 * 400 / 700)
+
+
+def test_a_job_on_a_mig_instance_takes_as_much_longer_as_it_has_fewer_sms() -> None:
+    always = Utilization(**{**vars(busy(1.0)), "drama": 0.1})  # its SMs are all that limits it
+    jobs = [TraceJob(1, 0.0, JobKind("a", 3 * GIB, {"A100-40GB": always}), 100.0)]
+    found = play(jobs, sharing="mig:1g.5gb")
+    part = 14 / 108  # of the SMs
+    took = 100.0 / part
+    assert spans(found) == [(0.0, pytest.approx(took))]
+    assert found.gpus[0].smact[0] == 1.0 and found.smact == pytest.approx(1 / 7), "all SMs of one of seven instances"
+    rest, base = resting_w("A100-40GB"), waiting_w("A100-40GB")
+    beyond = 100.0 * (350.0 - base)  # the work takes what it takes on the whole GPU, but more slowly
+    assert found.energy_j == pytest.approx(beyond + took * (base / 7 + rest * 6 / 7))
+
+
+def test_a_job_that_needs_little_of_a_gpu_is_as_fast_on_an_instance() -> None:
+    waits = Utilization(**{**vars(busy(0.05)), "drama": 0.0})  # a wait for its host, nearly all of it
+    jobs = [TraceJob(1, 0.0, JobKind("a", 3 * GIB, {"A100-40GB": waits}), 100.0)]
+    assert spans(play(jobs, sharing="mig:3g.20gb"))[0][1] == pytest.approx(100.0, rel=0.01)
+    assert spans(play(jobs, sharing="mig:1g.5gb", interference=False)) == [(0.0, 100.0)]
+
+
+def test_a_job_on_several_instances_goes_at_the_pace_of_one_and_leaves_the_others_alone() -> None:
+    wide = TraceJob(1, 0.0, kind("wide", 3, 0.9), 100.0, gpus=3)
+    other = TraceJob(2, 0.0, kind("other", 3, 0.9), 100.0)
+    both = play([wide, other], sharing="mig:1g.5gb", policy="first-fit")
+    assert [job.attempts[0].gpus for job in both.jobs] == [(0, 1, 2), (3,)]
+    assert spans(both)[0] == spans(both)[1] == spans(play([other], sharing="mig:1g.5gb"))[0]
+
+
+def test_a_job_too_large_for_every_instance_runs_out_of_memory_and_is_given_up() -> None:
+    found = play([TraceJob(1, 0.0, kind("large", 6), 100.0), TraceJob(2, 0.0, kind("small", 4), 100.0)],
+                 sharing="mig:1g.5gb")  # fmt: skip
+    assert [job.state for job in found.jobs] == [FAILED, DONE] and found.figures.ooms >= 1
+    assert play([TraceJob(1, 0.0, kind("large", 6), 100.0)], sharing="mig:2g.10gb").figures.ooms == 0
 
 
 def test_mig_instances_take_one_job_each_and_are_slower() -> None:

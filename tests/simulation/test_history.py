@@ -146,7 +146,7 @@ def test_as_it_was_has_the_times_and_the_energy_that_were_measured():
     assert (found.figures.total_s, found.figures.done, found.figures.failed) == (100.0, 1, 1)
     assert found.figures.waiting_s == 10.0
     assert found.busy_s == 90.0
-    assert found.energy_j == pytest.approx(2000.0 + 110.0 * 106.0), "measured for the jobs, predicted for idle GPUs"
+    assert found.energy_j == pytest.approx(2000.0 + 110.0 * 78.0), "measured for the jobs, predicted for idle GPUs"
     assert found.memory == pytest.approx((40 + 70) * 6 / 140 / 200)
     assert [series.jobs for series in found.gpus] == [(0, 1, 2, 1, 0, 0), (0, 0)]
 
@@ -169,10 +169,10 @@ def test_as_it_is_has_what_runs_and_waits_too_and_a_part_of_the_time_adds_up():
     assert (whole.smact, whole.memory) == pytest.approx((found.smact, found.memory))
     part = found.figures_between(20.0, 60.0)
     assert (part.jobs, part.done, part.total_s, part.busy_s) == (3, 1, 40.0, 40.0)
-    assert part.energy_j == pytest.approx(1000.0 * 30 / 40 + 10 * BUSY.power_w + 40 * 106.0), "the other GPU is idle"
+    assert part.energy_j == pytest.approx(1000.0 * 30 / 40 + 10 * BUSY.power_w + 40 * 78.0), "the other GPU is idle"
     before = found.figures_between(0.0, 10.0)
     assert (before.jobs, before.done, before.waiting_s, before.busy_s) == (1, 0, None, 0.0)
-    assert before.energy_j == pytest.approx(2 * 10 * 106.0)
+    assert before.energy_j == pytest.approx(2 * 10 * 78.0)
 
 
 def retold(result):

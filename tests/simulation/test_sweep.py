@@ -86,13 +86,14 @@ def test_figures_that_are_kept_are_not_computed_again(outcomes, tmp_path, monkey
 
 
 def test_a_target_is_a_figure_and_a_limit():
-    assert Target.parse("energy<30MJ").limit == 30e6 and Target.parse("smact >= 40%").limit == 0.4
+    assert Target.parse("energy<30MJ").limit == 30e6 and Target.parse("energy<500kJ").limit == 5e5
+    assert Target.parse("energy<2kWh").limit == 7.2e6 and Target.parse("smact >= 40%").limit == 0.4
     assert not Target.parse("waiting<=1h").met(None)
     with pytest.raises(UnknownName, match="did you mean 'waiting'"):
         Target.parse("waitin<=10m")
     with pytest.raises(InvalidValue, match="needed a target such as"):
         Target.parse("waiting")
-    with pytest.raises(InvalidValue, match="needed a number such as 30MJ"):
+    with pytest.raises(InvalidValue, match="needed an energy such as 500kJ"):
         Target.parse("energy<=much")
 
 

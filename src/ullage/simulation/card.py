@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ullage.hardware import GPU, gpu_list
-from ullage.performance.result import waiting_w
-from ullage.performance.sharing import instance_of
+from ullage.performance.result import resting_w, waiting_w
+from ullage.performance.sharing import instance_of, share_of_gpu
 from ullage.placement import Activity, Job, Running, Slot
 from ullage.simulation.result import GpuSeries
 from ullage.simulation.trace import TraceJob
@@ -41,7 +41,10 @@ class SimulatedRun:
 
 @dataclass(eq=False)
 class SimulatedCard:
-    """A place for jobs: a GPU, or a MIG instance of the `whole`.
+    """A place for jobs: a GPU, or a MIG instance of the `whole`, of which it has a `part` of the SMs.
+
+    With no job at work it draws `resting_w`; with jobs `waiting_w` for all of them, and for each what it draws beyond
+    `base_w` on the whole GPU.
 
     `used` bytes are taken; `smact` and `power_w` are what it does now. `past` has what it did: (from when on, SM
     activity, bytes). `read` is when a monitor's reading of it was last handed to placement, and `shown` the bytes in
@@ -53,7 +56,10 @@ class SimulatedCard:
     node: int
     spec: GPU
     whole: GPU
-    idle_w: float
+    part: float
+    resting_w: float
+    waiting_w: float
+    base_w: float
     series: bool
     runs: dict[int, SimulatedRun] = field(default_factory=dict)
     started: list[SimulatedRun] = field(default_factory=list)
@@ -75,7 +81,7 @@ class SimulatedCard:
     seen: list[tuple[float, int, int, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.power_w = self.idle_w
+        self.power_w = self.resting_w
 
     @property
     def mig(self) -> bool:
@@ -146,9 +152,10 @@ def cards_of(gpus: str, sharing: str, node_gpus: int, most_series: int) -> list[
         parts = _instances(whole, sharing)
         for part in parts:
             name = f"GPU-{number}" if len(parts) == 1 else f"GPU-{number}/{len(made)}"
-            idle = waiting_w(whole.name) / len(parts)
+            sms, base = share_of_gpu(part, whole)[0], waiting_w(whole.name)
+            watts = (resting_w(whole.name) / len(parts), base / len(parts), base)
             series = len(wholes) * len(parts) <= most_series
-            made.append(SimulatedCard(name, len(made), number // node_gpus, part, whole, idle, series))
+            made.append(SimulatedCard(name, len(made), number // node_gpus, part, whole, sms, *watts, series))
     return made
 
 

@@ -354,11 +354,11 @@ class _Engine:
 
     def _show(self, card: SimulatedCard) -> None:
         """What the card does now, by the speeds of those on it."""
-        smact, power = 0.0, card.idle_w
+        smact, power = 0.0, card.waiting_w if card.started else card.resting_w
         for run in card.started:
             alone = self.interference.alone(run.kind, card.spec.name)
-            smact += alone.smact * run.speed
-            power += max(0.0, alone.power_w - card.idle_w) * run.speed
+            smact += alone.smact * run.speed / card.part
+            power += max(0.0, alone.power_w - card.base_w) * run.speed
         card.smact, card.power_w = min(1.0, smact), min(power, card.spec.power_w or math.inf)
         card.changed(self.now, self.horizon)
         self._heat(card)

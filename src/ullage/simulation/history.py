@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu
-from ullage.performance.result import Utilization, waiting_w
+from ullage.performance.result import Utilization, resting_w, waiting_w
 from ullage.placement import Rules
 from ullage.policy_files import own_name
 from ullage.simulation.interference import Interference
@@ -174,7 +174,8 @@ class _History:
         self.told, self._startup_s, self._now = told, startup_s, now
         self.numbers = {each["id"]: number for number, each in enumerate(told["gpus"])}
         self.names = [gpu(each["name"]).name for each in told["gpus"]]
-        self._idle_w = {name: waiting_w(name) for name in self.names}
+        self._resting_w = {name: resting_w(name) for name in self.names}
+        self._waiting_w = {name: waiting_w(name) for name in self.names}
         self.left_out: Counter[str] = Counter()
         counted = [job for job in told["jobs"] if self._counts(job)]
         self.jobs = [job for job in counted if job["attempts"]]
@@ -295,8 +296,8 @@ class _History:
         or its share of an idle GPU and what it is predicted to draw beyond that."""
         if attempt.energy is not None and attempt.gpus:
             return attempt.energy / (attempt.end - attempt.begin) / len(attempt.gpus)
-        idle = self._idle_w[name]
-        return idle / among + max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - idle) * speed
+        base = self._waiting_w[name]
+        return base / among + max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - base) * speed
 
     def _add_up(self) -> tuple[dict[int, float], dict[tuple[int, float], float]]:
         """Seconds of work alone by job, and joules by attempt."""
@@ -321,7 +322,7 @@ class _History:
                 smact = sum(self._model.alone(self._kind_number(each), name).smact * speed for each, speed in there)
                 watts = sum(self._drawn(each, speed, name, len(there)) for each, speed in there)
                 memory = sum(each.used or each.promise or 0 for each, _ in there)
-                watts = watts if there else self._idle_w[name]
+                watts = watts if there else self._resting_w[name]
                 rows.append((moment - self.begin, len(there), memory, min(1.0, smact), watts))
             times, jobs, used, activity, power = zip(*rows, strict=True)
             found.append(GpuSeries(number, name, told["total"], times, jobs, used, activity, power))

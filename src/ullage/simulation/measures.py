@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.simulation.result import Figures
-from ullage.units import format_duration, parse_duration
+from ullage.units import energy_unit, format_duration, parse_duration, parse_energy
 
 _TARGET = re.compile(r"\s*([a-z0-9-]+)\s*(<=|>=|<|>)\s*(.+?)\s*")
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -59,7 +59,8 @@ class Measure:
             larger = ((unit, 1, name) for unit, name in ((86400, "d"), (3600, "h"), (60, "min")) if value >= 2 * unit)
             return next(larger, (1, 1, "s"))
         if self.unit == "energy":
-            return (1e3, 1, "kJ") if value < 1e6 else (1e6, 1 if value < 1e9 else 0, "MJ")
+            factor, name = energy_unit(value)
+            return factor, 1 if value < 1e9 else 0, name
         if self.unit == "share":
             return 0.01, 0, "%"
         return 1, 0 if self.unit == "count" and value == round(value) and not uncertain else 2, ""
@@ -72,18 +73,16 @@ class Measure:
         """
         if self.unit == "time":
             return parse_duration(text)
-        number, factor = text, 1.0
         if self.unit == "energy":
-            number, factor = text.removesuffix("MJ"), 1e6
-        elif self.unit == "share" and text.endswith("%"):
+            return parse_energy(text)
+        number, factor = text, 1.0
+        if self.unit == "share" and text.endswith("%"):
             number, factor = text.removesuffix("%"), 0.01
         try:
             return float(number) * factor
         except ValueError:
-            examples = {"energy": "30MJ", "share": "80%"}
-            raise InvalidValue(
-                f"{self.name}: needed a number such as {examples.get(self.unit, '2')}; found {text!r}"
-            ) from None
+            example = "80%" if self.unit == "share" else "2"
+            raise InvalidValue(f"{self.name}: needed a number such as {example}; found {text!r}") from None
 
 
 MEASURES = {

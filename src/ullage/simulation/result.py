@@ -15,7 +15,7 @@ import numpy as np
 
 from ullage.errors import InvalidValue
 from ullage.simulation.scenario import Scenario
-from ullage.units import format_duration
+from ullage.units import format_duration, format_energy
 
 FINISHED, OUT_OF_MEMORY, GPU_LOST, TIME_LIMIT = "finished", "out of GPU memory", "GPU lost", "time limit"
 DONE, FAILED, WAITING = "done", "failed", "waiting"
@@ -252,7 +252,7 @@ class SimulationResult:
                  (("waiting", f.waiting_s), ("running", f.running_s), ("completion", f.completion_s))]  # fmt: skip
         return (
             f"{self.name}: {f.done} of {f.jobs} jobs done in {format_duration(f.total_s)}; "
-            f"on average {', '.join(times)}; {f.ooms} out of memory; {self.energy_j / 1e6:.3g} MJ"
+            f"on average {', '.join(times)}; {f.ooms} out of memory; {format_energy(self.energy_j)}"
         )
 
     def summary(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ullage.simulation.pages.plots import (
 )
 from ullage.simulation.pages.plots import write as write_page
 from ullage.simulation.result import GpuSeries, SimulationResult
-from ullage.units import format_bytes
+from ullage.units import format_bytes, format_energy
 
 MOST_BARS, MOST_LANES = 2000, 32  # attempts and GPUs of a run that are still drawn one by one
 _POINTS = 400
@@ -235,7 +235,7 @@ def _gpus(runs: Runs) -> str:
         for row in run.per_gpu:
             shares = [f"{100 * value:.0f} %" for value in (row.busy, row.memory)]
             peak = [format_bytes(row.memory_peak), str(row.jobs_peak)]
-            power = [f"{100 * row.smact:.0f} %", f"{row.power_w:.0f} W", f"{row.energy_j / 1e6:.3g} MJ"]
+            power = [f"{100 * row.smact:.0f} %", f"{row.power_w:.0f} W", format_energy(row.energy_j)]
             rows.append([run.name, f"{row.index} {row.name}", *shares, *peak, *power])
     if not rows:
         return ""

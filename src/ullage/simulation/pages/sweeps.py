@@ -15,6 +15,7 @@ from ullage.simulation.pages.plots import Bar, PlotAxis, PlotLine, bars, card, c
 from ullage.simulation.pages.plots import write as write_page
 from ullage.simulation.statistics import Interval
 from ullage.simulation.sweep import SweepRow
+from ullage.units import energy_unit
 
 SHOWN = ("total", "waiting", "running", "completion", "slowdown", "ooms", "energy", "smact", "memory", "fairness")
 _BARS = ("total", "waiting", "completion", "slowdown", "ooms", "energy")
@@ -112,13 +113,14 @@ def _by_gpus(rows: Rows) -> str:
                      for number, name in enumerate(names))  # fmt: skip
     pictures = []
     for measure in (MEASURES[name] for name in ("total", "waiting", "completion", "energy")):
-        drawn = []
-        for number, group in enumerate(groups):
-            points = [(count, row.mean(measure.name)) for count, row in group]
-            known = [(count, value) for count, value in points if value is not None]
-            scale = 1e6 if measure.unit == "energy" else 1.0
-            drawn.append(PlotLine(number, names[number], [x for x, _ in known], [y / scale for _, y in known]))
-        top = max((max(line.y) for line in drawn if line.y), default=0.0)
-        up = PlotAxis(top, "MJ" if measure.unit == "energy" else "time")
+        known = [[(count, mean) for count, row in group if (mean := row.mean(measure.name)) is not None]
+                 for group in groups]  # fmt: skip
+        top = max((value for points in known for _, value in points), default=0.0)
+        scale, unit = energy_unit(top) if measure.unit == "energy" else (1.0, "time")
+        drawn = [
+            PlotLine(number, names[number], [x for x, _ in points], [y / scale for _, y in points])
+            for number, points in enumerate(known)
+        ]
+        up = PlotAxis(top / scale, unit)
         pictures.append(lines(measure.name, drawn, PlotAxis(float(most), "GPUs"), up, steps=False))
     return f'<div class="key">{legend}</div><div class="many">{"".join(pictures)}</div>'
