@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ __all__ = ["make_home", "nursery"]
 class Page:
     """The page of a home's daemon."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, words: Sequence[str] = ("page", "--listen", "0")) -> None:
         self.home, self._log = home, home.folder / "page.log"
-        words = ["page", "--listen", "0"]
-        self.process = home.nursery.start(words, home.environment(), ["/dev/null", str(self._log), str(self._log)])
+        self.process = home.nursery.start(
+            list(words), home.environment(), ["/dev/null", str(self._log), str(self._log)]
+        )
         until(lambda: "#code=" in self.said(), "the page to say where it is")
         self.link = re.findall(r"http\S+#code=\S+", self.said())[-1]
         self.url = self.link.partition("/sign-in")[0]

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from tests.manager.conftest import until
+from tests.page.conftest import Page
 
 HOSTILE = '<img src=x onerror="window.harmed = 1">'
 TINY = """
@@ -77,6 +78,8 @@ def test_a_model_is_estimated_and_its_answer_has_a_link(page, tab):
     tab.wait_for_url(lambda url: url != link)
     tab.goto(link)
     see(tab, ".verdict.good", "fits on A100-40GB")
+    tab.wait_for_timeout(1000)
+    assert tab.url == link and not tab.locator("[role=status]", has_text="It ").count(), "to look is not to ask"
     assert tab.get_by_label("Batch size").input_value() == "2"
     assert tab.get_by_label("Model").input_value() == "torchvision:resnet18"
 
@@ -127,6 +130,7 @@ def test_a_job_is_tried_out_and_submitted_and_watched_to_its_end(page, work, tab
     see(tab, "pre", "it is over")
 
 
+@pytest.mark.slow
 def test_what_if_estimates_a_job_that_says_nothing_of_its_memory(page, work, tab):
     (work.work / "train.py").write_text(TINY)
     tab.goto(page.url + "/submit")
@@ -149,9 +153,24 @@ def test_who_may_only_read_cannot_submit_or_estimate(page, browser):
     tab.context.close()
 
 
-def test_without_a_daemon_the_page_estimates_for_its_own_user(make_home, browser, tmp_path):
-    from tests.page.conftest import Page
+@pytest.mark.slow
+def test_estimate_serve_shows_that_very_answer(make_home, browser, tmp_path):
+    home = make_home(tmp_path / "h")
+    (home.work / "tiny.py").write_text(TINY)
+    served = Page(home, ["estimate", str(home.work / "tiny.py"), "--gpu", "T4", "--serve"])
+    tab = browser.new_page()
+    try:
+        tab.goto(served.link)
+        tab.wait_for_url(served.url + "/estimate/here-*")
+        figure = re.search(r"fits on T4: (\S+ MiB of \S+ GiB)", served.said())[1]
+        see(tab, ".verdict.good", f"fits on T4: {figure}")
+        see(tab, ".source", str(home.work / "tiny.py"))
+    finally:
+        tab.close()
+        served.process.kill()
 
+
+def test_without_a_daemon_the_page_estimates_for_its_own_user(make_home, browser, tmp_path):
     home = make_home(tmp_path / "h")
     alone = Page(home)
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -270,6 +271,13 @@ def estimate(
     show_output: Annotated[
         bool, typer.Option("--show-output", help="Show what the script prints.", rich_help_panel=OUTPUT)
     ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve a web page with the answer, and print its link.",
+                           rich_help_panel=OUTPUT)
+    ] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="The same, and open it in a browser.", rich_help_panel=OUTPUT)
+    ] = False,
     epochs: Annotated[
         float | None, typer.Option(help="How often the data is gone through.", metavar="N", rich_help_panel=LENGTH,
                                    show_default="1 with --samples")
@@ -320,6 +328,7 @@ def estimate(
       ullage estimate train.py --python ~/project/.venv -- --epochs 90
       ullage estimate train.py --max-batch --batch-arg=--batch-size
       ullage estimate torchvision:resnet50 -b 64 --layers --depth 2
+      ullage estimate train.py --serve
       ullage estimate torchvision:resnet50 -b 256 --epochs 90 --samples 1281167 --gpu all --prices prices.toml
       ullage estimate train.py --epochs 90 --input-rate 2400 --gpu H200
       ullage estimate torchvision:resnet50 --estimator deepspeed --set deepspeed.stage=3
@@ -341,10 +350,33 @@ def estimate(
         _search(target, gpu, "batch-size", batch_arg, as_json)
         return
     plan = _plan(target, asked)
+    options: Sequence[Option] = ()
+    if serve or open_page:
+        from ullage.cli.page import check_page
+
+        check_page()
     if gpu is not None and ("," in gpu or gpu.strip().casefold() == ALL):
-        _over_gpus(target, plan, gpu, as_json)
+        answers = _over_gpus(target, plan, gpu, as_json)
     else:
-        _one(target, plan, gpu, as_json, timeline, snapshot, advice, depth if layers else None)
+        answer, options = _one(target, plan, gpu, as_json, timeline, snapshot, advice, depth if layers else None)
+        answers = [answer]
+    if serve or open_page:
+        _serve(target, answers, options, open_page)
+
+
+def _serve(target: EstimateTarget, answers: list[Estimate], options: Sequence[Option], opens: bool) -> None:
+    """Show the answers as a page, with the question as its form has it."""
+    from ullage.cli.page import serve_answer
+    from ullage.workloads.workload import SCRIPT
+
+    question: dict[str, Any] = {"gpu": [answer.gpu for answer in answers]}
+    if target.workload.kind != SCRIPT:
+        question |= {"model": target.source, "options": {**target.options}}
+    elif not target.workload.run.module:
+        text = Path(target.source).read_text(errors="replace")
+        question |= {"script": text, "args": list(target.workload.args), "cwd": os.getcwd()}
+    advice = {"options": [each.to_dict() for each in options], "largest": None} if options else None
+    serve_answer(question, [answer.to_dict(layers=False) for answer in answers], advice, opens)
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:
@@ -372,7 +404,7 @@ def _one(
     snapshot: Path | None,
     wants_advice: bool,
     depth: int | None,
-) -> None:
+) -> tuple[Estimate, Sequence[Option]]:
     from ullage.hardware import default_gpu
     from ullage.hardware import gpu as find_gpu
 
@@ -391,7 +423,7 @@ def _one(
         _write(trace, answer, timeline, snapshot)
     if as_json:
         print(answer.to_json(timeline=False, layers=depth is not None))
-        return
+        return answer, ()
     options: Sequence[Option] = ()
     if wants_advice and not answer.fits and target.is_ullage:
         with errors.status("looking for what would make it fit ...") as status:
@@ -402,6 +434,7 @@ def _one(
     if depth is not None:
         print()
         print_layers(answer, Console(), depth)
+    return answer, options
 
 
 def _traced(target: EstimateTarget, card: GPU) -> tuple[Estimate, Trace]:
@@ -445,7 +478,7 @@ def _advice(target: EstimateTarget, card: GPU, answer: Estimate, progress: Calla
     return [] if larger is None else [larger]
 
 
-def _over_gpus(target: EstimateTarget, plan: TrainingPlan, names: str, as_json: bool) -> None:
+def _over_gpus(target: EstimateTarget, plan: TrainingPlan, names: str, as_json: bool) -> list[Estimate]:
     from rich.console import Console
 
     from ullage.estimation.over_gpus import estimate_over_gpus
@@ -467,3 +500,4 @@ def _over_gpus(target: EstimateTarget, plan: TrainingPlan, names: str, as_json: 
         print(json.dumps([answer.to_dict(timeline=False, layers=False) for answer in answers]))
     else:
         print_gpu_table(answers, Console())
+    return answers

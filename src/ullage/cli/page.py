@@ -7,13 +7,14 @@ import importlib.util
 import json
 import socket
 import sys
+import webbrowser
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ullage.cli.jobs import client
-from ullage.errors import MissingPackage, NoDaemon, UllageError
+from ullage.errors import InvalidValue, MissingPackage, NoDaemon, UllageError
 from ullage.home import home
 from ullage.units import parse_duration
 
@@ -52,27 +53,48 @@ def page(
       ullage page --listen 8700 --scope read --session 30d
       ullage page --url http://gpu-server:8600
     """
+    check_page()
+    if of_daemon:
+        _serve_beside_daemon()
+    else:
+        _serve(listen, parse_duration(session), scope, url)
+
+
+def check_page() -> None:
+    """Refuse where the packages are missing that a page needs."""
     if importlib.util.find_spec("nicegui") is None:
         raise MissingPackage("nicegui", "web pages")
+
+
+def serve_answer(question: dict[str, Any], estimates: list[dict[str, Any]], advice: Any, opens: bool) -> None:
+    """Keep an answer, and serve a page that shows it, until Ctrl-C."""
+    from ullage.page.questions import keep_estimates
+
+    number = keep_estimates(home() / ESTIMATES, question, estimates, advice)
+    _serve("0", parse_duration("12h"), "submit", None, f"/estimate/{number}", opens)
+
+
+def _serve(listen: str, lasts: float, scope: str, url: str | None, first: str = "/", opens: bool = False) -> None:
     from ullage.page.questions import OwnEstimates
     from ullage.page.server import open_door, serve_page
     from ullage.page.sessions import Sessions
 
-    if of_daemon:
-        _serve_beside_daemon()
-        return
-    lasts = parse_duration(session)
     here = None if url else OwnEstimates(home() / ESTIMATES)
     sessions = Sessions(lambda: url or _api(), lasts, None if url else _token_maker(scope, lasts), here=here)
 
     def ready(address: str) -> None:
         _say(f"the page is at {address}; stop it with Ctrl-C")
-        if url is None:
-            _say_link(address, sessions.new_code())
-            with contextlib.suppress(NoDaemon):
+        if url is not None:
+            return
+        link = f"{address}/sign-in#code={sessions.new_code(first)}"
+        _say(f"sign in, once and within 10 minutes: {link}")
+        if opens:
+            webbrowser.open(link)
+        elif first == "/":
+            try:
                 _api()
-                return
-            _say("no daemon answers: the page estimates, and shows GPUs and jobs when there is one")
+            except NoDaemon as error:
+                _say(f"the page only estimates, until a daemon answers: {error}")
 
     serve_page(open_door(listen, _say), sessions, _say, ready)
 
@@ -92,18 +114,17 @@ def _serve_beside_daemon() -> None:
 
     def ready(address: str) -> None:
         _say(f"the page is at {address}")
-        _say_link(address, sessions.new_code())
+        _say(f"sign in, once and within 10 minutes: {address}/sign-in#code={sessions.new_code()}")
 
     serve_page(socket.socket(fileno=handed["fd"]), sessions, _say, ready)
 
 
-def _say_link(address: str, code: str) -> None:
-    _say(f"sign in, once and within 10 minutes: {address}/sign-in#code={code}")
-
-
 def _api() -> str:
     with client() as manager:
-        return str(manager.call("api")["url"])
+        try:
+            return str(manager.call("api")["url"])
+        except InvalidValue as error:  # it has no API
+            raise NoDaemon(str(error)) from None
 
 
 def _token_maker(scope: str, lasts: float) -> Callable[[], tuple[str, Callable[[], None]]]:

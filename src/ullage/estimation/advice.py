@@ -9,6 +9,7 @@ from typing import Any
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU, gpus
 from ullage.hardware import gpu as find_gpu
+from ullage.units import format_bytes
 from ullage.workloads import Configuration
 
 Run = Callable[[Configuration, GPU], Estimate]
@@ -40,6 +41,15 @@ class Option:
     def fits(self) -> bool:
         """Whether the job fits with this change."""
         return self.estimate is not None and self.estimate.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """The option as plain values: what it `takes`, and a `note` that says how much room is left, or why not."""
+        found = self.estimate
+        if found is None:
+            return {"change": self.change, "fits": False, "takes": None, "note": self.failed or ""}
+        tight = " (tight: the upper bound does not fit)" if found.tight else ""
+        note = f"{format_bytes(found.headroom)} of room{tight}" if found.fits else "does not fit"
+        return {"change": self.change, "fits": found.fits, "takes": found.figure, "note": note}
 
 
 def options(

@@ -71,14 +71,11 @@ def print_options(options: Sequence[Option], console: Console | None = None) -> 
     console = console or Console()
     table = Table(Column("", no_wrap=True), Column("change", overflow="fold"), Column("takes", justify="right"), "")
     for option in options:
-        e = option.estimate
-        if e is None:
-            table.add_row("[dim]·[/]", escape(option.change), "", f"[dim]{escape(option.failed or '')}[/]")
-            continue
-        mark = "[green]✓[/]" if e.fits else "[red]✗[/]"
-        tight = " (tight: the upper bound does not fit)" if e.tight else ""
-        room = f"{format_bytes(e.headroom)} of room{tight}" if e.fits else "does not fit"
-        table.add_row(mark, escape(option.change), format_bytes(e.figure), room)
+        shown = option.to_dict()
+        mark = "[green]✓[/]" if option.fits else "[red]✗[/]" if option.estimate else "[dim]·[/]"
+        takes = "" if shown["takes"] is None else format_bytes(shown["takes"])
+        note = escape(shown["note"]) if option.estimate else f"[dim]{escape(shown['note'])}[/]"
+        table.add_row(mark, escape(option.change), takes, note)
     console.print("\n[bold]What would make it fit[/], each estimated:")
     console.print(table)
 

@@ -36,14 +36,14 @@ def show_answer(estimates: Sequence[Estimate], advice: dict[str, Any] | None) ->
     """Build the cards. Of several GPUs the first is shown in full, and all in a table."""
     first = estimates[0]
     _show_memory(first)
-    if len(first.timeline) > 1:
-        _show_timeline(first)
-    if first.utilization is not None and first.fits:
-        _show_speed(first.utilization)
     if advice is not None:
         _show_advice(advice)
     if len(estimates) > 1:
         _show_gpus(estimates)
+    if len(first.timeline) > 1:
+        _show_timeline(first)
+    if first.utilization is not None and first.fits:
+        _show_speed(first.utilization)
     if first.notes:
         with box("section", "card"):
             words("h2", "Assumed on the way")
@@ -129,7 +129,7 @@ def _show_timeline(found: Estimate) -> None:
             "tooltip": {"trigger": "axis", ":valueFormatter": "value => value.toFixed(2) + ' GiB'"},
             "xAxis": {"type": "value", "min": "dataMin", "max": "dataMax", "axisLabel": {"color": _GREY},
                       "splitLine": {"show": False}},
-            "yAxis": {"type": "value", "axisLabel": {"color": _GREY, ":formatter": _GIB_LABEL},
+            "yAxis": {"type": "value", "axisLabel": {"color": _GREY, ":formatter": _GIB_LABEL, "showMaxLabel": False},
                       "splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.25}},
                       **({"max": float(f"{1.05 * top:.3g}")} if show_limit else {})},
             "series": [line("allocated", 1, BREAKDOWN_COLOURS["activations"]),

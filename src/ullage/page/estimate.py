@@ -9,7 +9,7 @@ from typing import Any
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-from ullage.errors import InvalidValue, UllageError
+from ullage.errors import InvalidValue, NoDaemon, UllageError
 from ullage.hardware import gpus as all_gpus
 from ullage.page.answer import read_estimates, show_answer
 from ullage.page.elements import box, words
@@ -52,14 +52,16 @@ class EstimateForm:
         self.kind = ui.toggle(["model", "script"], value="model").props('no-caps unelevated aria-label="What"')
         with box("div", "fields") as self._of_model:
             self.model = ui.input("Model", placeholder="torchvision:resnet50").props(
-                'outlined dense list="models" spellcheck=false autocomplete=off'
+                'outlined dense stack-label list="models" spellcheck=false autocomplete=off'
             ).classes("long")  # fmt: skip
             self._offered = box("datalist").props('id="models"')
             self.batch = ui.number("Batch size", value=32, min=1, precision=0, format="%d").props("outlined dense")
             self.length = ui.number("Sequence length", min=1, precision=0, format="%d").props(
-                'outlined dense placeholder="of the model"'
+                'outlined dense stack-label placeholder="of the model"'
             )
-            self.precision = ui.select(["", *PRECISIONS], value="", label="Precision").props("outlined dense")
+            self.precision = ui.select(
+                {"": "the usual", **{name: name for name in PRECISIONS}}, value="", label="Precision"
+            ).props("outlined dense")
             self.optimizer = ui.select([*OPTIMIZERS], value="adamw", label="Optimizer").props("outlined dense")
             self.checkpointing = ui.checkbox("Activation checkpointing")
         with box("div", "fields") as self._of_script:
@@ -72,9 +74,15 @@ class EstimateForm:
             self.script = ui.textarea("Text of the script").props(
                 f"outlined dense spellcheck=false maxlength={_LARGEST_SCRIPT}"
             ).classes("long code")  # fmt: skip
-            self.args = ui.input("Arguments", placeholder="--batch-size 64").props("outlined dense").classes("long")
-            self.folder = ui.input("Folder on the server", placeholder="/home/you/project").props("outlined dense")
-            self.venv = ui.input("Virtual environment", placeholder="/home/you/venv").props("outlined dense")
+            self.args = (
+                ui.input("Arguments", placeholder="--batch-size 64").props("outlined dense stack-label").classes("long")
+            )
+            self.folder = ui.input("Folder on the server", placeholder="/home/you/project").props(
+                "outlined dense stack-label"
+            )
+            self.venv = ui.input("Virtual environment", placeholder="/home/you/venv").props(
+                "outlined dense stack-label"
+            )
         with box("div", "fields"):
             self.gpu = ui.select(names, value="A100-40GB", label="GPU", with_input=True).props("outlined dense")
         self.kind.on_value_change(self._switch)
@@ -153,8 +161,9 @@ class EstimatePage:
 
     def __init__(self, session: Session, number: str | None) -> None:
         self._session, self._number = session, number
-        self._shown: dict[str, Any] = {}
-        self._changes, self._filling, self._may = 0, False, True
+        self._asked: dict[str, Any] | None = None  # what the form said when an answer was asked for last
+        self._changes, self._may = 0, True
+        self._is_new = number is None
         with box("div", "columns wide-right"):
             with box("form", "card form") as form:
                 self._form = EstimateForm(self._changed)
@@ -172,6 +181,10 @@ class EstimatePage:
 
     async def refresh(self, reading: DaemonReading) -> None:
         """What the daemon's GPUs are, and whether this user may ask."""
+        own = [gpu["name"] for gpu in reading.gpus if gpu["name"] in self._form.gpu.options]
+        if self._is_new and self._asked is None and own:
+            self._is_new = False
+            self._form.gpu.set_value(own[0])
         self._may = reading.about["scope"] != "read"
         self._ask_button.set_visibility(self._may)
         if not self._may:
@@ -181,19 +194,22 @@ class EstimatePage:
         """After the first answer, the form is live: a changed figure is estimated anew."""
         self._changes += 1
         change = self._changes
-        if self._filling or not self._shown or self._form.kind.value != "model":
-            return
         await asyncio.sleep(_PAUSE)
-        if change == self._changes:
-            await self._ask()
+        if self._asked is None or "model" not in self._asked or change != self._changes:
+            return
+        try:
+            if self._form.question != self._asked:
+                await self._ask()
+        except InvalidValue:
+            pass  # a field was emptied: it is said when it is asked for
 
     async def _ask(self, **more: Any) -> None:
         if not self._may:
             return
         await self._stop()
         try:
-            question = self._form.question
-            self._show_status(await self._session.questions.ask({**question, **more}))
+            self._asked = self._form.question
+            self._show_status(await self._session.questions.ask({**self._asked, **more}))
         except UllageError as error:
             self._problem.set_text(plain(str(error)))
 
@@ -221,24 +237,25 @@ class EstimatePage:
     async def _look(self) -> None:
         try:
             answer = await self._session.questions.look(str(self._number))
+        except NoDaemon:
+            return  # it is asked again
         except UllageError as error:
             self._timer.deactivate()
             self._problem.set_text(plain(str(error)))
             return
-        if not self._shown and answer["question"].keys() - {"gpu", "details"}:
+        if self._asked is None:
             self._fill(answer["question"])
         if self._timer.active:  # it was not given up meanwhile
             self._show_status(answer)
 
     def _fill(self, question: dict[str, Any]) -> None:
-        self._filling = True
-        try:
+        """Show what was asked, once; of another user's script there is nothing to show."""
+        self._asked = question
+        if "model" in question or "script" in question:
             self._form.fill(question)
-        finally:
-            self._filling = False
+            self._asked = self._form.question
 
     def _show(self, answer: dict[str, Any]) -> None:
-        self._shown = answer
         self._result.clear()
         ui.navigate.history.replace(f"/estimate/{answer['id']}")
         with self._result:

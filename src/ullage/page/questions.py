@@ -127,9 +127,11 @@ def keep(folder: Path, answer: Answer) -> None:
     part.replace(file)
 
 
-def keep_estimate(folder: Path, question: dict[str, Any], estimate: dict[str, Any], advice: Answer | None) -> str:
-    """Keep an estimate that was made elsewhere, such as by the command line; its id."""
-    answer = _new(question) | {"state": "done", "answered": time.time(), "estimates": [estimate], "advice": advice}
+def keep_estimates(
+    folder: Path, question: dict[str, Any], estimates: list[dict[str, Any]], advice: Answer | None
+) -> str:
+    """Keep an answer that was made elsewhere, such as by the command line; its id."""
+    answer = _new(question) | {"state": "done", "answered": time.time(), "estimates": estimates, "advice": advice}
     keep(folder, answer)
     return str(answer["id"])
 

@@ -34,7 +34,9 @@ class JobForm:
 
     def __init__(self) -> None:
         def text(label: str, example: str, kind: str = "") -> ui.input:
-            made = ui.input(label, placeholder=example).props("outlined dense spellcheck=false autocomplete=off")
+            made = ui.input(label, placeholder=example).props(
+                "outlined dense stack-label spellcheck=false autocomplete=off"
+            )
             return made.classes(kind) if kind else made
 
         with box("div", "fields"):

@@ -12,10 +12,8 @@ from ullage.errors import InvalidValue, ScriptFailed, UllageError
 from ullage.estimation.jobs.command import ScriptCommand, python_of
 from ullage.isolation.conda import in_conda
 from ullage.isolation.environment import is_guest
-from ullage.units import format_bytes
 
 if TYPE_CHECKING:
-    from ullage.estimation.advice import Option
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
     from ullage.workloads.configuration import Configuration
@@ -108,16 +106,7 @@ def advise(source: str, card: GPU, answer: Estimate, options: dict[str, Any]) ->
             return estimate_workload(replace(workload, configuration=configuration), gpu)
 
         found = advice.options(workload.configuration, card, run, answer=answer)
-    return {"options": [_option(each) for each in found], "largest": None}
-
-
-def _option(option: Option) -> dict[str, Any]:
-    found = option.estimate
-    if found is None:
-        return {"change": option.change, "fits": False, "takes": None, "note": option.failed or ""}
-    tight = " (tight: the upper bound does not fit)" if found.tight else ""
-    note = f"{format_bytes(found.headroom)} of room{tight}" if found.fits else "does not fit"
-    return {"change": option.change, "fits": found.fits, "takes": found.figure, "note": note}
+    return {"options": [each.to_dict() for each in found], "largest": None}
 
 
 def _written(question: dict[str, Any], cwd: str) -> str:
