@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from tests.manager.conftest import PATIENCE, until
 def home(make_home, tmp_path_factory):
     """A daemon that serves a page, and no API that anybody asked for."""
     made = make_home(tmp_path_factory.mktemp("beside") / "h")
-    made.options += ["--page", "0"]
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    made.options += ["--page", str(port)]
     made.start()
     yield made
     made.close()
@@ -50,23 +53,40 @@ def follow(link: str) -> requests.Response:
 def test_serve_prints_a_link_that_signs_in_once_and_starts_a_page_that_dies_again(home):
     until(lambda: links(home), "a link")
     [link] = links(home)
-    assert [token["scope"] for token in home.client.tokens() if token["revoked"] is None] == ["submit"]
-    assert follow(link).status_code == 303
-    assert follow(link).status_code == 403
+    [token] = home.client.tokens()
+    assert token["scope"] == "submit" and token["expires"] is not None
+    entered = follow(link)
+    assert entered.status_code == 303 and follow(link).status_code == 403
     [page] = processes(home)
     os.kill(page, signal.SIGKILL)
     until(lambda: len(links(home)) == 2, "another link")
     assert "the page ended (signal 9); it is started again" in home.said()
-    again = links(home)[-1]
-    assert again.partition("/sign-in")[0] == link.partition("/sign-in")[0]
-    assert follow(again).status_code == 303
-    assert len([token for token in home.client.tokens() if token["revoked"] is None]) == 1
+    address, again = (each.partition("/sign-in")[0] for each in links(home))
+    assert again == address
+    seen = requests.get(address, cookies=entered.cookies, allow_redirects=False, timeout=PATIENCE)
+    assert seen.status_code == 200, "who has signed in stays so"
+    for file in (home.folder / "run" / "page-sessions").iterdir():
+        assert b"ullage" not in file.read_bytes() and file.stat().st_mode & 0o777 == 0o600
+    out = {"cookies": entered.cookies, "headers": {"Origin": address}, "allow_redirects": False, "timeout": PATIENCE}
+    requests.post(f"{address}/sign-out", **out)
+    assert not list((home.folder / "run" / "page-sessions").iterdir())
 
 
-def test_the_page_ends_with_the_daemon(home):
-    [page] = until(lambda: processes(home), "a page")
+def test_a_browser_comes_back_by_itself_when_the_daemon_was_killed_and_started(home, browser):
+    context = browser.new_context()
+    tab = context.new_page()
+    tab.set_default_timeout(PATIENCE * 1000)
+    tab.goto(links(home)[-1])
+    tab.locator(".card", has_text="GPU 0").wait_for()
+    [page] = processes(home)
     home.kill()
-    until(lambda: not Path(f"/proc/{page}").exists(), "the page to end")
+    until(lambda: not Path(f"/proc/{page}").exists(), "the page to end with its daemon")
+    tab.get_by_text("Connection lost").wait_for()
+    home.start()
+    tab.get_by_text("Connection lost").wait_for(state="hidden")
+    tab.locator(".card", has_text="GPU 0").wait_for()
+    assert tab.get_by_label("Token").count() == 0
+    context.close()
 
 
 def test_a_page_that_cannot_be_is_one_sentence(home, tmp_path):

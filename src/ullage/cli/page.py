@@ -102,15 +102,18 @@ def _serve(listen: str, lasts: float, scope: str, url: str | None, first: str = 
 def _serve_beside_daemon() -> None:
     """Serve with what `manager.running.page_process` wrote to the standard input, until the daemon ends."""
     import os
+    from pathlib import Path
 
     from ullage.isolation.kernel import die_with_parent
+    from ullage.page.kept_sessions import KeptSessions
     from ullage.page.server import serve_page
     from ullage.page.sessions import Sessions
 
     die_with_parent(15)
     os.nice(5)  # the daemon comes first
     handed = json.loads(sys.stdin.readline())
-    sessions = Sessions(lambda: handed["url"], handed["session"], lambda: (handed["token"], lambda: None))
+    kept = KeptSessions(Path(handed["kept"]))
+    sessions = Sessions(lambda: handed["url"], handed["session"], lambda: (handed["token"], lambda: None), kept=kept)
 
     def ready(address: str) -> None:
         _say(f"the page is at {address}")

@@ -90,7 +90,7 @@ class PageGate:
         if path == "/sign-out":
             if method != "POST":
                 return RedirectResponse("/", 303)
-            session.end()
+            self._sessions.end(session)
             answer = RedirectResponse("/sign-in", 303)
             answer.delete_cookie(self._cookie, path="/")
             return answer

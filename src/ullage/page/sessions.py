@@ -13,6 +13,7 @@ from typing import Any
 from ullage.errors import NoDaemon, NotAllowed, UllageError
 from ullage.manager.api.gate import NO_TOKEN
 from ullage.manager.client import Client
+from ullage.page.kept_sessions import KeptSessions
 from ullage.page.questions import OwnEstimates, SessionQuestions
 from ullage.page.readings import Readings
 from ullage.text import plain_values
@@ -39,9 +40,9 @@ class Session:
 
     def __init__(
         self, url: Callable[[], str], make_token: MakeToken, lasts: float, clock: Callable[[], float],
-        here: OwnEstimates | None = None, first: str = "/",
+        here: OwnEstimates | None = None, first: str = "/", number: str | None = None,
     ) -> None:  # fmt: skip
-        self.id, self.first = secrets.token_urlsafe(32), first
+        self.id, self.first = number or secrets.token_urlsafe(32), first
         self.readings, self.questions = Readings(self.ask), SessionQuestions(self.ask, here)
         self._url, self._make_token, self._clock = url, make_token, clock
         self._token, self._forget = "", _nothing
@@ -49,6 +50,11 @@ class Session:
         self._client: Client | None = None
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "page")
+
+    @property
+    def token(self) -> str:
+        """What it asks the daemon with; nothing once it has ended."""
+        return self._token
 
     @property
     def over(self) -> bool:
@@ -98,7 +104,7 @@ def _nothing() -> None:
 
 class Sessions:
     """Lets people sign in. `url` is where the API is now; `make_token` makes one for the user of this process, who asks
-    `here` for estimates where no daemon runs."""
+    `here` for estimates where no daemon runs; `kept` is where sessions stay for the process after this one."""
 
     def __init__(
         self,
@@ -107,8 +113,10 @@ class Sessions:
         make_token: MakeToken | None = None,
         clock: Callable[[], float] = time.monotonic,
         here: OwnEstimates | None = None,
+        kept: KeptSessions | None = None,
     ) -> None:
         self._url, self._lasts, self._make_token, self._clock, self._here = url, lasts, make_token, clock, here
+        self._kept = kept
         self._sessions: dict[str, Session] = {}
         self._codes: dict[str, tuple[float, str]] = {}
         self._failures: dict[str, deque[float]] = defaultdict(deque)
@@ -123,6 +131,11 @@ class Sessions:
     def find(self, number: str | None) -> Session | None:
         """The session of a cookie, unless it has ended."""
         self._clean()
+        if number is not None and number not in self._sessions and self._kept is not None:
+            known = self._kept.find(number)
+            if known is not None:
+                token, lasts = known[0], known[1] - time.time()
+                self._add(Session(self._url, lambda: (token, _nothing), lasts, self._clock, number=number))
         return self._sessions.get(number or "")
 
     async def sign_in(self, address: str, token: str = "", code: str = "") -> Session:
@@ -134,17 +147,29 @@ class Sessions:
             self._failures[address].append(self._clock())
             raise
         self._clean()
-        while len(self._sessions) >= MOST_SESSIONS:
-            self._sessions.pop(next(iter(self._sessions))).end()
-        self._sessions[session.id] = session
+        self._add(session)
+        if self._kept is not None:
+            self._kept.keep(session.id, session.token, time.time() + self._lasts)
         return session
 
     def end_all(self) -> None:
-        """Sign everybody out."""
-        while self._sessions:
-            self._sessions.popitem()[1].end()
+        """Sign everybody out whose session is not kept for the next process."""
+        while self._sessions and self._kept is None:
+            self.end(next(iter(self._sessions.values())))
         if self._here is not None:
             self._here.close()
+
+    def _add(self, session: Session) -> None:
+        while len(self._sessions) >= MOST_SESSIONS:
+            self.end(next(iter(self._sessions.values())))
+        self._sessions[session.id] = session
+
+    def end(self, session: Session) -> None:
+        """Sign somebody out."""
+        self._sessions.pop(session.id, None)
+        session.end()
+        if self._kept is not None:
+            self._kept.drop(session.id)
 
     async def _by_code(self, code: str) -> Session:
         until, first = self._codes.pop(code, (-1.0, "/"))
@@ -184,10 +209,9 @@ class Sessions:
             raise TooManyTries("too many tries; wait a minute")
 
     def _clean(self) -> None:
-        for number, session in list(self._sessions.items()):
+        for session in list(self._sessions.values()):
             if session.over:
-                session.end()
-                del self._sessions[number]
+                self.end(session)
 
 
 class TooManyTries(UllageError):

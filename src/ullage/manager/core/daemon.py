@@ -136,7 +136,7 @@ class Daemon:
         async def order(verb: str, arguments: dict[str, Any]) -> Any:
             return await self.call(this_user(), verb, arguments)
 
-        return PageProcess(settings, settings.listen, self.api.url, order, self.context.say)
+        return PageProcess(settings, settings.listen, self.api.url, self._run, order, self.context.say)
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until `end` is called or a signal comes."""

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, MissingPackage, UllageError
@@ -26,6 +27,7 @@ from ullage.manager.settings import PageSettings
 TOKEN_NAME = "page of the daemon"
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 _STABLE, _LONGEST_PAUSE = 60.0, 60.0  # seconds: who lived so long is started again at once; the longest pause otherwise
+_MOST_TOKENS = 8  # of links, at a time
 _LONGEST_LINE = 64 << 10
 
 Order = Callable[[str, dict[str, Any]], Awaitable[Any]]
@@ -34,16 +36,21 @@ Order = Callable[[str, dict[str, Any]], Awaitable[Any]]
 class PageProcess:
     """Listens from its making on; `run` keeps a process there. `order` does orders as the daemon's own user."""
 
-    def __init__(self, settings: PageSettings, listen: str, url: str, order: Order, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: PageSettings, listen: str, url: str, run: Path, order: Order, say: Callable[[str], None]
+    ) -> None:
         if importlib.util.find_spec("nicegui") is None:
             raise MissingPackage("nicegui", "web pages")
         self._settings, self._url, self._order, self._say = settings, url, order, say
         self._rights = _rights(settings.user)
+        self._kept = run / "page-sessions"
+        self._kept.mkdir(mode=0o700, exist_ok=True)
+        if self._rights:
+            os.chown(self._kept, self._rights["user"], self._rights["group"])
         host, port = parse_listen(listen, "--page")
         self._door = listening(host, port, "the page")
         if not is_loopback(host):
             say(f"the page listens on {host}, where others can reach it, and without encryption: put TLS before it")
-        self._last = ""
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -64,7 +71,8 @@ class PageProcess:
     async def _once(self) -> str:
         """One process from beginning to end; how it ended."""
         token = await self._new_token()
-        handed = {"fd": self._door.fileno(), "url": self._url, "token": token, "session": self._settings.session}
+        handed = {"fd": self._door.fileno(), "url": self._url, "token": token, "session": self._settings.session,
+                  "kept": str(self._kept)}  # fmt: skip
         env = least_environment(self._rights["user"]) if self._rights else dict(os.environ)
         env |= {name: os.environ[name] for name in ("PYTHONPATH", "TZ", "LANG") if name in os.environ}
         process = await asyncio.create_subprocess_exec(
@@ -84,10 +92,12 @@ class PageProcess:
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
     async def _new_token(self) -> str:
-        """A token for its link; those of processes before it are worth nothing any more."""
-        for old in await self._order("tokens", {"everybody": False}):
-            if old["name"] == TOKEN_NAME and old["revoked"] is None:
-                await self._order("token_revoke", {"token": old["id"]})
+        """A token for its link. Those of the processes before it may be in use still; the oldest go."""
+        found = await self._order("tokens", {"everybody": False})
+        for old in [each for each in found if each["name"] == TOKEN_NAME and each["revoked"] is None][
+            : -_MOST_TOKENS + 1
+        ]:
+            await self._order("token_revoke", {"token": old["id"]})
         terms = {"name": TOKEN_NAME, "scope": self._settings.scope, "lasts": self._settings.session}
         return str((await self._order("token_create", terms))["token"])
 

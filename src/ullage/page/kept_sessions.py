@@ -1,0 +1,76 @@
+"""Sessions that outlive their process: a file each, for the next page of the same daemon.
+
+A file is sealed with the number in the browser's cookie, which is nowhere else: who reads the file learns no token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import time
+from pathlib import Path
+
+_LARGEST = 4096  # bytes
+
+
+class KeptSessions:
+    """The sessions in a folder, by their numbers.
+
+    >>> import tempfile
+    >>> kept = KeptSessions(Path(tempfile.mkdtemp()))
+    >>> kept.keep("number of a session", "token", ends=time.time() + 60)
+    >>> kept.find("number of a session")[0], kept.find("another number")
+    ('token', None)
+    >>> kept.drop("number of a session"); kept.find("number of a session") is None
+    True
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with contextlib.suppress(OSError):
+            for file in folder.iterdir():
+                if file.stat().st_mtime < time.time():  # the time of a file is when its session ends
+                    file.unlink()
+
+    def keep(self, number: str, token: str, ends: float) -> None:
+        """Write a session down; where that cannot be, it ends with this process."""
+        sealed = _mixed(number, json.dumps({"token": token, "ends": ends}).encode())
+        file = self._file(number)
+        with contextlib.suppress(OSError):
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as target:
+                target.write(_tag(number, sealed) + sealed)
+            os.utime(file, (ends, ends))
+
+    def find(self, number: str) -> tuple[str, float] | None:
+        """The token of a session and when it ends, in seconds since 1970."""
+        try:
+            with self._file(number).open("rb") as source:
+                tag, sealed = source.read(32), source.read(_LARGEST)
+        except OSError:
+            return None
+        if not hmac.compare_digest(tag, _tag(number, sealed)):
+            return None
+        found = json.loads(_mixed(number, sealed))
+        return (found["token"], found["ends"]) if found["ends"] > time.time() else None
+
+    def drop(self, number: str) -> None:
+        """The session has ended."""
+        with contextlib.suppress(OSError):
+            self._file(number).unlink()
+
+    def _file(self, number: str) -> Path:
+        return self._folder / hashlib.sha256(b"name" + number.encode()).hexdigest()
+
+
+def _mixed(number: str, text: bytes) -> bytes:
+    """The text sealed, or opened again. A number is random, seals one text, and is as long as the hash is strong."""
+    stream = hashlib.shake_256(b"seal" + number.encode()).digest(len(text))
+    return bytes(one ^ other for one, other in zip(text, stream, strict=True))
+
+
+def _tag(number: str, sealed: bytes) -> bytes:
+    return hmac.new(b"tag" + number.encode(), sealed, "sha256").digest()
