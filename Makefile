@@ -62,7 +62,7 @@ $(VENV)/docs: $(READY)
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,triton,manager,page,research,scripts]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,models,gpu,triton,manager,slurm,page,research,scripts]"
 	touch $(READY)
 
 clean:

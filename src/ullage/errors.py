@@ -83,6 +83,8 @@ EXTRAS = {
     "timm": "models",
     "torchvision": "models",
     "transformers": "models",
+    "tree_sitter": "slurm",
+    "tree_sitter_bash": "slurm",
     "uvicorn": "manager",
 }
 

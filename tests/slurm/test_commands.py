@@ -18,8 +18,9 @@ from ullage.slurm.commands import Gres, SlurmNode
 def test_the_nodes_say_how_many_shards_a_gpu_has(slurm):
     found = commands.nodes()
     assert [node.name for node in found] == ["n1", "n2", "n3"]
-    assert found[0] == SlurmNode("n1", "IDLE", 4, "fake", 160)
+    assert found[0] == SlurmNode("n1", "IDLE", 4, "fake", 160, ("all",))
     assert found[0].shards_per_gpu == 40
+    assert commands.default_partition() == "all"
     assert commands.configuration()["GresTypes"] == "gpu,shard"
 
 

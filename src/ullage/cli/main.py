@@ -14,7 +14,9 @@ from ullage.cli.spelling import modern
 from ullage.errors import EXTRAS, UllageError
 from ullage.text import plain
 
-ESTIMATES, JOBS, SIMULATION, GPUS, RESEARCH = "Estimate", "Run jobs on shared GPUs", "Simulate", "GPUs", "Research"
+ESTIMATES, JOBS, SLURM, SIMULATION, GPUS, RESEARCH = (
+    "Estimate", "Run jobs on shared GPUs", "Slurm clusters", "Simulate", "GPUs", "Research",
+)  # fmt: skip
 
 # The commands in the order of the help, each with the module of this package that has it. A module is imported when its
 # command is typed, so that a wrong option is reported at once.
@@ -50,6 +52,7 @@ _COMMANDS = {
         "token": "tokens",
         "page": "page",
     },
+    SLURM: {"slurm": "slurm"},
     SIMULATION: {"simulate": "simulation", "sweep": "simulation", "trace": "traces"},
     GPUS: {"gpus": "hardware", "top": "monitor"},
     RESEARCH: {

@@ -38,6 +38,7 @@ class SlurmNode:
     gpus: int
     gpu_type: str | None
     shards: int
+    partitions: tuple[str, ...] = ()
 
     @property
     def shards_per_gpu(self) -> int:
@@ -137,6 +138,11 @@ def nodes() -> list[SlurmNode]:
     return [_node(line) for line in lines if line.startswith("NodeName=")]
 
 
+def default_partition() -> str | None:
+    """The partition of jobs that name none."""
+    return next((name[:-1] for name in run("sinfo", "--noheader", "--format=%P").split() if name.endswith("*")), None)
+
+
 def configuration() -> dict[str, str]:
     """What `scontrol show config` prints; keys as it writes them."""
     lines = run("scontrol", "show", "config").splitlines()
@@ -169,7 +175,7 @@ def _count(text: str) -> int | None:
 
 
 def _node(line: str) -> SlurmNode:
-    fields = dict(re.findall(r"(?:^|\s)(NodeName|State|Gres)=(\S*)", line))
+    fields = dict(re.findall(r"(?:^|\s)(NodeName|State|Gres|Partitions)=(\S*)", line))
     gres = parse_gres(fields.get("Gres", ""))
     gpus = [each for each in gres if each.name == "gpu"]
     return SlurmNode(
@@ -178,6 +184,7 @@ def _node(line: str) -> SlurmNode:
         gpus=sum(each.count for each in gpus),
         gpu_type=next((each.type for each in gpus), None),
         shards=sum(each.count for each in gres if each.name == "shard"),
+        partitions=tuple(filter(None, fields.get("Partitions", "").split(","))),
     )
 
 

@@ -17,6 +17,9 @@ from ullage.isolation.interpreter import Interpreter, find_interpreter
 _PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")
 _FLAGS_WITH_VALUE = ("-X", "-W")
 _FLAGS = re.compile(r"-[uOBIsEPqSdvb]+")
+_LAUNCHERS = ("torchrun", "deepspeed")
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_LAUNCHER_FLAGS = ("--standalone", "--multi_gpu", "--multi-gpu", "--use_fsdp", "--use_deepspeed", "--cpu")
 _CONDA = ("conda", "mamba", "micromamba")
 _UV_PATIENCE = 60  # seconds
 _INLINE_METADATA = re.compile(rb"^# /// script\s*$", re.M)
@@ -38,6 +41,8 @@ def script_of(command: Sequence[str]) -> ScriptCommand | None:
 
     >>> script_of(["torchrun", "--standalone", "--nproc_per_node=1", "train.py", "-b", "8"])[:3]
     ('train.py', ['-b', '8'], False)
+    >>> script_of(["accelerate", "launch", "--multi_gpu", "--mixed_precision", "bf16", "train.py"])[:3]
+    ('train.py', [], False)
     >>> script_of(["uv", "run", "--extra", "gpu", "train.py"])
     ScriptCommand(source='train.py', args=[], module=False, program='python', launcher=('uv', 'run', '--extra', 'gpu'))
     >>> script_of(["python", "-c", "print()"]) is None
@@ -50,8 +55,10 @@ def script_of(command: Sequence[str]) -> ScriptCommand | None:
         return _by_uv(command[0], words[1:])
     if name.endswith(".py"):
         return ScriptCommand(command[0], words, False, command[0])
-    if name == "torchrun":
-        return _by_torchrun(command[0], words)
+    if name in _LAUNCHERS:
+        return _by_launcher(command[0], words)
+    if name == "accelerate" and words[:1] == ["launch"]:
+        return _by_launcher(command[0], words[1:])
     return _by_python(command[0], words) if _PYTHON.fullmatch(name) else None
 
 
@@ -59,7 +66,10 @@ def _by_python(program: str, words: list[str]) -> ScriptCommand | None:
     while words:
         word = words.pop(0)
         if word == "-m" and words:
-            return ScriptCommand(words[0], words[1:], True, program)
+            is_launcher = words[0] in _LAUNCHER_MODULES
+            return (
+                _by_launcher(program, words[1:]) if is_launcher else ScriptCommand(words[0], words[1:], True, program)
+            )
         if word in _FLAGS_WITH_VALUE and words:
             words.pop(0)
         elif not word.startswith("-"):
@@ -69,17 +79,19 @@ def _by_python(program: str, words: list[str]) -> ScriptCommand | None:
     return None
 
 
-def _by_torchrun(program: str, words: list[str]) -> ScriptCommand | None:
+def _by_launcher(program: str, words: list[str]) -> ScriptCommand | None:
+    """Behind the launcher's own options, of which one may have the next word as its value."""
     while words:
         word = words.pop(0)
-        if word == "--standalone" or word.startswith("--") and "=" in word:
-            continue
-        if word.startswith("--") and words and not words[0].endswith(".py"):
-            words.pop(0)
-        elif word.endswith(".py"):
+        if word in ("-m", "--module") and words:
+            return ScriptCommand(words[0], words[1:], True, program)
+        if word.endswith(".py") and not word.startswith("-"):
             return ScriptCommand(word, words, False, program)
-        else:
+        if not word.startswith("-"):
             return None
+        is_alone = word in _LAUNCHER_FLAGS or "=" in word or words[:1] and words[0].startswith("-")
+        if words and not is_alone and not words[0].endswith(".py"):
+            words.pop(0)
     return None
 
 

@@ -1,0 +1,94 @@
+"""How many shards of a GPU a job asks for, from what it takes at most; a whole GPU; or that it can never run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ullage.errors import InvalidValue
+from ullage.performance.result import Utilization
+from ullage.performance.sharing import share_of
+from ullage.slurm.sbatch_options import GpuRequest
+from ullage.slurm.site import GpuKind, Site
+from ullage.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a job needs on each GPU of one kind. `upper` is `None` where it is not known, and `why` says why."""
+
+    kind: GpuKind
+    upper: int | None
+    utilization: Utilization | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What a job asks Slurm for on each node: shards of one GPU, or whole GPUs; and why."""
+
+    name: str  # "shard" or "gpu"
+    count: int
+    type: str | None
+    why: str
+    need: Need | None = None
+
+    @property
+    def gres(self) -> str:
+        """As sbatch takes it."""
+        return ":".join([self.name, *([self.type] if self.type else []), str(self.count)])
+
+
+def size(
+    needs: Sequence[Need], request: GpuRequest, site: Site, exclusive: bool = False, min_speed: float | None = None
+) -> Sizing:
+    """What to ask for, given what the job needs on each kind of GPU; `InvalidValue` if it can never run."""
+    unknown = next((need for need in needs if need.upper is None), None)
+    if unknown is not None:
+        return _whole(request, unknown.why)
+    fitting = [need for need in needs if need.upper is not None and need.upper <= need.kind.gpu.usable]
+    if not fitting:
+        raise InvalidValue(_never(needs[-1]))
+    largest = max(fitting, key=lambda need: need.upper or 0)
+    pinned = request.type or (None if len(fitting) == len(needs) else largest.kind.type)
+    if exclusive:
+        return _whole(request, "the job wants GPUs of its own", largest, pinned)
+    if (request.per_node or 1) > 1:
+        return _whole(request, "Slurm cannot promise shards of several GPUs on one node", largest, pinned)
+    shared = [need for need in fitting if need.kind.shards]
+    if not shared:
+        why = "the GPUs of this cluster have no shards ('ullage slurm configure' says how)"
+        return _whole(request, why, largest, pinned)
+    if hurt := _hurts(shared, site.sharing, min_speed):
+        return _whole(request, hurt, largest, pinned)
+    taken = max(shared, key=lambda need: need.kind.shards_for(need.upper or 0))
+    count = taken.kind.shards_for(taken.upper or 0)
+    return Sizing("shard", count, pinned, f"{count} of a GPU's {taken.kind.shards} shards", taken)
+
+
+def _whole(request: GpuRequest, why: str, need: Need | None = None, kind: str | None = None) -> Sizing:
+    return Sizing("gpu", request.per_node or 1, kind or request.type, why, need)
+
+
+def _never(need: Need) -> str:
+    gpu = need.kind.gpu
+    return (
+        f"the job can never run: it needs up to {format_bytes(need.upper)} on one GPU, and the largest that it can "
+        f"get, {gpu.name}, has {format_bytes(gpu.usable)}. Make its batch smaller ('ullage max-batch' finds the "
+        "largest that fits), name a partition with larger GPUs, or submit it as it is with '#ULLAGE no-estimate'"
+    )
+
+
+def _hurts(needs: Sequence[Need], how: str, min_speed: float | None) -> str | None:
+    """Why the job should not share a GPU, judged by how two of it do on one; `None` if it should, or nobody knows."""
+    for need in needs:
+        if need.utilization is None:
+            continue
+        found = share_of([need.utilization, need.utilization], need.kind.gpu, how)
+        if found.throughput < 1:
+            return (
+                f"two such jobs on one {found.gpu} do {found.throughput:.2f} times of what they do one after the other"
+            )
+        if min_speed is not None and found.slowest < min_speed:
+            return f"beside another such job it would have {found.slowest:.0%} of its speed"
+    return None
