@@ -6,6 +6,7 @@ import codecs
 import datetime
 import fnmatch
 import getpass
+import glob
 import os
 import re
 import socket
@@ -77,7 +78,7 @@ class ShellWords:
         """The words that become of one."""
         kind = node.type
         if kind in ("word", "number", "extglob_pattern", "variable_name", "special_variable_name", "regex"):
-            return [self._plain(text_of(node), state)] if node.child_count == 0 else [Unknown(text_of(node))]
+            return self._word(node, state)
         if kind == "raw_string":
             return [text_of(node)[1:-1]]
         if kind == "ansi_c_string":
@@ -85,6 +86,8 @@ class ShellWords:
         if kind == "string":
             return self._string(node, state)
         if kind == "concatenation":
+            if any(child.type == "brace_expression" for child in node.children):
+                return [Unknown(text_of(node))]
             return _concatenated(self.fields(child, state) for child in node.children)
         if kind in ("simple_expansion", "expansion"):
             found = self._expansion(text_of(node), state)
@@ -100,6 +103,16 @@ class ShellWords:
         if kind == "brace_expression":
             return _braces(text_of(node))
         return [Unknown(text_of(node))]
+
+    def _word(self, node: Any, state: ShellState) -> list[str]:
+        """Text without quotes: files, where it is a pattern that some have."""
+        text = text_of(node)
+        if node.child_count or re.search(r"(?<!\\)\{[^{}]*(,|\.\.)[^{}]*\}", text):
+            return [Unknown(text)]
+        if re.search(r"(?<!\\)[*?\[]", text) and node.type == "word" and node.parent.type in ("command", "for_statement"):
+            here = [] if state.folder is None else sorted(glob.glob(self._plain(text, state), root_dir=state.folder))
+            return list(here) or [self._plain(text, state)]
+        return [self._plain(text, state)]
 
     def _plain(self, text: str, state: ShellState) -> str:
         if text == "~" or text.startswith("~/"):
@@ -176,6 +189,7 @@ class ShellWords:
             if operator[-1] == "+":
                 return self._words(word, state) if given else ""
             return value if given and value is not None else self._words(word, state)
+        value = "" if value is None else value
         if not isinstance(value, str) or isinstance(value, Unknown):
             return Unknown(text)
         if operator[0] == "/":
