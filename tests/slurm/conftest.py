@@ -1,5 +1,6 @@
 """A private Slurm for all tests of a worker, cleared before each of them; skipped where Slurm is not installed."""
 
+import functools
 import shutil
 import sys
 import tempfile
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 from tests.slurm.private_slurm import PrivateSlurm, missing
 
+from ullage.isolation.warm import WarmProcesses
+from ullage.slurm import estimating
+
 # On a GPU, be it a virtual one, it trains; in a job it only says what Slurm gave it.
 TRAINING = """
 import os, sys
@@ -16,11 +20,12 @@ if "SLURMD_NODENAME" in os.environ:
     print("shards", os.environ.get("SLURM_SHARDS_ON_NODE"), "gpu", os.environ.get("CUDA_VISIBLE_DEVICES"))
     sys.exit()
 import torch
-model = torch.nn.Linear(int(sys.argv[1]), 4096).cuda()
+kept = torch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda")  # MiB
+model = torch.nn.Linear(64, 64, device="cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(10):
     optimizer.zero_grad()
-    model(torch.randn(8, int(sys.argv[1]), device="cuda")).sum().backward()
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
     optimizer.step()
 """
 
@@ -63,3 +68,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def _warm_estimates() -> Iterator[WarmProcesses]:
+    warm = WarmProcesses(
+        ["ullage.estimation.jobs.child", "ullage.estimation.asking", "ullage.estimation.scripts.child"]
+    )
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def warm_estimates(_warm_estimates: WarmProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates in this process are forked from one that has imported PyTorch, as the daemon has it done."""
+    monkeypatch.setattr(estimating, "run", functools.partial(estimating.run, warm=_warm_estimates))

@@ -116,7 +116,10 @@ def test_programs_that_run_at_once_are_known_as_such():
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("python train.py --seed $(od -An -N2 /dev/urandom)", "line 2: '$(od -An -N2 /dev/urandom)' is known only when"),
+        (
+            "python train.py --seed $(od -An -N2 /dev/urandom)",
+            "line 2: '$(od -An -N2 /dev/urandom)' is known only",
+        ),
         ("if grep -q x y; then A=1; else A=2; fi\npython train.py $A", "line 3: '$A' is known only when"),
         ("cd $(mktemp -d)\npython train.py", "the folder in which it runs"),
         ("conda activate nowhere\npython train.py", "the environment in which it runs"),
@@ -151,7 +154,9 @@ def test_options_of_sbatch_count_more_than_those_in_the_script():
 
 
 def test_hints():
-    hints = read_hints("#!/bin/bash\n#ULLAGE exclusive gpu=H200\n  # not one\n#ULLAGE memory=3GiB\n#ULLAGE min-speed=0.8")
+    hints = read_hints(
+        "#!/bin/bash\n#ULLAGE exclusive gpu=H200\n  # not one\n#ULLAGE memory=3GiB\n#ULLAGE min-speed=0.8"
+    )
     assert (hints.exclusive, hints.gpu, hints.memory, hints.min_speed) == (True, "H200", 3 << 30, 0.8)
     for wrong in ("memory=lots", "min-speed=3", "exclusive=1", "color=red"):
         with pytest.raises(InvalidValue, match="^line 1: "):
@@ -202,7 +207,7 @@ WORDS = st.lists(st.lists(PIECE, min_size=1, max_size=2).map("".join) | st.just(
 def test_words_are_what_bash_makes_of_them(values, pieces, arguments):
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     text = "\n".join([*lines, "LIST=(one 'two three')", f"show {' '.join(pieces)}"]) + "\n"
-    print_all = "show() { for word in \"$@\"; do printf '%s\\0' \"$word\"; done; }\n"
+    print_all = 'show() { for word in "$@"; do printf \'%s\\0\' "$word"; done; }\n'
     bash = subprocess.run(
         ["bash", "-c", print_all + text, "bash", *arguments], capture_output=True, env={"LC_ALL": "C.UTF-8"}, cwd="/",
     )  # fmt: skip
@@ -224,6 +229,6 @@ def test_no_text_makes_the_reader_fail_in_another_way(text):
 
 def test_nothing_is_run_when_a_script_is_read(tmp_path):
     mark = tmp_path / "mark"
-    text = f"touch {mark}\nX=$(touch {mark})\n[ -n \"$(touch {mark})\" ] && Y=`touch {mark}`\n{sys.executable} t.py\n"
+    text = f'touch {mark}\nX=$(touch {mark})\n[ -n "$(touch {mark})" ] && Y=`touch {mark}`\n{sys.executable} t.py\n'
     read_batch("#!/bin/bash\n" + text, str(tmp_path), dict(os.environ))
     assert not mark.exists()

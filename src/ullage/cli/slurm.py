@@ -73,10 +73,11 @@ def submit(
       ullage slurm submit --memory 12GiB job.sh
     """
     from ullage.slurm import commands
+    from ullage.slurm.sbatch_options import with_options
 
     choices = _choices(gpu, memory, exclusive, estimate, network, timeout)
     plan = _planned(words, choices, None)
-    line = ["sbatch", *plan.words, *words]
+    line = ["sbatch", *with_options(words, plan.words)]
     if as_json and dry_run:
         print(json.dumps({**plan.to_dict(), "command": line, "job": None}))
         return
@@ -85,7 +86,7 @@ def submit(
     if dry_run:
         print(plain(shlex.join(line)))
         return
-    job = commands.submit([*plan.words, *words])
+    job = commands.submit(line[1:])
     print(json.dumps({**plan.to_dict(), "command": line, "job": job}) if as_json else f"job {job} was submitted")
 
 
@@ -102,13 +103,14 @@ def sbatch(words: Words) -> None:
       ullage slurm sbatch --parsable --array 1-8 job.sh
       ullage slurm sbatch --wrap "python train.py"
     """
-    from ullage.slurm.sbatch_options import read_words
+    from ullage.slurm.sbatch_options import read_words, with_options
 
     given = read_words(words)
     text = None if given.rest or "wrap" in given.values else sys.stdin.read()
     plan = _planned(words, None, text)
     _tell(plan, sys.stderr)
-    raise typer.Exit(subprocess.run(["sbatch", *plan.words, *words], input=text, text=True).returncode)
+    line = ["sbatch", *with_options(words, plan.words)]
+    raise typer.Exit(subprocess.run(line, input=text, text=True).returncode)
 
 
 @slurm.command()

@@ -68,6 +68,18 @@ def read_words(words: Sequence[str], srun: bool = False) -> SbatchWords:
     return SbatchWords(found, tuple(left))
 
 
+def with_options(words: Sequence[str], added: Sequence[str]) -> list[str]:
+    """A command line of sbatch with more options, which count more than those that it has.
+
+    >>> with_options(["--gpus=1", "job.sh", "--lr", "1"], ["--gpus=0"])
+    ['--gpus=1', '--gpus=0', 'job.sh', '--lr', '1']
+    """
+    rest = read_words(words).rest
+    head = list(words[: len(words) - len(rest)])
+    end = ["--"] if head[-1:] == ["--"] else []
+    return [*head[: len(head) - len(end)], *added, *end, *rest]
+
+
 def _value(option: str, left: list[str]) -> str:
     if not left:
         raise InvalidValue(f"{option}: needed a value; found the end of the line")

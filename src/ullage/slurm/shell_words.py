@@ -109,7 +109,8 @@ class ShellWords:
         text = text_of(node)
         if node.child_count or re.search(r"(?<!\\)\{[^{}]*(,|\.\.)[^{}]*\}", text):
             return [Unknown(text)]
-        if re.search(r"(?<!\\)[*?\[]", text) and node.type == "word" and node.parent.type in ("command", "for_statement"):
+        stands_alone = node.type == "word" and node.parent.type in ("command", "for_statement")
+        if stands_alone and re.search(r"(?<!\\)[*?\[]", text):
             here = [] if state.folder is None else sorted(glob.glob(self._plain(text, state), root_dir=state.folder))
             return list(here) or [self._plain(text, state)]
         return [self._plain(text, state)]

@@ -98,7 +98,8 @@ def plan_job(
     if read_comment(batch.options.get("comment", "")) is not None:
         return Plan(left_alone="it was sized before")
     if request.shards is not None:
-        return Plan(left_alone=f"it asks for {request.shards} shards itself", notes=batch.notes)
+        others = dict.fromkeys(request.options, "0")  # Slurm gives shards or GPUs, not both
+        return Plan(others, left_alone=f"it asks for {request.shards} shards itself", notes=batch.notes)
     site = read_site(batch.options.get("partition"), request.type, hints.gpu)
     if (request.per_node or 1) > max(kind.per_node for kind in site.kinds):
         most = max(kind.per_node for kind in site.kinds)
