@@ -51,7 +51,7 @@ def test_a_script_is_estimated_submitted_and_gets_its_shards(slurm, project, ull
     assert again.estimate["kept"] and again.estimate["upper"] == told["estimate"]["upper"]
     (project / "train.py").write_text((project / "train.py").read_text().replace("<< 20", "<< 21"))
     larger = plan_words(["job.sh"])
-    assert not larger.estimate["kept"] and of(larger) == "shard:9"
+    assert not larger.estimate["kept"] and larger.sizing.count > 8
 
 
 def test_a_script_that_fails_asks_for_a_whole_gpu_and_says_why(slurm, project, warm_estimates):

@@ -29,21 +29,21 @@ local function problem_of(job)
    return nil
 end
 
-local function judge(job)
+local function judge(job, tell)
    local done, problem = pcall(problem_of, job)
    if done and problem ~= nil then
-      slurm.log_user("ullage: %s", problem)
+      tell("ullage: %s", problem)
       return slurm.ERROR
    end
    return slurm.SUCCESS
 end
 
 function slurm_job_submit(job, partitions, user)
-   return judge(job)
+   return judge(job, slurm.log_user)
 end
 
 function slurm_job_modify(job, before, partitions, user)
-   return judge(job)
+   return judge(job, slurm.log_info) -- Slurm shows a user nothing here
 end
 
 return slurm.SUCCESS

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Ullage: ends NVIDIA's MPS of a user with the last of their jobs on this node. Slurm runs this as root.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin  # Slurm sets none
 CONTROL=@CONTROL@
 folder=@FOLDER@/$SLURM_JOB_UID
 [ -e "$folder/jobs/$SLURM_JOB_ID" ] || exit 0

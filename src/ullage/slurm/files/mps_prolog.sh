@@ -1,5 +1,6 @@
 #!/bin/sh
 # Ullage: starts NVIDIA's MPS for the user of a job with GPUs, if it does not run yet. Slurm runs this as root.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin  # Slurm sets none
 CONTROL=@CONTROL@
 [ -n "$SLURM_JOB_GPUS" ] && command -v "$CONTROL" >/dev/null || exit 0
 
