@@ -15,7 +15,13 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WHEEL_BUDGET = 13 << 20  # bytes; the table and the trees of convolutions take 7 MiB of it
 WEIGHTS_BUDGET = 4 << 20  # bytes, within that: weights that only the learned estimators read
-SHORT_NAMES = {"prometheus-client": "prometheus_client", "scikit-learn": "sklearn", "nvidia-ml-py": "pynvml"}
+SHORT_NAMES = {
+    "prometheus-client": "prometheus_client",
+    "scikit-learn": "sklearn",
+    "nvidia-ml-py": "pynvml",
+    "tree-sitter": "tree_sitter",
+    "tree-sitter-bash": "tree_sitter_bash",
+}
 
 # Run by every Python process of a test: the packages of the extras cannot be found. typer itself asks for pydantic.
 REFUSE = f"""

@@ -15,7 +15,7 @@ from ullage.slurm import commands
 from ullage.slurm.comment import read_comment
 from ullage.slurm.sbatch_options import GpuRequest, with_options
 from ullage.slurm.site import GpuKind, Site, read_site
-from ullage.slurm.sizing import Need, size
+from ullage.slurm.sizing import GpuNeed, size
 from ullage.slurm.submission import plan_words
 from ullage.units import GIB
 
@@ -138,7 +138,7 @@ LARGE = GpuKind("h200", find_gpu("H200"), 139, 8)
 
 
 def needs(gib, step=None):
-    return [Need(kind, int(gib * GIB), step) for kind in (SMALL, LARGE)]
+    return [GpuNeed(kind, int(gib * GIB), step) for kind in (SMALL, LARGE)]
 
 
 def test_on_two_kinds_of_gpus_a_job_may_run_on_both_or_only_on_the_larger():
@@ -156,10 +156,10 @@ def test_a_job_that_sharing_would_hurt_gets_a_whole_gpu():
     busy = {"smact": 0.99, "smocc": 0.6, "drama": 0.9, "tensor": 0.5, "power_w": 650.0, "energy_j": 40.0}
     step = {"step_s": 0.1, "gpu_s": 0.0999, "host_s": 0.005, "flops": 1e13, "bytes": 4e11, "kernels": 300}
     alone = Utilization(gpu="H200", **step, **busy, steady=True, measured=True)
-    need = [Need(LARGE, 20 * GIB, alone)]
+    need = [GpuNeed(LARGE, 20 * GIB, alone)]
     assert "one after the other" in size(need, GpuRequest(), Site((LARGE,))).why
 
     idle = replace(alone, smact=0.2, smocc=0.1, drama=0.05, gpu_s=0.03, host_s=0.1)
-    need = [Need(LARGE, 20 * GIB, idle)]
+    need = [GpuNeed(LARGE, 20 * GIB, idle)]
     assert size(need, GpuRequest(), Site((LARGE,))).gres == "shard:20"
     assert "% of its speed" in size(need, GpuRequest(), Site((LARGE,)), min_speed=1.0).why

@@ -19,7 +19,7 @@ from ullage.text import plain
 from ullage.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from ullage.slurm.submission import Choices, Plan
+    from ullage.slurm.submission import Choices, SubmissionPlan
 
 slurm = typer.Typer(
     help="Jobs of a Slurm cluster that ask for as much of a GPU as they need.", no_args_is_help=True,
@@ -37,8 +37,8 @@ Words = Annotated[
 def submit(
     words: Words,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="The GPU to estimate for, if the cluster does not say which ones it "
-                                 "has.", metavar="NAME", show_default="those of the partition",
+        str | None, typer.Option("--gpu", "-g", help="The GPU to estimate for, if the cluster does not say which ones "
+                                 "it has.", metavar="NAME", show_default="those of the partition",
                                  autocompletion=completion.gpus)
     ] = None,
     memory: Annotated[
@@ -121,7 +121,7 @@ def configure(
     ] = None,
     sharing: Annotated[
         str, typer.Option(help="How jobs share a GPU: timeslice, or mps for NVIDIA's Multi-Process Service.",
-                          metavar="NAME", autocompletion=lambda: ["mps", "timeslice"])
+                          metavar="WAY", autocompletion=lambda: ["mps", "timeslice"])
     ] = "timeslice",
     write: Annotated[
         Path | None, typer.Option(help="Write the files into this folder. Nothing there is overwritten.",
@@ -166,8 +166,13 @@ def configure(
 
 
 @slurm.command(hidden=True)
-def filter(options: Annotated[str, typer.Argument(help="What cli_filter.lua knows, as JSON.")]) -> None:
-    """Answer cli_filter.lua: a line for each option to set, 'say' or 'refuse'."""
+def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as JSON.", metavar="JSON")]) -> None:
+    """Answer cli_filter.lua: a line for each option to set, 'say' or 'refuse'.
+
+    Examples:
+
+      ullage slurm filter '{"gpus": "1", "argv": ["job.sh"]}'
+    """
     from ullage.errors import InvalidValue
     from ullage.slurm.filtering import answers
 
@@ -196,7 +201,7 @@ def _choices(
     )
 
 
-def _planned(words: list[str], choices: Choices | None, text: str | None) -> Plan:
+def _planned(words: list[str], choices: Choices | None, text: str | None) -> SubmissionPlan:
     from rich.console import Console
 
     from ullage.slurm.submission import plan_words
@@ -205,7 +210,7 @@ def _planned(words: list[str], choices: Choices | None, text: str | None) -> Pla
         return plan_words(words, choices, text, lambda doing: status.update(f"{doing} ..."))
 
 
-def _tell(plan: Plan, where: TextIO | None = None) -> None:
+def _tell(plan: SubmissionPlan, where: TextIO | None = None) -> None:
     from ullage.slurm.submission import plan_in_words
 
     for line in plan_in_words(plan):

@@ -14,7 +14,7 @@ from ullage.units import format_bytes
 
 
 @dataclass(frozen=True)
-class Need:
+class GpuNeed:
     """What a job needs on each GPU of one kind. `upper` is `None` where it is not known, and `why` says why."""
 
     kind: GpuKind
@@ -31,7 +31,7 @@ class Sizing:
     count: int
     type: str | None
     why: str
-    need: Need | None = None
+    need: GpuNeed | None = None
 
     @property
     def gres(self) -> str:
@@ -40,7 +40,7 @@ class Sizing:
 
 
 def size(
-    needs: Sequence[Need], request: GpuRequest, site: Site, exclusive: bool = False, min_speed: float | None = None
+    needs: Sequence[GpuNeed], request: GpuRequest, site: Site, exclusive: bool = False, min_speed: float | None = None
 ) -> Sizing:
     """What to ask for, given what the job needs on each kind of GPU; `InvalidValue` if it can never run."""
     unknown = next((need for need in needs if need.upper is None), None)
@@ -66,11 +66,11 @@ def size(
     return Sizing("shard", count, pinned, f"{count} of a GPU's {taken.kind.shards} shards", taken)
 
 
-def _whole(request: GpuRequest, why: str, need: Need | None = None, kind: str | None = None) -> Sizing:
+def _whole(request: GpuRequest, why: str, need: GpuNeed | None = None, kind: str | None = None) -> Sizing:
     return Sizing("gpu", request.per_node or 1, kind or request.type, why, need)
 
 
-def _never(need: Need) -> str:
+def _never(need: GpuNeed) -> str:
     gpu = need.kind.gpu
     return (
         f"the job can never run: it needs up to {format_bytes(need.upper)} on one GPU, and the largest that it can "
@@ -79,7 +79,7 @@ def _never(need: Need) -> str:
     )
 
 
-def _hurts(needs: Sequence[Need], how: str, min_speed: float | None) -> str | None:
+def _hurts(needs: Sequence[GpuNeed], how: str, min_speed: float | None) -> str | None:
     """Why the job should not share a GPU, judged by how two of it do on one; `None` if it should, or nobody knows."""
     for need in needs:
         if need.utilization is None:

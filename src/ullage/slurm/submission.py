@@ -13,7 +13,7 @@ from ullage.slurm.comment import read_comment, write_comment
 from ullage.slurm.estimating import TIMEOUT, ScriptAnswer, estimate_training
 from ullage.slurm.sbatch_options import GpuRequest, gpu_request, read_words
 from ullage.slurm.site import GpuKind, Site, read_site
-from ullage.slurm.sizing import Need, Sizing, size
+from ullage.slurm.sizing import GpuNeed, Sizing, size
 from ullage.units import format_bytes
 
 _MOST_SCRIPTS = 8  # of one batch script that are estimated
@@ -43,7 +43,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SubmissionPlan:
     """What becomes of a job. `options` are set for sbatch, by their long names, over those that it has."""
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Plan:
 def plan_words(
     words: Sequence[str], choices: Choices | None = None, text: str | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Plan:  # fmt: skip
+) -> SubmissionPlan:  # fmt: skip
     """The plan for `sbatch WORDS`. `text` is the script, where the words name none: it comes on standard input."""
     given = read_words(words)
     arguments: Sequence[str] = given.rest[1:]
@@ -89,17 +89,17 @@ def plan_words(
 def plan_job(
     text: str, options: Mapping[str, str], arguments: Sequence[str] = (), choices: Choices | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Plan:  # fmt: skip
+) -> SubmissionPlan:  # fmt: skip
     """The plan for a batch script and the options that sbatch is given besides it."""
     choices = choices or Choices()
     batch = read_batch(text, os.getcwd(), os.environ, options, arguments)
     hints = choices.over(batch.hints)
     request = gpu_request(batch.options)
     if read_comment(batch.options.get("comment", "")) is not None:
-        return Plan(left_alone="it was sized before")
+        return SubmissionPlan(left_alone="it was sized before")
     if request.shards is not None:
         others = dict.fromkeys(request.options, "0")  # Slurm gives shards or GPUs, not both
-        return Plan(others, left_alone=f"it asks for {request.shards} shards itself", notes=batch.notes)
+        return SubmissionPlan(others, left_alone=f"it asks for {request.shards} shards itself", notes=batch.notes)
     site = read_site(batch.options.get("partition"), request.type, hints.gpu)
     if (request.per_node or 1) > max(kind.per_node for kind in site.kinds):
         most = max(kind.per_node for kind in site.kinds)
@@ -114,16 +114,16 @@ def plan_job(
 
 def _needs(
     batch: BatchScript, hints: Hints, site: Site, timeout: float, progress: Callable[[str], None] | None
-) -> tuple[list[Need], list[ScriptAnswer]]:
+) -> tuple[list[GpuNeed], list[ScriptAnswer]]:
     """What the job needs on each kind of GPU, and the answers that say so."""
     if hints.memory is not None:
-        return [Need(kind, hints.memory) for kind in site.kinds], []
+        return [GpuNeed(kind, hints.memory) for kind in site.kinds], []
     why = "" if hints.estimate else "no estimate is wanted"
     why = why or (f"it cannot be estimated: {batch.refusal}" if batch.refusal else "")
     if len(batch.trainings) > _MOST_SCRIPTS:
         why = f"it cannot be estimated: it runs {len(batch.trainings)} different scripts"
     if why:
-        return [Need(site.kinds[-1], None, why=why)], []
+        return [GpuNeed(site.kinds[-1], None, why=why)], []
     found, needs = [], []
     for kind in site.kinds:
         answers = []
@@ -138,22 +138,22 @@ def _needs(
     return needs, found
 
 
-def _need(kind: GpuKind, trainings: Sequence[Training], answers: Sequence[ScriptAnswer]) -> Need:
+def _need(kind: GpuKind, trainings: Sequence[Training], answers: Sequence[ScriptAnswer]) -> GpuNeed:
     """Scripts that run one after the other need as much as the largest; those that run at once, the sum."""
     pairs = [pair for pair in zip(trainings, answers, strict=True) if not pair[1].uses_no_gpu]
     if not pairs:
-        return Need(kind, None, why=f"it cannot be estimated: {answers[0].failure}")
+        return GpuNeed(kind, None, why=f"it cannot be estimated: {answers[0].failure}")
     for _, answer in pairs:
         if answer.upper is None:
             first = (answer.failure or "").splitlines()[0]
-            return Need(kind, None, why=f"it cannot be estimated: {first}")
+            return GpuNeed(kind, None, why=f"it cannot be estimated: {first}")
     at_once = sum(answer.upper or 0 for training, answer in pairs if training.at_once)
     alone = max((answer.upper or 0 for training, answer in pairs if not training.at_once), default=0)
     known = [answer.utilization for _, answer in pairs]
-    return Need(kind, at_once + alone, known[0] if len(known) == 1 else None)
+    return GpuNeed(kind, at_once + alone, known[0] if len(known) == 1 else None)
 
 
-def _plan(batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequence[ScriptAnswer]) -> Plan:
+def _plan(batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequence[ScriptAnswer]) -> SubmissionPlan:
     options: dict[str, str] = {}
     notes = list(batch.notes)
     if sizing.name == "shard" or request.per_node is None or sizing.type != request.type:
@@ -171,7 +171,7 @@ def _plan(batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequ
         options["comment"] = write_comment(told, batch.options.get("comment", ""))
     if request.nodes > 1 and sizing.name == "shard":
         notes.append(f"each of its {request.nodes} nodes is asked for {sizing.gres}")
-    return Plan(options, sizing, tuple(each.shown for each in batch.trainings), estimate, tuple(notes))
+    return SubmissionPlan(options, sizing, tuple(each.shown for each in batch.trainings), estimate, tuple(notes))
 
 
 def _is_gpu(word: str) -> bool:
@@ -179,7 +179,7 @@ def _is_gpu(word: str) -> bool:
     return name in ("gpu", "shard")
 
 
-def plan_in_words(plan: Plan) -> list[str]:
+def plan_in_words(plan: SubmissionPlan) -> list[str]:
     """What was found and what is asked for, a line each."""
     if plan.sizing is None:
         return [f"left as it is: {plan.left_alone}"]
