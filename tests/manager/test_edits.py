@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import re
 import sqlite3
+import sys
 
 import pytest
 
@@ -323,6 +325,11 @@ def test_a_dry_run_of_what_would_be_estimated_says_so(home):
     (home.work / "train.py").write_text("")
     said = home.cli("submit", "--dry-run", "--", "python", "train.py")
     assert said.startswith("would wait: its memory is estimated first; 'ullage estimate' shows how much")
+    tiny = "import torch\nkept = torch.ones(1 << 20, device='cuda')\n"
+    (home.work / "train.py").write_text(tiny)
+    said = home.cli("submit", "--dry-run", "--estimate-wait", "1m", "--", sys.executable, "train.py")
+    assert re.fullmatch(r"would start now on GPU 0\npromise \d+ MiB \(estimated by ullage for A100-40GB\)\n", said)
+    assert home.client.queue() == []
     assert home.client.ping()["estimates_pending"] == 0
 
 

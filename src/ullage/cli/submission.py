@@ -46,7 +46,7 @@ def submit(
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would become of the job now: where it would start, or why "
-                           "it would wait.")
+                           "it would wait, and what it would do to others. With --estimate-wait it is estimated first.")
     ] = False,
     as_json: Json = False,
     gpus: Annotated[
@@ -191,6 +191,7 @@ def submit(
       ullage submit --array 1-20 -- python train.py --seed {index}
       ullage submit --after 17 --wait -- python evaluate.py
       ullage submit --after 12_all --dry-run -- python evaluate.py
+      ullage submit --dry-run --estimate-wait 2m -- python train.py
       ullage submit --begin 22:00 --retries 3 -- python train.py
       ullage submit --estimate-wait 1m -- python train.py
     """
@@ -209,12 +210,35 @@ def submit(
     variables = _environment({} if clean_env else dict(os.environ), spec.env, env or [])
     complete = spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=umask_now())
     if dry_run:
-        answer = client().dry_run_spec(complete)
+        manager = client()
+        expected = None if estimate_wait is None else _expected(manager, complete, parse_duration(estimate_wait))
+        answer = manager.dry_run_spec(complete, expected)
         print_json(answer) if as_json else print("\n".join(plain(line) for line in trial_words(answer)))
         return
     patience = _LOOK if sys.stdout.isatty() and not as_json else 0.0
     patience = patience if estimate_wait is None else parse_duration(estimate_wait)
     _send(complete, wait, patience, as_json)
+
+
+def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
+    """The id of an estimate for a job that does not say how much memory it needs; `None` if there is none in time."""
+    if spec.memory is not None or spec.gpus == 0:
+        return None
+    question: dict[str, Any] = {"command": spec.command}
+    if spec.model is not None:
+        options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
+        question = {"model": spec.model, "options": options}
+    where = {"cwd": spec.cwd, "env": spec.env, "venv": spec.venv, "conda": spec.conda, "estimator": spec.estimator}
+    question |= {name: value for name, value in where.items() if value} | {"details": False}
+    try:
+        found = manager.estimate(timeout=patience, **question)
+    except TimeoutError as error:
+        print(f"ullage: {plain(str(error))}", file=sys.stderr)
+        return None
+    if found["state"] != "done":
+        print(f"ullage: there is no estimate: {plain(str(found['reason']))}", file=sys.stderr)
+        return None
+    return str(found["id"])
 
 
 def _described(words: list[str], given: dict[str, Any]) -> JobSpec:
