@@ -1,13 +1,16 @@
 """What a daemon ran is told job by job to those who may see it, and can be simulated again."""
 
+import contextlib
 import json
+import sqlite3
 import sys
 from pathlib import Path
 
 import pytest
 
 import ullage
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, UllageError
+from ullage.manager.core.trace import stored_trace
 from ullage.manager.identity import Caller
 from ullage.monitor import Monitor, NvmlSource
 from ullage.simulation.history import as_it_was, trace_of_history
@@ -53,6 +56,29 @@ def test_what_ran_can_be_simulated_again(make_here):
     assert [job["id"] for job in here.call("trace", since=later, there=True)["jobs"]] == [waiting]
 
 
+def test_the_database_of_a_daemon_that_has_ended_tells_the_same_and_stays_as_it_is(make_here, tmp_path):
+    here = on_h200(make_here, policy="magm")
+    here.until_over(here.submit("sleep 0.3", memory=20 * GIB))
+    told = here.call("trace")
+    here.close()
+    folder = here.daemon.context.folder
+    before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.glob("state.db*")}
+    for place in (folder.parent, folder, folder / "state.db"):
+        found = stored_trace(place, told["since"], told["until"])
+        assert found == told
+    assert {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.glob("state.db*")} == before
+    assert stored_trace(folder, until=told["since"])["jobs"] == []
+    with pytest.raises(InvalidValue, match="needed the database of a daemon, state.db"):
+        stored_trace(tmp_path / "nothing")
+    with contextlib.closing(sqlite3.connect(folder / "state.db")) as older, older:
+        older.execute("DELETE FROM site")
+    with pytest.raises(InvalidValue, match="did not keep the GPUs"):
+        stored_trace(folder)
+    (tmp_path / "state.db").write_text("this is no database, however long it may be " * 99)
+    with pytest.raises(UllageError, match="is damaged"):
+        stored_trace(tmp_path / "state.db")
+
+
 def test_a_user_sees_the_jobs_of_nobody_else_unless_the_site_says_so(make_here):
     here = on_h200(make_here)
     here.until_over(here.submit("true", memory=GIB, name="secret"))
@@ -85,4 +111,8 @@ def test_the_command_shows_what_happened_beside_what_would_have(common):
     assert [run["figures"]["total_s"] for run in kept["runs"]] == pytest.approx([real["total_s"], again["total_s"]])
     assert read_trace(common.work / "history.json").jobs[0].kind.name == "first"
     assert "needed a trace or --from-history; found both" in common.cli("simulate", "x.csv", "--from-history", code=2)
+    [database] = common.folder.rglob("state.db")
+    stored = json.loads(common.cli("simulate", "--from-history", "--database", str(database), "--json"))
+    assert [run["figures"]["total_s"] for run in stored["runs"]] == pytest.approx([real["total_s"], again["total_s"]])
+    assert "--database: needed --from-history" in common.cli("simulate", "x.csv", "--database", "x", code=2)
     assert "found 'soon'" in common.cli("simulate", "--from-history", "--since", "soon", code=2)

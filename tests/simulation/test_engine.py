@@ -141,7 +141,7 @@ def test_a_gpu_draws_what_was_measured_at_rest_and_more_once_a_job_has_its_conte
     found = simulate(trace, scenario)
     assert found.energy_j == pytest.approx(110.0 * 78 + 10.0 * 78 + 100.0 * 400)  # it starts for 10 s; one has no job
     assert found.gpus[0].power_w[0] == 78 and resting_w("H200") == 78 and waiting_w("H200") == 121
-    assert resting_w("A100-40GB") == pytest.approx(78 * 400 / 700)
+    assert resting_w("A100-40GB") == pytest.approx(100 * 78 / 121)
 
 
 def test_a_job_on_a_mig_instance_takes_as_much_longer_as_it_has_fewer_sms() -> None:

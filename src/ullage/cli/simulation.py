@@ -49,10 +49,15 @@ def simulate(
         bool, typer.Option("--from-history", help="Simulate again what the daemon ran, beside what really happened. "
                            "GPUs, policy, sharing and rules are the daemon's unless others are given.")
     ] = False,
+    database: Annotated[
+        Path | None, typer.Option(help="With --from-history, read the database of a daemon that does not run: its "
+                                  "state.db, a copy, or a folder that has it. It is not changed.", metavar="PATH")
+    ] = None,
     since: Annotated[
-        str, typer.Option(help="With --from-history, jobs submitted from then on: a date (2026-11-01), a time "
-                          "(2026-11-01T08:00), or how long ago (30d, 12h).", metavar="TIME")
-    ] = "7d",
+        str | None, typer.Option(help="With --from-history, jobs submitted from then on: a date (2026-11-01), a time "
+                                 "(2026-11-01T08:00), or how long ago (30d, 12h).", metavar="TIME",
+                                 show_default="7d; all of a database")
+    ] = None,
     until: Annotated[
         str | None, typer.Option(help="With --from-history, jobs submitted before then, in the same way.",
                                  metavar="TIME", show_default="now")
@@ -94,6 +99,7 @@ def simulate(
       ullage simulate --beside yesterday.json --beside today.json --report both.html
       ullage simulate --from-history --since 30d --sharing mps --policy magm,ullage
       ullage simulate --from-history --since 30d --gpus 2..8xA100-40GB
+      ullage simulate --from-history --database /mnt/old/var/lib/ullage --policy magm,ullage
     """
     from ullage.simulation.formats.history import is_history, read_history, write_history
     from ullage.simulation.pages import plots
@@ -111,7 +117,9 @@ def simulate(
         raise InvalidValue(f"needed a trace or --from-history; found both ({sources[0].name})")
     if save_history is not None and not from_history:
         raise InvalidValue("--save-history: needed --from-history, which asks the daemon")
-    told = _history(since, until) if from_history else None
+    if database is not None and not from_history:
+        raise InvalidValue("--database: needed --from-history beside it")
+    told = _history(database, since, until) if from_history else None
     if told is not None and save_history is not None:
         write_history(told, save_history)
     if trace is not None and is_history(trace):
@@ -158,9 +166,14 @@ def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], found: list[Simulat
         going.step()
 
 
-def _history(since: str, until: str | None) -> dict[str, Any]:
+def _history(database: Path | None, since: str | None, until: str | None) -> dict[str, Any]:
     now = time.time()
-    return client().trace(moment(since, now), None if until is None else moment(until, now))
+    end = None if until is None else moment(until, now)
+    if database is None:
+        return client().trace(moment(since or "7d", now), end)
+    from ullage.manager.core.trace import stored_trace
+
+    return stored_trace(database, 0.0 if since is None else moment(since, now), end)
 
 
 def _replay(

@@ -12,36 +12,32 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu
 from ullage.units import format_duration
 
-_MEASURED = "H200"
-_RESTING_W, _WAITING_W = 78.0, 121.0  # measured on it: without a process, and with processes that do nothing
+_RESTING_W, _WAITING_W = 78.0, 121.0  # measured on an H200: without a process, and with processes that do nothing
+_WAITING_SHARE = 0.25  # of a GPU's limit, at most
 _BAR = 20  # characters
 NO_SAMPLES_PER_STEP = "how many samples a step takes is not known: give samples_per_step (--samples-per-step N)"
 
 
+def waiting_w(name: str) -> float:
+    """The watts that a GPU draws while the jobs on it wait: as many as were measured on an H200, but at most a
+    quarter of what it may draw. Where jobs share it, that is drawn once.
+
+    >>> waiting_w("H200"), waiting_w("A100-40GB")
+    (121.0, 100.0)
+    """
+    limit = None
+    with contextlib.suppress(UnknownName):  # described in a file of somebody's own
+        limit = gpu(name).power_w
+    return _WAITING_W if limit is None else min(_WAITING_W, _WAITING_SHARE * limit)
+
+
 def resting_w(name: str) -> float:
-    """The watts that a GPU draws with no job on it, as measured on an H200; others are taken to draw the same share of
-    their limits.
+    """The watts that a GPU draws with no job on it: the same part of those with jobs as on the H200.
 
     >>> resting_w("H200"), round(resting_w("A100-40GB"))
-    (78.0, 45)
+    (78.0, 64)
     """
-    return _RESTING_W * _against_measured(name)
-
-
-def waiting_w(name: str) -> float:
-    """The watts that a GPU draws while the jobs on it wait, in the same way. Where jobs share it, that is drawn once.
-
-    >>> waiting_w("H200"), round(waiting_w("A100-40GB"))
-    (121.0, 69)
-    """
-    return _WAITING_W * _against_measured(name)
-
-
-def _against_measured(name: str) -> float:
-    """What a GPU may draw, against the one that was measured; 1 where that is not known."""
-    with contextlib.suppress(UnknownName):  # described in a file of somebody's own
-        return (gpu(name).power_w or gpu(_MEASURED).power_w or 1.0) / (gpu(_MEASURED).power_w or 1.0)
-    return 1.0
+    return waiting_w(name) * _RESTING_W / _WAITING_W
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from ullage.manager.core.notifications import Notifier
 from ullage.manager.core.orders import Orders, arguments_of
 from ullage.manager.core.questions import Questions
 from ullage.manager.core.scheduler import Scheduler
+from ullage.manager.core.trace import site
 from ullage.manager.core.watchdog import Handled, Watchdog
 from ullage.manager.identity import SCOPES, Caller, this_user
 from ullage.manager.running.cgroups import Cgroups
@@ -157,6 +158,8 @@ class Daemon:
         try:
             self.context.sharing.start()
             self.context.look()
+            with contextlib.suppress(StoreFull):
+                self.context.store.keep_site(site(self.context))
             self._listen_for_ends(loop)
             skipped = self.context.store.skip_numbers(max(self.context.launcher.jobs(), default=0))
             if skipped:

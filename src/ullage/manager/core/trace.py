@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from ullage.errors import InvalidValue
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.report import OTHERS, Others, times_asked
 from ullage.manager.core.scheduler import rules_of
+from ullage.manager.core.works import Works
 from ullage.manager.identity import Caller
+from ullage.manager.storage.database import FILE, LOGS, Database
+from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 
 
@@ -20,33 +29,67 @@ def trace(
     `there`, those too that had been submitted before and were not over yet."""
     begin, end = times_asked(context, since, until)
     others: Others = "all" if caller.operator else context.settings.access.report
-    history, settings = context.store.history, context.settings
-    jobs = [job for job in history.submitted_between(begin, end, there) if user in (None, job.user)]
+    jobs = [job for job in context.store.history.submitted_between(begin, end, there) if user in (None, job.user)]
     seen = [job for job in jobs if others != "own" or job.user == caller.user]
-    numbers = [job.id for job in seen]
-    attempts, queued = history.attempts(numbers), history.queued(numbers)
-    works = {job.work for job in seen if job.work is not None}
+    told = _told(context.store, context.works, seen, lambda job: others == "all" or job.user == caller.user)
+    return {"since": begin, "until": end, **site(context), "all": others != "own", **told}
+
+
+def stored_trace(place: Path, since: float = 0.0, until: float | None = None) -> dict[str, Any]:
+    """The same for all jobs in the database of a daemon that does not run: its file, a copy of it, or a folder that has
+    it. It is read from another copy, so that nothing about it changes."""
+    files = (place, place / FILE, place / "manager" / FILE)
+    file = next((each for each in files if each.is_file()), None)
+    if file is None:
+        raise InvalidValue(f"needed the database of a daemon, {FILE}, or a folder that has it; found none in {place}")
+    with tempfile.TemporaryDirectory(prefix="ullage-") as name:
+        try:
+            shutil.copyfile(file, Path(name) / FILE)
+            if (log := file.with_name(file.name + LOGS[0])).exists():  # what a daemon that was killed wrote last
+                shutil.copyfile(log, Path(name) / (FILE + LOGS[0]))
+        except OSError as error:
+            raise InvalidValue(f"cannot read the database {file}: {error.strerror}") from None
+        with contextlib.closing(Database(Path(name))) as database:
+            return _stored(JobStore(database, time.time), file, since, time.time() if until is None else until)
+
+
+def _stored(store: JobStore, file: Path, since: float, until: float) -> dict[str, Any]:
+    there = store.site()
+    if there is None:
+        raise InvalidValue(
+            f"{file} was written by an Ullage that did not keep the GPUs and rules with the jobs; "
+            "start the daemon there once with this version, or ask the daemon itself: --from-history --save-history"
+        )
+    seen = store.history.submitted_between(since, until, False)
+    told = _told(store, Works(store, there["sharing"]), seen, lambda job: True)
+    return {"since": since, "until": until, **there, "all": True, **told}
+
+
+def site(context: ManagerContext) -> dict[str, Any]:
+    """What a daemon has and goes by: GPUs, policy, rules."""
+    settings = context.settings
+    rules = dataclasses.asdict(rules_of(settings, virtual=context.cards is not None))
+    del rules["predict"]
     return {
-        "since": begin, "until": end, "policy": context.policy.name, "sharing": context.sharing.name,
-        "estimator": settings.estimating.estimator, "min_speed": settings.placing.min_speed, "rules": _rules(context),
-        "reading_s": settings.monitoring.interval, "all": others != "own",
+        "policy": context.policy.name, "sharing": context.sharing.name, "estimator": settings.estimating.estimator,
+        "min_speed": settings.placing.min_speed, "rules": rules, "reading_s": settings.monitoring.interval,
         "gpus": [
             {"id": slot.id, "index": slot.index, "name": slot.name, "total": slot.total, "mig": slot.mig}
             for slot in context.slots
         ],
-        "works": {work: context.works.known(work) for work in sorted(works)},
-        "jobs": [
-            _job(job, attempts.get(job.id, ()), queued.get(job.id), others == "all" or job.user == caller.user)
-            for job in seen
-        ],
     }  # fmt: skip
 
 
-def _rules(context: ManagerContext) -> dict[str, Any]:
-    """The settings of `ullage.placement.Rules`."""
-    found = dataclasses.asdict(rules_of(context.settings, virtual=context.cards is not None))
-    del found["predict"]
-    return found
+def _told(
+    store: JobStore, works: Works, jobs: Sequence[JobRecord], named: Callable[[JobRecord], bool]
+) -> dict[str, Any]:
+    """Jobs and what they do on GPUs; those that are not `named` only count."""
+    numbers = [job.id for job in jobs]
+    attempts, queued = store.history.attempts(numbers), store.history.queued(numbers)
+    return {
+        "works": {work: works.known(work) for work in sorted({job.work for job in jobs if job.work is not None})},
+        "jobs": [_job(job, attempts.get(job.id, ()), queued.get(job.id), named(job)) for job in jobs],
+    }
 
 
 def _job(job: JobRecord, attempts: Iterable[AttemptRecord], queued: float | None, named: bool) -> dict[str, Any]:

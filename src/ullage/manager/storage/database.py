@@ -240,6 +240,11 @@ CREATE INDEX questions_by_user ON questions (uid, asked);
 CREATE INDEX open_questions ON questions (asked) WHERE answered IS NULL;
 """
 
+# What the daemon has and goes by: its GPUs, policy and rules. Who reads the database alone knows what its jobs ran on.
+SITE = """
+CREATE TABLE site (told TEXT NOT NULL);   -- JSON; one row
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -258,6 +263,7 @@ MIGRATIONS = (
     ACCOUNTS,
     WORKS,
     QUESTIONS,
+    SITE,
 )
 
 

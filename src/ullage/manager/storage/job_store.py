@@ -431,6 +431,17 @@ class JobStore:
             self._works = {}
         self._works |= {work.id: work for work in works}
 
+    def keep_site(self, told: dict[str, Any]) -> None:
+        """Keep what the daemon has and goes by."""
+        with self.transaction():
+            self._now.add("DELETE FROM site", ())
+            self._now.add("INSERT INTO site VALUES (?)", (json.dumps(told),))
+
+    def site(self) -> dict[str, Any] | None:
+        """What the daemon had and went by when it last began; None where an earlier version kept nothing."""
+        rows = self._database.rows("SELECT told FROM site")
+        return dict(json.loads(rows[0]["told"])) if rows else None
+
     def drained(self) -> dict[str, str]:
         """GPUs that get no new jobs, each with the reason given."""
         return {row["id"]: row["reason"] for row in self._database.rows("SELECT * FROM gpus WHERE drained = 1")}
