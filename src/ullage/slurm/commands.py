@@ -126,9 +126,14 @@ def jobs(numbers: Sequence[int] = (), everybody: bool = True) -> list[SlurmJob]:
     words += [f"--jobs={','.join(map(str, numbers))}"] if numbers else []
     words += [] if everybody else ["--me"]
     try:
-        told = json.loads(run(*words))["jobs"]
+        answer = json.loads(run(*words))
+        told, errors = answer["jobs"], answer.get("errors")
     except (ValueError, KeyError):
         raise SlurmFailed("squeue --json printed no JSON: Slurm 21.08 or newer is needed") from None
+    if errors and not told:  # it exits with 0 where nobody answers
+        raise SlurmFailed(
+            f"squeue failed: {errors[0].get('description')}; does 'scontrol ping' say that slurmctld is up?"
+        )
     return [_job(each) for each in told if not numbers or _number(each["job_id"]) in numbers]
 
 

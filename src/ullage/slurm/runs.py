@@ -1,0 +1,161 @@
+"""What the watcher remembers: how each run of a job ended, what was decided then, and how far that is done.
+
+A file of SQLite; everything is on disk before anything is done about it. One process writes, any number read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ullage.errors import AlreadyServing, InvalidValue
+
+DECIDED, HELD, UPDATED, LET_GO, RELEASED = "decided", "held", "updated", "let go", "released"
+OVER, LOST = "over", "lost"
+_VERSION = 1
+_KEPT = 90 * 86400.0  # seconds
+_TABLE = """
+CREATE TABLE runs (
+    job INTEGER NOT NULL, started INTEGER NOT NULL,  -- seconds since 1970: which run of the job
+    restarts INTEGER NOT NULL,                       -- how often Slurm had started it again by then
+    user TEXT NOT NULL, name TEXT NOT NULL,
+    ended INTEGER NOT NULL, nodes TEXT NOT NULL, gres TEXT NOT NULL, exit_code INTEGER NOT NULL,
+    cause TEXT NOT NULL, detail TEXT NOT NULL,
+    used INTEGER,                                    -- the most bytes on a GPU that a monitor saw
+    next_gres TEXT,                                  -- what it asks for next; NULL: it is not started again
+    next_text TEXT NOT NULL,
+    streams TEXT NOT NULL,                           -- where its outputs ended, as JSON
+    step TEXT NOT NULL,                              -- how far the decision is done
+    decided REAL NOT NULL, changed REAL NOT NULL,    -- when, and when the last step was taken
+    PRIMARY KEY (job, started)
+) WITHOUT ROWID;
+CREATE INDEX runs_by_age ON runs (decided);
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run of a job of Slurm's, which is over. `step` says how far what was decided is done."""
+
+    job: int
+    started: int
+    restarts: int
+    user: str
+    name: str
+    ended: int
+    nodes: str
+    gres: str
+    exit_code: int
+    cause: str
+    detail: str
+    used: int | None
+    next_gres: str | None
+    next_text: str
+    streams: str
+    step: str
+    decided: float
+    changed: float
+
+    @property
+    def again(self) -> bool:
+        """Whether the job is to be started again."""
+        return self.next_gres is not None
+
+
+_COLUMNS = tuple(each.name for each in dataclasses.fields(RunRecord))
+
+
+class RunStore:
+    """The runs in a file. Writing takes its lock, which a process keeps until it ends, however it does."""
+
+    def __init__(self, file: Path, writes: bool = False) -> None:
+        self.file = file
+        if writes:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            self._lock = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(self._lock)
+                raise AlreadyServing(f"another 'ullage slurm watch' runs with {file}") from None
+        elif not file.exists():
+            raise InvalidValue(f"nothing was watched yet: there is no {file} (ullage slurm watch)")
+        self._connection = sqlite3.connect(file, isolation_level=None, timeout=10.0)
+        self._connection.row_factory = sqlite3.Row
+        try:
+            self._check(writes)
+        except sqlite3.DatabaseError as error:
+            raise InvalidValue(f"{file} cannot be read as what 'ullage slurm watch' keeps: {error}") from None
+
+    def _check(self, writes: bool) -> None:
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > _VERSION:
+            raise InvalidValue(f"{self.file} was written by a newer Ullage; install that version again")
+        if writes:
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            if version == 0:
+                self._connection.executescript(f"BEGIN; {_TABLE} PRAGMA user_version = {_VERSION}; COMMIT;")
+
+    def close(self) -> None:
+        """Let go of the file; of its lock too."""
+        self._connection.close()
+        if hasattr(self, "_lock"):
+            os.close(self._lock)
+
+    def of(self, job: int) -> list[RunRecord]:
+        """The runs of a job, the first one first."""
+        return [*self._read("WHERE job = ? ORDER BY started", job)]
+
+    def unfinished(self) -> list[RunRecord]:
+        """Runs after which the job is to be started again, and is not yet."""
+        return [*self._read("WHERE step IN (?, ?, ?, ?)", DECIDED, HELD, UPDATED, LET_GO)]
+
+    def newest(self, limit: int) -> list[RunRecord]:
+        """The runs that ended last, the newest first."""
+        return [*self._read("ORDER BY decided DESC LIMIT ?", limit)]
+
+    def _read(self, rest: str, *values: object) -> Iterator[RunRecord]:
+        with contextlib.suppress(sqlite3.OperationalError):  # a file that was made a moment ago has no table yet
+            for row in self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM runs {rest}", values):
+                yield RunRecord(**dict(row))
+
+    def add(self, run: RunRecord) -> None:
+        """Keep a run; on disk when this returns. Those of long ago go."""
+        marks = ", ".join("?" * len(_COLUMNS))
+        with self._transaction():
+            self._connection.execute(f"INSERT INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks})", _values(run))
+            self._connection.execute("DELETE FROM runs WHERE decided < ?", (run.decided - _KEPT,))
+
+    def step(self, run: RunRecord, step: str, text: str | None = None) -> RunRecord:
+        """The run one step further; on disk when this returns."""
+        said = run.next_text if text is None else text
+        done = dataclasses.replace(run, step=step, next_text=said, changed=time.time())
+        with self._transaction():
+            self._connection.execute(
+                "UPDATE runs SET step = ?, next_text = ?, changed = ? WHERE job = ? AND started = ?",
+                (done.step, done.next_text, done.changed, run.job, run.started),
+            )
+        return done
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+
+def _values(run: RunRecord) -> tuple[object, ...]:
+    return tuple(getattr(run, name) for name in _COLUMNS)
