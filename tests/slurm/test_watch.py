@@ -1,5 +1,6 @@
 """Jobs of a real Slurm that ran out of GPU memory come back with more shards, once for each failure, whatever dies."""
 
+import json
 import os
 import shlex
 import shutil
@@ -9,10 +10,13 @@ import threading
 import time
 
 import pytest
+from tests.commands import typed_in
 from tests.paths import ROOT
 from tests.slurm.private_slurm import PATIENCE
 
+from ullage.cli.slurm_watch import STATE
 from ullage.errors import AlreadyServing, InvalidValue, SlurmFailed
+from ullage.home import home
 from ullage.manager.fault_injection import VARIABLE
 from ullage.placement.recovery import RecoveryRules
 from ullage.slurm import commands
@@ -98,7 +102,9 @@ def watch(slurm, tmp_path):
     return Watch(slurm, tmp_path)
 
 
-def test_a_job_that_ran_out_of_memory_comes_back_with_more_shards_and_finishes(watch, slurm):
+def test_a_job_that_ran_out_of_memory_comes_back_with_more_shards_and_finishes(watch, slurm, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    watch.file = home() / STATE
     job = watch.submit(GROWS)
     first, second = watch.until_over(job)
     assert watch.log() == [(job, 0, 12), (job, 1, 21)]  # what it had and asked for, and 5 GiB more
@@ -106,6 +112,12 @@ def test_a_job_that_ran_out_of_memory_comes_back_with_more_shards_and_finishes(w
     assert (second.cause, second.gres, second.next_gres) == ("finished", "shard:21", None)
     [now] = commands.jobs([job])
     assert now.comment.startswith("night run ullage:")
+    code, shown, _ = typed_in(monkeypatch, capsys)("slurm", "history", job)
+    assert code == 0 and "out of GPU memory" in shown and "21 of 40 shards" in shown and "finished" in shown
+    told = json.loads(typed_in(monkeypatch, capsys)("slurm", "history", job, "--json")[1])
+    assert [run["next_gres"] for run in told] == ["shard:21", None]
+    code, _, errors = typed_in(monkeypatch, capsys)("slurm", "history", 4711)
+    assert code == 2 and "no run of job 4711" in errors
     assert read_comment(now.comment) == {"upper": 1, "shards": 21, "attempt": 2, "before": "out of GPU memory"}
 
 
@@ -243,10 +255,10 @@ def test_what_an_earlier_run_printed_is_not_held_against_a_later_one(watch, slur
     assert len(watch.log()) == 2
 
 
-def test_the_epilog_keeps_what_a_job_printed_on_its_node(watch, slurm, nursery_of_slurm):
+def test_the_epilog_keeps_what_a_job_printed_on_its_node(watch, slurm, monkeypatch, capsys):
     spool = watch.folder / "shared"
     epilog = slurm.folder / "epilog.sh"
-    epilog.write_text(nursery_of_slurm("slurm", "epilog", str(spool)))
+    epilog.write_text(typed_in(monkeypatch, capsys)("slurm", "epilog", spool)[1])
     epilog.chmod(0o755)
     slurm.reconfigure(f"Epilog={epilog}")
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from ullage.cli import completion
+from ullage.cli import completion, slurm_watch
 from ullage.cli.exit_codes import DONE, FAILED
 from ullage.cli.options import Json, Network, Timeout
 from ullage.errors import UllageError
@@ -183,6 +183,10 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
         print(f"refuse={' '.join(str(error).splitlines())}")
     except (UllageError, ValueError) as error:
         print(f"say=the job was not sized: {' '.join(str(error).splitlines())}")
+
+
+for _command in (slurm_watch.watch, slurm_watch.history, slurm_watch.top, slurm_watch.monitor, slurm_watch.epilog):
+    slurm.command()(_command)
 
 
 def _choices(
