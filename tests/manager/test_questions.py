@@ -88,6 +88,7 @@ def test_a_question_can_be_cancelled_by_who_asked(asked):
 def test_why_there_is_no_estimate_is_the_answer(asked):
     failed = asked.client.estimate(timeout=120, script="raise ValueError('no data here')")
     assert failed["state"] == "failed" and "no data here" in failed["reason"] and failed["estimates"] == []
+    assert failed["reason"].startswith("script.py fails: ") and "/tmp" not in failed["reason"]
     assert failed["question"]["gpu"] == ["A100-40GB"]  # the daemon's own
 
 
@@ -140,6 +141,10 @@ def test_others_see_the_answer_if_they_know_its_id_and_never_the_script(asked, a
     theirs = ullage.Client(url=url, token=api.token_create("theirs", "submit", user="nobody")["token"])
     seen = theirs.estimated(mine["id"])
     assert seen["state"] == "failed" and "script" in mine["question"] and set(seen["question"]) == {"gpu"}
+    with pytest.raises(NotAllowed, match="may not use what"):
+        theirs.dry_run(["true"], cwd="/", expected=mine["id"])
+    with pytest.raises(NotAllowed, match="may not cancel what"):
+        theirs.cancel_estimate(mine["id"])
     who = theirs.estimate(timeout=120, script="import os; raise ValueError(f'I am {os.getuid()}')")
     # A Python in root's own folder cannot be run by anybody else, which shows it too.
     assert "I am 65534" in who["reason"] or "Permission denied" in who["reason"]

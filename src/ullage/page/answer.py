@@ -25,7 +25,7 @@ def read_estimates(answer: dict[str, Any]) -> list[Estimate]:
     try:
         found = [Estimate.from_dict(plain_values(each)) for each in answer["estimates"]]
         for each in found:
-            _ = each.verdict, each.certainty, each.model_words, [each.part_words(name) for name in each.breakdown]
+            _ = str(each), each.certainty, each.needed <= each.gpu_memory, each.bound <= each.gpu_memory
             _ = [(int(allocated), int(reserved)) for _, allocated, reserved in each.timeline]
     except (InvalidValue, AttributeError, KeyError, TypeError, ValueError, IndexError):
         raise InvalidValue("the answer of the estimate makes no sense") from None

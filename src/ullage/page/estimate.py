@@ -24,7 +24,7 @@ from ullage.workloads.sources.names import model_names
 _LOOK = 0.5  # seconds between two looks at an estimate that is under way
 _PAUSE = 0.7  # seconds after the last change of the form, until it is estimated anew
 _MOST_NAMES = 30  # that are offered
-_LARGEST_SCRIPT = 256 << 10  # characters
+_LARGEST_SCRIPT = 128 << 10  # bytes; a browser sends it in one message
 _SOURCES = ("torchvision", "timm", "hf")
 # GPUs that a question is asked about beside the chosen one: few of each kind, so that the table answers in time.
 _OTHERS = ("T4", "L4", "A10G", "V100-16GB", "RTX-3090", "RTX-4090", "RTX-5090", "A30", "A40", "L40S", "A100-40GB",
@@ -99,7 +99,7 @@ class EstimateForm:
     def _read(self, event: GenericEventArguments) -> None:
         name, text = event.args
         if text is None:
-            self._file.set_text(f"{plain(str(name))} is too large: at most 256 KiB")
+            self._file.set_text(f"{plain(str(name))} is too large: at most 128 KiB")
         else:
             self._file.set_text(plain(str(name)))
             self.script.set_value(str(text)[:_LARGEST_SCRIPT])

@@ -45,7 +45,8 @@ def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, 
         try:
             return _answer(question, request, ran_in)
         except UllageError as error:
-            refused.append(str(error).splitlines()[0])
+            name = question["source"]
+            refused.append(str(error).splitlines()[0].replace(question.get("path", name), name))
             own = own or isinstance(error, ScriptFailed) and error.own and question["program"] is not None
         except LookupError as error:  # no such conda environment
             refused.append(str(error))
@@ -60,7 +61,9 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         options["args"] = list(question["args"])
     if question["module"]:
         options["module"] = True
-    source: str = question["source"] if question["text"] is None else _written(question, request["cwd"])
+    source: str = question["source"]
+    if question["text"] is not None:
+        source = question["path"] = _written(question, request["cwd"])
     if question["module"] or source.endswith(".py"):
         options |= {"timeout": request["timeout"], "network": request["network"], **_python(question, ran_in)}
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
