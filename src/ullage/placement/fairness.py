@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -169,10 +169,11 @@ class UsageAccounts:
         self._gpus[user] = self._gpus.get(user, 0.0) + gpus
         self._away[user] = self._away.get(user, 0.0) - gpus * self._level / self._fading(now)
 
-    def usage(self, now: float) -> dict[str, float]:
-        """What counts now, by user, in GPU-seconds."""
-        fading, level, gpus = self._fading(now), self._level, self._gpus
-        return {user: max(0.0, gpus[user] * level + away * fading) for user, away in self._away.items()}
+    def usage(self, now: float, users: Iterable[str] | None = None) -> dict[str, float]:
+        """What counts now, by user, in GPU-seconds; of all who used something, or of these among them."""
+        fading, level, gpus, away = self._fading(now), self._level, self._gpus, self._away
+        asked = away if users is None else away.keys() & users
+        return {user: max(0.0, gpus[user] * level + away[user] * fading) for user in asked}
 
     def _fading(self, now: float) -> float:
         return faded(1.0, now - self._begin, self._half_life)

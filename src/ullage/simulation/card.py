@@ -148,12 +148,13 @@ def cards_of(gpus: str, sharing: str, node_gpus: int, most_series: int) -> list[
     """
     made: list[SimulatedCard] = []
     wholes = gpu_list(gpus)
+    kinds = {whole.name: (_instances(whole, sharing), resting_w(whole.name), waiting_w(whole.name))
+             for whole in {whole.name: whole for whole in wholes}.values()}  # fmt: skip
     for number, whole in enumerate(wholes):
-        parts = _instances(whole, sharing)
+        parts, resting, waiting = kinds[whole.name]
         for part in parts:
             name = f"GPU-{number}" if len(parts) == 1 else f"GPU-{number}/{len(made)}"
-            sms, base = share_of_gpu(part, whole)[0], waiting_w(whole.name)
-            watts = (resting_w(whole.name) / len(parts), base / len(parts), base)
+            sms, watts = share_of_gpu(part, whole)[0], (resting / len(parts), waiting / len(parts), waiting)
             series = len(wholes) * len(parts) <= most_series
             made.append(SimulatedCard(name, len(made), number // node_gpus, part, whole, sms, *watts, series))
     return made

@@ -217,9 +217,10 @@ class _Engine:
         self._read_cards()
         if self.queue:
             self.passes += 1
-            alone = len(self.queue) == 1  # nobody to be fair to
-            usage = None if self.accounts is None or alone else self.accounts.usage(self.now)
             waiting, most = list(self.queue.values()), self.scenario.at_a_time
+            alone = len(waiting) == 1  # nobody to be fair to
+            users = {job.user for job in waiting}
+            usage = None if self.accounts is None or alone else self.accounts.usage(self.now, users)
             if most is not None:
                 waiting = fair_order(waiting, self.rules, self.now, usage)[:most]
             for decision in place(self.board, waiting, self.now, usage):
@@ -367,7 +368,8 @@ class _Engine:
         """The job goes on at the speed of the slowest of its cards."""
         run.left -= (self.now - run.at) * run.speed
         run.at = self.now
-        run.speed = min(card.speeds.get(run.asked.id, 1.0) for card in run.cards) * self._pace(run)
+        number = run.asked.id
+        run.speed = min([card.speeds.get(number, 1.0) for card in run.cards]) * self._pace(run)
         run.turn += 1
         self._at(self.now + max(run.left, 0.0) / run.speed, self._finish, run, run.turn)
 
