@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES)
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-quick test-versions bench lint ruff types docs clean
+.PHONY: demo test test-all test-quick test-slurm test-versions bench lint ruff types docs clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
@@ -25,6 +25,12 @@ test-quick: $(READY)
 
 test-all: $(READY) lint
 	$(PYTEST)
+
+# Slurm of the distribution, installed where root runs this and it is missing; the tests start and stop their own.
+test-slurm: $(READY)
+	command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get \
+		install -y -qq --no-install-recommends slurm-wlm slurm-client munge slurm-wlm-basic-plugins; }
+	$(PYTEST) tests/slurm
 
 # Every release of PyTorch in an environment of its own, below .venvs: gigabytes, and hours. ONLY="2.6 2.15" takes a part.
 test-versions:

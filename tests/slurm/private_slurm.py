@@ -188,12 +188,12 @@ class PrivateSlurm:
         """End one of them; back when it is gone."""
         self._order({"kill": name, "signal": int(number)})
 
-    def until(self, condition: Callable[[], Any], what: str, limit: float = PATIENCE) -> Any:
-        """What the condition gives as soon as it gives something."""
+    def until(self, condition: Callable[[], Any], what: str, limit: float = PATIENCE, look: float = 0.02) -> Any:
+        """What the condition gives as soon as it gives something; it is asked every `look` seconds."""
         deadline = time.monotonic() + limit
         while not (found := condition()):
             assert time.monotonic() < deadline, f"waited {limit:.0f} s until {what}\n{self.log()}"
-            time.sleep(0.02)
+            time.sleep(look)
         return found
 
     def log(self) -> str:
@@ -273,9 +273,11 @@ def guard() -> None:
             print("done", flush=True)
     finally:
         with contextlib.suppress(ChildProcessError):
-            while True:  # until no child is left
+            while True:  # until no child is left; one that was forked meanwhile is met in the next round
                 kill_tree(os.getpid())
-                os.waitpid(-1, 0)
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+                time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ullage
+from ullage.estimation.jobs.child import estimate_here, script_request
 from ullage.home import home
 from ullage.isolation.environment import environment
 from ullage.isolation.guard import Private
@@ -29,7 +30,7 @@ from ullage.units import GIB
 
 TIMEOUT = 300.0  # seconds for one script
 _GRACE = 40.0  # seconds more until its process is ended
-_ENTRY = "ullage.estimation.jobs.child:estimate_here"
+_ENTRY = f"{estimate_here.__module__}:{estimate_here.__name__}"
 _ALONE = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # no GPU, and one core of a login node
 _NO_GPU = "never used the GPU"
 
@@ -59,15 +60,7 @@ def estimate_training(training: Training, gpu: str, network: bool = False, timeo
     if kept is not None:
         return _answer(kept, gpu, 0.0, kept=True)
     began = time.monotonic()
-    command = training.command
-    question = {
-        "source": command.source, "args": command.args, "module": command.module, "options": {},
-        "program": command.program, "launcher": list(command.launcher),
-    }  # fmt: skip
-    request = {
-        "estimator": "ullage", "gpus": [gpu], "timeout": timeout, "questions": [question], "cwd": training.folder,
-        "conda": None, "network": network,
-    }  # fmt: skip
+    request = script_request(training.command, gpu, training.folder, timeout, network)
     try:
         outcome = run(
             _ENTRY, request, limits=Limits(seconds=timeout + _GRACE, processes=512, written=4 * GIB), env=variables,

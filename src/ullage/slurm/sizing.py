@@ -86,9 +86,8 @@ def _hurts(needs: Sequence[GpuNeed], how: str, min_speed: float | None) -> str |
             continue
         found = share_of([need.utilization, need.utilization], need.kind.gpu, how)
         if found.throughput < 1:
-            return (
-                f"two such jobs on one {found.gpu} do {found.throughput:.2f} times of what they do one after the other"
-            )
+            share = f"{found.throughput:.2f} times what they do one after the other"
+            return f"two such jobs on one {found.gpu} do {share}"
         if min_speed is not None and found.slowest < min_speed:
             return f"beside another such job it would have {found.slowest:.0%} of its speed"
     return None

@@ -189,8 +189,7 @@ def plan_in_words(plan: SubmissionPlan) -> list[str]:
         spent = "kept from before" if plan.estimate["kept"] else f"{plan.estimate['seconds']:g} s, without a GPU"
         memory = f"at most {format_bytes(plan.estimate['upper'])} on {plan.estimate['gpu']}"
         lines.append(f"{what}: {memory}" + (f" ({spent})" if plan.trainings else ""))
-    asked = (
-        f"--gres={plan.options['gres']}" if "gres" in plan.options else f"{plan.sizing.gres}, as the script asks for"
-    )
+    own = f"{plan.sizing.gres}, as the job asks for itself"
+    asked = f"--gres={plan.options['gres']}" if "gres" in plan.options else own
     lines.append(f"{asked}: {plan.sizing.why}")
     return lines + [f"note: {note}" for note in plan.notes]

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 OWN = "ullage"  # the estimator that can tell what would help
 
 
+def script_request(command: ScriptCommand, gpu: str, cwd: str, timeout: float, network: bool) -> dict[str, Any]:
+    """What `estimate_here` is asked for one script on one GPU."""
+    question = {**command._asdict(), "launcher": list(command.launcher), "options": {}, "text": None}
+    return {
+        "estimator": OWN, "gpus": [gpu], "whole": None, "advice": False, "timeout": timeout, "questions": [question],
+        "cwd": cwd, "conda": None, "network": network,
+    }  # fmt: skip
+
+
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """The bound over all kinds of GPU that the request names, from the first question that can be answered.
 
