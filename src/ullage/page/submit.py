@@ -11,11 +11,12 @@ from nicegui import ui
 
 from ullage.errors import InvalidValue, NoDaemon, UllageError
 from ullage.job_words import trial_words
-from ullage.page.elements import box, words
+from ullage.page.elements import box, set_width, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
 from ullage.page.sessions import Session
 from ullage.text import plain
+from ullage.units import format_bytes
 from ullage.workloads.job_files import make_job
 
 _LOOK = 0.5  # seconds between two looks at an estimate that is under way
@@ -77,6 +78,7 @@ class SubmitPage:
 
     def __init__(self, session: Session) -> None:
         self._session, self._key, self._may = session, secrets.token_hex(16), True
+        self._reading = DaemonReading()
         with box("div", "columns"):
             with box("form", "card form") as form:
                 self._form = JobForm()
@@ -88,12 +90,14 @@ class SubmitPage:
             with box("section", "card").props('aria-live="polite"'):
                 words("h2", "What if")
                 self._hint = words("p", "See where it would run now, and what it would do to other jobs.", "figures")
+                self._places = box("div")
                 self._answer = box("ul", "notes")
         form.on("submit.prevent", self._submit)
         self._try_button.on("click", self._try)
 
     async def refresh(self, reading: DaemonReading) -> None:
         """Whether this user may submit."""
+        self._reading = reading
         self._may = reading.about["scope"] in ("submit", "operate")
         for button in (self._submit_button, self._try_button):
             button.set_visibility(self._may)
@@ -119,6 +123,7 @@ class SubmitPage:
     async def _try(self) -> None:
         self._problem.set_text("")
         self._answer.clear()
+        self._places.clear()
         try:
             job, known, lines = self._form.job, {}, []
             if "memory" not in job and job.get("gpus") != 0:
@@ -127,16 +132,22 @@ class SubmitPage:
                     known = {"estimate": estimate["id"]}
                 else:
                     lines = [f"there is no estimate: {plain(str(estimate['reason']))}"]
-            lines = trial_words(await self._session.ask("dry_run", job=job, **known)) + lines
+            answer = await self._session.ask("dry_run", job=job, **known)
+            lines = trial_words(answer) + lines
         except UllageError as error:
             self._problem.set_text(plain(str(error)))
             return
         finally:
             self._status.set_text("")
+        with self._places:
+            for start in answer["starts"][:1]:
+                for gpu in self._reading.gpus:
+                    if gpu["index"] in start["gpus"]:
+                        _show_place(gpu, self._reading.on_gpu(gpu["id"]), start["promise"])
         with self._answer:
             for line in lines:
                 words("li", f"{line[:1].upper()}{line[1:]}.")
-        self._hint.set_text("Now, by what places jobs here; nothing was submitted.")
+        self._hint.set_text("As it is now. Nothing was submitted.")
 
     async def _estimated(self, job: dict[str, Any]) -> dict[str, Any]:
         """An estimate of the job's command, once it is made."""
@@ -147,3 +158,18 @@ class SubmitPage:
             await asyncio.sleep(_LOOK)
             answer = await self._session.questions.look(answer["id"])
         return answer
+
+
+def _show_place(gpu: dict[str, Any], jobs: list[dict[str, Any]], promise: int) -> None:
+    """A GPU with what is promised on it now, and what would be."""
+    total, before = gpu["total"] or 1, gpu["promised"] + gpu["foreign"]
+    sizes = [job["promise"] or 0 for job in jobs] + ([gpu["foreign"]] if gpu["foreign"] else [])
+    with box("div", "bands") as bands:
+        for size in sizes:
+            set_width(box("div", "band foreign"), size / total)
+        set_width(box("div", "band part job-0"), promise / total)
+    now, then = format_bytes(before), format_bytes(before + promise)
+    text = f"GPU {gpu['index']}: {now} of {format_bytes(gpu['total'])} are taken now, {then} with this job."
+    bands.props["role"] = "img"
+    bands.props["aria-label"] = text
+    words("p", text, "figures")
