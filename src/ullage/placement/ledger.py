@@ -141,7 +141,10 @@ class Ledger:
 
     def exclusive(self, slot: str) -> int | None:
         """The job that has the slot to itself, if one has."""
-        return next((job for job, held in self._held.get(slot, {}).items() if held.exclusive), None)
+        for job, held in self._held.get(slot, {}).items():
+            if held.exclusive:
+                return job
+        return None
 
     def promised(self, slot: str) -> int:
         """The sum of the promises on a slot."""
@@ -162,13 +165,17 @@ class Ledger:
             return 0
         if known.used is None:
             return known.foreign
-        held = self._held.get(slot, {}).values()
+        held = self._held.get(slot)
         if not held:
             return max(known.foreign, known.used)
-        left = known.used - sum(each.used or 0 for each in held)
-        unseen = [each for each in held if each.used is None]
-        before = max((each.before for each in unseen), default=0)
-        return max(known.foreign, left - sum(each.promise for each in unseen), min(before, left))
+        left, unseen, before = known.used, 0, 0
+        for each in held.values():
+            if each.used is None:
+                unseen += each.promise
+                before = max(before, each.before)
+            else:
+                left -= each.used
+        return max(known.foreign, left - unseen, min(before, left))
 
     def committed(self, slot: str) -> int:
         """All that counts as taken on a slot; more than its total where jobs took more than they were promised."""
