@@ -45,6 +45,7 @@ ROOMS = [
     "manager",
     "page",
     "slurm",
+    "adapters",
     "research",
     "cli",
     "__main__",
