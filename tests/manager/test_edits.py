@@ -146,6 +146,22 @@ def test_a_job_that_is_over_goes_into_the_queue_again_under_its_number(common):
     assert "requeued" in [event["kind"] for event in common.client.events() if event["job"] == number]
 
 
+def test_a_job_that_is_over_can_be_given_more_memory(common):
+    number = common.script("[ $ULLAGE_PROMISED_BYTES -gt 3000000000 ]", memory=2 * GIB)
+    first = common.wait(number)
+    assert (first["state"], first["more_memory"]) == ("failed", 7 * GIB)
+    assert "is in the queue again with 6.00 GiB" in common.cli("requeue", str(number), "--memory", "6GiB")
+    job = common.wait(number)
+    assert (job["state"], job["memory"], [each["promise"] for each in job["attempts"]]) == (
+        "done", 6 * GIB, [2 * GIB, 6 * GIB],
+    )  # fmt: skip
+    assert "the largest GPU has" in common.cli("requeue", str(number), "--memory", "1TiB", code=1)
+    running = common.submit(proceed="proceed")
+    common.wait(running, "running")
+    assert "needed a job that is over" in common.cli("requeue", str(running), "--memory", "6GiB", code=1)
+    common.go()
+
+
 def test_a_running_job_is_stopped_and_waits_behind_the_others(common):
     number = common.submit(proceed="proceed", exclusive=True, gpus=2)
     common.wait(number, "running")

@@ -63,6 +63,8 @@ def test_an_estimate_is_kept_while_all_that_it_read_is_the_same(home):
     first, kept = estimated("8")
     assert 400 << 20 < first < 2 << 30 and not kept
     assert estimated("8") == (first, True)
+    parts = [home.job(number)["breakdown"] for number in (1, 2)]
+    assert parts[0] == parts[1] and parts[0]["parameters"] > 0 and sum(parts[0].values()) <= first
     more, kept = estimated("500000")
     assert more > first + (500 << 20) and not kept, "a variable that the script read is another"
     config.write_text('{"width": 16384}')

@@ -64,6 +64,10 @@ def test_memory_is_put_down_to_the_job_whose_process_has_it(on):
     gpu.compute, gpu.used = {}, 0
     (here.folder / "work/proceed").touch()
     assert here.until_over(number)["attempts"][0]["used"] == 12 * GIB
+    [curve] = here.call("memory", job=number)["attempts"]
+    assert (curve["number"], curve["promise"], curve["step"]) == (1, 10 * GIB, 1.0)
+    assert max(filter(None, curve["values"])) == 12 * GIB, "kept after its end"
+    assert here.job(number)["more_memory"] == 17 * GIB, "a step more than it took"
 
 
 def test_a_gpu_that_falls_off_its_bus_gets_no_job_and_its_job_is_tried_elsewhere(on):

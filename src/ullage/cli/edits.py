@@ -11,6 +11,7 @@ from ullage.cli import completion
 from ullage.cli.jobs import JobNumbers, client, print_each
 from ullage.cli.options import Json
 from ullage.errors import InvalidValue
+from ullage.units import parse_bytes
 
 _NONE = "none"  # the word that takes a value back
 
@@ -98,6 +99,10 @@ def requeue(
                                   metavar="JOB")
     ],
     hold: Annotated[bool, typer.Option("--hold", help="Do not start them before 'ullage release'.")] = False,
+    memory: Annotated[
+        str | None, typer.Option(help="GPU memory to promise them on each GPU from now on, such as 12GiB. For jobs "
+                                 "that are over.", metavar="SIZE", show_default="as before")
+    ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Put jobs into the queue again.
@@ -110,5 +115,7 @@ def requeue(
 
       ullage requeue 17
       ullage requeue 12_3 12_7 --hold
+      ullage requeue 17 --memory 12GiB
     """
-    print_each(client().requeue(*jobs, hold=hold, env=dict(os.environ)), as_json)
+    size = None if memory is None else parse_bytes(memory)
+    print_each(client().requeue(*jobs, hold=hold, env=dict(os.environ), memory=size), as_json)

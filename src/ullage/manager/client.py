@@ -187,6 +187,11 @@ class Client:
         """Everything about the jobs that a reference means: `17`, `12_3`, `12_all` or a name."""
         return list(self.call("status", job=job))
 
+    def memory(self, job: int | str) -> dict[str, Any]:
+        """The memory of a job over time: for each of its `attempts`, from `begin` (seconds since 1970) on, the bytes
+        that it held on one GPU (`values`), every `step` seconds; `None` where nobody looked."""
+        return dict(self.call("memory", job=job))
+
     def status(self, job: int | str) -> dict[str, Any]:
         """Everything about one job."""
         found = self.jobs(job)
@@ -329,15 +334,16 @@ class Client:
         return list(self.call("edit", jobs=list(jobs), changes=changes))
 
     def requeue(
-        self, *jobs: int | str, hold: bool = False, env: Mapping[str, str] | None = None
+        self, *jobs: int | str, hold: bool = False, env: Mapping[str, str] | None = None, memory: int | None = None
     ) -> list[dict[str, Any]]:
         """Put jobs that run or are over into the queue again, under their numbers.
 
         A job whose environment is not kept any more gets `env`: unless another is given, that of this process, and
-        through the API none.
+        through the API none. With `memory` (bytes on each GPU), jobs that are over ask for that from now on;
+        `status(job)["more_memory"]` proposes how much.
         """
         variables = dict(os.environ) if env is None and not self._remote else env
-        return list(self.call("requeue", jobs=list(jobs), hold=hold, env=variables and dict(variables)))
+        return list(self.call("requeue", jobs=list(jobs), hold=hold, env=variables and dict(variables), memory=memory))
 
     def gpus(self) -> list[dict[str, Any]]:
         """The GPUs as they are now."""
@@ -528,6 +534,7 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "queue": ("GET", "/v1/jobs", ("user", "limit", "offset")),
     "folded_queue": ("GET", "/v1/queue", ("user", "limit", "offset")),
     "status": ("GET", "/v1/jobs/{job}", ()),
+    "memory": ("GET", "/v1/jobs/{job}/memory", ()),
     "logs": ("GET", "/v1/jobs/{job}/logs", ("attempt", "stream", "offset", "tail")),
     "cancel": ("POST", "/v1/jobs/{job}/cancel", ()),
     "hold": ("POST", "/v1/jobs/{job}/hold", ()),

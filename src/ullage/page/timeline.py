@@ -108,7 +108,7 @@ class Timeline:
                 "click", js_handler=f"() => getElement({opener.id}).$refs.qRef.pickFiles()"
             )
         self._problem = words("p", "", "problem").props('role="alert"')
-        with box("section", "card chart").props('aria-label="Jobs on GPUs"'):
+        with box("section", "card").props('aria-label="Jobs on GPUs"'):
             self._chart = ui.echart(_options()).classes("gantt").props('aria-hidden="true"')
             words("p", "Drag over the chart to choose a span. × failed, ↻ tried again. A click opens a job.", "figures")
         self._chart.on("chart:datazoom", self._zoomed, throttle=0.2, leading_events=False,

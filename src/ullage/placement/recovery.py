@@ -56,6 +56,18 @@ class RetryDecision(NamedTuple):
     text: str
 
 
+def more_memory(promise: int | None, used: int | None, largest: int, rules: RecoveryRules) -> int | None:
+    """What to promise a job that is run again with more memory: a step more than is known, at most the largest GPU.
+
+    >>> more_memory(8 << 30, 9 << 30, largest=40 << 30, rules=RecoveryRules()) >> 30
+    14
+    >>> more_memory(None, None, largest=40 << 30, rules=RecoveryRules()) is None
+    True
+    """
+    known = max(promise or 0, used or 0)
+    return min(known + rules.step, largest) if known and largest else None
+
+
 def after_failure(failure: Failure, largest: int, rules: RecoveryRules) -> RetryDecision:
     """Whether the job gets another attempt; `largest` is the memory of the largest GPU.
 

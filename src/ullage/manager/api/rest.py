@@ -62,12 +62,16 @@ class TrialRequest(BaseModel):
 
 
 class RequeueRequest(BaseModel):
-    """How a job goes into the queue again: held or not, and with which variables if its own are not kept any more."""
+    """How a job goes into the queue again: held or not, with which variables if its own are not kept any more, and with
+    how much memory."""
 
     model_config = ConfigDict(extra="forbid")
 
     hold: bool = False
     env: dict[str, str] | None = None
+    memory: Annotated[
+        int | None, Field(gt=0, le=2**50, description="bytes on each GPU from now on; for jobs that are over")
+    ] = None
 
 
 class DrainReason(BaseModel):
@@ -184,6 +188,24 @@ class FullJobAnswer(JobAnswer):
     """A job with its attempts; with its command, folder and the names of its variables for those whose job it is."""
 
     attempts: list[AttemptAnswer]
+    more_memory: int | None = Field(description="bytes to ask for if it is over and is to run again with more")
+
+
+class CurveAnswer(_Answer):
+    """The memory of an attempt over time: every `step` seconds from `begin` on."""
+
+    number: int
+    begin: float
+    promise: int | None
+    step: float
+    values: list[int | None] = Field(description="the most bytes that it held on one GPU; null where nobody looked")
+
+
+class MemoryAnswer(_Answer):
+    """The memory of a job over time."""
+
+    job: int
+    attempts: list[CurveAnswer]
 
 
 class LogAnswer(_Answer):
@@ -528,6 +550,11 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
     async def status(caller: Asker, job: JobName) -> Response:
         """All about a job, or the jobs of an array."""
         return await _long(ask(caller, "status", {"job": job}, 0.0))
+
+    @router.get("/v1/jobs/{job}/memory", response_model=MemoryAnswer, tags=["jobs"])
+    async def memory(caller: Asker, job: JobName) -> Response:
+        """The memory of a job over time, attempt by attempt."""
+        return await _long(ask(caller, "memory", {"job": job}, 0.0))
 
     @router.get("/v1/jobs/{job}/logs", response_model=LogAnswer, tags=["jobs"])
     async def logs(

@@ -10,6 +10,7 @@ from typing import Any
 
 from ullage.isolation.output import read_end
 from ullage.manager.core.context import ManagerContext
+from ullage.manager.core.curves import MemoryCurve
 from ullage.manager.core.recovery import (
     CANCELLED,
     REQUEUE_HELD,
@@ -67,6 +68,9 @@ class AttemptTracker:
             share = HostShare(attempt.cores, attempt.host_promise)
             context.ledger.adopt(number, memory, attempt.exclusive, share)
             context.energy.interrupted(attempt.token)
+            kept = context.store.history.curves(number).get(attempt.number)
+            if kept is not None:
+                context.curves[attempt.token] = MemoryCurve(*kept)
             started = read_record(context.attempt_folder(attempt) / STARTED)
             if started is not None:
                 context.pids[number] = int(started["job_pid"])
@@ -150,6 +154,7 @@ class AttemptTracker:
             elapsed=record.get("elapsed"), used=used, host_memory=record.get("max_rss"),
             energy=context.energy_of(attempt),
         )  # fmt: skip
+        context.keep_curve(attempt)
         context.fair_share.end(attempt, job.user, record.get("time", context.clock()))
         if record.get("checkpoint_unheard"):
             text = "no process of it handled the signal to save itself, so none was sent"
@@ -226,6 +231,7 @@ class AttemptTracker:
         context.ledger.release(attempt.job)
         context.peaks.pop(attempt.token, None)
         context.fullest.pop(attempt.token, None)
+        context.curves.pop(attempt.token, None)
         context.used.pop(attempt.token, None)
         context.warned.discard(attempt.token)
         context.pids.pop(attempt.job, None)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ullage.errors import InvalidValue
 from ullage.isolation.process_identity import Process, start_of
+from ullage.manager.core.curves import MemoryCurve
 from ullage.manager.core.energy import EnergyMeter
 from ullage.manager.core.fair_share import FairShare
 from ullage.manager.core.reservations import booking_of
@@ -181,6 +182,7 @@ class ManagerContext:
     peaks: dict[str, int] = field(default_factory=dict)  # the most bytes held on one GPU, by token
     fullest: dict[str, float] = field(default_factory=dict)  # the largest part of its GPU in use, by token
     pids: dict[int, int] = field(default_factory=dict)  # the first process of each job, for readings of the host
+    curves: dict[str, MemoryCurve] = field(default_factory=dict)  # memory over time, by token
     warned: set[str] = field(default_factory=set)  # tokens of attempts that were reported for using too much
 
     def __post_init__(self) -> None:
@@ -213,6 +215,8 @@ class ManagerContext:
             self.fullest[attempt.token] = max(self.fullest.get(attempt.token, 0.0), *full, 0.0)
             if held:
                 self.peaks[attempt.token] = max(self.peaks.get(attempt.token, 0), *held.values())
+                seconds = self.clock() - (attempt.started or attempt.placed)
+                self.curves.setdefault(attempt.token, MemoryCurve()).see(seconds, max(held.values()))
         self.fair_share.look(self.store.attempts.values(), self.slots)
         self._measure_energy()
 
@@ -221,6 +225,12 @@ class ManagerContext:
         found = {slot.id: latest(slot.id) for slot in self.slots}
         power = {slot: None if reading is None else reading.power_w for slot, reading in found.items()}
         self.energy.look(self.store.attempts.values(), power.get)
+
+    def keep_curve(self, attempt: AttemptRecord) -> None:
+        """Write down an attempt's memory over time, if any was seen."""
+        curve = self.curves.get(attempt.token)
+        if curve is not None:
+            self.store.keep_curve(attempt.job, attempt.number, curve.step, curve.values)
 
     def energy_of(self, attempt: AttemptRecord) -> float | None:
         """The joules of an attempt that is over; None where they are not known."""

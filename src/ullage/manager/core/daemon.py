@@ -348,6 +348,9 @@ class Daemon:
         else:
             self.context.sharing.stop()
         self._monitor.stop()
+        with contextlib.suppress(UllageError):
+            for attempt in self.context.store.attempts.values():
+                self.context.keep_curve(attempt)
         self.database.close()
         self.context.handled.close()
         for lock in self._locks:

@@ -16,6 +16,7 @@ from ullage.manager.core.recovery import REQUEUE, REQUEUE_HELD, REQUEUES
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import WAITING, JobRecord, Need, State
+from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
 from ullage.workloads.validation import checked
 
@@ -113,7 +114,9 @@ class JobEditor:
         text = f"{', '.join(sorted(changes))}, by {caller.user}"
         return self._store.move(job, "edit", state, text, spec=terms.kept, **values)
 
-    def requeueing(self, caller: Caller, hold: bool, env: Mapping[str, str] | None) -> Callable[[JobRecord], str]:
+    def requeueing(
+        self, caller: Caller, hold: bool, env: Mapping[str, str] | None, memory: int | None = None
+    ) -> Callable[[JobRecord], str]:
         """Lets one job after another wait again, under its number, and says in words what was done."""
         specs: dict[int | None, tuple[JobSpec, dict[str, Any] | None]] = {}
         requeued: list[JobRecord] = []
@@ -124,16 +127,20 @@ class JobEditor:
                 raise InvalidValue(f"cannot requeue: it waits already ({job.state})")
             if job.asked("requeue") is False:
                 raise InvalidValue("cannot requeue: it asked never to be started twice (--no-requeue); submit it anew")
+            if not job.state.is_over and memory is not None:
+                raise InvalidValue(f"cannot requeue with other memory: needed a job that is over; this is {job.state}")
             if not job.state.is_over:
                 return self._stop_and_requeue(caller, job, hold)
             self._intake.check_room(caller, 1)
             if job.spec_id not in specs:
-                specs[job.spec_id] = self._spec_again(caller, job, env)
+                specs[job.spec_id] = self._spec_again(caller, job, env, memory)
             spec, kept = specs[job.spec_id]
             requeued.append(self._requeue(caller, job, spec, kept, hold))
             crash_point("requeue-before-commit")
-            yours = "" if kept is None else _of_environment(env or {}, job.spec.get("variables", []))
-            return f"is {'held' if hold else 'in the queue again'}{yours}"
+            lost = job.asked("env") is None
+            yours = _of_environment(env or {}, job.spec.get("variables", [])) if lost else ""
+            more = "" if memory is None else f" with {format_bytes(memory)}"
+            return f"is {'held' if hold else 'in the queue again'}{more}{yours}"
 
         return requeue
 
@@ -161,15 +168,18 @@ class JobEditor:
         return f"is being stopped and {'held' if hold else 'goes into the queue again'}"
 
     def _spec_again(
-        self, caller: Caller, job: JobRecord, env: Mapping[str, str] | None
+        self, caller: Caller, job: JobRecord, env: Mapping[str, str] | None, memory: int | None
     ) -> tuple[JobSpec, dict[str, Any] | None]:
-        """What a job asked for that is over; without its environment, what is kept of it from now on, with `env`."""
+        """What a job that is over asks for now, and what is kept of that, if it differs from before: without its own
+        environment it has `env`, and with `memory` it asks for that."""
         kept = job.asked("env") is not None
-        spec = checked(JobSpec, job.spec["asked"] | ({} if kept else {"env": dict(env or {})}), "the job")
+        changes: dict[str, Any] = {} if kept else {"env": dict(env or {})}
+        changes |= {} if memory is None else {"memory": memory}
+        spec = checked(JobSpec, job.spec["asked"] | changes, "the job")
         self._intake.check(caller, spec.model_copy(update={"priority": 0}))
-        if kept:
+        if not changes:
             return spec, None
-        if caller.uid != job.uid:  # whose own variables may be secret
+        if not kept and caller.uid != job.uid:  # whose own variables may be secret
             raise InvalidValue(f"cannot requeue: its environment is not kept any more, so only {job.user} can")
         return spec, self._intake.kept(spec, job.spec["limits"])
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import ullage
 from ullage.estimation.jobs.command import script_of
+from ullage.estimation.result import BREAKDOWN_WORDS
 from ullage.isolation.environment import environment
 from ullage.isolation.guard import Private
 from ullage.isolation.limits import Limits, machine_memory
@@ -124,6 +125,7 @@ class EstimateAnswer:
     own_failure: bool = False
     utilization: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)  # by GPU
     reads: Reads | None = None
+    breakdown: dict[str, int] = field(default_factory=dict, repr=False)  # of the estimate for the GPU of the note
     kept: bool = False  # from an earlier run
     estimates: list[dict[str, Any]] = field(default_factory=list, repr=False)  # in full, where that was asked for
     advice: dict[str, Any] | None = None
@@ -486,7 +488,19 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
     fits = "" if answer.get("fits") else f", which does not fit on {gpu}"
     utilization = read_utilization(answer.get("utilization"), wanted.gpus)
     note = f"estimated by {wanted.estimator} for {gpu}{fits}"
-    return EstimateAnswer(upper, note, seconds, utilization=utilization, reads=reads)
+    breakdown = _read_breakdown(answer.get("breakdown"))
+    return EstimateAnswer(upper, note, seconds, utilization=utilization, reads=reads, breakdown=breakdown)
+
+
+def _read_breakdown(found: Any) -> dict[str, int]:
+    """The parts that have a name of ours and a size that makes sense.
+
+    >>> _read_breakdown({"parameters": 5, "context": -1, "<b>": 3})
+    {'parameters': 5}
+    """
+    given = found if isinstance(found, dict) else {}
+    sizes = {name: given.get(name) for name in BREAKDOWN_WORDS}
+    return {name: size for name, size in sizes.items() if type(size) is int and 0 <= size <= _LARGEST_BOUND}
 
 
 def _is_estimate(found: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import partial
@@ -239,7 +240,13 @@ class Intake:
             if (kept["upper"] is not None or kept["made"] > patience) and reads.same_variables(request.variables):
                 found.append(
                     EstimateAnswer(
-                        kept["upper"], kept["note"], kept["seconds"], kept["own_failure"], kept["utilization"], reads
+                        kept["upper"],
+                        kept["note"],
+                        kept["seconds"],
+                        kept["own_failure"],
+                        kept["utilization"],
+                        reads,
+                        breakdown=kept["breakdown"],
                     )
                 )
         return found
@@ -315,6 +322,7 @@ class Intake:
                 answer.seconds,
                 answer.reads.to_dict(),
                 answer.utilization,
+                answer.breakdown,
             )
         for number in jobs:
             job = self._store.job(number)
@@ -325,6 +333,8 @@ class Intake:
 
     def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
         found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.text}
+        if answer.breakdown:
+            found["breakdown"] = json.dumps(answer.breakdown)
         if answer.utilization:
             found["work"] = self._context.works.keep(job.uid, what_runs(job), answer.utilization)
         holds = answer.own_failure and self._holds(job)
@@ -353,6 +363,7 @@ def _promised(initial: InitialPromise, held: bool) -> tuple[State, dict[str, Any
     state = State.HELD if held else State.ESTIMATING if initial.note is None else State.QUEUED
     return state, {
         "estimate_key": initial.estimate_key, "estimate_note": initial.note, "promise": initial.promise, "work": None,
+        "breakdown": None,
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -41,6 +41,7 @@ from ullage.manager.running.launcher import STDERR, STDOUT
 from ullage.manager.running.supervisor import TERMINAL
 from ullage.manager.storage.records import WAITING, AttemptRecord, JobRecord, State
 from ullage.manager.storage.tokens import TokenRecord, TokenStore
+from ullage.placement.recovery import more_memory
 from ullage.text import plain
 from ullage.units import format_bytes
 from ullage.workloads.job_files import JobSpec
@@ -80,13 +81,13 @@ class Orders:
     """
 
     names = ("ping", "submit", "dry_run", "estimate", "estimated", "estimates", "cancel_estimate", "queue",
-             "folded_queue", "status", "history", "logs", "attach", "cancel", "hold", "release", "edit", "requeue",
-             "drain", "resume", "reserve", "unreserve", "reservations", "gpus", "events", "report", "trace", "api",
-             "figures", "stop_serving", "tokens", "token_create", "token_revoke")  # fmt: skip
+             "folded_queue", "status", "memory", "history", "logs", "attach", "cancel", "hold", "release", "edit",
+             "requeue", "drain", "resume", "reserve", "unreserve", "reservations", "gpus", "events", "report", "trace",
+             "api", "figures", "stop_serving", "tokens", "token_create", "token_revoke")  # fmt: skip
     changing = ("submit", "dry_run", "estimate", "cancel_estimate", "cancel", "hold", "release", "edit", "requeue",
                 "drain", "resume", "reserve", "unreserve", "token_create", "token_revoke")  # fmt: skip
-    reading = ("ping", "estimated", "estimates", "queue", "folded_queue", "status", "history", "logs", "reservations",
-               "gpus", "events", "report", "trace", "figures", "tokens")  # fmt: skip
+    reading = ("ping", "estimated", "estimates", "queue", "folded_queue", "status", "memory", "history", "logs",
+               "reservations", "gpus", "events", "report", "trace", "figures", "tokens")  # fmt: skip
     operating = ("drain", "resume", "reserve", "unreserve", "stop_serving", "api", "token_create", "token_revoke")
     long = (
         "estimated",
@@ -94,6 +95,7 @@ class Orders:
         "queue",
         "folded_queue",
         "status",
+        "memory",
         "history",
         "events",
         "report",
@@ -221,8 +223,35 @@ class Orders:
         for one in jobs:
             mine = caller.may_change(one.uid)
             shown = [attempt_shown(attempt, mine) for attempt in attempts.get(one.id, ())]
-            found.append(self._views.shown(caller, one, whole=True) | {"attempts": shown})
+            more = self._more_memory(one, attempts.get(one.id, ()))
+            found.append(self._views.shown(caller, one, whole=True) | {"attempts": shown, "more_memory": more})
         return found
+
+    def _more_memory(self, job: JobRecord, attempts: Sequence[AttemptRecord]) -> int | None:
+        """What to ask for if a job that is over is to run again with more."""
+        if not job.state.is_over or not job.spec["gpus"]:
+            return None
+        promise = max([job.promise or 0, *(each.promise or 0 for each in attempts if not each.exclusive)])
+        used = max((each.used or 0 for each in attempts), default=0)
+        return more_memory(promise, used, self._context.largest, self._context.settings.recovering.rules)
+
+    def memory(self, caller: Caller, job: str | int) -> dict[str, Any]:
+        """The memory of a job's attempts over time: from `begin` on, every `step` seconds, the most bytes that it held
+        on one GPU; null where nobody looked."""
+        number = self._one(caller, job)
+        curves = self._store.history.curves(number)
+        live = self._store.attempts.get(number)
+        if live is not None and (now := self._context.curves.get(live.token)) is not None:
+            curves[live.number] = now.step, list(now.values)
+        attempts = self._store.history.attempts([number]).get(number, [])
+        return {
+            "job": number,
+            "attempts": [
+                {"number": each.number, "begin": each.started or each.placed, "promise": each.promise,
+                 "step": curves[each.number][0], "values": curves[each.number][1]}
+                for each in attempts if each.number in curves
+            ],
+        }  # fmt: skip
 
     def history(self, caller: Caller, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
         """Jobs that are over, the last one first, with waiting, running and completion time."""
@@ -318,10 +347,12 @@ class Orders:
         return self._each(caller, jobs, "edit", self._editor.editing(caller, changes))
 
     def requeue(
-        self, caller: Caller, jobs: list[str | int], hold: bool = False, env: dict[str, str] | None = None
-    ) -> Answers[list[dict[str, Any]]]:
-        """Put jobs into the queue again; those that run are stopped first. `env` is for those whose own is not kept."""
-        return self._each(caller, jobs, "requeue", self._editor.requeueing(caller, hold, env))
+        self, caller: Caller, jobs: list[str | int], hold: bool = False, env: dict[str, str] | None = None,
+        memory: int | None = None,
+    ) -> Answers[list[dict[str, Any]]]:  # fmt: skip
+        """Put jobs into the queue again; those that run are stopped first. `env` is for those whose own is not kept.
+        With `memory`, which only jobs that are over can be given, that is what they ask for from now on."""
+        return self._each(caller, jobs, "requeue", self._editor.requeueing(caller, hold, env, memory))
 
     def drain(self, caller: Caller, gpu: str | int, reason: str = "") -> dict[str, Any]:
         """No new jobs for a GPU (by index or UUID); those that are there go on."""

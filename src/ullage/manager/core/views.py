@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,6 +49,7 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
                  "on_end", "webhook", "mail")  # fmt: skip
         variables = asked.get("env") or job.spec.get("variables", [])
         shown |= {name: asked.get(name) for name in names} | {"env": sorted(variables)}
+        shown["breakdown"] = None if job.breakdown is None else json.loads(job.breakdown)
     return shown
 
 

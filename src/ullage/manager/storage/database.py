@@ -245,6 +245,19 @@ SITE = """
 CREATE TABLE site (told TEXT NOT NULL);   -- JSON; one row
 """
 
+# What an estimate is made of, kept with the job; and the memory of attempts over time.
+BREAKDOWNS_AND_CURVES = """
+ALTER TABLE jobs ADD COLUMN breakdown TEXT;               -- bytes by part, as JSON; unknown is NULL
+ALTER TABLE estimates ADD COLUMN breakdown TEXT;
+CREATE TABLE curves (
+    job INTEGER NOT NULL REFERENCES jobs (id),
+    number INTEGER NOT NULL,              -- of the attempt
+    step REAL NOT NULL,                   -- seconds between two figures
+    "values" TEXT NOT NULL,               -- bytes, a JSON list; null where nobody looked
+    PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -264,6 +277,7 @@ MIGRATIONS = (
     WORKS,
     QUESTIONS,
     SITE,
+    BREAKDOWNS_AND_CURVES,
 )
 
 

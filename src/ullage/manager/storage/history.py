@@ -138,6 +138,14 @@ class JobHistory:
             found.setdefault(attempt.job, []).append(attempt)
         return found
 
+    def curves(self, job: int) -> dict[int, tuple[float, list[int | None]]]:
+        """The memory of a job's attempts over time, as far as it is kept: seconds between two figures, and bytes."""
+        found = {}
+        for row in self._database.rows('SELECT number, step, "values" FROM curves WHERE job = ?', (job,)):
+            with contextlib.suppress(ValueError):
+                found[row["number"]] = row["step"], list(json.loads(row["values"]))
+        return found
+
     def live_attempts(self) -> list[AttemptRecord]:
         """Attempts that may be alive."""
         rows = self._database.rows("SELECT * FROM attempts WHERE state != 'over' ORDER BY job")

@@ -383,22 +383,33 @@ class JobStore:
                 "reads": json.loads(zlib.decompress(row["reads"])),
                 "own_failure": bool(row["own_failure"]),
                 "utilization": json.loads(row["utilization"]),
+                "breakdown": json.loads(row["breakdown"] or "{}"),
             }
             for row in map(dict, rows)
         ]
 
     def keep_estimate(
         self, key: str, upper: int | None, note: str, own_failure: bool, seconds: float, reads: dict[str, Any],
-        utilization: dict[str, Any],
+        utilization: dict[str, Any], breakdown: dict[str, int],
     ) -> None:  # fmt: skip
         """Keep an estimate with what it followed from. Of one key the newest few are kept, and none for ever."""
         packed, now = zlib.compress(json.dumps(reads).encode()), self._clock()
         with self.transaction():
             if len(packed) <= _LARGEST_READS:
                 self._now.add(
-                    "INSERT INTO estimates (key, upper, note, own_failure, seconds, made, reads, utilization) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    (key, upper, note, own_failure, seconds, now, packed, json.dumps(utilization)),
+                    "INSERT INTO estimates (key, upper, note, own_failure, seconds, made, reads, utilization, "
+                    "breakdown) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        key,
+                        upper,
+                        note,
+                        own_failure,
+                        seconds,
+                        now,
+                        packed,
+                        json.dumps(utilization),
+                        json.dumps(breakdown),
+                    ),
                 )
             self._now.add(
                 "DELETE FROM estimates WHERE made < ? OR key = ? AND id NOT IN "
@@ -410,6 +421,11 @@ class JobStore:
                 "(SELECT work FROM jobs WHERE work IS NOT NULL AND ended IS NULL)",
                 (now - _ESTIMATE_KEPT,),
             )
+
+    def keep_curve(self, job: int, number: int, step: float, values: Sequence[int | None]) -> None:
+        """Keep the memory of an attempt over time."""
+        with self.transaction():
+            self._now.add("INSERT OR REPLACE INTO curves VALUES (?, ?, ?, ?)", (job, number, step, json.dumps(values)))
 
     def work(self, id: str) -> WorkRecord | None:
         """What is known of a work. Any thread may ask."""
@@ -489,6 +505,7 @@ class JobStore:
         Of a job that is not over nothing is dropped, however old.
         """
         with self.transaction():
+            self._now.add("DELETE FROM curves WHERE job IN (SELECT id FROM jobs WHERE ended < ?)", (before,))
             self._now.add(
                 "DELETE FROM events WHERE time < ? AND (job IS NULL OR job IN (SELECT id FROM jobs WHERE ended < ?))",
                 (before, before),

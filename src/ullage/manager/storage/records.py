@@ -141,7 +141,7 @@ class Need(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
     """A job; unknown is `None`. `spec` is what was asked for, one dict for a whole array; `request` is its own. `work`
-    is the `WorkRecord` of what it does on a GPU."""
+    is the `WorkRecord` of what it does on a GPU, `breakdown` (JSON) the parts of its estimate in bytes."""
 
     id: int
     submission: str
@@ -161,6 +161,7 @@ class JobRecord:
     spec: dict[str, Any] = field(default_factory=dict, repr=False)
     estimate_key: str | None = None
     estimate_note: str | None = None
+    breakdown: str | None = None
     work: str | None = None
     promise: int | None = None
     exclusive: bool = False
