@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nicegui import ui
@@ -56,30 +56,41 @@ def _show_memory(found: Estimate) -> None:
             words("p", found.source, "figures source")
         words("h2", f"{found.mark} {found.verdict}", f"verdict {_MARKS[found.mark]}")
         whole = max(found.gpu_memory, found.figure, 1)
-        with box("div", "bands") as bands:
-            for name, size in found.breakdown.items():
-                set_width(_coloured(box("div", "band part"), name), size / whole)
+        with show_bands(found.breakdown, whole, found.gpu_memory):
             if found.figure > found.gpu_memory:
                 edge = box("div", "edge")
                 edge.style(f"left: {100 * found.gpu_memory / whole:.2f}%")
                 edge.props["title"] = f"{found.gpu} has {format_bytes(found.gpu_memory)}"
-        bands.props["role"] = "img"
-        parts = [f"{name} {format_bytes(size)}" for name, size in found.breakdown.items()]
-        bands.props["aria-label"] = f"{', '.join(parts)} of {format_bytes(found.gpu_memory)}"
         if found.breakdown:
             words("p", f"At the peak{found.peak_moment}:", "figures")
-        with box("table", "parts"), box("tbody"):
-            for name, size in found.breakdown.items():
-                with box("tr"):
-                    with box("td"):
-                        _coloured(box("span", "dot"), name).props["aria-hidden"] = "true"
-                    words("td", name)
-                    words("td", format_bytes(size), "number")
-                    words("td", found.part_words(name), "figures")
+        show_parts(found.breakdown, found.part_words)
         with box("dl", "facts"):
             for name, text in _facts(found):
                 words("dt", name)
                 words("dd", text)
+
+
+def show_bands(parts: dict[str, int], whole: int, of: int) -> ui.element:
+    """The parts of an estimate side by side, each as wide as its share of the whole."""
+    with box("div", "bands") as bands:
+        for name, size in parts.items():
+            set_width(_coloured(box("div", "band part"), name), size / whole)
+    bands.props["role"] = "img"
+    told = [f"{name} {format_bytes(size)}" for name, size in parts.items()]
+    bands.props["aria-label"] = f"{', '.join(told)} of {format_bytes(of)}"
+    return bands
+
+
+def show_parts(parts: dict[str, int], words_of: Callable[[str], str]) -> None:
+    """The same as a table, with what each part is."""
+    with box("table", "parts"), box("tbody"):
+        for name, size in parts.items():
+            with box("tr"):
+                with box("td"):
+                    _coloured(box("span", "dot"), name).props["aria-hidden"] = "true"
+                words("td", name)
+                words("td", format_bytes(size), "number")
+                words("td", words_of(name), "figures")
 
 
 def _coloured(element: ui.element, part: str) -> ui.element:

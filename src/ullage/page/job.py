@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import datetime
 import shlex
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from nicegui import ui
 
 from ullage.errors import UllageError
+from ullage.estimation.result import BREAKDOWN_WORDS
 from ullage.job_words import label, memory, why
-from ullage.page.elements import Curve, box, set_width, words
+from ullage.page.answer import show_bands, show_parts
+from ullage.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
+from ullage.page.elements import box, set_prop, set_width, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
 from ullage.page.sessions import Session
 from ullage.text import plain
-from ullage.units import format_duration
+from ullage.units import GIB, format_bytes, format_duration, parse_bytes
 
 _SHOWN = 32 << 10  # characters of the output
+_EVERY = 5.0  # seconds between two questions about the memory over time
 _STREAMS = {"output": "stdout", "errors": "stderr"}
 # By order: in which states it makes sense, and what to ask before; "" asks nothing.
 _ORDERS = {
@@ -27,11 +32,13 @@ _ORDERS = {
     "release": (("held",), ""),
     "requeue": (("running", "done", "failed", "cancelled"), "Put this job into the queue again, from its beginning?"),
 }
+_NO_VARIABLES = "Its environment variables were not kept after its end, so it runs without them."
 
 
 def show_job(session: Session, number: int) -> None:
     """Build the page."""
     frame = Frame(session, f"Job {number}", "")
+    use_charts()
     with frame.main:
         problem = words("p", "", "problem").props('role="alert"')
         with box("div", "columns") as sheet:
@@ -60,6 +67,9 @@ class JobSheet:
         self._session, self._number = session, number
         self._stream, self._tail = "stdout", LogTail(session.ask, number, "stdout")
         self._facts: dict[str, Any] = {}
+        self._job: dict[str, Any] = {}
+        self._next_curve = 0.0
+        self._parts: dict[str, int] | None = None
         self._attempts: list[dict[str, Any]] = []
         with box("div"):
             with box("section", "card"):
@@ -67,13 +77,16 @@ class JobSheet:
                 self._list = box("dl", "facts")
                 with box("div", "tools"):
                     self._buttons = {order: self._button(order) for order in _ORDERS}
-                self._done = words("p", "", "figures").props('role="status"')
+                    self._more = words("button", "Rerun with more memory", "quiet").props('type="button"')
+                    self._more.on("click", self._asked_for_more)
             with box("section", "card"):
                 words("h2", "Memory")
                 with box("div", "bands"), box("div", "band job-0 whole"):
                     self._used = box("div", "used")
                 self._memory = words("p", "", "figures")
-                self._curve = Curve("used")
+                self._chart = ui.echart(_options()).classes("over-time").props('role="img"')
+                self._chart.set_visibility(False)
+            self._estimate = box("section", "card answer")
             with box("section", "card"):
                 words("h2", "Attempts")
                 self._table = box("ol", "attempts")
@@ -92,6 +105,7 @@ class JobSheet:
 
     async def show(self, job: dict[str, Any], reading: DaemonReading) -> None:
         """What the job is now."""
+        self._job = job
         self._name.set_text(f"{job['name']}: {job['state']}")
         index = {gpu["id"]: gpu["index"] for gpu in reading.gpus}
         places = [index.get(place, place) for place in job["gpus_used"]]
@@ -99,7 +113,10 @@ class JobSheet:
         may = "command" in job and reading.about["scope"] in ("submit", "operate")
         for order, button in self._buttons.items():
             button.set_visibility(may and job["state"] in _ORDERS[order][0])
+        self._more.set_visibility(may and job["more_memory"] is not None)
         self._show_memory(job)
+        self._show_estimate(job)
+        await self._show_over_time()
         if job["attempts"] != self._attempts:
             self._attempts = job["attempts"]
             self._table.clear()
@@ -124,18 +141,51 @@ class JobSheet:
             self._facts[name].set_text(text)
 
     def _show_memory(self, job: dict[str, Any]) -> None:
-        series = self._session.readings.series("job", str(self._number))
         used = job["used"]
-        most = max((one["used"] or 0 for one in job["attempts"]), default=0)
-        most = max([most, *(int(value) for _, value in series if value is not None)])
+        most = max([used or 0, *(one["used"] or 0 for one in job["attempts"])])
         top = max(filter(None, (job["promise"], used, most)), default=0)
         set_width(self._used, (used or 0) / top if top else 0.0)
         over = " It takes more than it was promised." if job["over_promise"] else ""
         figures = [] if used is None else [f"{memory(used)} used now"]
         figures += [f"{memory(most)} at most"] if most else []
         self._memory.set_text(f"{', '.join([*figures, memory(job['promise']) + ' promised'])}.{over}")
-        self._curve.row.set_visibility(bool(series))
-        self._curve.show(series, float(top), memory(used))
+
+    def _show_estimate(self, job: dict[str, Any]) -> None:
+        """What the estimate is made of, if that is known and this user's to see."""
+        parts: dict[str, int] = job.get("breakdown") or {}
+        self._estimate.set_visibility(bool(parts))
+        if parts == self._parts:
+            return
+        self._parts = parts
+        self._estimate.clear()
+        total = sum(parts.values())
+        with self._estimate:
+            words("h2", "Estimate")
+            words("p", job["estimate"] or "", "figures")
+            show_bands(parts, max(total, 1), total)
+            show_parts(parts, BREAKDOWN_WORDS.__getitem__)
+            words(
+                "p",
+                f"{format_bytes(total)} in all, at the peak. The promise has something on top, to be safe.",
+                "figures",
+            )
+
+    async def _show_over_time(self) -> None:
+        """The memory from the start of the first attempt on, against the promise."""
+        if time.monotonic() < self._next_curve:
+            return
+        self._next_curve = time.monotonic() + _EVERY
+        try:
+            found = (await self._session.ask("memory", job=self._number))["attempts"]
+        except UllageError:
+            return  # the next reading says what is wrong
+        used, promised = _lines(found)
+        self._chart.set_visibility(bool(used))
+        if used:
+            most = max(value for _, value in used if value is not None)
+            set_prop(self._chart, "aria-label", f"Memory over time: {most:.1f} GiB at most")
+            self._chart.run_chart_method("setOption", {"series": [{"data": used}, {"data": promised}]})
+            self._chart.run_chart_method("resize")
 
     def _button(self, order: str) -> Any:
         return words("button", order.capitalize(), f"quiet {order}").props('type="button"').on(
@@ -143,17 +193,49 @@ class JobSheet:
         )  # fmt: skip
 
     async def _asked(self, order: str) -> None:
-        question = _ORDERS[order][1]
+        question = _ORDERS[order][1] + (self._without_variables if order == "requeue" else "")
         if question and not await _confirmed(question, order):
             return
         more: dict[str, Any] = {"hold": False, "env": None} if order == "requeue" else {}
+        await self._order(order, **more)
+
+    async def _asked_for_more(self) -> None:
+        """Run it again with more memory: as much as the daemon proposes, or as somebody types."""
+        with ui.dialog() as dialog, box("div", "card question"):
+            words("p", f"Put this job into the queue again, with more memory?{self._without_variables}")
+            proposed = format_bytes(self._job["more_memory"] or 0)
+            size = ui.input("GPU memory on each GPU", value=proposed).props("outlined dense autofocus")
+            with box("div", "tools"):
+                for text, answer in (("Rerun", True), ("Leave it", False)):
+                    words("button", text, "quiet").props('type="button"').on(
+                        "click", lambda answer=answer: dialog.submit(answer)
+                    )
+        answer = await dialog
+        dialog.delete()
+        if answer:
+            try:
+                wanted = parse_bytes(str(size.value))
+            except UllageError as error:
+                ui.notify(plain(str(error)), type="negative")
+                return
+            await self._order("requeue", hold=False, env=None, memory=wanted)
+
+    async def _order(self, order: str, **more: Any) -> None:
+        """Do it, and say what was done."""
         try:
             answers = await self._session.ask(order, jobs=[self._number], **more)
         except UllageError as error:
-            self._done.set_text(plain(str(error)))
-        else:
-            self._done.set_text("; ".join(f"job {one['job']} {one['text']}" for one in answers))
-            self._session.readings.forget(self._number)
+            ui.notify(plain(str(error)), type="negative", timeout=10_000)
+            return
+        for one in answers:
+            kind: Any = "positive" if one["done"] else "negative"
+            ui.notify(f"job {one['job']} {one['text']}", type=kind, timeout=10_000)
+        self._session.readings.forget(self._number)
+
+    @property
+    def _without_variables(self) -> str:
+        over = self._job.get("ended") is not None
+        return f" {_NO_VARIABLES}" if over and self._job.get("env") else ""
 
 
 async def _confirmed(question: str, order: str) -> bool:
@@ -184,14 +266,54 @@ def _facts(job: dict[str, Any]) -> dict[str, str]:
 def _attempt(attempt: dict[str, Any], index: dict[str, int]) -> str:
     where = ", ".join(f"GPU {index.get(slot, slot)}" for slot in attempt["slots"]) or "no GPU"
     ended = attempt["cause"] or attempt["state"]
+    begin = attempt["started"] or attempt["placed"]
+    ran = "" if attempt["elapsed"] is None else f", ran {format_duration(attempt['elapsed'])}"
     code = "" if attempt["exit_code"] in (None, 0) else f", exit code {attempt['exit_code']}"
     detail = f" ({attempt['detail']})" if attempt["detail"] and attempt["detail"] != attempt["cause"] else ""
     used = "" if attempt["used"] is None else f", used {memory(attempt['used'])} at most"
-    return f"{where}, {memory(attempt['promise'])} promised{used}: {ended}{code}{detail}"
+    return f"{_moment(begin)} on {where}{ran}, {memory(attempt['promise'])} promised{used}: {ended}{code}{detail}"
 
 
 def _moment(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _lines(attempts: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """What attempts held and what they were promised: points of milliseconds and GiB, with a gap after each attempt.
+
+    >>> used, promised = _lines([{"begin": 0.0, "step": 2.0, "values": [1 << 30, None], "promise": 2 << 30}])
+    >>> [value for _, value in used], [value for _, value in promised]
+    ([1.0, None, None], [2.0, 2.0, None])
+    """
+    used: list[Any] = []
+    promised: list[Any] = []
+    for each in attempts:
+        begin, step = on_axis(each["begin"]), 1000 * each["step"]
+        end = begin + step * len(each["values"])
+        sizes = [None if value is None else round(value / GIB, 3) for value in each["values"]]
+        used += [*([begin + place * step, size] for place, size in enumerate(sizes)), [end, None]]
+        if each["promise"] is not None:
+            promised += [*([at, round(each["promise"] / GIB, 3)] for at in (begin, end)), [end, None]]
+    return used, promised
+
+
+def _options() -> dict[str, Any]:
+    """The chart of the memory, without its data."""
+    in_gib = {":valueFormatter": "value => value == null ? '' : value.toFixed(2) + ' GiB'"}
+    return {
+        "animation": False, "useUTC": True, "legend": {"top": 0, "textStyle": FAINT},
+        "grid": {"left": 8, "right": 16, "top": 34, "bottom": 8, "containLabel": True},
+        "tooltip": tooltip(trigger="axis", **in_gib),
+        "xAxis": {"type": "time", "axisLabel": {**FAINT, "hideOverlap": True}},
+        "yAxis": {"type": "value", "min": 0, "splitLine": LINES,
+                  "axisLabel": {**FAINT, ":formatter": "value => value + ' GiB'"}},
+        "series": [
+            {"name": "used", "type": "line", "data": [], "showSymbol": False, "step": "end",
+             "areaStyle": {"opacity": 0.25}, ":color": "ullage.tints[0]"},
+            {"name": "promised", "type": "line", "data": [], "showSymbol": False, ":color": "ullage.css('--warn')",
+             "lineStyle": {"type": "dashed"}},
+        ],
+    }  # fmt: skip
 
 
 class LogTail:

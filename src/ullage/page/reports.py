@@ -9,6 +9,7 @@ from typing import Any
 from nicegui import ui
 
 from ullage.errors import UllageError
+from ullage.page.charts import FAINT, LINES, tooltip, use_charts
 from ullage.page.elements import box, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
@@ -37,7 +38,7 @@ _STACKED = ("GPU hours", "energy")  # what adds up
 def show_reports(session: Session) -> None:
     """Build the page."""
     frame = Frame(session, "Reports", "/reports")
-    ui.add_head_html('<script src="/_page/charts.js"></script>')
+    use_charts()
     with frame.main:
         view = ReportSheet(session)
     frame.every_reading(view.refresh)
@@ -184,18 +185,12 @@ def _series(
 
 
 def _options(labels: list[str], series: list[dict[str, Any]], unit: str) -> dict[str, Any]:
-    """A chart of bars. Texts with a colon before their names are our own, and run in the browser."""
-    faint = {":color": "ullage.css('--faint')"}
+    label = {**FAINT, "hideOverlap": True, "width": 110, "overflow": "truncate"}
     return {
-        "animation": False, ":color": "ullage.tints",
+        "animation": False, ":color": "ullage.tints", "tooltip": tooltip(),
         "grid": {"left": 8, "right": 16, "top": 44, "bottom": 8, "containLabel": True},
-        "legend": {"type": "scroll", "top": 4, "textStyle": faint, "pageTextStyle": faint},
-        "tooltip": {"trigger": "item", ":formatter": "ullage.about", ":backgroundColor": "ullage.css('--sheet')",
-                    ":borderColor": "ullage.css('--line')", "textStyle": {":color": "ullage.css('--ink')"},
-                    "confine": True},
-        "xAxis": {"type": "category", "data": labels, "axisLabel": {**faint, "hideOverlap": True, "width": 110,
-                                                                     "overflow": "truncate"}},
-        "yAxis": {"type": "value", "name": unit, "nameTextStyle": faint, "axisLabel": faint,
-                  "splitLine": {"lineStyle": {":color": "ullage.css('--line')"}}},
+        "legend": {"type": "scroll", "top": 4, "textStyle": FAINT, "pageTextStyle": FAINT},
+        "xAxis": {"type": "category", "data": labels, "axisLabel": label},
+        "yAxis": {"type": "value", "name": unit, "nameTextStyle": FAINT, "axisLabel": FAINT, "splitLine": LINES},
         "series": series,
     }  # fmt: skip

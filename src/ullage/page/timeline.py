@@ -17,6 +17,7 @@ from typing import Any
 from nicegui import events, ui
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
 from ullage.page.elements import box, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
@@ -71,17 +72,15 @@ class TimelineRun:
         except (ValueError, OverflowError, OSError):
             raise InvalidValue(f"needed a time such as {self.moment(self.first)}; found {text[:40]!r}") from None
 
-    @property
-    def shift(self) -> float:
-        """What is added to a time for the chart, which tells the time of this machine and not of the browser's."""
-        offset = datetime.datetime.fromtimestamp(self.last).astimezone().utcoffset() if self.real else None
-        return offset.total_seconds() if offset else 0.0
+    def on_axis(self, at: float) -> float:
+        """A time as the chart has it, in milliseconds."""
+        return on_axis(at) if self.real else round(1000 * at, 3)
 
 
 def show_timeline(session: Session) -> None:
     """Build the page."""
     frame = Frame(session, "Timeline", "/timeline")
-    ui.add_head_html('<script src="/_page/charts.js"></script>')
+    use_charts()
     with frame.main:
         view = Timeline(session)
     frame.every_reading(view.refresh)
@@ -181,7 +180,7 @@ class Timeline:
         labels = [
             name if lane == 0 else "" for name, count in zip(run.gpus, lanes, strict=True) for lane in range(count)
         ]
-        ends = {"min": _x(run, run.first), "max": _x(run, run.last)}
+        ends = {"min": run.on_axis(run.first), "max": run.on_axis(run.last)}
         self._chart.run_chart_method("setOption", {
             "xAxis": ends, "yAxis": {"data": labels[:rows]},
             "series": [
@@ -189,6 +188,8 @@ class Timeline:
                 {"data": [_bar(run, bar, tops[bar.gpu]) for bar in drawn]},
             ],
         })  # fmt: skip
+        times = "null" if run.real else "ullage.elapsed"
+        self._chart.run_chart_method(":setOption", f"{{xAxis: {{axisLabel: {{formatter: {times}}}}}}}")
         self._chart.run_chart_method("resize")
         cursor = {"type": "takeGlobalCursor", "key": "dataZoomSelect", "dataZoomSelectActive": True}
         self._chart.run_chart_method("dispatchAction", cursor)  # dragging chooses
@@ -206,7 +207,7 @@ class Timeline:
 
     def _show_zoom(self) -> None:
         if self._shown is not None:
-            begin, end = (_x(self._shown, at) for at in self._now_shown)
+            begin, end = (self._shown.on_axis(at) for at in self._now_shown)
             self._chart.run_chart_method("dispatchAction", {"type": "dataZoom", "startValue": begin, "endValue": end})
 
     def _zoomed(self, event: events.GenericEventArguments) -> None:
@@ -214,12 +215,14 @@ class Timeline:
         if self._shown is None:
             return
         try:
-            span = tuple(float(event.args[name]) / 1000 - self._shown.shift for name in ("begin", "end"))
+            begin, end = (float(event.args[name]) for name in ("begin", "end"))
         except (TypeError, KeyError, ValueError):
             return
+        shift = self._shown.on_axis(self._shown.last) / 1000 - self._shown.last
+        span = begin / 1000 - shift, end / 1000 - shift
         slack = 0.002 + (self._shown.last - self._shown.first) * 1e-4
         if max(abs(one - other) for one, other in zip(span, self._now_shown, strict=True)) > slack:
-            self._choose(span[0], span[1], zoom=False)
+            self._choose(*span, zoom=False)
 
     def _typed(self) -> None:
         if self._shown is None:
@@ -363,14 +366,10 @@ def _of_result(result: SimulationResult) -> TimelineRun:
     return TimelineRun(result, 0.0, first, last, run.gpus, [plain(result.trace)[:80], *many], False)
 
 
-def _x(run: TimelineRun, at: float) -> float:
-    return round((at + run.shift) * 1000, 3)
-
-
 def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
     job, attempt = bar.job, bar.attempt
     failed, again = attempt.cause not in _FINE, attempt is not job.attempts[0]
-    begin, end = (_x(run, run.begin + at) for at in (attempt.begin, attempt.end))
+    begin, end = (run.on_axis(run.begin + at) for at in (attempt.begin, attempt.end))
     label = f"{job.id} {job.kind}"
     waited = format_duration(max(0.0, job.attempts[0].begin - job.arrival))
     number = job.attempts.index(attempt) + 1
@@ -386,19 +385,15 @@ def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
 
 
 def _options() -> dict[str, Any]:
-    """The chart without its data. Texts with a colon before their names are our own, and run in the browser."""
-    faint = {":color": "ullage.css('--faint')"}
-    line = {"show": True, "lineStyle": {":color": "ullage.css('--line')"}}
+    """The chart without its data."""
     dimensions: list[Any] = ["row", "begin", "end", "tint", "failed", "again", {"name": "label", "type": "ordinal"}]
     return {
         "animation": False, "useUTC": True,
         "grid": {"left": 70, "right": 24, "top": 14, "bottom": 70},
-        "tooltip": {"trigger": "item", ":formatter": "ullage.about", ":backgroundColor": "ullage.css('--sheet')",
-                    ":borderColor": "ullage.css('--line')", "textStyle": {":color": "ullage.css('--ink')"},
-                    "confine": True},
-        "xAxis": {"type": "time", "axisLabel": {**faint, "hideOverlap": True}, "splitLine": line},
+        "tooltip": tooltip(),
+        "xAxis": {"type": "time", "axisLabel": {**FAINT, "hideOverlap": True}, "splitLine": LINES},
         "yAxis": {"type": "category", "inverse": True, "data": [], "axisTick": {"show": False},
-                  "axisLabel": {**faint, "interval": 0}},
+                  "axisLabel": {**FAINT, "interval": 0}},
         "toolbox": {"show": True, "itemSize": 0, "feature": {"dataZoom": {"yAxisIndex": "none"}}},
         "dataZoom": [{"type": "slider", "filterMode": "none", "bottom": 12, "showDataShadow": False,
                       "height": 22, "labelFormatter": "", ":borderColor": "ullage.css('--line')",

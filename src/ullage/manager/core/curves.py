@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MOST = 256  # figures of one attempt
+_GAP = 10.0  # seconds without a look that are no gap: it held the same, or somewhat less
 
 
 @dataclass
@@ -30,7 +31,9 @@ class MemoryCurve:
             self.values = [_larger(self.values[place : place + 2]) for place in range(0, len(self.values), 2)]
             self.step *= 2
         place = int(max(0.0, seconds) // self.step)
-        self.values += [None] * (place + 1 - len(self.values))
+        missing = place + 1 - len(self.values)
+        between = used if self.values and missing * self.step <= _GAP else None
+        self.values += [between] * missing
         self.values[place] = _larger([self.values[place], used])
 
 

@@ -73,5 +73,5 @@ window.ullage = (() => {
     return { begin: zoom.startValue, end: zoom.endValue };
   }
 
-  return { about, bar, css, elapsed, ground, shown, tints: TINTS, gib: (value) => (value / 2 ** 30).toFixed(1) + " GiB" };
+  return { about, bar, css, elapsed, ground, shown, tints: TINTS };
 })();
