@@ -505,7 +505,7 @@ def test_one_user_has_only_so_many_requests_at_a_time_and_an_operator_any_number
             answers.append(message.get("status"))
 
         gate = Gate(app, users.get, each=3)
-        scope = {"type": "http", "headers": []}
+        scope = {"type": "http", "path": "/v1/ping", "method": "GET", "headers": []}
         tasks = [
             asyncio.create_task(gate({**scope, "headers": [(b"authorization", f"Bearer {name}".encode())]}, None, send))
             for name in ("ann",) * 5 + ("bob",) + ("root",) * 5

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import sys
 
 import pytest
 from tests.manager.conftest import until
@@ -130,3 +131,36 @@ def test_a_report_shows_others_nothing(page, work, browser):
     see(other, "p", "Only your own jobs are shown.")
     assert "private" not in other.content()
     context.close()
+
+
+# Takes memory of its virtual GPU, and says that it is too little unless more was promised.
+TAKE = """
+import os, sys, time
+from ullage.virtual.shared_card.cards import Cards
+Cards.open(os.environ["ULLAGE_CARDS"]).card(os.environ["CUDA_VISIBLE_DEVICES"]).take(3 << 30)
+while not os.path.exists("proceed"):
+    time.sleep(0.02)
+sys.exit(int(os.environ["ULLAGE_PROMISED_BYTES"]) < 6 << 30)
+"""
+
+
+def test_a_job_shows_its_memory_over_time_and_runs_again_with_more(page, work, tab):
+    job = work.submit([sys.executable, "-c", TAKE], env=work.environment(), memory=4 << 30, name=HOSTILE)
+    until(lambda: work.job(job)["used"], "its memory to be seen")
+    work.go()
+    assert work.wait(job)["state"] == "failed"
+    tab.goto(f"{page.url}/job/{job}")
+    see(tab, ".attempts li", "4.00 GiB promised, used 3.00 GiB at most: failed by itself")
+    tab.locator(".over-time canvas").first.wait_for()
+    data = tab.evaluate(_CHART.format(".over-time") + ".getOption().series.map(one => one.data.map(point => point[1]))")
+    assert 3.0 in data[0] and data[1][:2] == [4.0, 4.0]
+    tab.get_by_role("button", name="Rerun with more memory").click()
+    assert tab.get_by_label("GPU memory on each GPU").input_value() == "9.00 GiB"
+    tab.get_by_role("button", name="Leave it").click()
+    tab.get_by_role("button", name="Rerun with more memory").click()
+    tab.get_by_label("GPU memory on each GPU").fill("7 GiB")
+    tab.get_by_role("button", name="Rerun", exact=True).click()
+    see(tab, ".q-notification", f"job {job} is in the queue again with 7.00 GiB; its environment was not kept")
+    see(tab, ".attempts li", "7.00 GiB promised")
+    work.wait(job)
+    assert [each["promise"] for each in work.job(job)["attempts"]] == [4 << 30, 7 << 30]
