@@ -93,7 +93,7 @@ class Timeline:
         self._session, self._runs = session, dict[str, TimelineRun]()
         self._shown: TimelineRun | None = None
         self._span: tuple[float, float] | None = None  # none is chosen: all of it
-        self._next, self._event = 0.0, -1
+        self._next, self._chosen_runs = 0.0, 0
         self._listed: list[tuple[Any, ...]] = []
         with box("div", "tools"):
             self._source = ui.select([HERE], value=HERE, label="Jobs of").props("outlined dense").classes("pick")
@@ -149,6 +149,7 @@ class Timeline:
 
     def _chosen(self) -> None:
         self._span, self._next = None, 0.0
+        self._chosen_runs += 1
         self._last.set_visibility(self._source.value == HERE)
         if self._source.value != HERE:
             self._draw(self._runs[str(self._source.value)])
@@ -182,7 +183,7 @@ class Timeline:
         ]
         ends = {"min": run.on_axis(run.first), "max": run.on_axis(run.last)}
         self._chart.run_chart_method("setOption", {
-            "xAxis": ends, "yAxis": {"data": labels[:rows]},
+            "title": {"text": str(self._chosen_runs)}, "xAxis": ends, "yAxis": {"data": labels[:rows]},
             "series": [
                 {"data": [[top, count] for top, count in zip(tops, lanes, strict=True)]},
                 {"data": [_bar(run, bar, tops[bar.gpu]) for bar in drawn]},
@@ -211,8 +212,8 @@ class Timeline:
             self._chart.run_chart_method("dispatchAction", {"type": "dataZoom", "startValue": begin, "endValue": end})
 
     def _zoomed(self, event: events.GenericEventArguments) -> None:
-        """What the mouse has chosen."""
-        if self._shown is None:
+        """What the mouse has chosen, unless that was on a chart of other jobs, whose word comes late."""
+        if self._shown is None or event.args.get("run") != str(self._chosen_runs):
             return
         try:
             begin, end = (float(event.args[name]) for name in ("begin", "end"))
@@ -388,7 +389,7 @@ def _options() -> dict[str, Any]:
     """The chart without its data."""
     dimensions: list[Any] = ["row", "begin", "end", "tint", "failed", "again", {"name": "label", "type": "ordinal"}]
     return {
-        "animation": False, "useUTC": True,
+        "animation": False, "useUTC": True, "title": {"show": False, "text": ""},
         "grid": {"left": 70, "right": 24, "top": 14, "bottom": 70},
         "tooltip": tooltip(),
         "xAxis": {"type": "time", "axisLabel": {**FAINT, "hideOverlap": True}, "splitLine": LINES},

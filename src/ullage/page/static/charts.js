@@ -67,10 +67,10 @@ window.ullage = (() => {
     return Math.floor(seconds / size) + " " + unit + (rest ? " " + rest + " " + small : "");
   }
 
-  // Which part of the time a chart shows now, in milliseconds.
+  // Which part of the time a chart shows now, in milliseconds, and of which run: its title, which nobody sees.
   function shown(id) {
-    const zoom = getElement(id).chart.getOption().dataZoom[0];
-    return { begin: zoom.startValue, end: zoom.endValue };
+    const { dataZoom, title } = getElement(id).chart.getOption();
+    return { begin: dataZoom[0].startValue, end: dataZoom[0].endValue, run: title[0].text };
   }
 
   return { about, bar, css, elapsed, ground, shown, tints: TINTS };
