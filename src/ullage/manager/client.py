@@ -171,13 +171,15 @@ class Client:
         """The jobs that are not over, or a page of them."""
         return list(self.call("queue", user=user, limit=limit, offset=offset))
 
-    def folded_queue(self, user: str | None = None, limit: int | None = None, offset: int = 0) -> dict[str, Any]:
+    def folded_queue(
+        self, user: str | None = None, limit: int | None = None, offset: int = 0, live: bool = False
+    ) -> dict[str, Any]:
         """The same in few rows: jobs of an array that wait in the same state are one.
 
         A row is the first of its jobs, with how many it stands for in `jobs` and their `indices`. Beside the `rows`:
         `all_rows`, and how many `jobs` there are, also by `states`.
         """
-        return dict(self.call("folded_queue", user=user, limit=limit, offset=offset))
+        return dict(self.call("folded_queue", user=user, limit=limit, offset=offset, live=live))
 
     def history(self, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
         """The jobs that are over, the latest first."""
@@ -532,7 +534,7 @@ _ROUTES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ping": ("GET", "/v1/ping", ()),
     "submit": ("POST", "/v1/jobs", ()),
     "queue": ("GET", "/v1/jobs", ("user", "limit", "offset")),
-    "folded_queue": ("GET", "/v1/queue", ("user", "limit", "offset")),
+    "folded_queue": ("GET", "/v1/queue", ("user", "limit", "offset", "live")),
     "status": ("GET", "/v1/jobs/{job}", ()),
     "memory": ("GET", "/v1/jobs/{job}/memory", ()),
     "logs": ("GET", "/v1/jobs/{job}/logs", ("attempt", "stream", "offset", "tail")),

@@ -27,7 +27,10 @@ _STATE = (
     "s.textContent = p.value; return s; }"
 )
 _OPEN = "e => { if (e.event.key === 'Enter') location.assign('/job/' + Number(e.data.id)); }"
-_LABEL = "e => document.querySelector('.grid [role=treegrid], .grid [role=grid]')?.setAttribute('aria-label', 'Jobs')"
+_READY = (
+    "e => { document.querySelector('.grid [role=treegrid], .grid [role=grid]')?.setAttribute('aria-label', 'Jobs'); "
+    "emitEvent('job_grid_ready'); }"
+)
 _NARROW = (  # on a phone: what there is room for
     "e => { const wide = e.clientWidth > 700; "
     "e.api.setColumnsVisible(['state', 'user', 'where', 'promise', 'used', 'time'], wide); "
@@ -65,19 +68,13 @@ def _columns() -> list[dict[str, Any]]:
 def show_queue(session: Session) -> None:
     """Build the page."""
     frame = Frame(session, "Queue", "/queue")
-    shown: dict[str, dict[str, Any]] = {}
     last: list[DaemonReading] = []
     with frame.main:
         summary = words("p", "", "summary")
         with box("div", "tools"):
             group = ui.toggle(list(GROUPS), value="all").props('no-caps unelevated aria-label="Which jobs"')
             search = ui.input("Search all columns").props("outlined dense clearable").classes("search")
-        grid = ui.aggrid({
-            "columnDefs": _columns(), "rowData": [], ":getRowId": "p => p.data.key", ":onCellKeyDown": _OPEN,
-            "defaultColDef": {"sortable": True, "resizable": True}, "enableBrowserTooltips": True,
-            "enableCellTextSelection": True, "suppressFieldDotNotation": True, "rowHeight": 38,
-            ":onGridReady": _LABEL, ":onGridSizeChanged": _NARROW,
-        }, auto_size_columns=False).classes("grid")  # fmt: skip
+        grid = JobGrid()
 
     async def refresh(reading: DaemonReading) -> None:
         last[:] = [reading]
@@ -85,16 +82,7 @@ def show_queue(session: Session) -> None:
             finished = await session.readings.finished() if group.value in ("all", "over") else []
         except UllageError:
             finished = []  # the next reading says what is wrong
-        rows = {row["key"]: row for row in rows_of(reading, finished) if group.value in ("all", row["group"])}
-        change = {
-            "add": [row for key, row in rows.items() if key not in shown],
-            "update": [row for key, row in rows.items() if key in shown and row != shown[key]],
-            "remove": [row for key, row in shown.items() if key not in rows],
-        }
-        if any(change.values()):
-            grid.run_grid_method("applyTransaction", change)
-            shown.clear()
-            shown.update(rows)
+        grid.show([row for row in rows_of(reading, finished) if group.value in ("all", row["group"])])
         more = reading.all_rows - len(reading.rows)
         counts = ", ".join(f"{number:,} {state}" for state, number in reading.states.items()) or "no jobs wait or run"
         summary.set_text(counts + (f"; {more:,} more rows are not shown" if more > 0 else ""))
@@ -103,13 +91,63 @@ def show_queue(session: Session) -> None:
         if last:
             await refresh(last[0])
 
-    def find() -> None:
-        grid.run_grid_method("setGridOption", "quickFilterText", search.value or "")
-
     group.on_value_change(choose)
-    search.on_value_change(find)
-    ui.timer(_CLOCK, lambda: grid.run_grid_method("refreshCells", {"columns": ["time"], "force": True}))
+    search.on_value_change(lambda: grid.find(search.value or ""))
+    ui.timer(_CLOCK, grid.tell_time)
     frame.every_reading(refresh)
+
+
+class JobGrid:
+    """Jobs in AG Grid, which gets only what has changed. It is made with the first rows: a browser loads it when the
+    rest of the page is seen already."""
+
+    def __init__(self) -> None:
+        self._place = box("div", "grid")
+        self._grid: ui.aggrid | None = None
+        self._ready, self._wanted = False, ""
+        self._shown: dict[str, dict[str, Any]] = {}
+        ui.on("job_grid_ready", self._is_ready)
+
+    def show(self, rows: list[dict[str, Any]]) -> None:
+        """Show these rows, in this order as far as they are new."""
+        by_key = {row["key"]: row for row in rows}
+        if self._grid is None:
+            self._shown = by_key
+            with self._place:
+                self._grid = _grid(rows)
+        elif self._ready:
+            change = {
+                "add": [row for key, row in by_key.items() if key not in self._shown],
+                "update": [row for key, row in by_key.items() if key in self._shown and row != self._shown[key]],
+                "remove": [row for key, row in self._shown.items() if key not in by_key],
+            }
+            if any(change.values()):
+                self._grid.run_grid_method("applyTransaction", change)
+            self._shown = by_key
+
+    def find(self, text: str) -> None:
+        """Show only rows with that text."""
+        self._wanted = text
+        if self._grid is not None and self._ready:
+            self._grid.run_grid_method("setGridOption", "quickFilterText", text)
+
+    def tell_time(self) -> None:
+        """Show the times anew."""
+        if self._grid is not None and self._ready:
+            self._grid.run_grid_method("refreshCells", {"columns": ["time"], "force": True})
+
+    def _is_ready(self) -> None:
+        self._ready = True
+        self.find(self._wanted)
+
+
+def _grid(rows: list[dict[str, Any]]) -> ui.aggrid:
+    return ui.aggrid({
+        "columnDefs": _columns(), "rowData": rows, ":getRowId": "p => p.data.key", ":onCellKeyDown": _OPEN,
+        "defaultColDef": {"sortable": True, "resizable": True}, "enableBrowserTooltips": True,
+        "enableCellTextSelection": True, "suppressFieldDotNotation": True, "rowHeight": 38, "animateRows": False,
+        ":onGridReady": _READY, ":onGridSizeChanged": _NARROW,
+    }, auto_size_columns=False)  # fmt: skip
 
 
 def rows_of(reading: DaemonReading, finished: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,12 +11,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ullage.errors import NotAllowed, UllageError
 
 EVERY = 1.0  # seconds between two readings
-_REST = 10.0  # times as long as an answer took, until it is asked for again
+_REST, _OLD = 20.0, 10.0  # the whole queue again: after so many times as long as it took; after so many seconds at most
 KEPT = 300.0  # seconds of which figures are kept
 MOST_ROWS, FINISHED = 5000, 500  # rows of the queue, and jobs that are over, that are shown
 _MOST_JOBS = 50  # of which all is kept
@@ -38,7 +39,15 @@ class DaemonReading:
 
     def on_gpu(self, gpu: str) -> list[Answer]:
         """The jobs that hold a promise on a GPU."""
-        return [row for row in self.rows if gpu in row["gpus_used"]]
+        return self._by_gpu.get(gpu, [])
+
+    @cached_property
+    def _by_gpu(self) -> dict[str, list[Answer]]:
+        found: dict[str, list[Answer]] = {}
+        for row in self.rows:
+            for gpu in row["gpus_used"]:
+                found.setdefault(gpu, []).append(row)
+        return found
 
 
 class Readings:
@@ -47,6 +56,11 @@ class Readings:
     def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
         self._ask = ask
         self._last, self._next = DaemonReading(), 0.0
+        self._whole_at, self._whole_next, self._whole_old = (
+            -1,
+            0.0,
+            0.0,
+        )  # the whole queue: its last event, and when again
         self._asking: asyncio.Task[None] | None = None
         self._figures: dict[tuple[str, str], deque[tuple[float, float | None]]] = defaultdict(deque)
         self._jobs: dict[int, tuple[float, Answer]] = {}
@@ -80,7 +94,7 @@ class Readings:
     def forget(self, number: int) -> None:
         """Ask about a job anew: it was changed."""
         self._jobs.pop(number, None)
-        self._next = 0.0
+        self._next = self._whole_next = 0.0
 
     def series(self, kind: str, name: str) -> list[tuple[float, float | None]]:
         """The figures of the last minutes, with how many seconds ago each was."""
@@ -92,7 +106,7 @@ class Readings:
         try:
             about = await self._ask("ping")
             gpus = await self._ask("gpus")
-            queue = await self._ask("folded_queue", user=None, limit=MOST_ROWS, offset=0)
+            queue = await self._queue(about)
         except UllageError as error:
             words = str(error) if isinstance(error, NotAllowed) else "the daemon does not answer"
             since = self._last.since if self._last.trouble else time.time()
@@ -102,8 +116,23 @@ class Readings:
             self._last = DaemonReading(about, gpus, queue["rows"], queue["all_rows"], queue["states"], None, since)
             self._keep(began)
         finally:
-            self._next = time.monotonic() + max(EVERY * 0.8, _REST * (time.monotonic() - began))
+            self._next = time.monotonic() + EVERY * 0.8
             self._asking = None
+
+    async def _queue(self, about: Answer) -> Answer:
+        """The queue. It may be long: all of it is asked for when something has happened, and not too often."""
+        began, before = time.monotonic(), self._last
+        changed = about["last_event"] != self._whole_at or began > self._whole_old
+        whole = before.trouble is not None or changed and began >= self._whole_next
+        terms = {"user": None, "limit": MOST_ROWS, "offset": 0}
+        found: Answer = await self._ask("folded_queue", **terms, live=not whole)
+        if whole:
+            now = time.monotonic()
+            self._whole_at, self._whole_old = about["last_event"], now + _OLD
+            self._whole_next = now + _REST * (now - began)
+            return found
+        live = {row["id"]: row for row in found["rows"]}
+        return found | {"rows": [live.get(row["id"], row) for row in before.rows]}
 
     def _keep(self, now: float) -> None:
         for gpu in self._last.gpus:

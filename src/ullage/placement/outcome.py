@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ullage.placement.rules import RequestMaker, SlotRequest
@@ -101,7 +102,8 @@ class SlotSummary(NamedTuple):
 @dataclass(frozen=True)
 class PassSummary:
     """What those who wait are told from: how asks are made, all slots at the end of the pass, how many jobs of each
-    throttled array run, what the host has, and which jobs the site's own policy `refused` a place."""
+    throttled array run, what the host has, and which jobs the site's own policy `refused` a place. `told` are the
+    reasons that were made already: jobs that ask for the same wait for the same."""
 
     requests: RequestMaker
     slots: tuple[SlotSummary, ...]
@@ -109,6 +111,7 @@ class PassSummary:
     host: HostSummary | None = None
     now: float = 0.0
     refused: frozenset[int] = frozenset()
+    told: dict[tuple[object, ...], str] = field(default_factory=dict, compare=False, repr=False)
 
     def for_job(self, job: Job) -> tuple[SlotSummary, ...]:
         """The slots as a job finds them: those that are booked for others, or too busy for it, are in its way."""
@@ -122,6 +125,11 @@ class PassSummary:
             kept = None if each.kept == job.id else each.kept
             found.append(each._replace(obstacle=obstacle, kept=kept, given_back=given_back))
         return tuple(found)
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """The jobs that slots are kept for."""
+        return frozenset(each.kept for each in self.slots if each.kept is not None)
 
     def _foretold(self, job: Job, there: SlotSummary) -> bool:
         return self.requests.rules.side_by_side([*there.jobs, job], there.slot).foretold
@@ -162,6 +170,17 @@ class Waiting(NamedTuple):
     @property
     def reason(self) -> str:
         """One sentence for a person."""
+        asked, end = self.asked, self.at_the_end
+        behind = "itself" if self.behind == self.job else self.behind
+        own = self.job if self.job in end.kept else None
+        alike = (self.request, asked.array if asked.throttle is not None else None, asked.throttle, behind,
+                 self.job in end.refused, own, asked.host, asked.bookings, asked.work, asked.min_speed)  # fmt: skip
+        found = end.told.get(alike)
+        if found is None:
+            found = end.told[alike] = self._reason()
+        return found
+
+    def _reason(self) -> str:
         request, end = self.request, self.at_the_end
         if self._never_on_gpus(request):
             return f"needs {request.text}; that can never be: {_largest(request, end.slots)}"

@@ -542,9 +542,13 @@ def _job_routes(router: APIRouter, ask: Ask) -> None:
         return await _long(ask(caller, "queue", {"user": user, "limit": limit, "offset": offset}, 0.0))
 
     @router.get("/v1/queue", response_model=FoldedAnswer, tags=["jobs"])
-    async def folded_queue(caller: Asker, user: User = None, limit: Limit = None, offset: Offset = 0) -> Response:
+    async def folded_queue(
+        caller: Asker, user: User = None, limit: Limit = None, offset: Offset = 0,
+        live: Annotated[bool, Query(description="only jobs that have a place on GPUs now")] = False,
+    ) -> Response:  # fmt: skip
         """The same in few rows: jobs of an array that wait in the same state are one."""
-        return await _long(ask(caller, "folded_queue", {"user": user, "limit": limit, "offset": offset}, 0.0))
+        asked = {"user": user, "limit": limit, "offset": offset, "live": live}
+        return await _long(ask(caller, "folded_queue", asked, 0.0))
 
     @router.get("/v1/jobs/{job}", response_model=list[FullJobAnswer], tags=["jobs"])
     async def status(caller: Asker, job: JobName) -> Response:

@@ -201,13 +201,15 @@ class Orders:
         return [self._views.shown(caller, job) for job in jobs[_page(limit, offset)]]
 
     def folded_queue(
-        self, caller: Caller, user: str | None = None, limit: int | None = None, offset: int = 0
+        self, caller: Caller, user: str | None = None, limit: int | None = None, offset: int = 0, live: bool = False
     ) -> dict[str, Any]:
-        """The same in few rows: jobs of an array that wait in the same way are one. Also how many jobs there are."""
+        """The same in few rows: jobs of an array that wait in the same way are one. Also how many jobs there are. With
+        `live`, only the rows of jobs that have a place on GPUs now."""
         jobs = self._not_over(user)
         rows = folded(jobs)
+        wanted = [row for row in rows if row[0].id in self._store.attempts] if live else rows
         return {
-            "rows": [self._views.folded(caller, row) for row in rows[_page(limit, offset)]],
+            "rows": [self._views.folded(caller, row) for row in wanted[_page(limit, offset)]],
             "all_rows": len(rows), "jobs": len(jobs), "states": Counter(job.state.value for job in jobs),
         }  # fmt: skip
 

@@ -149,10 +149,10 @@ class JobViews:
     def _speeds(self, job: JobRecord, attempt: AttemptRecord | None) -> dict[str, Any]:
         """What it is expected to do on a GPU, alone and where it is, and what it is to keep of its speed."""
         context, own = self._context, job.asked("min_speed")
-        slots = {slot.id: slot for slot in context.slots}
+        slots = {slot.id: slot for slot in context.slots} if attempt or job.work else {}  # queues are long
         names = [slots[place].name for place in attempt.slots if place in slots] if attempt else []
         return {
-            "utilization": context.works.shown(job.work, [*names, *(slot.name for slot in context.slots)]),
+            "utilization": context.works.shown(job.work, [*names, *(slot.name for slot in slots.values())]),
             "speed": context.works.speed(attempt, slots) if attempt and attempt.slots else None,
             "min_speed": context.settings.placing.min_speed if own is None else own,
         }
