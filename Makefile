@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -rs --strict-skips --numprocesses $$(($(CORES)
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-quick test-slurm test-versions bench lint ruff types docs clean
+.PHONY: demo test test-all test-quick test-slurm test-versions bench lint ruff types docs screenshots clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
@@ -44,6 +44,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/manager_submit.py
 	$(BIN)/python benchmarks/manager_orders.py
 	$(BIN)/python benchmarks/manager_estimates.py
+	$(BIN)/python benchmarks/page_speed.py
 	$(BIN)/python benchmarks/estimate_speed.py
 	$(BIN)/python benchmarks/virtual_gpu.py
 	$(BIN)/python benchmarks/monitor_overhead.py
@@ -59,6 +60,10 @@ types: $(READY)
 
 docs: $(VENV)/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The pictures of the web page, in docs/images. It needs Chromium.
+screenshots: $(READY)
+	$(BIN)/python docs/screenshots.py
 
 $(VENV)/docs: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"

@@ -1,6 +1,7 @@
 """The page in a real browser, on a daemon with virtual GPUs."""
 
 import re
+import sys
 
 import pytest
 
@@ -86,6 +87,38 @@ def test_a_jobs_page_shows_its_output_and_can_cancel_it(page, work, visitor):
     assert work.job(job)["state"] == "cancelled"
     assert visitor.get_by_role("button", name="Requeue").is_visible()
     assert not visitor.get_by_role("button", name="Hold").is_visible()
+
+
+# Takes memory of its card, as a training on it would, or fails as PyTorch does.
+TAKE = """
+import os, pathlib, sys, time
+from ullage.virtual.shared_card.cards import Cards
+if not Cards.open(os.environ["ULLAGE_CARDS"]).card(os.environ["CUDA_VISIBLE_DEVICES"]).take(int(sys.argv[1]) << 30):
+    sys.exit(f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {sys.argv[1]}.00 GiB.")
+pathlib.Path(sys.argv[2]).touch()
+while sys.argv[3] and not os.path.exists(sys.argv[3]):
+    time.sleep(0.05)
+"""
+
+
+def test_an_overbooked_pair_shows_the_failure_and_the_recovery(page, work, visitor):
+    work.client.drain(1)
+    command, env = [sys.executable, "-c", TAKE], work.environment()
+    large = work.submit([*command, "30", "there", "go"], env=env, name="large")
+    work.until((work.work / "there").exists, "the first job to have its memory")
+    small = work.submit([*command, "20", "too", ""], env=env, name="small")
+    visitor.goto(f"{page.url}/job/{small}")
+    see(visitor, ".attempts li", "out of GPU memory")
+    visitor.goto(page.url + "/queue")
+    see(visitor, '.ag-row:has-text("large") .over', "MORE THAN PROMISED")
+    see(visitor, '.ag-row:has-text("small")', "GPU 0 will have room when job")
+    visitor.goto(page.url + "/")
+    see(visitor, ".card .over", "30.0 GiB of 1.00 GiB promised")
+    work.client.resume(1)
+    work.go("go")
+    assert work.wait(small)["state"] == "done" and work.wait(large)["state"] == "done"
+    visitor.goto(f"{page.url}/job/{small}")
+    see(visitor, ".attempts li:last-child", "finished")
 
 
 def test_a_token_to_read_has_no_buttons_and_another_users_output_stays_theirs(page, work, browser):
