@@ -24,12 +24,15 @@ from ullage.cli.options import (
     Json,
     Module,
     Network,
+    Nodes,
     Python,
     Pytorch,
+    RankNumber,
     ScriptArguments,
     Source,
     Steps,
     Timeout,
+    WorldSize,
     default_gpu_hint,
     target_of,
     with_model_options,
@@ -61,6 +64,9 @@ def check(
     network: Network = False,
     python: Python = None,
     pytorch: Pytorch = None,
+    world_size: WorldSize = None,
+    rank: RankNumber = 0,
+    nodes: Nodes = 1,
     margin: Annotated[
         str, typer.Option(help="Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", metavar="SIZE")
     ] = "0",
@@ -86,7 +92,10 @@ def check(
     try:
         card = find_gpu(gpu or default_gpu())
         needed = parse_margin(margin, card.usable)
-        target = target_of(source, args, module, steps, timeout, False, model, network=network, python=python)
+        target = target_of(
+            source, args, module, steps, timeout, False, model, network=network, python=python,
+            world_size=world_size, rank=rank, nodes=nodes,
+        )  # fmt: skip
         from rich.console import Console
 
         with Console(stderr=True).status(f"running {source} on a virtual {card.name} ..."):
@@ -153,6 +162,9 @@ def max_batch(
     network: Network = False,
     python: Python = None,
     pytorch: Pytorch = None,
+    world_size: WorldSize = None,
+    rank: RankNumber = 0,
+    nodes: Nodes = 1,
     as_json: Json = False,
     **model: Any,
 ) -> None:  # fmt: skip
@@ -167,7 +179,10 @@ def max_batch(
       ullage max-batch train.py --batch-arg=--batch-size --gpu L4 -- --epochs 1
       ullage max-batch torchvision:resnet18 --jobs -b 32 --gpu H200
     """
-    target = target_of(source, args, module, steps, timeout, False, model, network=network, python=python)
+    target = target_of(
+        source, args, module, steps, timeout, False, model, network=network, python=python,
+        world_size=world_size, rank=rank, nodes=nodes,
+    )  # fmt: skip
     if jobs:
         _count_jobs(target, gpu, as_json)
     else:
@@ -241,6 +256,9 @@ def estimate(
     network: Network = False,
     python: Python = None,
     pytorch: Pytorch = None,
+    world_size: WorldSize = None,
+    rank: RankNumber = 0,
+    nodes: Nodes = 1,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")] = False,
     batch_arg: Annotated[
         str | None, typer.Option(help="With --max-batch: the script's argument that sets the size.",
@@ -327,6 +345,8 @@ def estimate(
       ullage estimate train.py --gpu RTX-4090 -- --epochs 90 --batch-size 256
       ullage estimate train.py --python ~/project/.venv -- --epochs 90
       ullage estimate train.py --max-batch --batch-arg=--batch-size
+      ullage estimate train.py --world-size 8 --gpu H100 -- --epochs 90
+      ullage estimate --gpu H100 torchrun --nnodes 2 --nproc-per-node 8 train.py --epochs 90
       ullage estimate torchvision:resnet50 -b 64 --layers --depth 2
       ullage estimate train.py --serve
       ullage estimate torchvision:resnet50 -b 256 --epochs 90 --samples 1281167 --gpu all --prices prices.toml
@@ -335,8 +355,9 @@ def estimate(
       ullage estimate summary.txt --estimator horus --batch-size 32
     """
     target = target_of(
-        source, args, module, steps, timeout, show_output, model, estimator, network=network, python=python
-    )
+        source, args, module, steps, timeout, show_output, model, estimator, network=network, python=python,
+        world_size=world_size, rank=rank, nodes=nodes,
+    )  # fmt: skip
     asked = {
         "epochs": epochs, "samples": samples, "samples_per_step": samples_per_step, "total_steps": total_steps,
         "input_rate": input_rate, "prices": prices,

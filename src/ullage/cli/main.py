@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ullage.cli.exit_codes import FAILED, INTERRUPTED, WRONG, exit_code_of
-from ullage.cli.spelling import modern
+from ullage.cli.spelling import modern, with_launcher_apart
 from ullage.errors import EXTRAS, UllageError
 from ullage.text import plain
 
@@ -126,7 +126,7 @@ class PlainCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words after the command; older spellings of options are understood."""
-        return super().parse_args(ctx, modern(_path(ctx), args))
+        return super().parse_args(ctx, modern(_path(ctx), with_launcher_apart(_path(ctx), args)))
 
 
 def _path(ctx: Any) -> str:

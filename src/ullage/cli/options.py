@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -21,10 +22,12 @@ from ullage.units import parse_duration
 from ullage.virtual import releases
 
 if TYPE_CHECKING:
+    from ullage.estimation.jobs.command import ScriptCommand
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
     from ullage.workloads import Workload
 
+RANKS = "Many GPUs (when SOURCE is a script)"
 _DEFAULT = "local, where there is one, else H200"
 ALL = "all"  # the word for all GPUs, or all estimators
 
@@ -79,6 +82,17 @@ Pytorch = Annotated[
                              envvar=releases.VARIABLE, show_envvar=False, autocompletion=completion.releases,
                              show_default="the one that is installed; 2.11 for newer CPU builds")
 ]  # fmt: skip
+WorldSize = Annotated[
+    int | None, typer.Option("--world-size", help="Run a script as one rank of N, with what torchrun would set. Each "
+                             "rank has a GPU.", metavar="N", show_default="as the script is started", min=1,
+                             rich_help_panel=RANKS)
+]  # fmt: skip
+RankNumber = Annotated[
+    int, typer.Option("--rank", help="The rank to follow.", metavar="N", min=0, rich_help_panel=RANKS)
+]
+Nodes = Annotated[
+    int, typer.Option("--nodes", help="On how many machines the ranks are.", metavar="N", min=1, rich_help_panel=RANKS)
+]
 Timeout = Annotated[
     str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
                              show_default="5m")
@@ -276,6 +290,9 @@ def target_of(
     *,
     network: bool = False,
     python: str | None = None,
+    world_size: int | None = None,
+    rank: int = 0,
+    nodes: int = 1,
 ) -> EstimateTarget:
     """What the command line describes; options that do not belong to this kind of source are refused."""
     from ullage.estimation.estimators.registry import check_name
@@ -283,6 +300,11 @@ def target_of(
     from ullage.workloads.workload import SCRIPT, check_script, kind_of, workload_of
 
     check_name(estimator)
+    launched = _launched(source, args)
+    if launched is not None:
+        source, args, module = launched.source, launched.args, launched.module
+        if world_size is None:
+            world_size, nodes = launched.world_size, launched.nodes
     if steps < 1:
         raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
     kind = kind_of(source, module)
@@ -297,11 +319,26 @@ def target_of(
         "show_output": show_output,
         "network": network,
         "python": python or (active_environment() if kind == SCRIPT else None),
+        "world_size": world_size,
+        "rank": rank,
+        "nodes": nodes if nodes > 1 else None,
     }
     options = {"steps": steps, **given_options(model), **{name: value for name, value in of_script.items() if value}}
     if kind != SCRIPT:
         _silence_model_packages()
     return EstimateTarget(source, options, workload_of(source, options, estimator), estimator)
+
+
+def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:
+    """The script that a launcher starts, where SOURCE is one."""
+    if Path(source).name.removesuffix("3") not in ("torchrun", "python"):
+        return None
+    from ullage.estimation.jobs.command import script_of
+
+    found = script_of([source, *(args or [])])
+    if found is None:
+        raise InvalidValue(f"needed a script after {source}, such as {source} train.py; found {' '.join(args or [])!r}")
+    return found
 
 
 def _silence_model_packages() -> None:

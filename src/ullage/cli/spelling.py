@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -64,3 +65,24 @@ def _old(word: str, old: dict[str, str]) -> tuple[str, str]:
         if word == before or word.startswith(joined):
             return before, now
     return "", ""
+
+
+# Launchers that may stand before a script; what follows them is theirs and the script's.
+LAUNCHER = "torchrun"
+_PYTHONS = ("python", "python3")
+_OF_SCRIPTS = ("estimate", "check", "max-batch")
+
+
+def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
+    """The words of a command line with `--` before a launcher, whose options are not the command's.
+
+    >>> with_launcher_apart("estimate", ["-g", "H100", "torchrun", "--nproc-per-node", "8", "train.py"])[:4]
+    ['-g', 'H100', '--', 'torchrun']
+    """
+    found = list(words)
+    end = found.index("--") if "--" in found else len(found)
+    if command in _OF_SCRIPTS:
+        for place, word in enumerate(found[:end]):
+            if os.path.basename(word) == LAUNCHER or (place == 0 and os.path.basename(word) in _PYTHONS):
+                return [*found[:place], "--", *found[place:]]
+    return found

@@ -74,6 +74,9 @@ def estimate(
     trace: Trace | None = None,
     trace_file: str | Path | None = None,
     allocator_config: AllocatorConfig | None = None,
+    world_size: int | None = None,
+    rank: int | None = None,
+    nodes: int | None = None,
     epochs: float | None = None,
     samples: int | None = None,
     samples_per_step: int | None = None,
@@ -130,6 +133,14 @@ def estimate(
             conda environment. It needs PyTorch 2.6 or newer, and does not need Ullage. Default: this Python.
         trace_file: Save every request to this file.
 
+    For a script or a function of many processes (`torch.distributed`):
+
+    Args:
+        world_size: The number of ranks, each with a GPU like this one. The job runs once, as one of them, with what
+            torchrun would set.
+        rank: Which of them. Default: 0.
+        nodes: On how many machines they are. Default: 1.
+
     How long a training takes (`Estimate.training`):
 
     Args:
@@ -158,7 +169,7 @@ def estimate(
     >>> estimate("torchvision:resnet18", batch_size=8, estimator="accelerate").figure_kind
     'allocated'
 
-    Not covered: several GPUs, except by the estimators that have an option for it.
+    Not covered: a process that uses several GPUs itself; what ranks do that differ from the one that was followed.
     """
     options = {name: value for name, value in locals().items() if name not in ("source", "gpu", "estimator")}
     given = {name: value for name, value in options.items() if value is not None and value is not False}

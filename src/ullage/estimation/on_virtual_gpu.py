@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -72,7 +73,8 @@ def _watch(function: Callable[[], Any], virtual: VirtualGPU, how: RunOptions) ->
     """Run a function until its memory has settled; returns the message if it ran out of memory."""
     if how.trace is not None:
         how.trace.watch(virtual)
-    with virtual:
+    rank = how.as_rank
+    with contextlib.nullcontext() if rank is None else rank.entered(), virtual:
         if how.steps is not None:
             virtual.progress.on_step = ConvergenceWatch(virtual, how.steps).after_step
         try:

@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import functools
 import mmap
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -154,11 +155,22 @@ def is_gpu(device: torch.device) -> bool:
     """Whether a device is the virtual GPU; a second GPU is refused in PyTorch's words."""
     if device.type != "cuda":
         return False
-    if device.index:
-        raise getattr(torch, "AcceleratorError", RuntimeError)(  # PyTorch before 2.8 has no name for it
-            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
-        )
+    check_device(device.index or 0)
     return True
+
+
+def device_count() -> int:
+    """The GPUs of this machine: one for each rank that a launcher says it has."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def check_device(index: int) -> None:
+    """Raise PyTorch's error for any device but the first, which is also called by the number of this rank."""
+    if index > 0 and index != int(os.environ.get("LOCAL_RANK", 0)):
+        raise getattr(torch, "AcceleratorError", RuntimeError)(  # PyTorch before 2.8 has no name for it
+            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+            "The virtual GPU is one GPU, cuda:0."
+        )
 
 
 def tensor_without_data(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -15,15 +15,17 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.workloads.configuration import MODEL_OPTIONS, Configuration
 from ullage.workloads.sources.hub import is_checkpoint
 from ullage.workloads.sources.names import check_model_name
+from ullage.workloads.ranks import Rank
 
 MODEL, FUNCTION, SCRIPT, SUMMARY = "model", "function", "script", "summary"
 SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 
 _RUN_OPTIONS = {
     MODEL: ("steps", "allocator_config", "trace"),
-    FUNCTION: ("steps", "allocator_config", "trace"),
+    FUNCTION: ("steps", "allocator_config", "trace", "world_size", "rank", "nodes"),
     SCRIPT: (
         "steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network", "python", "progress",
+        "world_size", "rank", "nodes",
     ),
 }  # fmt: skip
 _OPTIONS = {
@@ -45,7 +47,8 @@ class RunOptions:
     """How a workload runs on a virtual GPU.
 
     It is followed for at least `steps` optimizer steps; `None` lets it run to its end. `trace` is an empty
-    `ullage.estimation.timeline.trace.Trace` that is filled with every request. The others are for scripts.
+    `ullage.estimation.timeline.trace.Trace` that is filled with every request. `world_size`, `rank` and `nodes` are
+    what torchrun would say. The others are for scripts.
     """
 
     steps: int | None = 3
@@ -58,6 +61,16 @@ class RunOptions:
     network: bool = False
     python: str | Path | None = None
     progress: Callable[[str], None] | None = None
+    world_size: int | None = None
+    rank: int = 0
+    nodes: int = 1
+
+    @property
+    def as_rank(self) -> Rank | None:
+        """The rank that the workload runs as; `None` where no launcher starts it."""
+        if self.world_size is None and (self.rank or self.nodes > 1):
+            raise InvalidValue("a rank and a number of nodes need the number of ranks: --world-size, world_size=")
+        return None if self.world_size is None else Rank(self.world_size, self.rank, self.nodes)
 
 
 @dataclass(frozen=True)

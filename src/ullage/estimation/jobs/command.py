@@ -27,13 +27,16 @@ _INLINE_METADATA = re.compile(rb"^# /// script\s*$", re.M)
 
 class ScriptCommand(NamedTuple):
     """A script or module and its arguments; the program that runs it, such as `python`, `torchrun` or the script
-    itself; and what that is started by, such as `uv run` or `conda run -n NAME`."""
+    itself; what that is started by, such as `uv run` or `conda run -n NAME`; and as how many ranks on how many machines
+    it runs, `None` where nobody says so in numbers."""
 
     source: str
     args: list[str]
     module: bool
     program: str
     launcher: tuple[str, ...] = ()
+    world_size: int | None = None
+    nodes: int = 1
 
 
 def script_of(command: Sequence[str]) -> ScriptCommand | None:
@@ -43,8 +46,10 @@ def script_of(command: Sequence[str]) -> ScriptCommand | None:
     ('train.py', ['-b', '8'], False)
     >>> script_of(["accelerate", "launch", "--multi_gpu", "--mixed_precision", "bf16", "train.py"])[:3]
     ('train.py', [], False)
-    >>> script_of(["uv", "run", "--extra", "gpu", "train.py"])
-    ScriptCommand(source='train.py', args=[], module=False, program='python', launcher=('uv', 'run', '--extra', 'gpu'))
+    >>> script_of(["uv", "run", "--extra", "gpu", "train.py"])[:5]
+    ('train.py', [], False, 'python', ('uv', 'run', '--extra', 'gpu'))
+    >>> script_of(["python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node", "8", "-m", "train"])[5:]
+    (16, 2)
     >>> script_of(["python", "-c", "print()"]) is None
     True
     """
@@ -81,18 +86,36 @@ def _by_python(program: str, words: list[str]) -> ScriptCommand | None:
 
 def _by_launcher(program: str, words: list[str]) -> ScriptCommand | None:
     """Behind the launcher's own options, of which one may have the next word as its value."""
+    options: dict[str, str] = {}
     while words:
         word = words.pop(0)
         if word in ("-m", "--module") and words:
-            return ScriptCommand(words[0], words[1:], True, program)
+            return ScriptCommand(words[0], words[1:], True, program, (), *_ranks(options))
         if word.endswith(".py") and not word.startswith("-"):
-            return ScriptCommand(word, words, False, program)
+            return ScriptCommand(word, words, False, program, (), *_ranks(options))
         if not word.startswith("-"):
             return None
+        name, _, value = word.partition("=")
         is_alone = word in _LAUNCHER_FLAGS or "=" in word or words[:1] and words[0].startswith("-")
         if words and not is_alone and not words[0].endswith(".py"):
-            words.pop(0)
+            value = words.pop(0)
+        options[name.lstrip("-").replace("_", "-")] = value
     return None
+
+
+def _ranks(options: Mapping[str, str]) -> tuple[int | None, int]:
+    """How many ranks there are in all, and on how many machines, by the options of a launcher.
+
+    >>> _ranks({"nproc-per-node": "8", "nnodes": "1:4"}), _ranks({"num-processes": "4"}), _ranks({"nproc-per-node": "gpu"})
+    ((8, 1), (4, 1), (None, 1))
+    """
+    first = options.get("nnodes", options.get("num-machines", "1")).partition(":")[0]
+    nodes = int(first) if first.isdecimal() and int(first) else 1
+    if "num-processes" in options:  # of accelerate, on all machines
+        ranks = options["num-processes"]
+        return int(ranks) if ranks.isdecimal() and int(ranks) else None, nodes
+    each = options.get("nproc-per-node", "1")
+    return int(each) * nodes if each.isdecimal() and int(each) else None, nodes
 
 
 def _by_conda(words: list[str]) -> ScriptCommand | None:

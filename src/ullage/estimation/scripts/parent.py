@@ -25,16 +25,13 @@ from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, run
 from ullage.performance.step import StepCalls
 from ullage.units import GIB
+from ullage.workloads.ranks import Rank
 from ullage.workloads.workload import RunOptions, check_script
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
 _LIMITS = {"processes": 512, "written": 4 * GIB}  # of a script; the workers of its loaders are such processes
 TAIL = 20  # lines of the script's output that are shown when it fails
-_LAUNCHER = {  # what `torchrun --nproc-per-node 1` sets
-    "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-}  # fmt: skip
 
 
 def estimate_script(
@@ -51,6 +48,7 @@ def estimate_script(
     network: bool = False,
     python: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
+    rank: Rank | None = None,
 ) -> Estimate:
     """How much memory a script will take on `gpu`, found without a GPU.
 
@@ -62,13 +60,14 @@ def estimate_script(
     with it, and it reaches no other machine, unless `network` allows that. `python` names another Python to run it in:
     the path of one, the folder of an environment, or the name of a conda environment. It needs PyTorch, not Ullage.
     `progress` is called with what takes long, such as "compiling Net.forward", and with nothing when it is done.
+    `rank` is the one of many as which it runs, with the variables that torchrun would give to it.
 
     >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
     True
 
-    Not covered: several GPUs, and compiled code that is no operator with a fake (`ScriptFailed` says so).
+    Not covered: a process with several GPUs, and compiled code that is no operator with a fake (`ScriptFailed` says so).
     """
-    interpreter = find_interpreter(sys.executable if python is None else os.fspath(python))
+    interpreter = _started_as(rank, find_interpreter(sys.executable if python is None else os.fspath(python)))
     if steps is not None and steps < 1:
         raise InvalidValue(f"needed at least one step to follow; found {steps}")
     if not timeout > 0:
@@ -108,9 +107,13 @@ def step_of_script(path: str | os.PathLike[str], args: Sequence[str], gpu: GPU, 
         path=str(path), args=[str(value) for value in args], module=how.module, gpu=gpu, steps=how.steps,
         timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, limited=True, config=how.allocator_config,
     )  # fmt: skip
-    interpreter = find_interpreter(sys.executable if how.python is None else os.fspath(how.python))
-    answer, _, _ = _followed(request, interpreter, how.network, how.show_output)
+    python = find_interpreter(sys.executable if how.python is None else os.fspath(how.python))
+    answer, _, _ = _followed(request, _started_as(how.as_rank, python), how.network, how.show_output)
     return unpacked(answer["calls"])
+
+
+def _started_as(rank: Rank | None, python: Interpreter) -> Interpreter:
+    return python if rank is None else python._replace(env=python.env | rank.environment)
 
 
 def _shown(request: ScriptRequest) -> str:
@@ -133,7 +136,7 @@ def _followed(
     notes = [] if interpreter.is_ours else [f"the script ran in {interpreter.path}"]
     answer = _run(request, interpreter, private, show_output, progress)
     if is_launcher_missing(answer):
-        interpreter = interpreter._replace(env=interpreter.env | _LAUNCHER)
+        interpreter = _started_as(Rank(), interpreter)
         notes.append("the script wants to be started by torchrun: it was given what torchrun gives to a single process")
         answer = _run(request, interpreter, private, show_output, progress)
     out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None

@@ -2,8 +2,8 @@
 
 Worker processes (those of DataLoaders and pools are daemons) are forked, whatever start method the script chose. A
 training process that it starts with `multiprocessing` runs as a thread of this process, so that the virtual GPU sees
-it; `torch.multiprocessing.spawn` with one process just calls the function. Other programs are noted, because a script
-that only starts another program never uses the GPU itself.
+it; of the processes of `torch.multiprocessing.spawn` one is followed, by a call of its function. Other programs are
+noted, because a script that only starts another program never uses the GPU itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,8 @@ from typing import Any
 
 import torch.multiprocessing
 
-from ullage.errors import UnsupportedOperation
 from ullage.virtual.replacements import Replacements
 
-SEVERAL = (
-    "{what} of {count} processes: there is one virtual GPU. Run the script with one process and the batch size that "
-    "one GPU gets; each GPU of such a run takes about as much"
-)
 _AS_THREAD = "a process that the script started was followed as part of this one; really, each has its own CUDA context"
 _Process: Any = multiprocessing.process.BaseProcess
 
@@ -45,7 +40,7 @@ class Processes:
         originals = dict(contexts)
         contexts.update(dict.fromkeys(originals, originals["fork"]))
         replacements.on_undo(lambda: contexts.update(originals))
-        self._call_single_process_here(replacements)
+        self._call_one_process_here(replacements)
         self._run_training_processes_here(replacements)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
@@ -53,7 +48,7 @@ class Processes:
             command = args[1]
             self.commands.append(command if isinstance(command, str) else " ".join(map(str, command)))
 
-    def _call_single_process_here(self, replacements: Replacements) -> None:
+    def _call_one_process_here(self, replacements: Replacements) -> None:
         def spawn(
             fn: Any,
             args: Any = (),
@@ -63,9 +58,7 @@ class Processes:
             start_method: str = "spawn",
         ) -> Any:
             """`torch.multiprocessing.spawn`."""
-            if nprocs != 1:
-                raise UnsupportedOperation(SEVERAL.format(what="torch.multiprocessing.spawn", count=nprocs))
-            fn(0, *args)
+            fn(min(int(os.environ.get("LOCAL_RANK", 0)), nprocs - 1), *args)
             return None if join else _Joined()
 
         replacements.put(torch.multiprocessing, "spawn", spawn)

@@ -13,13 +13,13 @@ import torch
 from torch.nn.parallel import _functions
 
 from ullage.units import KIB, MIB
+from ullage.virtual.native import check_device, device_count
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.memory import memory_info
 
 _ARCHITECTURES = (75, 80, 86, 90, 100, 120)  # what PyTorch's wheels for CUDA 13.0 are built for
 _DEVICE_TYPE = 1  # c10/core/DeviceType.h: CUDA
-_DeviceError: Any = getattr(torch._C, "AcceleratorError", RuntimeError)
 
 
 class _CudaDeviceProperties:
@@ -67,7 +67,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         torch.cuda,
         {
             "_initialized": True,
-            "_cached_device_count": 1,
+            "_cached_device_count": device_count(),
             "_is_in_bad_fork": lambda: False,
             "_exchange_device": exchange_device,
             "_maybe_exchange_device": maybe_exchange_device,
@@ -80,15 +80,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(torch.cuda.nvtx, "_nvtx", _NVTX)
     if torch.version.cuda is None:
         replacements.put(torch.version, "cuda", gpu.release.cuda)
-
-
-def check_device(device: int) -> None:
-    """Raise PyTorch's error for any device but the first."""
-    if device > 0:
-        raise _DeviceError(
-            "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
-            "The virtual GPU is one GPU, cuda:0."
-        )
 
 
 def exchange_device(device: int) -> int:
@@ -115,7 +106,7 @@ def _device_functions(gpu: GPUState) -> dict[str, Any]:
     return {
         "_has_cuda": True,
         "_cuda_init": lambda: None,
-        "_cuda_getDeviceCount": lambda: 1,
+        "_cuda_getDeviceCount": device_count,
         "_cuda_getDevice": lambda: 0,
         "_cuda_setDevice": check_device,
         "_cuda_exchangeDevice": exchange_device,
@@ -237,7 +228,7 @@ def install_accelerator(gpu: GPUState, replacements: Replacements) -> None:
         "_accelerator_maybeExchangeDevice": exchange_device,
         "_accelerator_synchronizeDevice": lambda device=0: gpu.wait(),
         "_accelerator_getDeviceCapability": lambda device=0: {"supported_dtypes": set(_DTYPES)},
-        "_accelerator_hooks_device_count": lambda: 1,
+        "_accelerator_hooks_device_count": device_count,
         "_accelerator_hooks_get_current_device": lambda: 0,
         "_accelerator_hooks_set_current_device": check_device,
         "_accelerator_hooks_exchange_device": exchange_device,

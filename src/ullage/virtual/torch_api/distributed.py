@@ -1,6 +1,7 @@
-"""torch.distributed with a single process. PyTorch's own DDP and FSDP run; collectives have nothing to send.
+"""torch.distributed: this process is one rank of a world, which has as many as the script asks for.
 
-Any backend becomes PyTorch's own fake backend. More than one process is refused.
+PyTorch's own DDP, FSDP and DTensor run. Any backend becomes PyTorch's fake one, under its own name; what collectives do
+is in `collectives.py`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -15,15 +17,15 @@ import torch
 import torch.distributed
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ullage.virtual.libraries import NCCL_TO_ITSELF, SIDE_STREAMS
-from ullage.virtual.native import in_backward
-from ullage.virtual.operators.registry import handler
+from ullage.virtual.libraries import SIDE_STREAMS
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
 _c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
-_SEVERAL = "run it for one process with the batch that one GPU gets: every GPU of such a run takes about as much"
 _NCCL_VERSION = 2, 28, 9  # of PyTorch 2.11, whose NCCL was measured
+_ONE_OF_MANY = (
+    "rank {rank} of {size} was followed; the others were taken to have the same shapes, and to send what this one does"
+)
 _NCCL = "what NCCL takes outside PyTorch's allocator was measured on an H200; it was counted as there"
 
 
@@ -34,14 +36,15 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     from torch.distributed import distributed_c10d
 
     groups = Groups(gpu)
-    _in_use.append(groups)
+    groups_in_use.append(groups)
     homes: tuple[Any, Any] = (torch.distributed, distributed_c10d)
-    functions = _process_group(gpu, groups, distributed_c10d) | _object_collectives(groups, distributed_c10d)
+    functions = _process_groups(gpu, groups, distributed_c10d) | _object_collectives(groups, distributed_c10d)
     for name, value in functions.items():
         for home in homes:
-            replacements.put(home, name, value)
+            replacements.put_existing(home, name, value)
     for home in homes:
         replacements.put(home, "is_nccl_available", lambda: True)
+        replacements.put_existing(home, "default_pg_nccl_timeout", timedelta(minutes=10))
     replacements.put(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)  # the hook for bfloat16 asks
     # What DistributedDataParallel logs of its run needs CUDA's timers; its reducer starts them by counting iterations.
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
@@ -65,18 +68,20 @@ class Groups:
         self._sent: dict[int, tuple[int, Any]] = {}  # by the span's number: when it was last given to a collective
         self._seen_until = 0  # the watchdog has looked since; in allocator calls
         self._stepped = False
-        self.eager = False
+        self._eager = False
 
     @property
     def stand(self) -> bool:
         """Whether there is a group."""
         return bool(self._backends)
 
-    def add(self, group: Any, backend: str | None) -> None:
-        """A group was made."""
-        default = next(iter(self._backends.values()), "nccl")
-        self._backends[group.group_name] = default if backend is None else backend.split(":")[-1]
-        if self.eager:
+    def add(self, group: Any, backend: str, eager: bool) -> None:
+        """A group was made; with a device, the communicators of all groups are made with them."""
+        if not self._backends and group.size() > 1:
+            self._gpu.note("ranks", _ONE_OF_MANY.format(rank=group.rank(), size=group.size()))
+        self._backends[group.group_name] = backend
+        self._eager |= eager
+        if self._eager:
             self.communicate(group)
 
     def backend(self, group: Any) -> str:
@@ -139,50 +144,33 @@ class Groups:
             self._kept.clear()
 
 
-_in_use: list[Groups] = []
+groups_in_use: list[Groups] = []
 
 
-def _process_group(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
-    init, get_backend, destroy = home.init_process_group, home.get_backend, home.destroy_process_group
-    new, barrier = home.new_group, home.barrier
+def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
+    """What PyTorch's own `init_process_group` and `new_group` are built on, and what asks a group to wait."""
+    new, barrier, destroy = home._new_process_group_helper, home.barrier, home.destroy_process_group
 
-    def init_process_group(
-        backend: Any = None,
-        init_method: str | None = None,
-        timeout: Any = None,
-        world_size: int = -1,
-        rank: int = -1,
-        store: Any = None,
-        *args: Any,
-        **options: Any,
-    ) -> None:
-        """`torch.distributed.init_process_group`."""
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        """`torch.distributed.rendezvous`, where nobody waits."""
+        yield _c10d.HashStore(), *_place(url, rank, world_size)
+
+    def new_group(
+        group_size: int, group_rank: int, ranks: list[int], backend: Any, store: Any, *args: Any, **options: Any
+    ) -> tuple[Any, Any]:
+        """`_new_process_group_helper`: any backend becomes PyTorch's fake one, which keeps its name."""
         from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers the stand-in)
 
-        processes = _processes(init_method, world_size, store)
-        if processes > 1:
-            gpu.refuse(f"torch.distributed with {processes} processes", _SEVERAL)
-        init("fake", store=_c10d.HashStore(), rank=0, world_size=1)
-        groups.eager = options.get("device_id") is not None
-        groups.add(home.group.WORLD, str(backend or "nccl"))
-
-    def backend_of(group: Any = None) -> str:
-        """`torch.distributed.get_backend`."""
-        found = str(get_backend(group))
-        return groups.backend(group or home.group.WORLD) if found == "fake" else found
-
-    def destroy_process_group(group: Any = None) -> None:
-        """`torch.distributed.destroy_process_group`."""
-        groups.remove(None if group is home.group.WORLD else group)
-        destroy(group)
-
-    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any) -> Any:
-        """`torch.distributed.new_group`."""
-        options.pop("pg_options", None)
-        made = new(ranks, timeout, None, **options)
-        if isinstance(made, _c10d.ProcessGroup):
-            groups.add(made, None if backend is None else str(backend))
-        return made
+        with_device = options.pop("device_id", None) is not None
+        options.pop("backend_options", None)
+        if args:  # backend_options follows the name of the group
+            args = (args[0], None, *args[2:])
+        group, group_store = new(group_size, group_rank, ranks, home.Backend("fake"), store, *args, **options)
+        if isinstance(group, _c10d.ProcessGroup):
+            asked = _named(home, backend)
+            home._world.pg_map[group] = asked, home._world.pg_map[group][1]
+            groups.add(group, asked, eager=with_device)
+        return group, group_store
 
     def wait_for_all(group: Any = None, *args: Any, **options: Any) -> Any:
         """`torch.distributed.barrier`, which NCCL does by summing one number."""
@@ -191,51 +179,63 @@ def _process_group(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
             groups.communicate(group)
             gpu.memory.give_back(gpu.memory.take(4))
             gpu.memory.read_back()
-            return _work_that_is_done([]) if options.get("async_op") else None
+            return work_that_is_done([]) if options.get("async_op") else None
         return barrier(group, *args, **options)
 
+    def destroy_process_group(group: Any = None) -> None:
+        """`torch.distributed.destroy_process_group`."""
+        groups.remove(None if group is home.group.WORLD else group)
+        destroy(group)
+
     return {
-        "init_process_group": init_process_group,
-        "get_backend": backend_of,
-        "destroy_process_group": destroy_process_group,
-        "new_group": new_group,
+        "rendezvous": rendezvous,
+        "_new_process_group_helper": new_group,
         "barrier": wait_for_all,
+        "monitored_barrier": lambda *args, **options: None,
+        "destroy_process_group": destroy_process_group,
     }
 
 
-def _processes(init_method: str | None, world_size: int, store: Any) -> int:
-    """How many processes are asked for, found and checked in PyTorch's order: argument, address, environment."""
-    if world_size > 0:
-        return world_size
-    if init_method and not init_method.startswith("env://"):
-        return int(parse_qs(urlparse(init_method).query).get("world_size", ["1"])[0])
-    if store is None:
-        for name in ("RANK", "WORLD_SIZE"):
-            if name not in os.environ:
+def _named(home: Any, backend: Any) -> Any:
+    """The backend for the GPU of what was asked for: `cuda:nccl,cpu:gloo` and nothing at all mean NCCL."""
+    by_device = dict(part.split(":", 1) for part in str(backend).split(",") if ":" in part)
+    name = by_device.get("cuda", next(iter(by_device.values()), str(backend)))
+    return home.Backend("nccl" if name == "undefined" else name)
+
+
+def _place(url: str, rank: int, world_size: int) -> tuple[int, int]:
+    """The rank and the number of ranks, found and checked in PyTorch's order: argument, address, environment."""
+    query = {name: values[0] for name, values in parse_qs(urlparse(url).query).items()}
+    found = {}
+    for name, given in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        value = str(given) if given >= 0 else query.get(name.lower())
+        if value is None and url.startswith("env://"):
+            value = os.environ.get(name)
+            if value is None:
                 raise ValueError(
                     f"Error initializing torch.distributed using env:// rendezvous: "
                     f"environment variable {name} expected, but not set"
                 )
-        return int(os.environ["WORLD_SIZE"])
-    return 1
+        found[name] = int(value or (0 if name == "RANK" else 1))
+    return found["RANK"], found["WORLD_SIZE"]
 
 
 def _object_collectives(groups: Groups, home: Any) -> dict[str, Any]:
     """Python objects stay as they are: through the GPU they would lose their data."""
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        object_list[0] = obj
+        object_list[:] = [obj] * len(object_list)
 
     def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **options: Any) -> None:
         if object_gather_list:
-            object_gather_list[0] = obj
+            object_gather_list[:] = [obj] * len(object_gather_list)
 
     def broadcast_object_list(object_list: list[Any], *args: Any, **options: Any) -> None:
         return
 
     def scatter_object_list(output: list[Any], inputs: list[Any] | None = None, *args: Any, **options: Any) -> None:
         if inputs:
-            output[0] = inputs[0]
+            output[0] = inputs[home.get_rank(options.get("group"))]
 
     made = {
         "all_gather_object": all_gather_object,
@@ -261,91 +261,14 @@ def _if_alone(groups: Groups, home: Any, here: Any, original: Any) -> Any:
 def _end_stand_in(groups: Groups) -> None:
     if groups.stand and torch.distributed.is_initialized():
         sys.modules["torch.distributed.distributed_c10d"].destroy_process_group()
-    _in_use.remove(groups)
+    groups_in_use.remove(groups)
 
 
-# Collective operators of a process group of one: what comes out is what went in, and nothing is sent.
-
-# torch/csrc/distributed/c10d/Ops.cpp; their outputs are their first argument, written in place
-_NAMES = sorted(
-    {schema.name.split("::")[1] for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")}
-)
+def work_that_is_done(results: list[torch.Tensor]) -> Any:
+    """What an asynchronous collective returns."""
+    future: Any = torch.futures.Future()
+    future.set_result(results)
+    return _c10d._create_work_from_future(future).boxed()
 
 
 _WATCHDOG, _LATE_WATCHDOG = 2000, 6000  # calls of the allocator until it looks: in the mean, and at most
-_TO_ITSELF = ("c10d::send", "c10d::recv_", "c10d::recv_any_source_")
-
-
-@handler(*(f"c10d.{name}.default" for name in _NAMES))
-def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copy the inputs to the outputs, unless they are the same tensors, and return work that is done."""
-    targets = list(_tensors(args[0]))
-    if not any(tensor.is_cuda for tensor in targets):
-        return gpu.host.call(func, args, kwargs)
-    for argument in args:
-        if isinstance(argument, torch.ScriptObject) and _in_use and "ProcessGroup" in str(argument._type()):
-            _in_use[-1].communicate(_c10d.ProcessGroup.unbox(argument))
-            _in_use[-1].let_go()
-    if in_backward() and gpu.release.keeps_what_is_sent and _is_asynchronous(func, args, kwargs):
-        _in_use[-1].keep(targets)
-    if func._schema.name in _TO_ITSELF:
-        gpu.libraries.need_beyond(NCCL_TO_ITSELF)
-    sources = list(_tensors(args[1])) if len(args) > 1 else []
-    with gpu.counting(), torch.no_grad():
-        for target, source in zip(targets, sources, strict=False):
-            target.copy_(source.view_as(target))
-            gpu.values.copied(source, target)
-    returned = len(func._schema.returns)
-    done = _work_that_is_done(targets)
-    return None if returned == 0 else done if returned == 1 else (args[0], done)
-
-
-def _is_asynchronous(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name in ("async_op", "asyncOp"):
-            return bool(args[place] if place < len(args) else kwargs.get(argument.name, True))
-    return False
-
-
-def _work_that_is_done(results: list[torch.Tensor]) -> Any:
-    c10d: Any = torch._C._distributed_c10d
-    future: Any = torch.futures.Future()
-    future.set_result(results)
-    return c10d._create_work_from_future(future).boxed()
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-@handler("fsdp.chunk_cat_mixed_dtype.default")
-def gradients_in_one(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """ChunkCat.cu, since PyTorch 2.15: float32 and bfloat16 are cast as they are copied, other mixes before."""
-    gradients, out = args[0], kwargs["out"]
-    types = {gradient.dtype for gradient in gradients}
-    with gpu.counting():
-        if len(types) > 1 and types <= {torch.float32, torch.bfloat16}:
-            gpu.memory.written(out)
-        else:
-            same = gradients if len(types) == 1 else [gradient.to(out.dtype) for gradient in gradients]
-            torch._chunk_cat(same, *args[1:], out=out)
-
-
-# torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: operators written in Python that only move data
-
-
-@handler("fsdp")
-def sharding(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run what stands behind an operator of FSDP."""
-    home = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_collectives"]
-    name = func._schema.name.split("::")[1]
-    names = (f"{name}_cuda", f"_{name}_default", name)  # the plain one may be what calls the operator
-    behind = next((getattr(home, each) for each in names if hasattr(home, each)), None)
-    if behind is None:
-        return NotImplemented
-    with gpu.counting():
-        return behind(*args, **kwargs)

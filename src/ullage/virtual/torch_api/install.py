@@ -13,9 +13,10 @@ from ullage.virtual.compiled.install import install as install_compiler
 from ullage.virtual.compiler import no_compiler
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
-from ullage.virtual.torch_api import (
+from ullage.virtual.torch_api import (  # noqa: F401  (collectives registers its handlers)
     backends,
     bitsandbytes,
+    collectives,
     device,
     distributed,
     graphs,

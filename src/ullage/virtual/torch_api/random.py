@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ullage.virtual.native import device_count
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 
@@ -112,7 +113,7 @@ def _rebuild(state: torch.Tensor) -> CudaGenerator:
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
     """Install the default generator, and let `torch.Generator` make others."""
-    generators = (CudaGenerator(),)
+    generators = (CudaGenerator(),) * device_count()
     replacements.put(torch.cuda, "default_generators", generators)
     replacements.put_existing(torch._C, "_accelerator_getDefaultGenerator", generators.__getitem__)
     replacements.put(torch, "Generator", AnyGenerator)
