@@ -247,6 +247,10 @@ def spread(row: Row) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
 
     strategy, ranks = row["strategy"], row["ranks"]
+    if row["model"] != "own":
+        import transformers.models.gpt2.modeling_gpt2  # which makes tensors: not inside the `with`
+        import transformers.models.llama.modeling_llama
+        import transformers.models.qwen2.modeling_qwen2  # noqa: F401
     with torch.device(row["made_on"]):
         model, block = build(row)
     if row["precision"] == "pure_bf16":
@@ -643,7 +647,10 @@ def main() -> None:
     comparing = commands.add_parser("compare")
     comparing.add_argument("file", type=Path)
     comparing.add_argument("--out", type=Path)
-    comparing.add_argument("--only")
+    comparing.add_argument("--only", help="one strategy, or the id of one line")
+    comparing.add_argument("--part", default="0/1", help="every Nth line, as 3/8: for several processes at once")
+    reporting = commands.add_parser("report", help="the table of what `compare --out` has written")
+    reporting.add_argument("file", type=Path)
     given = parser.parse_args()
     if given.command == "draw":
         for row in draw(given.count, given.seed):
@@ -652,9 +659,12 @@ def main() -> None:
         measure(_read(given.file), given.out, given.at_once, given.histories, given.seconds)
     elif given.command == "one":
         print(json.dumps(measure_one(json.load(sys.stdin), given.history)))
+    elif given.command == "report":
+        print(report(_read(given.file)))
     else:
+        first, step = map(int, given.part.split("/"))
         rows = [row for row in _read(given.file) if not given.only or given.only in (row["id"], row["strategy"])]
-        compare(rows, given.out)
+        compare(rows[first::step], given.out)
 
 
 if __name__ == "__main__":

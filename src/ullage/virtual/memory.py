@@ -32,7 +32,7 @@ from ullage.virtual.shared_card.process import SharedCard
 
 ACTIVATIONS, PARAMETERS, GRADIENTS, OPTIMIZER, WORKSPACE, COPIES = range(6)
 WITHOUT_LIMIT = 1 << 44  # bytes: addresses have 47 bits, and expandable segments set aside several times the card
-AHEAD, MOST_AHEAD = 40, 2048  # allocator calls that the host is ahead of the GPU: as seen, and at most (1,024 launches)
+AHEAD, MOST_AHEAD = 8, 2048  # allocator calls that the host is ahead of the GPU: as seen, and at most (1,024 launches)
 LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
 KINDS = ("activations", "parameters", "gradients", "optimizer", "workspace", "copies")
 

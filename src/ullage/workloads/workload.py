@@ -13,9 +13,9 @@ from typing import Any
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, UnknownName
 from ullage.workloads.configuration import MODEL_OPTIONS, Configuration
+from ullage.workloads.ranks import Rank
 from ullage.workloads.sources.hub import is_checkpoint
 from ullage.workloads.sources.names import check_model_name
-from ullage.workloads.ranks import Rank
 
 MODEL, FUNCTION, SCRIPT, SUMMARY = "model", "function", "script", "summary"
 SUMMARY_ENDINGS = (".txt", ".model", ".summary")

@@ -17,6 +17,7 @@ from ullage.virtual.kernels import (  # noqa: F401
     quantization,
     recurrent,
     reductions,
+    sharding,
     sorting,
     spectral,
 )

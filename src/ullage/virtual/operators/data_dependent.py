@@ -28,6 +28,17 @@ def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
         return NotImplemented
     places: list[torch.Tensor | None] = []
     with gpu.counting():
+        mask = indices[0]
+        if (
+            func is torch.ops.aten.index_put_.default
+            and len(indices) == 1
+            and mask.dtype is torch.bool
+            and not added
+            and args[2].numel() == 1
+            and not args[2].is_cuda
+            and mask.shape == source.shape[: mask.dim()]
+        ):  # TensorAdvancedIndexing.cpp, canDispatchToMaskedFill
+            return source.masked_fill_(mask.view(*mask.shape, *[1] * (source.dim() - mask.dim())), args[2].item())
         for index in indices:
             if index is not None and index.dtype in masks:
                 places += list(torch.nonzero(index.to(source.device)).unbind(1))

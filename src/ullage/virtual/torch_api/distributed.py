@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ullage.virtual.libraries import SIDE_STREAMS
 from ullage.virtual.replacements import Replacements
@@ -45,12 +45,16 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     for home in homes:
         replacements.put(home, "is_nccl_available", lambda: True)
         replacements.put_existing(home, "default_pg_nccl_timeout", timedelta(minutes=10))
+    replacements.put(_c10d.ProcessGroup, "_start_coalescing", lambda group, device: None)  # PyTorch 2.6 has no fake one
+    replacements.put(_c10d.ProcessGroup, "_end_coalescing", lambda group, device: _done([]))
     replacements.put(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)  # the hook for bfloat16 asks
     # What DistributedDataParallel logs of its run needs CUDA's timers; its reducer starts them by counting iterations.
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
     if torch.version.cuda:
         replacements.put(homes[0].Reducer, "prepare_for_forward", lambda self: None)
+    replacements.on_undo(register_optimizer_step_pre_hook(lambda *step: groups.before_step()).remove)
     replacements.on_undo(register_optimizer_step_post_hook(lambda *step: groups.after_step()).remove)
+    replacements.put(sys, "excepthook", sys.excepthook)  # `init_process_group` sets one of its own
     replacements.on_undo(lambda: _end_stand_in(groups))
 
 
@@ -67,7 +71,7 @@ class Groups:
         self._kept: list[tuple[int, list[torch.Tensor]]] = []
         self._sent: dict[int, tuple[int, Any]] = {}  # by the span's number: when it was last given to a collective
         self._seen_until = 0  # the watchdog has looked since; in allocator calls
-        self._stepped = False
+        self._stepped, self._step_begins = False, 0
         self._eager = False
 
     @property
@@ -101,9 +105,10 @@ class Groups:
     # DDP waits for the futures of its collectives and not for the works, so nobody but NCCL's watchdog lets go of the
     # tensors (ProcessGroupNCCL.cpp, `stashed_for_allocator_safety_`). It looks every 100 ms, and what it found to be
     # done is let go with the next collective (`workEnqueue`). On an H200 a call of the allocator came every 17 to 50
-    # microseconds. The first step of an optimizer took 28 to 445 ms, since its kernels are loaded: in the recorded runs
-    # the watchdog had looked before DDP built its buckets anew. With `static_graph` it does so a step later, when steps
-    # are fast: then the old buckets are there beside the new ones.
+    # microseconds. The first step of an optimizer loads its kernels, some 20 ms each: with the ten of a foreach AdamW
+    # the watchdog had looked before DDP built its buckets anew, with the two or three of SGD or of a fused AdamW it had
+    # not. With `static_graph` they are built a step later, when steps are fast: then the old buckets are there beside
+    # the new ones, too.
 
     def keep(self, tensors: list[torch.Tensor]) -> None:
         """Keep what an asynchronous collective of DDP was given, until the watchdog has seen that it is done."""
@@ -114,10 +119,17 @@ class Groups:
                 self._sent[span.index] = memory.clock, span
         self._count()
 
+    def before_step(self) -> None:
+        """An optimizer begins a step."""
+        self._step_begins = len(self._gpu.calls.stream)
+
     def after_step(self) -> None:
-        """An optimizer has made a step; the first one takes long."""
+        """An optimizer has made a step; the first one takes long if it has many kernels."""
         if not self._stepped:
-            self._stepped, self._seen_until = True, self._gpu.memory.clock
+            kernels = self._gpu.calls.operators_since(self._step_begins)
+            self._stepped = True
+            if len(kernels) >= _KERNELS_OF_A_SLOW_STEP:
+                self._seen_until = self._gpu.memory.clock
 
     def let_go(self) -> None:
         """A collective begins: drop what the watchdog has found, and note what it would hold if it came late."""
@@ -179,7 +191,7 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
             groups.communicate(group)
             gpu.memory.give_back(gpu.memory.take(4))
             gpu.memory.read_back()
-            return work_that_is_done([]) if options.get("async_op") else None
+            return _done([]) if options.get("async_op") else None
         return barrier(group, *args, **options)
 
     def destroy_process_group(group: Any = None) -> None:
@@ -265,10 +277,15 @@ def _end_stand_in(groups: Groups) -> None:
 
 
 def work_that_is_done(results: list[torch.Tensor]) -> Any:
-    """What an asynchronous collective returns."""
+    """What the operator of an asynchronous collective returns."""
+    return _done(results).boxed()
+
+
+def _done(results: list[torch.Tensor]) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(results)
-    return _c10d._create_work_from_future(future).boxed()
+    return _c10d._create_work_from_future(future)
 
 
+_KERNELS_OF_A_SLOW_STEP = 6
 _WATCHDOG, _LATE_WATCHDOG = 2000, 6000  # calls of the allocator until it looks: in the mean, and at most

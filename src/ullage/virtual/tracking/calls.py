@@ -155,6 +155,10 @@ class OperatorCalls:
         """A call of this number."""
         self.stream.append(number + (self.part if _graph_task() == -1 else BACKWARD))
 
+    def operators_since(self, place: int) -> set[str]:
+        """The names of the operators that were called since the stream had so many calls."""
+        return {self._distinct[number // len(PASSES)].operator for number in set(self.stream[place:])}
+
     def add_wait(self) -> None:
         """The host waits for the GPU: `torch.cuda.synchronize()`, or the same of a stream or an event."""
         self._add_other(SeenCall("cuda.synchronize", ()))
