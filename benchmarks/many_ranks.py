@@ -626,9 +626,8 @@ def report(results: list[Row]) -> str:
 
 
 def _read(file: Path) -> list[Row]:
-    opened = gzip.open(file, "rt") if file.suffix == ".gz" else file.open()
-    with opened as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+    content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    return [json.loads(line) for line in content.splitlines() if line.strip()]
 
 
 def main() -> None:

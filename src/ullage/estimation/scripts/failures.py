@@ -276,7 +276,7 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
     if "invalid device ordinal" in failure["message"].casefold():
         return (
             f"{shown} asked for a second GPU; there is one virtual GPU, cuda:0{_at(failure)}. "
-            "Run it for one GPU, with the batch size that one GPU gets"
+            "A script of many processes with a GPU each is followed as one of them: say how many with --world-size"
         )
     if "attempted relative import" in failure["message"]:
         module = ".".join(Path(shown).with_suffix("").parts)

@@ -65,7 +65,7 @@ def estimate_script(
     >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
     True
 
-    Not covered: a process with several GPUs, and compiled code that is no operator with a fake (`ScriptFailed` says so).
+    Not covered: a process that uses several GPUs, and compiled code that is no operator with a fake: `ScriptFailed`.
     """
     interpreter = _started_as(rank, find_interpreter(sys.executable if python is None else os.fspath(python)))
     if steps is not None and steps < 1:

@@ -26,6 +26,10 @@ _NCCL_VERSION = 2, 28, 9  # of PyTorch 2.11, whose NCCL was measured
 _ONE_OF_MANY = (
     "rank {rank} of {size} was followed; the others were taken to have the same shapes, and to send what this one does"
 )
+_CONNECTIONS = (
+    "what NCCL takes outside PyTorch's allocator was counted as for one rank: connections to others take more, by the "
+    "network and the number of channels"
+)
 _NCCL = "what NCCL takes outside PyTorch's allocator was measured on an H200; it was counted as there"
 
 
@@ -47,6 +51,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         replacements.put_existing(home, "default_pg_nccl_timeout", timedelta(minutes=10))
     replacements.put(_c10d.ProcessGroup, "_start_coalescing", lambda group, device: None)  # PyTorch 2.6 has no fake one
     replacements.put(_c10d.ProcessGroup, "_end_coalescing", lambda group, device: _done([]))
+    replacements.put(torch._C.Future, "then", _then(groups))
     replacements.put(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)  # the hook for bfloat16 asks
     # What DistributedDataParallel logs of its run needs CUDA's timers; its reducer starts them by counting iterations.
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
@@ -99,6 +104,8 @@ class Groups:
         elif group.group_name not in self._communicators:
             self._communicators.add(group.group_name)
             self._gpu.libraries.make_communicator()
+            if group.size() > 1:
+                self._gpu.note("connections", _CONNECTIONS)
             if not self._gpu.spec.context_measured:
                 self._gpu.note("distributed", _NCCL)
 
@@ -266,6 +273,20 @@ def _if_alone(groups: Groups, home: Any, here: Any, original: Any) -> Any:
         if groups.backend(group) == "nccl":  # whose objects travel by the GPU
             groups.communicate(group)
         return here(*args, **options)
+
+    return call
+
+
+def _then(groups: Groups) -> Any:
+    """`Future.then`: what follows a collective runs in a stream of the pool (ATen/core/ivalue_inl.h)."""
+    then: Any = torch._C.Future.then
+
+    def call(future: Any, callback: Any) -> Any:
+        def in_stream(done: Any) -> Any:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                return callback(done)
+
+        return then(future, in_stream if groups.stand else callback)
 
     return call
 
