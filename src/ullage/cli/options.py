@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from ullage.cli import completion
+from ullage.cli.spelling import LAUNCHER
 from ullage.errors import InvalidValue
 from ullage.units import parse_duration
 from ullage.virtual import releases
@@ -305,6 +306,8 @@ def target_of(
         source, args, module = launched.source, launched.args, launched.module
         if world_size is None:
             world_size, nodes = launched.world_size, launched.nodes
+            if world_size is None and Path(launched.program).name == LAUNCHER:
+                raise InvalidValue(f"{launched.program}: needed a number of ranks, such as --nproc-per-node 8")
     if steps < 1:
         raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
     kind = kind_of(source, module)

@@ -106,8 +106,8 @@ def _by_launcher(program: str, words: list[str]) -> ScriptCommand | None:
 def _ranks(options: Mapping[str, str]) -> tuple[int | None, int]:
     """How many ranks there are in all, and on how many machines, by the options of a launcher.
 
-    >>> _ranks({"nproc-per-node": "8", "nnodes": "1:4"}), _ranks({"num-processes": "4"}), _ranks({"nproc-per-node": "gpu"})
-    ((8, 1), (4, 1), (None, 1))
+    >>> _ranks({"nproc-per-node": "8", "nnodes": "2:4"}), _ranks({"nproc-per-node": "gpu"})
+    ((16, 2), (None, 1))
     """
     first = options.get("nnodes", options.get("num-machines", "1")).partition(":")[0]
     nodes = int(first) if first.isdecimal() and int(first) else 1

@@ -65,7 +65,7 @@ NOTE_MEANINGS = {
     "lookups": NoteMeaning(LEFT_OUT, "kernels of packages that are not installed here", False),
     "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script (the Python code ran)", False),
     "distributed": NoteMeaning(ASSUMED, "memory of NCCL as on an H200", True, NOTHING),
-    "connections": NoteMeaning(ASSUMED, "memory of NCCL as for one rank", False, NOTHING),
+    "connections": NoteMeaning(ASSUMED, "memory of NCCL as for one rank", False),
     "ranks": NoteMeaning(ASSUMED, "that the other ranks are like this one", True, NOTHING),
     "cudnn": NoteMeaning(LEFT_OUT, "switches of cuDNN", False),
     "trials": NoteMeaning(ASSUMED, "which plans cudnn.benchmark tries and keeps", True),
