@@ -37,6 +37,8 @@ def test_jobs_of_an_array_that_wait_are_one_row(busy):
     assert (running["state"], running["jobs"], running["indices"]) == ("running", 1, None)
     assert (waiting["id"], waiting["jobs"], waiting["indices"]) == (busy.array, MANY, f"1-{MANY}")
     assert (found["jobs"], found["all_rows"], found["states"]) == (MANY + 1, 2, {"running": 1, "queued": MANY})
+    live = busy.client.folded_queue(live=True)
+    assert [row["id"] for row in live["rows"]] == [running["id"]] and live["states"] == found["states"]
     busy.client.hold(f"{busy.array}_[2-4,9]")
     rows = [(row["state"], row["indices"]) for row in busy.client.folded_queue()["rows"][1:]]
     assert rows == [("queued", f"1,5-8,10-{MANY}"), ("held", "2-4,9")]
