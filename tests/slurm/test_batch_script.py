@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.errors import InvalidValue
@@ -199,6 +199,7 @@ PIECE = st.one_of(
 WORDS = st.lists(st.lists(PIECE, min_size=1, max_size=2).map("".join) | st.just("{1..3}"), max_size=5)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(NAME, WORD.filter(lambda text: text.isascii() and not set(text) & set("*?[]\\"))),
     WORDS,
@@ -217,6 +218,7 @@ def test_words_are_what_bash_makes_of_them(values, pieces, arguments):
     assert not any(isinstance(word, Unknown) for word in program.words)
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("ab=$(){}[]'\"`\\;&|<>#!\n -if then fi do done case esac")))
 def test_no_text_makes_the_reader_fail_in_another_way(text):
     try:
