@@ -2,8 +2,8 @@
 
 python benchmarks/slurm_sharing.py trace_heavy-60-tasks.csv [--scale 120] [--only shards-mps]
 
-Starts a Slurm of its own with one node of four A100-40GB, as the trace's authors had. Time goes `--scale` times as fast.
-Slurm places the jobs. The jobs only wait: how far each is, is reckoned here from who shares its GPU, with the model of
+Starts a Slurm of its own with one node of four A100-40GB, as the authors had. Time goes `--scale` times as fast. Slurm
+places the jobs. The jobs only wait: how far each is, is reckoned here from who shares its GPU, with the model of
 `ullage share`. Needs Slurm (`make test-slurm` installs it) and takes minutes for each way.
 """
 
