@@ -14,7 +14,7 @@ Ask = Callable[[dict[str, Any]], dict[str, Any]]
 """Gives the answer to a question, as `Client.estimate` does."""
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     """What a job takes at most on one GPU, in bytes, and whether it fits there."""
 
     gpu: str
@@ -39,12 +39,12 @@ def is_remote() -> bool:
     return URL in os.environ
 
 
-def needs_of(answer: dict[str, Any]) -> list[Need]:
+def needs_of(answer: dict[str, Any]) -> list[MemoryNeed]:
     """What an answer says of each GPU; `InvalidValue` says why there is none.
 
     >>> told = {"gpu": "T4", "upper": 5, "fits": True, "gpu_memory": 9}
     >>> needs_of({"state": "done", "reason": None, "estimates": [told]})
-    [Need(gpu='T4', upper=5, fits=True, memory=9)]
+    [MemoryNeed(gpu='T4', upper=5, fits=True, memory=9)]
     """
     if answer["state"] != "done":
         raise InvalidValue(f"there is no estimate: {answer['reason'] or 'it is still being made'}")
@@ -53,14 +53,14 @@ def needs_of(answer: dict[str, Any]) -> list[Need]:
         upper = each.get("upper") or each.get("process_memory") or each.get("peak_reserved")
         if upper is None:
             raise InvalidValue(f"there is no estimate for {each['gpu']}: {'; '.join(each.get('notes', []))}")
-        found.append(Need(each["gpu"], upper, each["fits"] and upper <= each["gpu_memory"], each["gpu_memory"]))
+        found.append(MemoryNeed(each["gpu"], upper, each["fits"] and upper <= each["gpu_memory"], each["gpu_memory"]))
     return found
 
 
-def smallest(needs: list[Need]) -> Need:
+def smallest(needs: list[MemoryNeed]) -> MemoryNeed:
     """The GPU with the least memory that the job fits on; `InvalidValue` if it fits on none.
 
-    >>> smallest([Need("A", 5, True, 40), Need("B", 5, True, 16), Need("C", 5, False, 4)]).gpu
+    >>> smallest([MemoryNeed("A", 5, True, 40), MemoryNeed("B", 5, True, 16), MemoryNeed("C", 5, False, 4)]).gpu
     'B'
     """
     fitting = [need for need in needs if need.fits]

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ullage.adapters.service import Ask, Need, ask_daemon, needs_of
+from ullage.adapters.service import Ask, MemoryNeed, ask_daemon, needs_of
 from ullage.errors import InvalidValue
 from ullage.slurm.comment import write_comment
 from ullage.units import GIB, format_bytes
@@ -42,7 +42,7 @@ def submit(
     return executor.submit(function, *args, **more)
 
 
-def need_of(function: Callable[..., Any], *args: Any, gpu: str, ask: Ask = ask_daemon, **more: Any) -> Need:
+def need_of(function: Callable[..., Any], *args: Any, gpu: str, ask: Ask = ask_daemon, **more: Any) -> MemoryNeed:
     """What a function, or a command of submitit's (`CommandFunction`), takes on a GPU."""
     command = getattr(function, "command", None)
     if command is not None:
@@ -53,7 +53,7 @@ def need_of(function: Callable[..., Any], *args: Any, gpu: str, ask: Ask = ask_d
     from ullage.estimation.asking import estimate
 
     found = estimate(functools.partial(function, *args, **more), gpu=gpu)
-    return Need(found.gpu, found.bound, found.fits and found.bound <= found.gpu_memory, found.gpu_memory)
+    return MemoryNeed(found.gpu, found.bound, found.fits and found.bound <= found.gpu_memory, found.gpu_memory)
 
 
 def _is_slurm(executor: Any) -> bool:
