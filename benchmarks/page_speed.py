@@ -53,7 +53,9 @@ def main() -> None:
             fill(client, options.jobs, options.gpus)
             with sync_playwright() as playwright:
                 for priority, measure in ((0, paint), (19, cost)):
-                    browser = playwright.chromium.launch(executable_path=chromium(priority), args=["--no-sandbox"])
+                    browser = playwright.chromium.launch(
+                        executable_path=chromium(priority, home), args=["--no-sandbox"]
+                    )
                     measure(client, browser, url, daemon.pid, options.pages)
                     browser.close()
         finally:
@@ -62,12 +64,12 @@ def main() -> None:
             daemon.wait()
 
 
-def chromium(priority: int) -> str:
+def chromium(priority: int, folder: Path) -> str:
     """A wrapper that starts Chromium with a priority."""
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
         sys.exit("needed Chromium; type: apt-get install chromium")
-    wrapper = Path(tempfile.mkdtemp(prefix="ullage-bench-")) / "chromium"
+    wrapper = folder / f"chromium-{priority}"
     wrapper.write_text(f'#!/bin/sh\nexec nice -n {priority} {found} "$@"\n')
     wrapper.chmod(0o755)
     return str(wrapper)
