@@ -95,6 +95,10 @@ def test_a_simulated_run_is_drawn_with_its_own_figures(page, tab, tmp_path):
     assert figure(tab, "Makespan") == MEASURES["total"].text(300.0)
     assert figure(tab, "Energy") == MEASURES["energy"].text(result.figures_between(10.0, 310.0).energy_j)
     see(tab, ".scroll tr.failed td", "out of GPU memory")
+    assert tab.get_by_label("To").input_value() == "310s"
+    tab.get_by_label("To").fill("1m")
+    tab.get_by_role("button", name="Show", exact=True).click()
+    see(tab, "dd", MEASURES["total"].text(50.0))
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"runs": [{"jobs": HOSTILE}]}))
     tab.locator("input[type=file]").set_input_files(other)

@@ -58,15 +58,19 @@ class TimelineRun:
         return self.result.figures_between(span[0] - self.begin, span[1] - self.begin)
 
     def moment(self, at: float) -> str:
-        """A time as it is typed."""
+        """A time in words."""
         if not self.real:
             return format_duration(round(at, 3)) if at else "0 s"
         return datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
 
+    def typed(self, at: float) -> str:
+        """A time as `parsed` reads it."""
+        return self.moment(at) if self.real else f"{round(at, 3):.12g}s"
+
     def parsed(self, text: str) -> float:
         """What somebody typed as a time."""
         if not self.real:
-            return parse_duration(text.replace(" ", "").replace("min", "m"))
+            return parse_duration(text.strip())
         try:
             return datetime.datetime.fromisoformat(text.strip()).timestamp()
         except (ValueError, OverflowError, OSError):
@@ -261,7 +265,7 @@ class Timeline:
         run, span = self._shown, self._now_shown
         assert run is not None
         for field, at in ((self._from, span[0]), (self._to, span[1])):
-            field.set_value(run.moment(at))
+            field.set_value(run.typed(at))
         found = run.figures(span)
         open_now = found.jobs - found.done - found.failed
         self._counts.set_text(
@@ -364,7 +368,7 @@ def _of_result(result: SimulationResult) -> TimelineRun:
     run = TimelineRun(result, 0.0, first, last, [f"GPU {place}" for place in range(gpus)], [], False)
     run.figures((first, last))
     many = [f"of {len(attempts):,} attempts the last {_MOST_BARS:,} are drawn"] if len(attempts) > _MOST_BARS else []
-    return TimelineRun(result, 0.0, first, last, run.gpus, [plain(result.trace)[:80], *many], False)
+    return TimelineRun(result, 0.0, first, last, run.gpus, [f"the trace is {plain(result.trace)[:80]}", *many], False)
 
 
 def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
