@@ -97,11 +97,18 @@ def test_an_estimate_of_memory_does_not_fail_because_of_it(estimated):
 
 
 def test_the_estimate_of_a_job_has_it_for_each_gpu_by_the_name_that_was_asked_for():
-    question = {"source": "torchvision:resnet18", "args": (), "module": False, "program": None, "launcher": ()}
+    question = {"source": "torchvision:resnet18", "args": (), "module": False, "program": None, "launcher": (),
+                "text": None}  # fmt: skip
     options = {"batch_size": 2, "input_shape": [3, 32, 32]}
     gpus = ["NVIDIA H200", "T4"]  # a driver's name, and the catalogue's
     found = estimate_here(
-        {"questions": [{**question, "options": options}], "conda": None, "gpus": gpus, "estimator": "ullage"}
+        {
+            "questions": [{**question, "options": options}],
+            "whole": None,
+            "conda": None,
+            "gpus": gpus,
+            "estimator": "ullage",
+        }
     )
     assert found["utilization"].keys() == set(gpus) and found["gpu"] == "NVIDIA H200", "which takes more memory"
     assert found["utilization"]["T4"]["gpu_s"] > found["utilization"]["NVIDIA H200"]["gpu_s"]
