@@ -20,7 +20,7 @@ import pytest
 
 import ullage
 from ullage.cli import all_commands
-from ullage.cli.spelling import OLD
+from ullage.cli.spelling import OLD, with_launcher_apart
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -162,7 +162,7 @@ def test_commands_that_are_shown_can_be_typed(page):
         assert command is not COMMANDS or rest[0].startswith("--"), f"line {line}: there is no command {words[0]!r}"
         if command is not COMMANDS:
             try:
-                command.make_context(command.name, list(rest))
+                command.make_context(command.name, with_launcher_apart(command.name, rest))
             except Exception as error:
                 message = getattr(error, "format_message", lambda error=error: repr(error))()
                 pytest.fail(f"{named(page)}, line {line}: {shown}: {message}")
