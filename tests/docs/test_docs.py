@@ -143,7 +143,7 @@ def command_lines(page):
 def typed(shown):
     """The command lines of Ullage in a line of a shell, or of a workflow that has one."""
     plain = re.sub(r"^\s*(?:\$ |- run: |run: |entry: )?(?:\w+=\S+ )*", "", shown)
-    return [part for part in re.split(r" && | \| |; ", plain) if part.startswith("ullage ")]
+    return [part for part in re.split(r" && | \| |; | > ", plain) if part.startswith("ullage ")]
 
 
 def find(words):
