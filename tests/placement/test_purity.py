@@ -18,6 +18,7 @@ ALLOWED = {
     "collections",
     "collections.abc",
     "dataclasses",
+    "functools",
     "itertools",
     "math",
     "operator",

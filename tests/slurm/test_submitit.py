@@ -12,7 +12,7 @@ real = pytest.importorskip("submitit", reason="the package submitit is not insta
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch):
-    need = service.Need("A100-40GB", 3 * GIB + 1, True, 40 * GIB)
+    need = service.MemoryNeed("A100-40GB", 3 * GIB + 1, True, 40 * GIB)
     monkeypatch.setattr(submitit, "need_of", lambda *_, **__: need)
 
 

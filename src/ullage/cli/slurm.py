@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -14,11 +15,12 @@ import typer
 from ullage.cli import completion, slurm_watch
 from ullage.cli.exit_codes import DONE, FAILED
 from ullage.cli.options import Json, Network, Timeout
-from ullage.errors import UllageError
+from ullage.errors import InvalidValue, UllageError
 from ullage.text import plain
 from ullage.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
+    from ullage.slurm.sbatch_options import SbatchWords
     from ullage.slurm.submission import Choices, SubmissionPlan
 
 slurm = typer.Typer(
@@ -75,6 +77,7 @@ def submit(
     from ullage.slurm import commands
     from ullage.slurm.sbatch_options import with_options
 
+    _sbatch_words(words)
     choices = _choices(gpu, memory, exclusive, estimate, network, timeout)
     plan = _planned(words, choices, None)
     line = ["sbatch", *with_options(words, plan.words)]
@@ -103,9 +106,9 @@ def sbatch(words: Words) -> None:
       ullage slurm sbatch --parsable --array 1-8 job.sh
       ullage slurm sbatch --wrap "python train.py"
     """
-    from ullage.slurm.sbatch_options import read_words, with_options
+    from ullage.slurm.sbatch_options import with_options
 
-    given = read_words(words)
+    given = _sbatch_words(words)
     text = None if given.rest or "wrap" in given.values else sys.stdin.read()
     plan = _planned(words, None, text)
     _tell(plan, sys.stderr)
@@ -187,6 +190,16 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
 
 for _command in (slurm_watch.watch, slurm_watch.history, slurm_watch.top, slurm_watch.monitor, slurm_watch.epilog):
     slurm.command()(_command)
+
+
+def _sbatch_words(words: Sequence[str]) -> SbatchWords:
+    """What sbatch is given; a line that ends too early is a mistake in typing."""
+    from ullage.slurm.sbatch_options import read_words
+
+    try:
+        return read_words(words)
+    except InvalidValue as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _choices(

@@ -225,7 +225,7 @@ class Scheduler:
         self, gone: Sequence[AttemptRecord], joining: Sequence[tuple[Decision, Job]] = (), back: bool = True
     ) -> set[int]:
         """The waiting jobs that would start if some attempts were gone, and others had joined those that run. With
-        `back`, the jobs of those that are gone wait again, and do not count."""
+        `back`, the jobs of those that are gone wait again and do not count, nor does one that no pass has looked at."""
         context, now = self._context, self._context.clock()
         ledger, used, numbers = context.ledger.copy(), dict[str, int](), {each.job for each in gone}
         for attempt in gone:
@@ -239,7 +239,7 @@ class Scheduler:
             ledger.accept(decision)
             running.append(Running(job, decision.slots, now))
         again = [replace(self._running(each).job, submitted=now, queued=now) for each in gone if back]
-        ready = [job for job in self._ready.values() if job.id in context.reasons]
+        ready = [job for job in self._ready.values() if not back or job.id in context.reasons]
         if not ready:
             return set()
         outcome = decide(
