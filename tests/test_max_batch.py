@@ -85,6 +85,7 @@ def test_a_function_gets_the_number_as_its_parameter():
         ullage.max_batch(lambda: None, gpu="RTX-2060")
 
 
+@pytest.mark.slow
 def test_nothing_fits():
     found = ullage.max_batch("hf:LlamaForCausalLM", gpu="RTX-2060", sequence_length=8, set={"num_hidden_layers": 16})
     assert found == 0 and found.sure == 0 and "no batch size fits on RTX-2060" in found.report()

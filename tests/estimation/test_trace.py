@@ -84,6 +84,7 @@ def test_pytorch_reads_the_snapshot_back(tmp_path, settings):
     assert {"step 2", "aten.convolution_backward.default", "Adam.step()"} <= names
 
 
+@pytest.mark.slow
 def test_pytorchs_command_opens_the_snapshot(run, tmp_path):
     snapshot.write(run[1], tmp_path / "out.pickle")
     command = [sys.executable, "-m", "torch.cuda._memory_viz", "trace_plot", "out.pickle", "-o", "out.html"]

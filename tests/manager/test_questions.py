@@ -92,6 +92,7 @@ def test_why_there_is_no_estimate_is_the_answer(asked):
     assert failed["question"]["gpu"] == ["A100-40GB"]  # the daemon's own
 
 
+@pytest.mark.slow
 def test_a_question_outlives_the_daemon_that_it_was_put_to(asked):
     asked.kill()
     asked.start(crash_at="order-before-answer", wait=False)

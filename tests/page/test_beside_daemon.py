@@ -72,6 +72,7 @@ def test_serve_prints_a_link_that_signs_in_once_and_starts_a_page_that_dies_agai
     assert not list((home.folder / "run" / "page-sessions").iterdir())
 
 
+@pytest.mark.slow
 def test_a_browser_comes_back_by_itself_when_the_daemon_was_killed_and_started(home, browser):
     context = browser.new_context()
     tab = context.new_page()

@@ -171,6 +171,7 @@ def test_estimate_serve_shows_that_very_answer(make_home, browser, tmp_path):
         served.process.kill()
 
 
+@pytest.mark.slow
 def test_without_a_daemon_the_page_estimates_for_its_own_user(make_home, browser, tmp_path):
     home = make_home(tmp_path / "h")
     alone = Page(home)

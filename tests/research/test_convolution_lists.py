@@ -51,6 +51,7 @@ def test_fitting_needs_a_folder_or_held_out_layers(tmp_path):
     assert isinstance(described, InvalidValue) and "JSON" in str(described)
 
 
+@pytest.mark.slow
 def test_layers_that_were_held_out_are_scored_and_few_calls_make_no_table(tmp_path):
     pytest.importorskip("sklearn")
     measured = Path(__file__).parents[1] / "virtual" / "data" / "held_out_convolutions_h200.jsonl.gz"

@@ -28,6 +28,7 @@ def trained():
     return jobs, model, unseen
 
 
+@pytest.mark.slow
 def test_it_is_far_better_than_the_formula_alone_on_jobs_it_has_not_seen(trained) -> None:
     _, model, _ = trained
     for kind in ("generated", "real"):

@@ -22,6 +22,7 @@ def examples() -> Examples:
     return examples_of(rows(240), GPUMEMNET)
 
 
+@pytest.mark.slow
 def test_training_learns() -> None:
     """Of what the published method can see: 16 bytes a parameter."""
     told = [row | {"process_memory": (1 << 29) + 16 * row["parameters"]} for row in rows(240)]

@@ -69,6 +69,7 @@ def test_gpuutilnet_is_trained_and_judged_on_rows_it_has_not_seen(busy_data, tmp
     assert "SMOCC" in ullage("evaluate", "gpuutilnet", "--data", busy_data, "--weights", out).stdout
 
 
+@pytest.mark.slow
 def test_gpuutilnet_learns_the_classes_of_the_paper(busy_data) -> None:
     made = read_rows(busy_data)
     model = table7.train(made, schedule=Schedule(epochs=60, batch=16, rate=0.02))

@@ -68,6 +68,7 @@ def test_of_two_hundred_jobs_of_mixed_sizes_no_gpu_is_ever_overbooked(slurm, pro
     assert finish(slurm, project, arrays, 200) > slurm.shards_per_gpu // 2
 
 
+@pytest.mark.slow
 def test_a_killed_controller_loses_no_job_and_runs_none_twice(slurm, project):
     (project / "job.sh").write_text(JOB)
     arrays = submit((11, 30), 16)

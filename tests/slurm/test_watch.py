@@ -190,6 +190,7 @@ def test_jobs_of_others_are_left_alone_unless_all_are_wanted(watch, slurm):
     assert [shards for _, _, shards in watch.log()] == [12, 21] and commands.jobs([job])[0].comment == "mine"
 
 
+@pytest.mark.slow
 def test_a_job_gets_more_and_more_then_a_gpu_to_itself_and_then_no_more(watch, slurm):
     job = watch.submit(JOB + "echo CUDA out of memory; exit 1\n")
     runs = watch.until_over(job, "FAILED")

@@ -190,11 +190,13 @@ def test_pytorch_imported_late_beside_another_sitecustomize(card, tmp_path):
     assert end(start(card, code, tmp_path, PYTHONPATH=paths)) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_to_see_no_card_sees_none(card, tmp_path):
     code = "import torch; assert not torch.cuda.is_available()"
     assert end(start(card, code, tmp_path, CUDA_VISIBLE_DEVICES=""))[0] == 0
 
 
+@pytest.mark.slow
 def test_a_folder_without_cards_is_said_once(card, tmp_path):
     code, out, err = end(start(card, "import torch", tmp_path, ULLAGE_CARDS=str(tmp_path / "none")))
     assert (code, out) == (1, "") and len(err.splitlines()) == 1

@@ -159,6 +159,7 @@ def test_a_reused_pid_does_not_inherit(cards):
     assert card.take(card.total)
 
 
+@pytest.mark.slow
 def test_a_fork_while_another_thread_uses_a_card(cards):
     import threading
 

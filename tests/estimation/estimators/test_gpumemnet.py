@@ -98,7 +98,9 @@ def test_the_features_of_a_transformer_are_those_counted_by_hand() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [each if each == "cnn" else pytest.param(each, marks=pytest.mark.slow) for each in FAMILIES]
+)
 def test_rows_of_the_data_set_have_the_features_of_their_models(family: str) -> None:
     pytest.importorskip("polars")
     import json

@@ -158,7 +158,11 @@ for epoch in range(50):
 # A copy that never trained, evaluated with gradients, is left out: nothing tells that it is validation.
 @pytest.mark.parametrize(
     ("evaluated", "no_grad"),
-    [("model", "with torch.no_grad():"), ("average", "with torch.no_grad():"), ("model", "if True:")],
+    [
+        ("model", "with torch.no_grad():"),
+        pytest.param("average", "with torch.no_grad():", marks=pytest.mark.slow),
+        pytest.param("model", "if True:", marks=pytest.mark.slow),
+    ],
 )
 def test_validation_is_reached_and_its_peak_told_apart(estimated, evaluated, no_grad):
     values = estimated(HEAD + VALIDATION.format(no_grad=no_grad).replace("EVALUATED", evaluated))
