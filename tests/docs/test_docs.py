@@ -177,6 +177,7 @@ def test_commands_in_the_text_exist_with_their_options(page):
         known = {name for item in command.params for name in (*item.opts, *item.secondary_opts)} | {"--help"}
         if page.name == "CHANGELOG.md":  # it says what was typed then
             known |= {old for spellings in OLD.values() for old in spellings}
+        rest = with_launcher_apart(command.name, rest)
         own = rest[: rest.index("--")] if "--" in rest else rest
         for word in own:
             if word.startswith("-"):
