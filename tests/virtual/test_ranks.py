@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from tests.virtual.test_distributed import layers, train
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,7 +16,7 @@ from ullage.virtual import virtual_gpu
 from ullage.workloads.ranks import Rank
 
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
-RANKS, WIDTH = 8, 512  # a layer has 1 MiB of weights
+RANKS = 8
 
 
 @pytest.fixture
@@ -23,18 +24,6 @@ def gpu():
     with Rank(RANKS, 2).entered(), virtual_gpu("H200") as gpu:
         dist.init_process_group("nccl")
         yield gpu
-
-
-def layers(count=8):
-    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count))).cuda()
-
-
-def train(model, steps=3):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        model(torch.zeros(4, WIDTH, device="cuda")).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def numbers(count, device):
