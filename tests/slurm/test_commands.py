@@ -65,6 +65,7 @@ def test_later_releases_of_slurm_write_numbers_and_states_in_another_way():
     job = commands._job(told)
     assert (job.state, job.node_count, job.submitted, job.exit_code) == ("OUT_OF_MEMORY", 2, 17, 137)
     assert job.shards == 12 and job.array_task is None
+    assert commands._job({**told, "job_state": ["FAILED", "COMPLETING"]}).state == "COMPLETING"  # its epilog runs
 
 
 def test_a_private_slurm_ends_with_whoever_started_it_and_so_do_its_jobs(slurm, tmp_path):

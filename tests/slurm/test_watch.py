@@ -203,15 +203,17 @@ def test_a_job_gets_more_and_more_then_a_gpu_to_itself_and_then_no_more(watch, s
 
 
 def test_a_watcher_that_is_killed_anywhere_goes_on_where_it_was(watch, slurm):
-    job = watch.submit(GROWS)
-    slurm.until_state(job, "FAILED")
+    """Several jobs: one that Slurm has requeued already never comes to the points before that again."""
+    jobs = [watch.submit(GROWS) for _ in range(5)]
+    for job in jobs:
+        slurm.until_state(job, "FAILED")
     for point in CRASH_POINTS:
-        slurm.until(lambda point=point: watch.crash(point), f"it comes to {point}", 10.0)
+        slurm.until(lambda point=point: watch.crash(point), f"it comes to {point}")
         if point in ("slurm-before-decision", "slurm-requeued"):
             watch.crash(point)  # again in the same place
-    watch.until_over(job)
-    assert watch.log() == [(job, 0, 12), (job, 1, 21)]
-    assert watch.runs(job)[0].step == LET_GO
+    for job in jobs:
+        watch.until_over(job)
+    assert sorted(watch.log()) == [run for job in jobs for run in ((job, 0, 12), (job, 1, 21))]
 
 
 @pytest.mark.parametrize("point", ["slurm-requeued", pytest.param("slurm-let-go", marks=pytest.mark.slow)])
@@ -270,7 +272,8 @@ def test_the_epilog_keeps_what_a_job_printed_on_its_node(watch, slurm, monkeypat
             (watch.folder / f"{job}.{name}").unlink()
         watch.terms = WatchTerms(spool=spool)
         assert watch.until_over(job)[0].cause == "out of GPU memory"
-        assert not list((spool / ENDED).iterdir())
+        (spool / ENDED / f"{job}.2.n1.1").write_text("0 0\n")  # an epilog that is late
+        slurm.until(lambda: watch.look() or not list((spool / ENDED).iterdir()), "nothing that was kept is left")
     finally:
         slurm.reconfigure("")
 

@@ -198,7 +198,7 @@ def _job(told: dict[str, Any]) -> SlurmJob:
         id=_number(told["job_id"]),
         name=told.get("name") or "",
         user=told.get("user_name") or "",
-        state=_first(told.get("job_state")),
+        state=_state(told.get("job_state")),
         reason=_first(told.get("state_reason")),
         comment=_text(told.get("comment")),
         partition=told.get("partition") or "",
@@ -229,6 +229,11 @@ def _number(told: Any) -> int:
 
 def _unset(told: Any) -> bool:
     return told is None or isinstance(told, dict) and not told.get("set")
+
+
+def _state(told: Any) -> str:
+    """A job whose epilogs still run is `COMPLETING`, whatever else it is."""
+    return "COMPLETING" if "COMPLETING" in (told or ()) else _first(told)
 
 
 def _first(told: Any) -> str:

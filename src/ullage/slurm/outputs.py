@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +54,12 @@ def read_streams(job: SlurmJob, spool: Path | None = None) -> list[Stream]:
     return found or [stream for path in _paths(job) if (stream := _of_file(path)) is not None]
 
 
-def forget_kept(job: int, spool: Path) -> None:
-    """Remove what the epilog kept of a job."""
-    for file in (spool / ENDED).glob(f"{job}.*"):
-        with contextlib.suppress(OSError):
-            file.unlink()
+def forget_kept(spool: Path, jobs: Collection[int]) -> None:
+    """Remove what the epilog kept of these jobs."""
+    for file in (spool / ENDED).glob("*.*"):
+        if file.name.split(".")[0] in map(str, jobs):
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def text_of(streams: Sequence[Stream], before: str | None = None, started: int = 0) -> str:

@@ -70,6 +70,7 @@ class Watcher:
         """Once over all jobs that Slurm knows."""
         jobs = [job for job in commands.jobs(everybody=self._terms.everybody) if self._is_ours(job)]
         nodes: list[SlurmNode] = []
+        decided = set()
         failed: SlurmFailed | None = None
         for job in jobs:
             known = self._store.of(job.id)
@@ -79,12 +80,15 @@ class Watcher:
                     if last is None or (last.started, last.restarts) != (job.started, job.restarts):
                         nodes = nodes or commands.nodes()
                         last = self._decide(job, known, nodes)
+                    decided.add(job.id)
                     if last.again:
                         self._start_again(job, last)
                 elif last is not None and last.again and last.step not in (RELEASED, LOST):
                     self._go_on(job, last)
             except SlurmFailed as error:  # the others go on; it is tried again at the next look
                 failed = error
+        if self._terms.spool is not None:  # at each look: an epilog may be late
+            forget_kept(self._terms.spool, decided)
         self._give_up({job.id for job in jobs})
         if failed is not None:
             raise failed
@@ -110,8 +114,6 @@ class Watcher:
         crash_point("slurm-decided")
         if run.again or ended.cause != "finished":
             self._say(f"job {job.id} of {job.user}: {ended.cause}; {following.text}")
-        if self._terms.spool is not None:
-            forget_kept(job.id, self._terms.spool)
         return run
 
     def _start_again(self, job: SlurmJob, run: RunRecord) -> None:
