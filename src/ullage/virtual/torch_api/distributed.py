@@ -24,8 +24,8 @@ from ullage.virtual.state import GPUState
 _c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
 _NCCL_VERSION = 2, 28, 9  # of PyTorch 2.11, whose NCCL was measured
 _ONE_OF_MANY = (
-    "rank {rank} of {size} was followed; the others were taken to have the same shapes, and to send what this one does. "
-    "The time that ranks spend on the network is not in the time of a step"
+    "rank {rank} of {size} was followed; the others were taken to have the same shapes, and to send what this one "
+    "does. The time that ranks spend on the network is not in the time of a step"
 )
 _CONNECTIONS = (
     "what NCCL takes outside PyTorch's allocator was counted as for one rank: connections to others take more, by the "
