@@ -305,7 +305,7 @@ def target_of(
     if launched is not None:
         source, args, module = launched.source, launched.args, launched.module
         if world_size is None:
-            world_size, nodes = launched.world_size, launched.nodes
+            world_size, nodes = launched.world_size or None, launched.nodes
             if world_size is None and Path(launched.program).name == LAUNCHER:
                 raise InvalidValue(f"{launched.program}: needed a number of ranks, such as --nproc-per-node 8")
     if steps < 1:

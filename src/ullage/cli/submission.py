@@ -224,7 +224,10 @@ def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
     """The id of an estimate for a job that does not say how much memory it needs; `None` if there is none in time."""
     if spec.memory is not None or spec.gpus == 0:
         return None
-    question: dict[str, Any] = {"command": spec.command}
+    from ullage.estimation.jobs.command import script_of
+
+    script = script_of(spec.command)
+    question: dict[str, Any] = {"command": spec.command, "options": script.ranks(spec.gpus) if script else {}}
     if spec.model is not None:
         options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
         question = {"model": spec.model, "options": options}

@@ -84,7 +84,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
     known = {name: found.utilization.to_dict() for name, found in answers.items() if found.utilization is not None}
     return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": gpu, "utilization": known,
-            "breakdown": worst.breakdown}  # fmt: skip
+            "breakdown": worst.breakdown, "world_size": options.get("world_size")}  # fmt: skip
 
 
 def _whole(source: str, name: str, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,11 @@ _PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")
 _FLAGS_WITH_VALUE = ("-X", "-W")
 _FLAGS = re.compile(r"-[uOBIsEPqSdvb]+")
 _LAUNCHERS = ("torchrun", "deepspeed")
+_A_RANK_FOR_EACH_GPU = ("accelerate", "deepspeed")  # unless they are told a number
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _LAUNCHER_FLAGS = ("--standalone", "--multi_gpu", "--multi-gpu", "--use_fsdp", "--use_deepspeed", "--cpu")
 _CONDA = ("conda", "mamba", "micromamba")
+EACH_GPU = 0  # ranks: as many as there are GPUs
 _UV_PATIENCE = 60  # seconds
 _INLINE_METADATA = re.compile(rb"^# /// script\s*$", re.M)
 
@@ -28,7 +30,7 @@ _INLINE_METADATA = re.compile(rb"^# /// script\s*$", re.M)
 class ScriptCommand(NamedTuple):
     """A script or module and its arguments; the program that runs it, such as `python`, `torchrun` or the script
     itself; what that is started by, such as `uv run` or `conda run -n NAME`; and as how many ranks on how many machines
-    it runs, `None` where nobody says so in numbers."""
+    it runs: `None` where no launcher says so, `EACH_GPU` where there is one for each GPU."""
 
     source: str
     args: list[str]
@@ -37,6 +39,21 @@ class ScriptCommand(NamedTuple):
     launcher: tuple[str, ...] = ()
     world_size: int | None = None
     nodes: int = 1
+
+    def ranks(self, gpus: int) -> dict[str, int]:
+        """The options of an estimate that say which ranks it runs as on machines with so many GPUs each. A script that
+        no launcher starts, and that has several GPUs, starts a process for each of them itself.
+
+        >>> script_of(["torchrun", "--nproc-per-node", "gpu", "train.py"]).ranks(4)
+        {'world_size': 4}
+        >>> script_of(["python", "train.py"]).ranks(2), script_of(["python", "train.py"]).ranks(1)
+        ({'world_size': 2}, {})
+        """
+        size = self.world_size
+        if size is None:
+            return {"world_size": gpus} if gpus > 1 else {}
+        machines = {"nodes": self.nodes} if self.nodes > 1 else {}
+        return {"world_size": size or max(gpus, 1) * self.nodes, **machines}
 
 
 def script_of(command: Sequence[str]) -> ScriptCommand | None:
@@ -61,9 +78,9 @@ def script_of(command: Sequence[str]) -> ScriptCommand | None:
     if name.endswith(".py"):
         return ScriptCommand(command[0], words, False, command[0])
     if name in _LAUNCHERS:
-        return _by_launcher(command[0], words)
+        return _by_launcher(command[0], words, name)
     if name == "accelerate" and words[:1] == ["launch"]:
-        return _by_launcher(command[0], words[1:])
+        return _by_launcher(command[0], words[1:], name)
     return _by_python(command[0], words) if _PYTHON.fullmatch(name) else None
 
 
@@ -71,10 +88,9 @@ def _by_python(program: str, words: list[str]) -> ScriptCommand | None:
     while words:
         word = words.pop(0)
         if word == "-m" and words:
-            is_launcher = words[0] in _LAUNCHER_MODULES
-            return (
-                _by_launcher(program, words[1:]) if is_launcher else ScriptCommand(words[0], words[1:], True, program)
-            )
+            if words[0] in _LAUNCHER_MODULES:
+                return _by_launcher(program, words[1:], words[0].partition(".")[0])
+            return ScriptCommand(words[0], words[1:], True, program)
         if word in _FLAGS_WITH_VALUE and words:
             words.pop(0)
         elif not word.startswith("-"):
@@ -84,38 +100,42 @@ def _by_python(program: str, words: list[str]) -> ScriptCommand | None:
     return None
 
 
-def _by_launcher(program: str, words: list[str]) -> ScriptCommand | None:
+def _by_launcher(program: str, words: list[str], name: str) -> ScriptCommand | None:
     """Behind the launcher's own options, of which one may have the next word as its value."""
     options: dict[str, str] = {}
+    usual = "gpu" if name in _A_RANK_FOR_EACH_GPU else "1"
     while words:
         word = words.pop(0)
         if word in ("-m", "--module") and words:
-            return ScriptCommand(words[0], words[1:], True, program, (), *_ranks(options))
+            return ScriptCommand(words[0], words[1:], True, program, (), *_ranks(options, usual))
         if word.endswith(".py") and not word.startswith("-"):
-            return ScriptCommand(word, words, False, program, (), *_ranks(options))
+            return ScriptCommand(word, words, False, program, (), *_ranks(options, usual))
         if not word.startswith("-"):
             return None
-        name, _, value = word.partition("=")
+        option, _, value = word.partition("=")
         is_alone = word in _LAUNCHER_FLAGS or "=" in word or words[:1] and words[0].startswith("-")
         if words and not is_alone and not words[0].endswith(".py"):
             value = words.pop(0)
-        options[name.lstrip("-").replace("_", "-")] = value
+        options[option.lstrip("-").replace("_", "-")] = value
     return None
 
 
-def _ranks(options: Mapping[str, str]) -> tuple[int | None, int]:
-    """How many ranks there are in all, and on how many machines, by the options of a launcher.
+def _ranks(options: Mapping[str, str], usual: str) -> tuple[int, int]:
+    """How many ranks there are in all, and on how many machines, by the options of a launcher; `usual` is how many it
+    starts on a machine if nobody says so.
 
-    >>> _ranks({"nproc-per-node": "8", "nnodes": "2:4"}), _ranks({"nproc-per-node": "gpu"})
-    ((16, 2), (None, 1))
+    >>> _ranks({"nproc-per-node": "8", "nnodes": "2:4"}, "1"), _ranks({"nproc-per-node": "gpu"}, "1")
+    ((16, 2), (0, 1))
     """
-    first = options.get("nnodes", options.get("num-machines", "1")).partition(":")[0]
-    nodes = int(first) if first.isdecimal() and int(first) else 1
+    first = next((options[name] for name in ("nnodes", "num-machines", "num-nodes") if name in options), "1")
+    nodes = _number(first.partition(":")[0]) or 1
     if "num-processes" in options:  # of accelerate, on all machines
-        ranks = options["num-processes"]
-        return int(ranks) if ranks.isdecimal() and int(ranks) else None, nodes
-    each = options.get("nproc-per-node", "1")
-    return int(each) * nodes if each.isdecimal() and int(each) else None, nodes
+        return _number(options["num-processes"]), nodes
+    return _number(options.get("nproc-per-node", options.get("num-gpus", usual))) * nodes, nodes
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else EACH_GPU
 
 
 def _by_conda(words: list[str]) -> ScriptCommand | None:

@@ -55,6 +55,8 @@ def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
 
     >>> questions_of(JobSpec(command=["python", "-u", "train.py", "--lr", "1"]))[0].args
     ('--lr', '1')
+    >>> questions_of(JobSpec(command=["torchrun", "--nproc-per-node=4", "train.py"], gpus=4))[0].options
+    {'world_size': 4}
     >>> questions_of(JobSpec(command=["make", "train"]))
     []
     """
@@ -66,9 +68,10 @@ def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
     if script is not None:
         found.append(
             EstimateQuestion(
-                script.source, tuple(script.args), script.module, program=script.program, launcher=script.launcher
+                script.source, tuple(script.args), script.module, script.ranks(spec.gpus), script.program,
+                script.launcher,
             )
-        )
+        )  # fmt: skip
     return found
 
 
@@ -108,6 +111,7 @@ _MOST_KNOWN = 1000  # Pythons
 _WARM_AT_LEAST = 2  # processes that wait with PyTorch loaded, each about a quarter of a gigabyte
 _LONGEST_ANSWER, _LONGEST_WHOLE, _LONGEST_NOTE = 1 << 20, 16 << 20, 400  # bytes, bytes, characters
 _LARGEST_BOUND = 1 << 50  # bytes
+_MOST_RANKS = 1 << 20
 _NONSENSE = "its process gave an answer that makes no sense"
 
 
@@ -487,7 +491,9 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
         return EstimateAnswer(None, _not_estimated(_NONSENSE), seconds)
     fits = "" if answer.get("fits") else f", which does not fit on {gpu}"
     utilization = read_utilization(answer.get("utilization"), wanted.gpus)
-    note = f"estimated by {wanted.estimator} for {gpu}{fits}"
+    ranks = answer.get("world_size")
+    rank = f", as rank 0 of {ranks}" if type(ranks) is int and 1 < ranks <= _MOST_RANKS else ""
+    note = f"estimated by {wanted.estimator} for {gpu}{rank}{fits}"
     breakdown = _read_breakdown(answer.get("breakdown"))
     return EstimateAnswer(upper, note, seconds, utilization=utilization, reads=reads, breakdown=breakdown)
 

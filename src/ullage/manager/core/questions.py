@@ -158,7 +158,7 @@ def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
     if spec.script is not None:
         program = "python" if spec.names_a_python else None
         return [EstimateQuestion(SCRIPT, tuple(spec.args), options=spec.options, program=program, text=spec.script)]
-    return [replace(each, options=spec.options) for each in questions_of(spec.job)]
+    return [replace(each, options={**each.options, **spec.options}) for each in questions_of(spec.job)]
 
 
 def request_of(id: str, spec: EstimateSpec, uid: int, gid: int, estimator: str = NOBODY) -> EstimateRequest:

@@ -1,7 +1,7 @@
 """Install a virtual card in a whole process, from the import of PyTorch to the end of the process.
 
 `startup/sitecustomize.py` calls this in every Python process of a job. `CUDA_VISIBLE_DEVICES` decides which cards the
-process sees, as it does for CUDA. The process uses the first of them.
+process sees, as it does for CUDA. The process uses the first of them, or the one of its rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def install() -> VirtualGPU | None:
         cards = Cards.open(os.environ[VARIABLE]).visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
         if not cards:
             return None
-        gpu = VirtualGPU(find_gpu(cards[0].name), shared=SharedCard(cards[0]))
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        card = cards[rank if rank < len(cards) else 0]
+        gpu = VirtualGPU(find_gpu(card.name), shared=SharedCard(card))
         gpu.__enter__()
     except UllageError as error:
         print(f"ullage: this process cannot use its virtual card: {error}", file=sys.stderr)
