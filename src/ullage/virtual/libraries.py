@@ -107,7 +107,7 @@ class Libraries:
         if library == CUBLAS or (library == CUBLAS_LT and release.cublas_workspace == KEPT):
             self._take_workspace("cublas", self.cublas_size, release.cublas_workspace)
         if library == CUBLAS_LT and release.cublas_lt_workspace != SHARED:
-            self._take_workspace("cublaslt", lambda: _LT_DEFAULT, release.cublas_lt_workspace)
+            self._take_workspace("cublaslt", self.cublas_lt_size, release.cublas_lt_workspace)
 
     def need_beyond(self, what: str) -> None:
         """Take what most trainings do not need, `BEYOND`, at its first use."""
@@ -175,6 +175,11 @@ class Libraries:
         if pairs:
             return sum(int(kib) * int(count) for kib, count in pairs) * KIB
         return self._release.cublas_workspace_size(self._spec.compute_capability or (0, 0))
+
+    def cublas_lt_size(self) -> int:
+        """Bytes of one cuBLASLt workspace, the same on every GPU unless `CUBLASLT_WORKSPACE_SIZE` (KiB) is set."""
+        written = self._environment.get("CUBLASLT_WORKSPACE_SIZE", "")
+        return int(written) * KIB if written.isdecimal() else _LT_DEFAULT
 
     def clear_workspaces(self) -> None:
         """Give all workspaces back: `torch._C._cuda_clearCublasWorkspaces()`."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ullage.virtual.kernels.plan import CUDNN, Call, New, Output, Plan, Steps, is_contiguous, kernel, new
+from ullage.hardware import GPU
+from ullage.virtual.kernels.plan import CUDNN, Call, New, Output, Plan, Steps, ceil_div, is_contiguous, kernel, new
+
+_MUCH_SHARED = 164  # KiB of shared memory a multiprocessor: data-centre cards since the A100
 
 
 def _like_layout(size: tuple[int, ...], source: torch.Tensor, dtype: torch.dtype) -> New:
@@ -97,16 +100,27 @@ def _splits(blocks: int, keys: int, size: int, slots: int) -> int:
 
 @kernel("aten._scaled_dot_product_flash_attention_backward.default")
 def flash_backward(call: Call) -> Plan:
-    """flash_api.cpp, mha_bwd: gradients, one number a row and the sum of dQ in single precision."""
+    """flash_api.cpp, mha_bwd: gradients, one number a row and the sum of dQ in single precision.
+
+    Where the same result is wanted each time, blocks do not share a sum: every multiprocessor has its own.
+    """
     query, key, value = call.args[1:4]
     batch, heads, length, size = query.shape
     outputs = [_transposed(tuple(tensor.shape), tensor.dtype) for tensor in (query, key, value)]
     copies = [_transposed_copy(tensor) for tensor in (call.args[0], call.args[4])]  # of the gradient and the output
     rows = -(-length // 128) * 128
     padded = _rounded_head(size)
+    sums = ceil_div(call.gpu.sms or 1, batch * heads) if _deterministic() else 1
     steps = Steps().temporary(*copies).output(0, 1, 2)
-    steps.temporary(batch * heads * rows * 4, batch * rows * heads * padded * 4)
+    steps.temporary(batch * heads * rows * 4, sums * batch * rows * heads * padded * 4)
+    if key.shape[1] != heads:  # grouped heads: dK and dV of every query head, summed afterwards
+        expanded = batch * key.shape[2] * heads * size * query.element_size()
+        steps.temporary(expanded, expanded)
     return Plan(list(outputs), steps.steps)
+
+
+def _deterministic() -> bool:
+    return bool(torch._C._get_deterministic_algorithms() and not torch._C._get_deterministic_algorithms_warn_only())
 
 
 def _transposed(size: tuple[int, ...], dtype: torch.dtype) -> New:
@@ -139,19 +153,54 @@ def efficient_forward(call: Call) -> Plan:
     return plan
 
 
-def _backward_workspace(query: torch.Tensor, keys: int) -> int:
-    """Bytes a head: tiles of dQ, each with a lock, a counter and padding, and sums of dK and dV where halves need them.
+class _Tiling(NamedTuple):
+    """How the backward kernel cuts its matrices: rows of queries, columns of keys."""
 
-    Tiles are 64 x 64 for head sizes up to 64 (kernel_backward.h); above, 128 rows, and 128 columns in half precision
-    up to 128, else 64 (measured on an H200 for head sizes to 256).
+    rows: int
+    columns: int
+    in_registers: bool  # sums of dK and dV; else they lie in memory, in single precision
+    sums_rows: bool  # of grad * out; else that is left to PyTorch
+
+    def workspace(self, query: torch.Tensor, value: torch.Tensor, splits: int) -> int:
+        """kernel_backward.h, workspace_strideBH: bytes a head, for tiles of dQ with a lock, a counter and padding."""
+        length, size = query.shape[2:]
+        tiles = ceil_div(length, self.rows) * ceil_div(size, self.columns) * (16 + self.rows * self.columns * 4)
+        if query.dtype is torch.float32 or self.in_registers:
+            return int(tiles)
+        heads = sum(ceil_div(head, self.rows) * self.rows for head in (size, value.shape[3]))
+        return int(tiles + splits * self.columns * heads * 4)
+
+    def splits(self, heads: int, keys: int, half: bool) -> int:
+        """Into how many parts the keys are cut: fewer where each part wants memory for its sums."""
+        if _deterministic():
+            return 1
+        parts = ceil_div(keys, self.columns)
+        return max(1, min(parts, 200 // heads)) if half and not self.in_registers else parts
+
+
+def backward_tiling(size: int, dtype: torch.dtype, gpu: GPU, dropout: bool) -> _Tiling:
+    """The kernel that runs for heads of this size: the first that the GPU has the shared memory for.
+
+    Kernels and their order are in mem_eff_attention/kernels/cutlassB.h. Tiles of 128 rows fit on data-centre cards of
+    compute capability 8.0 and later and on Volta; Turing and the other cards have too little shared memory
+    (kernels/generate_kernels.py says which). Compute capability 8.6 and 8.9 have one kernel more, for heads up to 96.
+
+    >>> from ullage.hardware import gpu
+    >>> backward_tiling(128, torch.float16, gpu("A100-40GB"), False)[:3]
+    (128, 128, True)
+    >>> backward_tiling(128, torch.float16, gpu("RTX-4090"), False)[:3]
+    (64, 64, False)
     """
-    length, size = query.shape[2:]
-    half = query.dtype is not torch.float32
-    rows = 64 if size <= 64 else 128
-    columns = 128 if half and 64 < size <= 128 else 64
-    tiles = -(-length // rows) * -(-size // columns) * (16 + rows * columns * 4)
-    sums = 2 * (-(-keys // 64) * 64) * (-(-size // 128) * 128) * 4 if half and size > 128 else 0
-    return int(tiles + sums)
+    capability, half = gpu.compute_capability or (9, 0), dtype is not torch.float32
+    ampere, volta = capability >= (8, 0), (7, 0) <= capability < (7, 5)
+    if size <= 64:
+        return _Tiling(64, 64, half, half)
+    if half and size <= 96 and capability in ((8, 6), (8, 9)) and not dropout:
+        return _Tiling(128, 64, True, True)
+    if ampere and (gpu.shared_memory_per_sm_kib or _MUCH_SHARED) < _MUCH_SHARED or not (ampere or (volta and half)):
+        return _Tiling(64, 64, False, half and not volta)
+    narrow = size <= 128 and half
+    return _Tiling(128, 128 if narrow and ampere else 64, narrow, half and (narrow or not volta))
 
 
 @kernel("aten._scaled_dot_product_efficient_attention_backward.default")
@@ -165,15 +214,24 @@ def efficient_backward(call: Call) -> Plan:
     if outputs[3] is not None:
         steps.output(3)
     row_numbers = batch * heads * length * 4
-    if query.dtype is torch.float32:  # the kernel leaves the row sums of grad * out to PyTorch
-        steps.temporary(batch * heads * length * value.shape[3] * 4, row_numbers)
+    half = query.dtype is not torch.float32
+    tiling = backward_tiling(max(query.shape[3], value.shape[3]), query.dtype, call.gpu, bool(call.args[9]))
+    if not tiling.sums_rows:  # the kernel leaves the row sums of grad * out, in single precision, to PyTorch
+        whole = batch * heads * length * value.shape[3] * 4
+        casts = [steps.take(whole) for _ in range(2 if half else 0)]
+        steps.temporary(whole, row_numbers)
         if length > 1 and heads > 1:  # else turning them around is no copy
             steps.temporary(row_numbers).free(-2, -3)
         else:
             steps.free(-2)
+        steps.free(*reversed(casts))
     else:
         steps.temporary(row_numbers)
-    steps.temporary(batch * heads * _backward_workspace(query, key.shape[2])).free(-2, -1)
+    splits = tiling.splits(batch * heads, key.shape[2], half)
+    if half or (call.gpu.compute_capability or (9, 0)) >= (7, 0):
+        steps.temporary(batch * heads * tiling.workspace(query, value, splits)).free(-2, -1)
+    else:
+        steps.free(-1)
     return Plan(outputs, steps.steps)
 
 

@@ -21,6 +21,7 @@ from ullage.virtual.kernels.plan import (
 
 _POINTER, _STRIDE, _PROBLEM_SIZE = 8, 8, 12  # bytes; three 32-bit sizes make a problem
 _TENSOR_MAPS = 4 * 128  # bytes a multiprocessor: descriptors of the operands
+_FLOAT8_SINCE = (8, 9)  # compute capability
 _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -122,6 +123,11 @@ def _grouped_output(left: torch.Tensor, right: torch.Tensor, groups: int) -> New
 @kernel("aten._scaled_mm.default", "aten._int_mm.default")
 def product_of_eight_bits(call: Call) -> Plan:
     """Blas.cpp, _scaled_mm_out_cuda and _int_mm_out_cuda: cuBLASLt alone multiplies float8 and int8."""
+    capability = call.gpu.compute_capability
+    if call.func._schema.name == "aten::_scaled_mm" and capability is not None and capability < _FLOAT8_SINCE:
+        raise RuntimeError(
+            "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+"
+        )
     plan = call.infer()
     plan.library = CUBLAS_LT
     return plan

@@ -261,6 +261,7 @@ def kernel_switches() -> tuple[bool, ...]:
         get._get_cudnn_deterministic(),
         tf32_for_convolutions(),
         get._get_deterministic_algorithms(),
+        get._get_deterministic_algorithms_warn_only(),
     )
 
 

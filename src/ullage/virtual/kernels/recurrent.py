@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ullage.hardware import GPU
 from ullage.virtual.kernels.plan import (
     CUDNN,
     Alias,
@@ -33,6 +34,8 @@ RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _LIBRARY = 8 * 2**20  # bytes of workspace for each layer and direction
 _HEADER = 256
+_PERSISTENT_SMS = 98
+_VOLTA_PERSISTS = ((40, 128), (20, 96), (10, 32))  # at least so many steps, at most so large a batch
 
 
 def _aligned(size: int) -> int:
@@ -56,6 +59,7 @@ class RecurrentNetwork:
     dropout: bool
     train: bool
     dtype: torch.dtype
+    gpu: GPU | None = None  # `None`: as on the GPU that was measured
 
     @property
     def deep(self) -> bool:
@@ -123,11 +127,23 @@ class RecurrentNetwork:
         return min(2 * token + state, token + 8 * self.batch * self.hidden + 5 * state)
 
     def _persists(self) -> bool:
-        """RNN.cpp, get_algo: one layer of half precision may stay on the multiprocessors (compute capability 8 on)."""
+        """RNN.cpp, get_algo: one layer of half precision may stay on the multiprocessors."""
         fits = self.layers == self.directions == 1 and self.hidden <= 1024 and not self.projected
-        even = self.hidden % 128 == self.inputs % 128 == self.batch % 8 == 0
-        good = self.mode != GRU and self.batch <= 128 and (self.mode == LSTM or self.batch < 96 or self.hidden < 896)
-        return self.dtype is torch.float16 and fits and even and good
+        even = self.hidden % 128 == self.inputs % 128 == 0
+        return self.dtype is torch.float16 and fits and even and self._gpu_persists()
+
+    def _gpu_persists(self) -> bool:
+        """RNN.cpp, use_persist_device_heuristics: not on Turing, 8.6, and cards of fewer than 98 multiprocessors."""
+        capability, sms = (9, 0), _PERSISTENT_SMS
+        if self.gpu is not None:
+            capability, sms = self.gpu.compute_capability or capability, self.gpu.sms or sms
+        if capability[0] == 7 and capability != (7, 5):
+            even = (self.batch % 16 == 0 and self.batch not in (80, 112)) or self.batch == 8
+            return even and any(self.steps >= steps and self.batch <= most for steps, most in _VOLTA_PERSISTS)
+        if capability[0] < 8 or capability[1] == 6 or sms < _PERSISTENT_SMS or self.mode == GRU:
+            return False
+        few = self.mode == LSTM or self.batch < 96 or self.hidden < 896
+        return self.batch % 8 == 0 and self.batch <= 128 and few
 
     def _elements(self, backward: bool) -> int:
         """Small networks stay on the multiprocessors for all steps, which takes more room for the gates."""
@@ -187,7 +203,7 @@ class RecurrentNetwork:
         return 4 * token + given + 5 * state + double
 
 
-def network_of(call_args: Any, offset: int = 0) -> RecurrentNetwork:
+def network_of(call_args: Any, gpu: GPU, offset: int = 0) -> RecurrentNetwork:
     """The network of a call of `_cudnn_rnn`; `offset` is how many more arguments `_cudnn_rnn_backward` has before."""
     source = call_args[0]
     mode, hidden, projected, layers, batch_first, dropout, train, both, sizes = call_args[6 + offset : 15 + offset]
@@ -199,7 +215,7 @@ def network_of(call_args: Any, offset: int = 0) -> RecurrentNetwork:
     directions = 2 if both else 1
     return RecurrentNetwork(
         mode, source.shape[-1], hidden, projected, layers, directions, steps, batch, tokens,
-        bool(len(sizes)), dropout > 0 and train, train, source.dtype,
+        bool(len(sizes)), dropout > 0 and train, train, source.dtype, gpu,
     )  # fmt: skip
 
 
@@ -216,7 +232,7 @@ def cudnn_rnn(call: Call) -> Plan:
     """RNN.cpp, _cudnn_rnn."""
     source, weights, _, flat, hx, cx = call.args[:6]
     batch_first = call.args[10]
-    network = network_of(call.args)
+    network = network_of(call.args, call.gpu)
     width = (network.projected or network.hidden) * network.directions
     packed = network.packed
     out_size = (network.tokens, width) if packed else (network.steps, network.batch, width)

@@ -118,7 +118,8 @@ def reduce(count: int, itemsize: int, gpu: GPU) -> int:
     """cub::DeviceReduce: one number for each block of a full card, unless one block does it all."""
     if count <= 256 * 16:
         return 1
-    return _packed((gpu.sms or 1) * 8 * 5 * itemsize)
+    blocks = (gpu.sms or 1) * ((gpu.max_threads_per_sm or 2048) // 256)
+    return _packed(blocks * 5 * itemsize)
 
 
 def select(count: int) -> int:

@@ -64,7 +64,7 @@ def cudnn_rnn_backward(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: 
     """RNN.cpp, _cudnn_rnn_backward: gradients of the input first, then those of the weights, which share a buffer."""
     source, weights, stride, _, hx, cx, _, grad, grad_hy, grad_cy = args[:10]
     batch_first, mask = args[14], args[21]
-    network = network_of(args, offset=4)
+    network = network_of(args, gpu.spec, offset=4)
     if grad is None and grad_hy is None and grad_cy is None:
         return None, None, None, [None] * len(weights)
     memory = gpu.memory

@@ -7,6 +7,7 @@ cuDNN's workspace comes from `workspaces.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, Convolu
 from ullage.virtual.kernels.cudnn.workspaces import trial, workspace
 from ullage.virtual.kernels.plan import (
     CONVOLUTION,
+    CUBLAS,
     Call,
     Output,
     Plan,
@@ -27,6 +29,9 @@ from ullage.virtual.kernels.plan import (
     tf32_for_convolutions,
 )
 from ullage.virtual.kernels.reductions import Kind, add_buffers, partial_size
+
+Capability = tuple[int, int] | None
+NEWEST = (12, 0)  # what an unknown compute capability is taken for
 
 # Layouts, the size of the output, and whether cuDNN runs a depthwise convolution.
 
@@ -177,10 +182,23 @@ def is_depthwise(source: Operand, weight: Operand, settings: ConvolutionSettings
     )
 
 
-def cudnn_runs_depthwise(source: Operand, weight: Operand, settings: ConvolutionSettings) -> bool:
+def cudnn_convolves(dtype: torch.dtype, capability: Capability) -> bool:
+    """Convolution.cpp, ConvParams::use_cudnn: bfloat16 only since compute capability 8.0.
+
+    >>> cudnn_convolves(torch.bfloat16, (7, 5)), cudnn_convolves(torch.float16, (7, 5))
+    (False, True)
+    """
+    return bool(torch._C._get_cudnn_enabled()) and (dtype is not torch.bfloat16 or (capability or NEWEST) >= (8, 0))
+
+
+def cudnn_runs_depthwise(
+    source: Operand, weight: Operand, settings: ConvolutionSettings, capability: Capability
+) -> bool:
     """Convolution.cpp, ConvParams::use_cudnn_depthwise: channels last always, else only some half-precision sizes."""
     if prefers_channels_last(source, weight):
         return True
+    if (capability or NEWEST) < (7, 0):
+        return False
     size, stride = source.size, settings.stride
     fits = (
         source.dtype is torch.float16
@@ -261,7 +279,7 @@ class _Run:
     """The steps of one call, and the workspaces that it takes on the way."""
 
     def __init__(self, ask: Ask) -> None:
-        self.steps, self.ask = Steps(), ask
+        self.steps, self.ask, self.library = Steps(), ask, ""
         self.workspaces: dict[ConvolutionProblem, Workspace] = {}
         self.trials: list[tuple[ConvolutionProblem, Trial]] = []
 
@@ -297,7 +315,7 @@ class _Run:
             outputs,
             self.steps.steps,
             single=single,
-            library=CONVOLUTION if self.workspaces else "",
+            library=CONVOLUTION if self.workspaces else self.library,
             workspaces=self.workspaces or None,
             trials=self.trials or None,
         )
@@ -352,7 +370,14 @@ def _as_1d(output: Output) -> Output:
     return new(size, output.dtype)  # type: ignore[union-attr]
 
 
-def forward_plan(source: Operand, weight: Operand, settings: ConvolutionSettings, cudnn: bool, ask: Ask) -> Plan:
+def forward_plan(
+    source: Operand,
+    weight: Operand,
+    settings: ConvolutionSettings,
+    cudnn: bool,
+    ask: Ask,
+    capability: Capability = None,
+) -> Plan:
     """Convolution.cpp, _convolution. The bias is added in place afterwards and takes nothing."""
     run = _Run(ask)
     flat = len(source.size) == 3
@@ -364,13 +389,15 @@ def forward_plan(source: Operand, weight: Operand, settings: ConvolutionSettings
     if 0 in source.size:
         result = new(out, source.dtype)
         run.steps.output(0)
-    elif is_depthwise(source, weight, settings) and not (cudnn and cudnn_runs_depthwise(source, weight, settings)):
+    elif is_depthwise(source, weight, settings) and not (
+        cudnn and cudnn_runs_depthwise(source, weight, settings, capability)
+    ):
         run.copy(source, False)
         run.steps.output(0)
         run.copy(weight, False)
         result = new(out, source.dtype)
     elif not cudnn:
-        result = _columns(run, source, weight, out, settings)
+        result = _by_columns(run, source, weight, out, settings)
     else:
         source = run.copy(source, prefers_channels_last(source, weight))[0]
         run_it = run.convolve_back if settings.transposed else run.convolve
@@ -379,18 +406,48 @@ def forward_plan(source: Operand, weight: Operand, settings: ConvolutionSettings
     return run.plan(outputs, single=True)
 
 
-def _columns(run: _Run, source: Operand, weight: Operand, out: Sequence[int], settings: ConvolutionSettings) -> Output:
-    """Without cuDNN, im2col for one sample at a time (ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu)."""
+def _columns(source: Operand, weight: Operand, out: Sequence[int], settings: ConvolutionSettings) -> int:
+    """Bytes of one sample's columns, those of one group (ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu)."""
+    space = math.prod((source.size if settings.transposed else out)[2:])
+    return math.prod(weight.size[1:]) * space * source.dtype.itemsize
+
+
+def _by_columns(
+    run: _Run, source: Operand, weight: Operand, out: Sequence[int], settings: ConvolutionSettings
+) -> Output:
+    """Without cuDNN, im2col for one sample at a time, and one group after the other; PyTorch joins their results."""
     run.copy(source, False)
-    run.steps.output(0)
-    space = 1
-    for length in (source.size if settings.transposed else out)[2:]:
-        space *= length
-    taps = weight.size[1]
-    for length in weight.size[2:]:
-        taps *= length
-    run.steps.temporary(taps * space * source.dtype.itemsize)
-    return new(out, source.dtype)
+    run.library = CUBLAS
+    result, groups = new(tuple(out), source.dtype), settings.groups
+    parts = [run.steps.take(result.nbytes // groups) for _ in range(groups)] if groups > 1 else []
+    if not parts:
+        run.steps.output(0)
+    if settings.transposed or _wants_columns(weight, settings):
+        run.steps.temporary(_columns(source, weight, out, settings)).free(-1)
+    if parts:
+        run.steps.output(0).free(*parts)
+    return result
+
+
+def _wants_columns(weight: Operand, settings: ConvolutionSettings) -> bool:
+    """ConvolutionMM2d.cu, requires_columns: a filter of one point reads the input as it is."""
+    point = all(length == 1 for length in (*weight.size[2:], *settings.stride)) and not any(settings.padding)
+    return not point or len(weight.size) != 4
+
+
+def _columns_back(
+    run: _Run, grad: Operand, source: Operand, weight: Operand, settings: ConvolutionSettings, mask: Sequence[bool]
+) -> list[Output]:
+    """ConvolutionMM2d.cu, slow_conv2d_backward_out_cuda: the same columns for either gradient."""
+    run.copy(grad, False)
+    run.library = CUBLAS
+    columns = _columns(source, weight, grad.size, settings)
+    for place in range(2):
+        if mask[place]:
+            run.copy((weight, source)[place], False)
+            run.steps.output(place)
+            run.steps.temporary(columns).free(-1)
+    return [new(source.size, source.dtype), new(weight.size, weight.dtype)]
 
 
 def backward_plan(
@@ -401,6 +458,7 @@ def backward_plan(
     mask: Sequence[bool],
     cudnn: bool,
     ask: Ask,
+    capability: Capability = None,
 ) -> tuple[list[Output], _Run]:
     """Convolution.cpp, convolution_backward, without the bias; the outputs are gradients of input and filter."""
     run = _Run(ask)
@@ -411,8 +469,12 @@ def backward_plan(
     if 0 in source.size:
         outputs: list[Output] = [new(tensor.size, tensor.dtype) for tensor in (source, weight)]
         run.steps.output(*(place for place in range(2) if mask[place]))
-    elif is_depthwise(source, weight, settings) and not (cudnn and cudnn_runs_depthwise(source, weight, settings)):
+    elif is_depthwise(source, weight, settings) and not (
+        cudnn and cudnn_runs_depthwise(source, weight, settings, capability)
+    ):
         outputs = _depthwise_back(run, grad, source, weight, mask)
+    elif not cudnn:
+        outputs = _columns_back(run, grad, source, weight, settings, mask)
     else:
         outputs = _cudnn_back(run, grad, source, weight, settings, mask)
     outputs = [output if mask[place] else None for place, output in enumerate(outputs)]
@@ -471,7 +533,9 @@ def convolution(call: Call) -> Plan:
     source, weight = operand(call.args[0]), operand(call.args[1])
     settings = settings_of(call.args[3:9], len(source.size) - 2)
     check_shapes(source, weight, settings)
-    return forward_plan(source, weight, settings, torch._C._get_cudnn_enabled(), _asker(call))
+    capability = call.gpu.compute_capability
+    cudnn = cudnn_convolves(source.dtype, capability)
+    return forward_plan(source, weight, settings, cudnn, _asker(call), capability)
 
 
 @kernel("aten.convolution_backward.default")
@@ -480,7 +544,9 @@ def convolution_backward(call: Call) -> Plan:
     grad, source, weight = (operand(tensor) for tensor in call.args[:3])
     settings = settings_of(call.args[4:10], len(source.size) - 2)
     mask = call.args[10]
-    outputs, run = backward_plan(grad, source, weight, settings, mask, torch._C._get_cudnn_enabled(), _asker(call))
+    capability = call.gpu.compute_capability
+    cudnn = cudnn_convolves(source.dtype, capability)
+    outputs, run = backward_plan(grad, source, weight, settings, mask, cudnn, _asker(call), capability)
     outputs.append(None)
     if mask[2]:
         outputs[2] = new((grad.size[1],), grad.dtype)

@@ -40,6 +40,7 @@ TABLE, TREES = "convolution_table.npz", "convolution_trees.npz"
 TRIAL_TABLE, TRIAL_TREES = "trial_table.npz", "trial_trees.npz"
 OTHERS, TRANSFORM = "o", "t"  # the largest plan without Fourier transforms, and whether there is one with them
 MULTIPROCESSORS = 132  # of the GPU that was measured
+MEASURED_CAPABILITY = (9, 0)
 # 1 in 17.7 million problems that were never measured is taken for one of the 996,558 in the table.
 HASH_BITS = 44
 
@@ -326,6 +327,9 @@ def workspace(
 ) -> Workspace:
     """The workspace of a problem: measured for this kind of GPU, or else what the trees say.
 
+    The trees know the choices of one architecture. On others cuDNN takes another engine for every second problem, and
+    most often that means copies in another layout: the larger size allows for copies of all tensors.
+
     Not covered: double precision, which runs without tensor cores and is taken to need none.
 
     >>> sizes = (8, 64, 8, 8), (64, 64, 3, 3), (8, 64, 8, 8)
@@ -341,7 +345,11 @@ def workspace(
     known = measured(problem, capability, multiprocessors)
     if known is not None:
         return Workspace(known, known)
-    return by_votes(votes(problem), terms(problem))
+    parts = terms(problem)
+    guess = by_votes(votes(problem), parts)
+    if capability == MEASURED_CAPABILITY:
+        return guess
+    return guess._replace(larger=max(guess.larger, all_copies(parts)))
 
 
 @lru_cache(maxsize=65536)
