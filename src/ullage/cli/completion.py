@@ -83,6 +83,17 @@ def several_gpus(incomplete: str) -> list[str]:
     return ["all", *found] if "all".startswith(incomplete) else found
 
 
+def interconnects(incomplete: str) -> list[str]:
+    """Networks between GPUs, after one that was named already.
+
+    >>> interconnects("nvlink4,ib-n")
+    ['nvlink4,ib-ndr']
+    """
+    from ullage.hardware.networks import NETWORKS
+
+    return _one_more(incomplete, lambda begun: [name for name in NETWORKS if name.startswith(begun)])
+
+
 def _one_more(incomplete: str, complete: Callable[[str], list[str]]) -> list[str]:
     """The names that complete the last one of a list with commas, each with those before it."""
     before, comma, begun = incomplete.rpartition(",")

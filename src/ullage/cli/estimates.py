@@ -21,6 +21,7 @@ from ullage.cli.options import (
     EstimateTarget,
     Gpu,
     Gpus,
+    InterconnectNames,
     Json,
     Module,
     Network,
@@ -259,6 +260,7 @@ def estimate(
     world_size: WorldSize = None,
     rank: RankNumber = 0,
     nodes: Nodes = 1,
+    interconnect: InterconnectNames = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")] = False,
     batch_arg: Annotated[
         str | None, typer.Option(help="With --max-batch: the script's argument that sets the size.",
@@ -346,6 +348,7 @@ def estimate(
       ullage estimate train.py --python ~/project/.venv -- --epochs 90
       ullage estimate train.py --max-batch --batch-arg=--batch-size
       ullage estimate train.py --world-size 8 --gpu H100 -- --epochs 90
+      ullage estimate train.py --world-size 16 --nodes 2 --gpu A100-80GB --interconnect nvlink3,eth-100
       ullage estimate --gpu H100 torchrun --nnodes 2 --nproc-per-node 8 train.py --epochs 90
       ullage estimate torchvision:resnet50 -b 64 --layers --depth 2
       ullage estimate train.py --serve
@@ -356,7 +359,7 @@ def estimate(
     """
     target = target_of(
         source, args, module, steps, timeout, show_output, model, estimator, network=network, python=python,
-        world_size=world_size, rank=rank, nodes=nodes,
+        world_size=world_size, rank=rank, nodes=nodes, interconnect=interconnect,
     )  # fmt: skip
     asked = {
         "epochs": epochs, "samples": samples, "samples_per_step": samples_per_step, "total_steps": total_steps,

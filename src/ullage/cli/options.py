@@ -94,6 +94,13 @@ RankNumber = Annotated[
 Nodes = Annotated[
     int, typer.Option("--nodes", help="On how many machines the ranks are.", metavar="N", min=1, rich_help_panel=RANKS)
 ]
+InterconnectNames = Annotated[
+    str | None, typer.Option("--interconnect", help="The networks by which ranks reach each other: inside a machine "
+                             "(nvlink1 to nvlink5, pcie3 to pcie5), between machines (ib-hdr, ib-ndr, eth-100, ...), "
+                             "or both with a comma. 4xib-ndr means four adapters in each machine.",
+                             metavar="NAME[,NAME]", show_default="as machines with this GPU are sold",
+                             rich_help_panel=RANKS, autocompletion=completion.interconnects)
+]  # fmt: skip
 Timeout = Annotated[
     str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
                              show_default="5m")
@@ -294,6 +301,7 @@ def target_of(
     world_size: int | None = None,
     rank: int = 0,
     nodes: int = 1,
+    interconnect: str | None = None,
 ) -> EstimateTarget:
     """What the command line describes; options that do not belong to this kind of source are refused."""
     from ullage.estimation.estimators.registry import check_name
@@ -325,6 +333,7 @@ def target_of(
         "world_size": world_size,
         "rank": rank,
         "nodes": nodes if nodes > 1 else None,
+        "interconnect": interconnect,
     }
     options = {"steps": steps, **given_options(model), **{name: value for name, value in of_script.items() if value}}
     if kind != SCRIPT:

@@ -77,6 +77,7 @@ def estimate(
     world_size: int | None = None,
     rank: int | None = None,
     nodes: int | None = None,
+    interconnect: str | None = None,
     epochs: float | None = None,
     samples: int | None = None,
     samples_per_step: int | None = None,
@@ -140,6 +141,9 @@ def estimate(
             torchrun would set.
         rank: Which of them. Default: 0.
         nodes: On how many machines they are. Default: 1.
+        interconnect: The network inside a machine, the one between machines, or both: `"nvlink4,ib-ndr"`,
+            `"pcie4,eth-100"`, `"4xib-hdr"` for four adapters in each. Default: what machines with this GPU are sold
+            with.
 
     How long a training takes (`Estimate.training`):
 

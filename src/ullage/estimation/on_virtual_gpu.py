@@ -55,7 +55,9 @@ def run_function(function: Callable[[], Any], gpu: GPU, how: RunOptions, samples
     if how.trace is not None:
         how.trace.fill(virtual)
     found = estimate_from(virtual, time.perf_counter() - begin, out_of_memory)
-    return found.with_utilization(StepCalls(**virtual.calls.step() | {"samples": samples}), gpu)
+    return found.with_utilization(
+        StepCalls(**virtual.calls.step() | {"samples": samples, "interconnect": how.interconnect}), gpu
+    )
 
 
 def follow_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> tuple[VirtualGPU, str | None]:

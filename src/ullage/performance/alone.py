@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ullage.hardware import GPU
+from ullage.hardware.networks import interconnect_of
+from ullage.performance.network import SPACE, WAIT, Exchange
 from ullage.performance.rates import SHARES, Floats, Rates, load, measured_gpu
 from ullage.performance.result import Utilization
 from ullage.performance.step import StepCalls, runs_kernels, waits_for_gpu
@@ -20,7 +23,8 @@ class StepWork:
     """What a step is for the GPU and for the host.
 
     `works` are its distinct calls with kernels, `counts` how often each comes, `host` the parts that the host does
-    (`rates.HOST_PARTS`), `copied` the bytes for which the host waits until they are on the GPU or back.
+    (`rates.HOST_PARTS`), `copied` the bytes for which the host waits until they are on the GPU or back. `exchange` is
+    what it exchanges with other ranks, and `places` says for each distinct call of the step which of `works` it is.
     """
 
     works: list[Work]
@@ -29,12 +33,16 @@ class StepWork:
     copied: int
     steady: bool
     waits: int
+    exchange: Exchange | None = None
+    places: dict[int, int] = field(default_factory=dict)
+    interconnect: str | None = None
 
     @classmethod
     def of(cls, step: StepCalls) -> StepWork:
         """The work of a step."""
         waits = copied = 0
-        works, counts = [], []
+        works: list[Work] = []
+        counts, places = [], {}
         host: Counter[str] = Counter(
             step=1, modules=step.modules, nodes=step.nodes, on_host=step.on_host, optimizer_steps=step.optimizer_steps
         )
@@ -42,6 +50,9 @@ class StepWork:
             call = step.calls[number]
             waiting = waits_for_gpu(call)
             waits += count * waiting
+            if call["operator"].startswith(f"{SPACE}."):
+                host[f"{call['pass']}_calls"] += count * (call["operator"] != WAIT)
+                continue
             if not runs_kernels(call):
                 host["views"] += count
                 continue
@@ -54,10 +65,14 @@ class StepWork:
             if work.kind == "transfer":
                 copied += count * max(work.read, work.written) * waiting
             else:
+                places[number] = len(works)
                 works.append(work)
                 counts.append(count)
         host["waits"] = waits
-        return cls(works, np.array(counts, dtype=np.float64), dict(host), copied, step.steady, waits)
+        return cls(
+            works, np.array(counts, dtype=np.float64), dict(host), copied, step.steady, waits,
+            Exchange.of(step), places, step.interconnect,
+        )  # fmt: skip
 
 
 def utilization_of(step: StepCalls, gpu: GPU, rates: Rates | None = None) -> Utilization:
@@ -84,8 +99,10 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
         times = moved_times(work.works, times, gpu)
     busy = work.counts * (times + rates.gap_s)
     gpu_s = float(busy.sum())
+    network = {} if work.exchange is None else _exchanged(work, work.exchange, times + rates.gap_s, gpu)
+    network_s = network.get("network_s", 0.0)
     host_s, copy_s = host_time(rates, work), work.copied / rates.copied
-    step_s = copy_s + together(gpu_s, host_s, rates.blend, rates.stretch)
+    step_s = copy_s + together(gpu_s + network_s, host_s, rates.blend, rates.stretch)
     found = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
     power_w = rates.idle_w + sum(rates.power[name] * share for name, share in found.items())
     power_w = min(power_w * power_ratio(gpu), gpu.power_w or np.inf)
@@ -94,8 +111,24 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
         flops=float(sum(count * one.flops for one, count in zip(work.works, work.counts, strict=True))),
         bytes=float(sum(count * one.bytes for one, count in zip(work.works, work.counts, strict=True))),
         kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits,
-        smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"],
+        smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"], **network,
     )  # fmt: skip
+
+
+def _exchanged(work: StepWork, exchange: Exchange, times: Floats, gpu: GPU) -> dict[str, Any]:
+    """What a step sends to other ranks, and how long it waits for them; the fields of `Utilization`."""
+    by = interconnect_of(gpu, work.interconnect)
+    seconds = np.zeros(int(exchange.order.max(initial=0)) + 1)
+    for number, place in work.places.items():
+        seconds[number] = times[place]
+    sent = Counter(exchange.collectives())
+    return {
+        "network_s": exchange.waiting(seconds, by),
+        "interconnect": str(by),
+        "collectives": [
+            {**one._asdict(), "count": count, "seconds": count * one.seconds(by)} for one, count in sent.items()
+        ],
+    }
 
 
 def moved_times(works: Sequence[Work], times: Floats, gpu: GPU) -> Floats:

@@ -56,6 +56,10 @@ class Utilization:
 
     A step takes `samples`, where that is known. The data loader is not a part of a step unless a rate was given, at
     which samples come: they take `input_s` seconds then.
+
+    Where there are other ranks, the GPU waits `network_s` seconds of a step for them, beside what it computes at the
+    same time. That is modelled, for the networks that `interconnect` names. `collectives` lists what is exchanged: each
+    `operation` by its `bytes`, `ranks` and `nodes`, how often it comes (`count`), and the `seconds` of all of them.
     """
 
     gpu: str
@@ -76,6 +80,9 @@ class Utilization:
     waits: int = 0
     samples: int | None = None
     input_s: float | None = None
+    network_s: float = 0.0
+    interconnect: str | None = None
+    collectives: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -86,7 +93,7 @@ class Utilization:
     @property
     def waits_for_host(self) -> bool:
         """Whether the host is what a step waits for."""
-        return self.host_s > self.gpu_s
+        return self.host_s > self.gpu_s + self.network_s
 
     @property
     def waits_for_input(self) -> bool:
@@ -113,6 +120,7 @@ class Utilization:
     def step_words(self) -> str:
         """How long a step takes, such as "18.4 ms: the GPU works 15.8 ms, the host needs 18.4 ms"."""
         parts = [f"the GPU works {format_duration(self.gpu_s)}", f"the host needs {format_duration(self.host_s)}"]
+        parts += [f"the network adds {format_duration(self.network_s)}"] if self.interconnect else []
         parts += [] if self.input_s is None else [f"input {format_duration(self.input_s)}"]
         return f"{format_duration(self.step_s)}: {', '.join(parts)}"
 
@@ -122,7 +130,11 @@ class Utilization:
         waits = f"the GPU waits for it {percent(1 - self.busy)} of the step"
         if self.waits_for_input:
             return f"the input: {waits}"
-        return f"the host: {waits}" if self.waits_for_host else f"the GPU: it works {percent(self.busy)} of the step"
+        if self.waits_for_host:
+            return f"the host: {waits}"
+        if self.network_s > self.gpu_s:
+            return f"the network: {waits}"
+        return f"the GPU: it works {percent(self.busy)} of the step"
 
     @property
     def shares(self) -> list[tuple[str, float, str]]:
@@ -143,6 +155,7 @@ class Utilization:
     def remarks(self) -> list[str]:
         """What to know about the figures."""
         found = [] if self.measured else [f"not measured on {self.gpu}: by its bandwidth, FLOP/s and SMs"]
+        found += [f"the network is modelled, not measured: {self.interconnect}"] if self.interconnect else []
         found += [] if self.steady else ["no step repeated: this is the last one that was seen"]
         found += ["the data loader is not a part of it"] if self.input_s is None else []
         return found + self.notes

@@ -15,7 +15,8 @@ class StepCalls:
     What a call has is written in `ullage.virtual.tracking.calls`. `steady` says whether the step repeats. The host made
     so many `optimizer_steps` and calls of `modules` in it, made autograd `nodes`, and ran operators on the CPU
     (`on_host`). Data loaders gave it so many `samples`; 0 where none was watched. `largest` says
-    that batches vary in size, and its one is among the largest.
+    that batches vary in size, and its one is among the largest. Ranks reach each other by `interconnect`, as somebody
+    named it; `None` means as usual for the GPU.
 
     >>> StepCalls(calls=[{"operator": "aten.t.default", "view": True}], order=[0, 0]).counts()
     Counter({'aten.t.default': 2})
@@ -30,6 +31,7 @@ class StepCalls:
     on_host: int = 0
     samples: int = 0
     largest: bool = False
+    interconnect: str | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self.calls[number] for number in self.order)
@@ -72,7 +74,7 @@ def runs_kernels(call: dict[str, Any]) -> bool:
     (False, True)
     """
     space, _, name = call["operator"].partition(".")
-    if call.get("view") or space == "cuda":
+    if call.get("view") or space in ("cuda", "collective"):
         return False
     return not name.startswith(_NO_KERNEL)
 

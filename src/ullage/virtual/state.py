@@ -22,6 +22,7 @@ from ullage.virtual.memory import ACTIVATIONS, KINDS, PARAMETERS, WITHOUT_LIMIT,
 from ullage.virtual.releases import followed
 from ullage.virtual.shared_card.process import SharedCard
 from ullage.virtual.tracking.calls import OperatorCalls
+from ullage.virtual.tracking.communication import Communication
 from ullage.virtual.tracking.uncertainty import ASSUMED, LEFT_OUT, Uncertainty, meanings_of
 from ullage.virtual.values import KnownValues
 
@@ -58,6 +59,7 @@ class GPUState:
         self.operator = ""  # the one that runs now
         self.doing: Callable[[str], None] = lambda what: None  # is told what takes long, and nothing when it is done
         self.calls = OperatorCalls()
+        self.communication = Communication(self.calls)
         self.other_layouts = False  # whether there was a sparse tensor
         self.refused: str | None = None  # what was last refused; code may have caught the exception
         self.uncertainty = Uncertainty()
@@ -155,6 +157,7 @@ class GPUState:
 
     def wait(self, stream: int | None = None) -> None:
         """The host waits for the GPU, or for one of its streams."""
+        self.communication.host_waits(stream)
         self.calls.add_wait()
         self.memory.synchronized(stream)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, UnknownName
+from ullage.hardware.networks import check_interconnect
 from ullage.workloads.configuration import MODEL_OPTIONS, Configuration
 from ullage.workloads.ranks import Rank
 from ullage.workloads.sources.hub import is_checkpoint
@@ -22,10 +23,10 @@ SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 
 _RUN_OPTIONS = {
     MODEL: ("steps", "allocator_config", "trace"),
-    FUNCTION: ("steps", "allocator_config", "trace", "world_size", "rank", "nodes"),
+    FUNCTION: ("steps", "allocator_config", "trace", "world_size", "rank", "nodes", "interconnect"),
     SCRIPT: (
         "steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network", "python", "progress",
-        "world_size", "rank", "nodes",
+        "world_size", "rank", "nodes", "interconnect",
     ),
 }  # fmt: skip
 _OPTIONS = {
@@ -48,7 +49,8 @@ class RunOptions:
 
     It is followed for at least `steps` optimizer steps; `None` lets it run to its end. `trace` is an empty
     `ullage.estimation.timeline.trace.Trace` that is filled with every request. `world_size`, `rank` and `nodes` are
-    what torchrun would say. The others are for scripts.
+    what torchrun would say, `interconnect` names the networks by which ranks reach each other. The others are for
+    scripts.
     """
 
     steps: int | None = 3
@@ -64,6 +66,11 @@ class RunOptions:
     world_size: int | None = None
     rank: int = 0
     nodes: int = 1
+    interconnect: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.interconnect is not None:
+            check_interconnect(self.interconnect)
 
     @property
     def as_rank(self) -> Rank | None:

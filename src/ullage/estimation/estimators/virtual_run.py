@@ -46,7 +46,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
             workload.script, workload.args, module=how.module, gpu=gpu, steps=how.steps,
             timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, config=how.allocator_config,
             trace_file=how.trace_file, show_output=how.show_output, network=how.network, python=how.python,
-            progress=how.progress, rank=how.as_rank,
+            progress=how.progress, rank=how.as_rank, interconnect=how.interconnect,
         )  # fmt: skip
     from ullage.estimation.on_virtual_gpu import run_function, run_model  # PyTorch: the process of a script has its own
 

@@ -49,6 +49,7 @@ def estimate_script(
     python: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
     rank: Rank | None = None,
+    interconnect: str | None = None,
 ) -> Estimate:
     """How much memory a script will take on `gpu`, found without a GPU.
 
@@ -60,7 +61,8 @@ def estimate_script(
     with it, and it reaches no other machine, unless `network` allows that. `python` names another Python to run it in:
     the path of one, the folder of an environment, or the name of a conda environment. It needs PyTorch, not Ullage.
     `progress` is called with what takes long, such as "compiling Net.forward", and with nothing when it is done.
-    `rank` is the one of many as which it runs, with the variables that torchrun would give to it.
+    `rank` is the one of many as which it runs, with the variables that torchrun would give to it; `interconnect` names
+    the networks by which they reach each other.
 
     >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
     True
@@ -87,7 +89,7 @@ def estimate_script(
     if trace_file is not None:
         _write(base64.b64decode(answer["trace"]), trace_file)
     found = _estimate(answer["estimate"], notes, out_of_memory, _shown(request))
-    return found.with_utilization(StepCalls(**unpacked(answer["calls"])), request.gpu)
+    return found.with_utilization(StepCalls(**unpacked(answer["calls"]) | {"interconnect": interconnect}), request.gpu)
 
 
 def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = ()) -> list[list[Any]]:

@@ -62,8 +62,37 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
             _flatten(gpu, name, args)
     move(gpu, name, args, group)
     returned = len(func._schema.returns)
+    if group.size() > 1 and any(tensor.is_cuda for tensor in targets):
+        _exchange(gpu, func, name, args, kwargs, group)
     done = work_that_is_done(targets)
     return None if returned == 0 else done if returned == 1 else (args[0], done)
+
+
+# What a collective is called in NCCL, by the beginning of its name here.
+_OPERATIONS = {
+    "allreduce": "all_reduce", "all_reduce": "all_reduce", "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter": "reduce_scatter", "reduce": "reduce", "allgather": "all_gather", "_allgather": "all_gather",
+    "all_gather": "all_gather", "broadcast": "broadcast", "alltoall": "all_to_all", "all_to_all": "all_to_all",
+    "gather": "gather", "scatter": "scatter", "send": "send", "recv": "recv",
+}  # fmt: skip
+
+
+def _operation(name: str) -> str | None:
+    return next((operation for begin, operation in _OPERATIONS.items() if name.startswith(begin)), None)
+
+
+def _exchange(gpu: GPUState, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], group: Any) -> None:
+    """Note what ranks send each other, and who waits for it."""
+    operation = _operation(name)
+    if operation is None:
+        return
+    sizes = [sum(tensor.nbytes for tensor in _tensors(value)) for value in args[:2]]
+    whole = max(sizes) * (group.size() if operation in ("gather", "scatter") and not min(sizes) else 1)
+    asynchronous = _is_asynchronous(func, args, kwargs)
+    number = groups_in_use[-1].exchange(operation, group, whole, asynchronous and in_backward())
+    gpu.communication.remember(map(gpu.memory.span_of, _tensors(args[0])), number)
+    if not asynchronous:
+        gpu.communication.wait_for(gpu.memory.stream, number)
 
 
 def _flatten(gpu: GPUState, name: str, args: tuple[Any, ...]) -> None:
@@ -199,6 +228,7 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if not groups_in_use or not any(tensor.is_cuda for tensor in _tensors(args)):
         return NotImplemented
     if name == "wait_tensor":
+        gpu.communication.wait_for_tensors(gpu.memory.stream, [gpu.memory.span_of(args[0])])
         return args[0]
     named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     if "group_name" not in named:  # written in Python
@@ -212,6 +242,10 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if outputs is None:
         return NotImplemented
     given = [named["tensor"]] if "tensor" in named else _list(named.get("input", named.get("inputs")))
+    operation = _operation(name)
+    if group.size() > 1 and operation is not None:
+        size = max(sum(tensor.nbytes for tensor in tensors) for tensors in (outputs, given))
+        gpu.communication.remember(map(gpu.memory.span_of, outputs), groups_in_use[-1].exchange(operation, group, size))
     for output, tensor in zip(outputs, given, strict=False):
         for each in _functional_moves(name, output, tensor, named, group, times):
             _carry_out(gpu, each)

@@ -24,8 +24,7 @@ from ullage.virtual.state import GPUState
 _c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
 _NCCL_VERSION = 2, 28, 9  # of PyTorch 2.11, whose NCCL was measured
 _ONE_OF_MANY = (
-    "rank {rank} of {size} was followed; the others were taken to have the same shapes, and to send what this one "
-    "does. The time that ranks spend on the network is not in the time of a step"
+    "rank {rank} of {size} was followed; the others were taken to have the same shapes, and to send what this one does"
 )
 _CONNECTIONS = (
     "what NCCL takes outside PyTorch's allocator was counted as for one rank: connections to others take more, by the "
@@ -52,6 +51,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         replacements.put_existing(home, "default_pg_nccl_timeout", timedelta(minutes=10))
     replacements.put(_c10d.ProcessGroup, "_start_coalescing", lambda group, device: None)  # PyTorch 2.6 has no fake one
     replacements.put(_c10d.ProcessGroup, "_end_coalescing", lambda group, device: _done([]))
+    replacements.put(_c10d.Work, "wait", _wait(gpu, groups))
     replacements.put(torch._C.Future, "then", _then(groups))
     replacements.put(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)  # the hook for bfloat16 asks
     # What DistributedDataParallel logs of its run needs CUDA's timers; its reducer starts them by counting iterations.
@@ -153,6 +153,15 @@ class Groups:
     def _count(self) -> None:
         spans = {span.index: span for _, kept in self._kept for span in map(self._gpu.memory.span_of, kept) if span}
         self._gpu.memory.held_back = sum(span.size for span in spans.values())
+
+    def exchange(self, name: str, group: Any, size: int, until_backward_ends: bool = False) -> int:
+        """A collective of so many bytes begins among several ranks; returns its number."""
+        ranks = torch.distributed.get_process_group_ranks(group)
+        on_node = int(self._gpu.environment.get("LOCAL_WORLD_SIZE") or torch.distributed.get_world_size())
+        return self._gpu.communication.begin(
+            name, group.group_name, size, ranks=len(ranks), nodes=len({rank // on_node for rank in ranks}),
+            ranks_per_node=on_node, stream=self._gpu.memory.stream, until_backward_ends=until_backward_ends,
+        )  # fmt: skip
 
     def remove(self, group: Any) -> None:
         """A group, or all of them, was destroyed; what it took may come back, but its peak was there."""
@@ -274,6 +283,19 @@ def _if_alone(groups: Groups, home: Any, here: Any, original: Any) -> Any:
         if groups.backend(group) == "nccl":  # whose objects travel by the GPU
             groups.communicate(group)
         return here(*args, **options)
+
+    return call
+
+
+def _wait(gpu: GPUState, groups: Groups) -> Any:
+    """`Work.wait`: the current stream goes on when the collective is done."""
+    wait: Any = _c10d.Work.wait
+
+    def call(work: Any, *args: Any, **options: Any) -> Any:
+        if groups.stand and gpu.communication.count:
+            tensors = [value for value in work.result() if isinstance(value, torch.Tensor)]
+            gpu.communication.wait_for_tensors(gpu.memory.stream, map(gpu.memory.span_of, tensors))
+        return wait(work, *args, **options)
 
     return call
 

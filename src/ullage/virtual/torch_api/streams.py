@@ -23,6 +23,7 @@ from ullage.virtual.native import backward_in_calling_thread, current_stream
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
+from ullage.virtual.tracking.communication import Reached
 
 # Events: they remember the host's time, since nothing runs on the virtual GPU.
 
@@ -39,17 +40,22 @@ class AnyEvent(_Event):  # type: ignore[misc]
         if kind != "cuda":
             return _Event(device=device, enable_timing=enable_timing, **named)
         event = _Event.__new__(cls, device="cuda", enable_timing=enable_timing)
-        event._timed, event._when, event._stream = enable_timing, None, None
+        event._timed, event._when, event._stream, event._reached = enable_timing, None, None, Reached()
         return event
 
     def record(self, stream: Any = None) -> None:
         """Note the time."""
         self._when = time.perf_counter()
         if _events_in_use:
-            self._stream = _events_in_use[-1].memory.stream if stream is None else stream.stream_id
+            gpu = _events_in_use[-1]
+            self._stream = gpu.memory.stream if stream is None else stream.stream_id
+            self._reached = gpu.communication.reached(self._stream)
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """A stream waits for what was recorded."""
+        if _events_in_use:
+            gpu = _events_in_use[-1]
+            gpu.communication.wait(gpu.memory.stream if stream is None else stream.stream_id, self._reached)
 
     def query(self) -> bool:
         """True: nothing runs on the virtual GPU."""
@@ -230,10 +236,13 @@ class AnyStream(_Stream):  # type: ignore[misc]
         _in_use[-1].gpu.wait(self.stream_id)
 
     def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
+        """What comes next on this stream comes after the event."""
+        event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
+        """What comes next on this stream comes after what the other has now."""
+        communication = _in_use[-1].gpu.communication
+        communication.wait(self.stream_id, communication.reached(stream.stream_id))
 
     def record_event(self, event: Any = None) -> Any:
         """Note the time."""

@@ -9,6 +9,8 @@ or accumulated gradients, as several steps are the same as those before. Where n
     calls     the distinct calls: operator, pass, args, kwargs, outputs; "view" where no kernel runs, "same" with the
               places of two arguments that are one tensor, or lists of the same tensors; "tf32" for products and
               convolutions of float32 where it is not PyTorch's default: true for products, false for convolutions
+              collectives among several ranks are calls, too: "collective.NAME", with numbers in kwargs only
+              (`tracking/communication.py`)
     order     numbers of `calls`, in the order of the calls
     steady    whether the step repeats
     optimizer_steps, modules, nodes, on_host, samples
@@ -137,6 +139,7 @@ class OperatorCalls:
         self._marks = [_Mark(0, 0, 0, 0, 0)]
         self._steady: tuple[array[int], list[_Mark]] | None = None
         self._trains = False
+        self._dropped = 0  # calls that are no longer kept
 
     def learn(self, mark: Any, seen: SeenCall) -> int:
         """The number of a call that is seen for the first time.
@@ -154,6 +157,16 @@ class OperatorCalls:
     def add(self, number: int) -> None:
         """A call of this number."""
         self.stream.append(number + (self.part if _graph_task() == -1 else BACKWARD))
+
+    @property
+    def position(self) -> int:
+        """How many calls there were so far."""
+        return self._dropped + len(self.stream)
+
+    @property
+    def step_begins(self) -> int:
+        """How many calls there were before this step."""
+        return self._dropped + self._marks[-1].calls
 
     def operators_since(self, place: int) -> set[str]:
         """The names of the operators that were called since the stream had so many calls."""
@@ -175,6 +188,11 @@ class OperatorCalls:
         describe(given, parts, False)
         floats = [value for value in given if type(value) is float]
         self._add_other(SeenCall(f"triton.{name}", tuple(parts), len(given), floats=tuple(floats), writes=True))
+
+    def add_values(self, name: str, **values: int) -> None:
+        """Something that is no operator and has numbers only: a collective, or a wait for one."""
+        key = tuple(part for item, value in values.items() for part in (item, (int, value)))
+        self._add_other(SeenCall(name, key, names=len(values)))
 
     def add_shapes(self, name: str, args: Iterable[Any], result: Any) -> None:
         """An operator on tensors in another layout, of which only the shapes are kept."""
@@ -211,11 +229,13 @@ class OperatorCalls:
         old = len(marks) - 1 - 2 * _MOST_OPTIMIZER_STEPS
         if old > 0:
             begin = marks[old].calls
+            self._dropped += begin
             del self.stream[:begin]
             self._marks = [mark._replace(calls=mark.calls - begin) for mark in marks[old:]]
 
     def _begin_anew(self) -> None:
         self._marks = [self._now(0)]
+        self._dropped += len(self.stream)
         del self.stream[:]
 
     def _now(self, calls: int) -> _Mark:

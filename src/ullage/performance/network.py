@@ -1,0 +1,159 @@
+"""How long ranks take to exchange data, and how much of that the GPU waits for. It is modelled, not measured.
+
+A collective takes as long as NCCL says itself (src/graph/tuning.cc): the steps of a ring, or of a tree where that is
+faster, each with the latency of the network that it crosses, and the bytes over the bandwidth of the narrowest place,
+times the factor of the operation (doc/PERFORMANCE.md of nccl-tests). It begins when the stream that calls it is ready
+and the one before it in the same group is done. The GPU computes until it needs the result.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ullage.hardware.networks import FABRIC, NVLINK, PCIE, Interconnect
+from ullage.performance.step import StepCalls
+
+SPACE, WAIT = "collective", "collective.wait"
+
+# Microseconds, of messages of 8 bytes with a flag each ("LL") and of whole chunks ("Simple"): before anything is sent,
+# and for each step. Those of a tree are for a chunk.
+_BEGIN = {"ring": (3.6, 8.4), "tree": (4.4, 0.0)}
+_STEP = {
+    "ring": {NVLINK: (0.47, 3.4), PCIE: (1.0, 5.7), FABRIC: (2.7, 9.6)},
+    "tree": {NVLINK: (0.52, 28.0), PCIE: (1.0, 28.0), FABRIC: (5.0, 50.0)},
+}
+_SHARE = {"ring": (1 / 4, 1.0), "tree": (0.9 / 3.8, 0.9)}  # of the bandwidth
+
+
+class Collective(NamedTuple):
+    """One operation among `ranks` on `nodes` machines. `bytes` counts as nccl-tests does: all that is gathered, or all
+    that is scattered."""
+
+    operation: str
+    bytes: int
+    ranks: int
+    nodes: int = 1
+    ranks_per_node: int = 1  # of the whole job: they share the adapters
+
+    @classmethod
+    def of(cls, call: Mapping[str, Any]) -> Collective:
+        """What a call of a step says."""
+        values = {name: call["kwargs"][name] for name in ("bytes", "ranks", "nodes", "ranks_per_node")}
+        return cls(str(call["operator"]).partition(".")[2], **values)
+
+    @property
+    def factor(self) -> float:
+        """The bytes that pass the narrowest place, over the bytes of the operation."""
+        ranks = self.ranks
+        if self.operation in ("broadcast", "reduce", "send", "recv"):
+            return 1.0
+        return (2 if self.operation == "all_reduce" else 1) * (ranks - 1) / ranks
+
+    def seconds(self, by: Interconnect) -> float:
+        """How long it takes.
+
+        >>> from ullage.hardware import gpu
+        >>> from ullage.hardware.networks import interconnect_of
+        >>> h100 = interconnect_of(gpu("H100"))
+        >>> round(1e3 * Collective("all_reduce", 1_000_000_000, ranks=8, ranks_per_node=8).seconds(h100), 2)
+        4.78
+        >>> Collective("all_reduce", 1_000_000_000, ranks=1).seconds(h100)
+        0.0
+        """
+        if self.ranks < 2:
+            return 0.0
+        found = [self._by("ring", protocol, by) for protocol in range(2)]
+        if self.operation == "all_reduce":
+            found += [self._by("tree", protocol, by) for protocol in range(2)]
+        return min(found)
+
+    def _by(self, algorithm: str, protocol: int, by: Interconnect) -> float:
+        inside, between = (_STEP[algorithm][network.kind][protocol] for network in (by.inside, by.between))
+        rings = {"all_reduce": 2, "send": 0, "recv": 0}.get(self.operation, 1)
+        if algorithm == "tree":
+            here, away = 2 * (self.ranks // self.nodes - 1), 2 * math.ceil(math.log2(self.nodes))
+            factor = 2.0
+        elif rings:
+            here, away = rings * (self.ranks - self.nodes), rings * (self.nodes - 1)
+            factor = self.factor
+        else:
+            here, away, factor = int(self.nodes == 1), int(self.nodes > 1), self.factor
+        latency = _BEGIN[algorithm][protocol] + here * inside + away * between
+        return 1e-6 * latency + self.bytes * factor / (_SHARE[algorithm][protocol] * self._bandwidth(by))
+
+    def _bandwidth(self, by: Interconnect) -> float:
+        """Bytes a second at the narrowest place: a GPU's own, or this group's part of the adapters of a machine."""
+        on_node = self.ranks / self.nodes
+        own = by.inside.bandwidth if on_node > 1 else math.inf
+        if self.nodes == 1:
+            return 1e9 * own
+        each = by.adapters_of(self.ranks_per_node) * by.between.bandwidth / self.ranks_per_node
+        alone = 1 if self.operation in ("all_to_all", "send", "recv") else on_node  # others leave a machine once
+        return 1e9 * min(own, each * alone)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The collectives of a step in their places among its calls.
+
+    `order` has the number of each call, as in `StepCalls`; `events` are the places of collectives and waits, with
+    their calls; `joins` are the places at which backward passes end.
+    """
+
+    order: npt.NDArray[np.int64]
+    events: list[tuple[int, dict[str, Any]]]
+    backward_ends: list[int]
+
+    @classmethod
+    def of(cls, step: StepCalls) -> Exchange | None:
+        """Those of a step; `None` where it has none."""
+        special = {number for number, call in enumerate(step.calls) if call["operator"].startswith(f"{SPACE}.")}
+        if not special:
+            return None
+        backward = [call.get("pass") == "backward" for call in step.calls]
+        events = [(place, step.calls[number]) for place, number in enumerate(step.order) if number in special]
+        ends = [place for place, number in enumerate(step.order) if not backward[number]]
+        return cls(np.array(step.order, dtype=np.int64), events, ends)
+
+    def collectives(self) -> list[Collective]:
+        """Each collective of the step."""
+        return [Collective.of(call) for _, call in self.events if call["operator"] != WAIT]
+
+    def waiting(self, seconds: Sequence[float] | npt.NDArray[np.float64], by: Interconnect) -> float:
+        """Seconds that the GPU waits for others in a step, if each distinct call takes so many `seconds`."""
+        clock = np.concatenate([[0.0], np.cumsum(np.asarray(seconds)[self.order])])
+        waited, places, shifts = 0.0, [0], [0.0]  # how much later things are, from which place on
+        free: dict[int, float] = {}
+        ends: list[float] = []
+        events: list[tuple[int, int, dict[str, Any]]] = [(place, 1, call) for place, call in self.events]
+        for place, call in self.events:
+            if call["kwargs"].get("joins"):
+                after = bisect.bisect_left(self.backward_ends, place)
+                until = self.backward_ends[after] if after < len(self.backward_ends) else len(self.order)
+                events.append((until, 0, {"operator": WAIT, "kwargs": {"group": call["kwargs"]["group"]}}))
+        for place, _, call in sorted(events, key=lambda event: event[:2]):
+            values = call["kwargs"]
+            if call["operator"] != WAIT:
+                begin = max(0, place - values["lead"])
+                ready = clock[begin] + shifts[bisect.bisect_right(places, begin) - 1]
+                end = max(ready, free.get(values["group"], 0.0)) + Collective.of(call).seconds(by)
+                free[values["group"]] = end
+                ends.append(end)
+                continue
+            if "group" in values:
+                done = free.get(values["group"], 0.0)
+            else:
+                done = ends[-1 - values["back"]] if values["back"] < len(ends) else 0.0
+            late = done - (clock[place] + waited)
+            if late > 0:
+                waited += late
+                places.append(place)
+                shifts.append(waited)
+        return waited + max(0.0, max(free.values(), default=0.0) - (float(clock[-1]) + waited))
