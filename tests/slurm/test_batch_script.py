@@ -67,6 +67,31 @@ def test_the_training_is_found_however_it_is_started(line):
     assert words(line) == ["train.py", "--lr", "1"]
 
 
+@pytest.mark.parametrize(
+    ("options", "line", "ranks", "on_each_gpu"),
+    [
+        ("--gpus=4", "torchrun --nproc-per-node=4 train.py", {"world_size": 4}, 1),
+        ("--gpus=4", "torchrun --nproc-per-node=$SLURM_GPUS_ON_NODE train.py", {"world_size": 4}, 1),
+        ("--gpus=4", "torchrun --nproc-per-node=$(nvidia-smi -L | wc -l) train.py", {"world_size": 4}, 1),
+        ("--nodes=2 --gpus-per-node=4 --ntasks-per-node=1",
+         "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu train.py", {"world_size": 8, "nodes": 2}, 1),
+        ("--gpus=2", "accelerate launch train.py", {"world_size": 2}, 1),
+        ("--nodes=2 --ntasks-per-node=4 --gpus-per-node=4", "srun python train.py", {"world_size": 8, "nodes": 2}, 1),
+        ("--ntasks=4 --gpus-per-task=1", "srun python train.py", {"world_size": 4}, 1),
+        ("--gpus=4", "srun -n 2 python train.py", {"world_size": 2}, 1),
+        ("--ntasks=4 --gpus=1", "srun python train.py", {"world_size": 4}, 4),
+        ("--gpus=2", "python train.py", {"world_size": 2}, 1),
+        ("--gpus=1", "srun python train.py", {}, 1),
+        ("--ntasks=8 --gpus=1", "python train.py", {}, 1),
+    ],
+)  # fmt: skip
+def test_it_is_known_as_how_many_processes_a_training_runs(options, line, ranks, on_each_gpu):
+    (one,) = trainings(f"#SBATCH {options}\n{line}")
+    assert (one.ranks, one.on_each_gpu) == (ranks, on_each_gpu)
+    if line.startswith("srun python") and ranks:
+        assert one.environment["SLURM_NTASKS"] == str(ranks["world_size"])
+
+
 def test_folder_variables_and_environment_are_those_at_its_line():
     (one,) = trainings(
         'cd "$HOME/project"\nexport DATA=/data/$USER\nsource .venv/bin/activate\nBATCH=64 srun python train.py\ncd /\n'

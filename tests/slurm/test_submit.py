@@ -83,6 +83,28 @@ def test_sbatch_behaves_as_sbatch_does(slurm, project):
     assert slurm.run(*sbatch, "--no-such-option=1", "job.sh", check=False).returncode != 0
 
 
+def test_each_node_gets_shards_for_what_its_rank_takes(slurm, project, warm_estimates):
+    (project / "train.py").write_text(
+        """
+import os, torch
+import torch.distributed as dist
+rank, ranks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=ranks)
+weights = torch.zeros((16 << 28) // dist.get_world_size(), device="cuda")
+"""
+    )
+    (project / "job.sh").write_text(job(f"srun {sys.executable} train.py", "--nodes=2 --ntasks-per-node=1 --gpus=2"))
+    plan = plan_words(["job.sh"])
+    assert 8 * GIB < plan.estimate["upper"] < 10 * GIB and plan.estimate["world_size"] == 2
+    assert of(plan) == f"shard:{plan.sizing.count}" and plan.sizing.count in (9, 10)
+    number = slurm.submit(*with_options(["job.sh"], plan.words))
+    (known,) = commands.jobs([number])
+    assert known.shards == plan.sizing.count
+
+    whole = plan_words(["--nodes=1", "--ntasks-per-node=2", "job.sh"])
+    assert whole.sizing.gres == "gpu:2" and "shards of several GPUs" in whole.sizing.why
+
+
 def test_more_than_a_gpu_has_is_refused_at_once(slurm, project, ullage):
     (project / "job.sh").write_text(job("#ULLAGE memory=50GiB"))
     code, _, errors = ullage("slurm", "submit", "job.sh")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.jobs.command import ScriptCommand, script_of
 from ullage.slurm.launchers import launched
-from ullage.slurm.sbatch_options import first_index, gpu_request, read_directives
+from ullage.slurm.sbatch_options import first_index, gpu_request, read_directives, tasks_and_nodes
 from ullage.slurm.shell import Program, programs_of
 from ullage.slurm.shell_words import Unknown
 from ullage.units import parse_bytes
@@ -33,12 +33,20 @@ class Hints:
 
 @dataclass(frozen=True)
 class Training:
-    """A script of Python that a batch script runs, as it would run it."""
+    """A script of Python that a batch script runs, as it would run it. `ranks` are the options of an estimate that say
+    as one of how many processes, and `on_each_gpu` is how many of those share a GPU."""
 
     command: ScriptCommand
     environment: Mapping[str, str] = field(repr=False)
     folder: str
     at_once: bool = False
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    on_each_gpu: int = 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The processes that a node runs."""
+        return self.ranks.get("world_size", 1) // self.ranks.get("nodes", 1)
 
     @property
     def shown(self) -> str:
@@ -87,7 +95,7 @@ def read_batch(
     start = os.path.join(folder, os.path.expanduser(given.get("chdir", "")))
     try:
         programs, notes = programs_of(text, {**environment, **_slurm_variables(given, folder)}, start, arguments)
-        trainings = _trainings(programs, notes)
+        trainings = _trainings(programs, given, notes)
     except InvalidValue as error:
         return BatchScript(given, hints, refusal=str(error))
     if not trainings:
@@ -99,11 +107,11 @@ def read_batch(
 
 def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
     """What Slurm sets in a job and is known before."""
-    tasks, nodes = options.get("ntasks"), options.get("nodes", "1").partition("-")[0]
+    tasks, nodes = map(str, tasks_and_nodes(options))
     index = first_index(options.get("array", ""))
     found = {
         "SLURM_SUBMIT_DIR": folder, "SLURM_JOB_NAME": options.get("job-name"), "SLURM_NNODES": nodes,
-        "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": tasks or nodes, "SLURM_NPROCS": tasks or nodes,
+        "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks,
         "SLURM_CPUS_PER_TASK": options.get("cpus-per-task"), "SLURM_NTASKS_PER_NODE": options.get("ntasks-per-node"),
         "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_ID": "0", "SLURM_JOBID": "0",
         "SLURM_ARRAY_JOB_ID": None if index is None else "0",
@@ -113,7 +121,7 @@ def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _trainings(programs: Sequence[Program], notes: list[str]) -> list[Training]:
+def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: list[str]) -> list[Training]:
     """The scripts of Python among the programs, each once."""
     found: dict[tuple[object, ...], Training] = {}
     for program in programs:
@@ -125,10 +133,24 @@ def _trainings(programs: Sequence[Program], notes: list[str]) -> list[Training]:
             if inner.words and re.fullmatch(r"python[\d.]*", os.path.basename(inner.words[0])):
                 notes.append(f"line {program.line}: '{' '.join(inner.words)[:80]}' runs no script and was left out")
             continue
-        training = _training(program, command, inner.variables, inner.folder)
-        key = (command.source, tuple(command.args), training.folder, training.environment.get("PATH"), training.at_once)
+        training = _with_ranks(_training(program, command, inner.variables, inner.folder), inner.srun, options)
+        key = (command.source, tuple(command.args), training.folder, training.environment.get("PATH"), training.at_once,
+               *training.ranks.values())  # fmt: skip
         found.setdefault(key, training)
     return list(found.values())
+
+
+def _with_ranks(training: Training, srun: Mapping[str, str] | None, options: Mapping[str, str]) -> Training:
+    """As how many processes it runs: as many as its launcher starts, or as srun has tasks."""
+    gpus, ranks = gpu_request(options).per_node, training.command.ranks(gpu_request(options).per_node or 1)
+    variables = dict(training.environment)
+    if training.command.world_size is None and srun is not None:
+        tasks, nodes = tasks_and_nodes({**options, **srun})
+        ranks = {"world_size": tasks, **({"nodes": nodes} if nodes > 1 and tasks % nodes == 0 else {})}
+        variables |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
+        ranks = ranks if tasks > 1 else {}
+    found = replace(training, ranks=ranks, environment=variables)
+    return found if gpus is None else replace(found, on_each_gpu=-(-found.ranks_per_node // gpus))
 
 
 def _names_python(words: Sequence[str]) -> bool:

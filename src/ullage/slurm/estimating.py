@@ -60,7 +60,7 @@ def estimate_training(training: Training, gpu: str, network: bool = False, timeo
     if kept is not None:
         return _answer(kept, gpu, 0.0, kept=True)
     began = time.monotonic()
-    request = script_request(training.command, gpu, training.folder, timeout, network)
+    request = script_request(training.command, training.ranks, gpu, training.folder, timeout, network)
     try:
         outcome = run(
             _ENTRY, request, limits=Limits(seconds=timeout + _GRACE, processes=512, written=4 * GIB), env=variables,
@@ -84,8 +84,10 @@ def _answer(told: dict[str, Any], gpu: str, seconds: float, kept: bool = False) 
 
 
 def _kept_file(training: Training, gpu: str) -> Path:
-    command, path = training.command, training.environment.get("PATH")
-    known = [ullage.__version__, os.getuid(), command, training.folder, path, gpu, os.environ.get("ULLAGE_PYTORCH")]
+    command, ranks, path = training.command, dict(training.ranks), training.environment.get("PATH")
+    known = [
+        ullage.__version__, os.getuid(), command, ranks, training.folder, path, gpu, os.environ.get("ULLAGE_PYTORCH")
+    ]  # fmt: skip
     return home() / "slurm" / "answers" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()}.json"
 
 

@@ -21,23 +21,25 @@ _MPI = ("mpirun", "mpiexec", "orterun", "prun", "horovodrun", "jsrun", "aprun", 
 
 @dataclass(frozen=True)
 class Launched:
-    """The words of what is launched, the variables that are set for it, and why it cannot be followed, if so."""
+    """The words of what is launched, the variables that are set for it, and why it cannot be followed, if so. `srun`
+    are the options of the srun that launches it; `None` where none does."""
 
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None
     refusal: str | None = None
+    srun: Mapping[str, str] | None = None
 
 
 def launched(words: Sequence[str]) -> Launched:
     """What is left without `srun`, `env`, `nohup` and the like before it.
 
     >>> launched(["srun", "-n", "2", "--label", "env", "A=1", "python", "train.py"])
-    Launched(words=('python', 'train.py'), variables={'A': '1'}, folder=None, refusal=None)
+    Launched(words=('python', 'train.py'), variables={'A': '1'}, ..., srun={'ntasks': '2', 'label': ''})
     >>> launched(["apptainer", "exec", "image.sif", "python", "train.py"]).refusal
     'it runs in a container (apptainer), whose Python is not looked into'
     """
-    left, variables, folder = list(words), dict[str, str](), None
+    left, variables, folder, srun = list(words), dict[str, str](), None, None
     while left:
         name = os.path.basename(left[0])
         if name in _CONTAINERS:
@@ -50,7 +52,7 @@ def launched(words: Sequence[str]) -> Launched:
             if image is not None:
                 return Launched(found.rest, refusal=f"it runs in a container (srun --{image})")
             folder = found.values.get("chdir", folder)
-            left = list(found.rest)
+            left, srun = list(found.rest), found.values
         elif name == "env":
             left = _without_options(left[1:], ("-u", "-C", "-S"))
             while left and re.match(r"[A-Za-z_]\w*=", left[0]):
@@ -64,7 +66,7 @@ def launched(words: Sequence[str]) -> Launched:
             left = _without_options(left[1:], _WRAPPERS[name])
         else:
             break
-    return Launched(tuple(left), variables, folder)
+    return Launched(tuple(left), variables, folder, srun=srun)
 
 
 def _without_options(words: list[str], with_value: Sequence[str]) -> list[str]:

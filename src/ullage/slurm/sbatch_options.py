@@ -123,9 +123,8 @@ def gpu_request(values: Mapping[str, str]) -> GpuRequest:
     >>> gpu_request({"gres": "gpu:1"}).per_node, gpu_request({"gres": "shard:12"}).shards
     (1, 12)
     """
-    nodes = max(1, _first_number(values.get("nodes")) or 1)
-    tasks = max(1, _first_number(values.get("ntasks")) or nodes)
-    on_node = _first_number(values.get("ntasks-per-node")) or -(-tasks // nodes)
+    tasks, nodes = tasks_and_nodes(values)
+    on_node = -(-tasks // nodes)
     gres = parse_gres(values.get("gres", ""))
     shards = next((each.count for each in gres if each.name == "shard"), None)
     per_node = sum(each.count for each in gres if each.name == "gpu") or None
@@ -139,6 +138,17 @@ def gpu_request(values: Mapping[str, str]) -> GpuRequest:
     if not gres and not given:
         return GpuRequest(nodes=nodes)
     return GpuRequest(per_node, kinds[0] if kinds else None, nodes, shards, given)
+
+
+def tasks_and_nodes(values: Mapping[str, str]) -> tuple[int, int]:
+    """How many tasks a job or a step has in all, and on how many nodes.
+
+    >>> tasks_and_nodes({"nodes": "2", "ntasks-per-node": "4"}), tasks_and_nodes({"ntasks": "3"}), tasks_and_nodes({})
+    ((8, 2), (3, 1), (1, 1))
+    """
+    nodes = max(1, _first_number(values.get("nodes")) or 1)
+    on_node = _first_number(values.get("ntasks-per-node")) or 1
+    return max(1, _first_number(values.get("ntasks")) or on_node * nodes), nodes
 
 
 def _first_number(text: str | None) -> int | None:

@@ -40,34 +40,37 @@ class Sizing:
 
 
 def size(
-    needs: Sequence[GpuNeed], request: GpuRequest, site: Site, exclusive: bool = False, min_speed: float | None = None
-) -> Sizing:
-    """What to ask for, given what the job needs on each kind of GPU; `InvalidValue` if it can never run."""
+    needs: Sequence[GpuNeed], request: GpuRequest, site: Site, ranks: int = 1, exclusive: bool = False,
+    min_speed: float | None = None,
+) -> Sizing:  # fmt: skip
+    """What to ask for, given what the job needs on each kind of GPU; `InvalidValue` if it can never run. A job that
+    says nothing about GPUs has one for each of its `ranks` on a node."""
+    gpus = request.per_node or ranks
     unknown = next((need for need in needs if need.upper is None), None)
     if unknown is not None:
-        return _whole(request, unknown.why)
+        return _whole(request, gpus, unknown.why)
     fitting = [need for need in needs if need.upper is not None and need.upper <= need.kind.gpu.usable]
     if not fitting:
         raise InvalidValue(_never(needs[-1]))
     largest = max(fitting, key=lambda need: need.upper or 0)
     pinned = request.type or (None if len(fitting) == len(needs) else largest.kind.type)
     if exclusive:
-        return _whole(request, "the job wants GPUs of its own", largest, pinned)
-    if (request.per_node or 1) > 1:
-        return _whole(request, "Slurm cannot promise shards of several GPUs on one node", largest, pinned)
+        return _whole(request, gpus, "the job wants GPUs of its own", largest, pinned)
+    if gpus > 1:
+        return _whole(request, gpus, "Slurm cannot promise shards of several GPUs on one node", largest, pinned)
     shared = [need for need in fitting if need.kind.shards]
     if not shared:
         why = "the GPUs of this cluster have no shards ('ullage slurm configure' says how)"
-        return _whole(request, why, largest, pinned)
+        return _whole(request, gpus, why, largest, pinned)
     if hurt := _hurts(shared, site.sharing, min_speed):
-        return _whole(request, hurt, largest, pinned)
+        return _whole(request, gpus, hurt, largest, pinned)
     taken = max(shared, key=lambda need: need.kind.shards_for(need.upper or 0))
     count = taken.kind.shards_for(taken.upper or 0)
     return Sizing("shard", count, pinned, f"{count} of a GPU's {taken.kind.shards} shards", taken)
 
 
-def _whole(request: GpuRequest, why: str, need: GpuNeed | None = None, kind: str | None = None) -> Sizing:
-    return Sizing("gpu", request.per_node or 1, kind or request.type, why, need)
+def _whole(request: GpuRequest, gpus: int, why: str, need: GpuNeed | None = None, kind: str | None = None) -> Sizing:
+    return Sizing("gpu", gpus, kind or request.type, why, need)
 
 
 def _never(need: GpuNeed) -> str:

@@ -101,14 +101,16 @@ def plan_job(
         others = dict.fromkeys(request.options, "0")  # Slurm gives shards or GPUs, not both
         return SubmissionPlan(others, left_alone=f"it asks for {request.shards} shards itself", notes=batch.notes)
     site = read_site(batch.options.get("partition"), request.type, hints.gpu)
-    if (request.per_node or 1) > max(kind.per_node for kind in site.kinds):
+    ranks = max((each.ranks_per_node for each in batch.trainings), default=1)
+    gpus = request.per_node or ranks
+    if gpus > max(kind.per_node for kind in site.kinds):
         most = max(kind.per_node for kind in site.kinds)
         raise InvalidValue(
-            f"the job can never run: it asks for {request.per_node} GPUs on a node, and a node has at most {most}. "
+            f"the job can never run: it asks for {gpus} GPUs on a node, and a node has at most {most}. "
             "Ask for fewer, or for more nodes with --nodes"
         )
     needs, answers = _needs(batch, hints, site, choices.timeout, progress)
-    sizing = size(needs, request, site, hints.exclusive, hints.min_speed)
+    sizing = size(needs, request, site, ranks, hints.exclusive, hints.min_speed)
     return _plan(batch, request, sizing, answers)
 
 
@@ -147,10 +149,11 @@ def _need(kind: GpuKind, trainings: Sequence[Training], answers: Sequence[Script
         if answer.upper is None:
             first = (answer.failure or "").splitlines()[0]
             return GpuNeed(kind, None, why=f"it cannot be estimated: {first}")
-    at_once = sum(answer.upper or 0 for training, answer in pairs if training.at_once)
-    alone = max((answer.upper or 0 for training, answer in pairs if not training.at_once), default=0)
-    known = [answer.utilization for _, answer in pairs]
-    return GpuNeed(kind, at_once + alone, known[0] if len(known) == 1 else None)
+    taken = [(training.at_once, (answer.upper or 0) * training.on_each_gpu) for training, answer in pairs]
+    at_once = sum(upper for together, upper in taken if together)
+    alone = max((upper for together, upper in taken if not together), default=0)
+    known = [answer.utilization for training, answer in pairs if training.on_each_gpu == 1]
+    return GpuNeed(kind, at_once + alone, known[0] if len(pairs) == len(known) == 1 else None)
 
 
 def _plan(batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequence[ScriptAnswer]) -> SubmissionPlan:
@@ -166,6 +169,7 @@ def _plan(batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequ
         estimate = {
             "upper": need.upper, "gpu": need.kind.gpu.name, "seconds": round(sum(each.seconds for each in answers), 1),
             "kept": bool(answers) and all(each.kept for each in answers),
+            "world_size": max((each.ranks.get("world_size", 1) for each in batch.trainings), default=1),
         }  # fmt: skip
         told: dict[str, Any] = {"upper": need.upper, "gpu": need.kind.gpu.name, f"{sizing.name}s": sizing.count}
         options["comment"] = write_comment(told, batch.options.get("comment", ""))
@@ -187,7 +191,9 @@ def plan_in_words(plan: SubmissionPlan) -> list[str]:
     if plan.estimate is not None:
         what = "; ".join(plan.trainings) or "the job"
         spent = "kept from before" if plan.estimate["kept"] else f"{plan.estimate['seconds']:g} s, without a GPU"
-        memory = f"at most {format_bytes(plan.estimate['upper'])} on {plan.estimate['gpu']}"
+        ranks = plan.estimate["world_size"]
+        rank = f", as rank 0 of {ranks}" if ranks > 1 else ""
+        memory = f"at most {format_bytes(plan.estimate['upper'])} on {plan.estimate['gpu']}{rank}"
         lines.append(f"{what}: {memory}" + (f" ({spent})" if plan.trainings else ""))
     own = f"{plan.sizing.gres}, as the job asks for itself"
     asked = f"--gres={plan.options['gres']}" if "gres" in plan.options else own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 OWN = "ullage"  # the estimator that can tell what would help
 
 
-def script_request(command: ScriptCommand, gpu: str, cwd: str, timeout: float, network: bool) -> dict[str, Any]:
-    """What `estimate_here` is asked for one script on one GPU."""
-    question = {**command._asdict(), "launcher": list(command.launcher), "options": {}, "text": None}
+def script_request(
+    command: ScriptCommand, ranks: Mapping[str, int], gpu: str, cwd: str, timeout: float, network: bool
+) -> dict[str, Any]:
+    """What `estimate_here` is asked for one script on one GPU, as one of its `ranks` (`ScriptCommand.ranks`)."""
+    question = {**command._asdict(), "launcher": list(command.launcher), "options": dict(ranks), "text": None}
     return {
         "estimator": OWN, "gpus": [gpu], "whole": None, "advice": False, "timeout": timeout, "questions": [question],
         "cwd": cwd, "conda": None, "network": network,
