@@ -74,6 +74,7 @@ def said():
     return dict(zip(CASES, done.stdout.split("\0"), strict=False)), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_compiler_is_loaded_only_when_it_is_asked_for_something(said, case):
     if OLDER and case in ("not loaded", "gone afterwards"):

@@ -98,6 +98,7 @@ def in_cache(cache, name, **files):
     return folder
 
 
+@pytest.mark.slow
 def test_checkpoints_are_loaded_by_their_headers(hub, script):
     """In the type of the header, straight to the GPU or over the CPU, in one file, in several, or pickled."""
     loads = f"""
