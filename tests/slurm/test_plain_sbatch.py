@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -66,6 +67,17 @@ def test_plain_sbatch_asks_ullage_and_gets_shards(site, project):
     assert (project / f"{number}.out").read_text() == "12\n"
     (known,) = commands.jobs([number])
     assert read_comment(known.comment) == {"upper": 12 << 30, "gpu": "A100-40GB", "shards": 12}
+
+
+def test_a_script_on_standard_input_is_read_again_where_it_is_a_file(site, project):
+    (project / "job.sh").write_text(job("#ULLAGE memory=12GiB\necho $SLURM_SHARDS_ON_NODE"))
+    with open("job.sh") as script:
+        told = site.run("sbatch", "--parsable", stdin=script)
+    assert "ullage: --gres=shard:12" in told.stderr
+    site.until_state(int(told.stdout), "COMPLETED")
+    assert (project / f"{int(told.stdout)}.out").read_text() == "12\n"
+    piped = site.run("sbatch", "--parsable", "--hold", input=(project / "job.sh").read_text())
+    assert "ullage" not in piped.stderr and commands.jobs([int(piped.stdout)])[0].shards is None
 
 
 def test_the_filter_refuses_what_can_never_fit(site, project):
@@ -184,6 +196,19 @@ def test_files_are_written_once_and_nothing_is_overwritten(tmp_path, monkeypatch
     code, _, errors = ullage(*words)
     assert code == 2 and "nothing was written" in errors
     assert (tmp_path / "new" / "job_submit.lua").read_text() == "mine"
+
+
+def test_units_of_systemd_are_well_formed(tmp_path, monkeypatch, capsys):
+    ullage = typed_in(monkeypatch, capsys)
+    words = ("slurm", "configure", "n1=4xA100-40GB", "--systemd", "/shared/ullage", "--write", tmp_path / "new")
+    assert ullage(*words)[0] == 0
+    units = [tmp_path / "new" / name for name in configuration.UNITS]
+    assert [unit.read_text().count("--folder /shared/ullage") for unit in units] == [1, 1]
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True)
+        assert done.returncode == 0 and "ullage-slurm" not in done.stderr, done.stderr
+    code, _, errors = ullage("slurm", "configure", "n1=4xA100-40GB", "--systemd", "shared")
+    assert code == 2 and "needed the path of a folder that all nodes share" in errors
 
 
 @pytest.mark.parametrize("wrong", ["n1", "n1=", "n1=4xNothing", "n1=2xH200,T4", "a b=H200"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -126,6 +128,10 @@ def configure(
         str, typer.Option(help="How jobs share a GPU: timeslice, or mps for NVIDIA's Multi-Process Service.",
                           metavar="WAY", autocompletion=lambda: ["mps", "timeslice"])
     ] = "timeslice",
+    systemd: Annotated[
+        str | None, typer.Option(help="Add units of systemd for the watcher and the monitors. FOLDER is one that all "
+                                 "nodes share.", metavar="FOLDER")
+    ] = None,
     write: Annotated[
         Path | None, typer.Option(help="Write the files into this folder. Nothing there is overwritten.",
                                   metavar="FOLDER")
@@ -145,6 +151,7 @@ def configure(
 
       ullage slurm configure 'n[1-3]=4xA100-40GB'
       ullage slurm configure 'n[1-3]=4xA100-40GB' 'h[1-2]=8xH200' --sharing mps --write slurm-files
+      ullage slurm configure 'n[1-3]=4xA100-40GB' --systemd /shared/ullage --write slurm-files
       ullage slurm configure --check /etc/slurm/slurm.conf
     """
     from ullage.slurm import checking, configuration
@@ -157,7 +164,7 @@ def configure(
             print(f"{'ok     ' if finding.good else 'missing'}  {plain(finding.text)}")
         raise typer.Exit(DONE if all(finding.good for finding in found) else FAILED)
     groups = [configuration.node_group(text) for text in nodes or ()] or [configuration.this_node()]
-    files = configuration.files(groups, sharing)
+    files = configuration.files(groups, sharing, systemd=systemd)
     written = [] if write is None else configuration.write_files(files, write)
     if as_json:
         print(json.dumps({"files": files, "written": [str(path) for path in written]}))
@@ -179,8 +186,9 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
     from ullage.errors import InvalidValue
     from ullage.slurm.filtering import answers
 
+    is_file = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)  # sbatch has read a pipe to its end
     try:
-        for name, value in answers(json.loads(options)):
+        for name, value in answers(json.loads(options), sys.stdin.read() if is_file else ""):
             print(f"{name}={' '.join(value.splitlines())}")
     except InvalidValue as error:
         print(f"refuse={' '.join(str(error).splitlines())}")

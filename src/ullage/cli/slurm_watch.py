@@ -85,25 +85,34 @@ def history(
         int | None, typer.Argument(help="The job, by Slurm's number.", metavar="JOB", show_default="the newest runs")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="Show at most this many.", metavar="N", min=1)] = 50,
+    folder: Folder = None,
     as_json: Json = False,
 ) -> None:
     """Show how the runs of a job of Slurm's ended, why, and what was decided then.
 
-    It shows what the 'ullage slurm watch' with the same ULLAGE_HOME has seen.
+    It shows what the 'ullage slurm watch' with the same ULLAGE_HOME has seen. With --folder it shows what root's
+    watcher with that folder has seen of your jobs.
 
     Examples:
 
       ullage slurm history 4711
+      ullage slurm history --folder /shared/ullage
       ullage slurm history --json
     """
     from ullage.home import home
     from ullage.slurm.runs import RunStore
+    from ullage.slurm.shared_history import told
 
-    store = RunStore(home() / STATE)
-    try:
-        found = store.newest(limit) if job is None else store.of(job)
-    finally:
-        store.close()
+    found = None if folder is None else told(folder)
+    if found is not None:
+        found = [run for run in found if job in (None, run.job)][:limit]
+        found = found if job is None else found[::-1]
+    else:
+        store = RunStore(home() / STATE)
+        try:
+            found = store.newest(limit) if job is None else store.of(job)
+        finally:
+            store.close()
     if job is not None and not found:
         raise InvalidValue(f"no run of job {job} was seen to end; 'squeue --jobs={job}' says what Slurm knows of it")
     if as_json:

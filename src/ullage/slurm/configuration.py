@@ -20,6 +20,7 @@ from ullage.units import GIB
 _MPS_FOLDER = "/run/ullage-mps"
 _CONTROL = "nvidia-cuda-mps-control"
 _SCRIPTS = {"Prolog": "mps_prolog.sh", "Epilog": "mps_epilog.sh", "TaskProlog": "mps_task_prolog.sh"}
+UNITS = ("ullage-slurm-watch.service", "ullage-slurm-monitor.service")
 LUA = {"JobSubmitPlugins": "job_submit.lua", "CliFilterPlugins": "cli_filter.lua"}
 
 
@@ -109,10 +110,15 @@ def site_toml(groups: Sequence[NodeGroup], sharing: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def files(groups: Sequence[NodeGroup], sharing: str = "timeslice", folder: str = "/etc/slurm") -> dict[str, str]:
-    """All files of a site by name. `slurm.conf.ullage` and `gres.conf.ullage` have lines for the site's own files."""
+def files(
+    groups: Sequence[NodeGroup], sharing: str = "timeslice", folder: str = "/etc/slurm", systemd: str | None = None
+) -> dict[str, str]:
+    """All files of a site by name. `slurm.conf.ullage` and `gres.conf.ullage` have lines for the site's own files. With
+    `systemd`, a folder that all nodes share, there are units for the watcher and the monitors."""
     if sharing not in HOWS:
         raise InvalidValue(f"--sharing: needed {' or '.join(HOWS)}; found {sharing!r}")
+    if systemd is not None and not re.fullmatch(r"/[^\s\"'\\$]*", systemd):
+        raise InvalidValue(f"--systemd: needed the path of a folder that all nodes share; found {systemd!r}")
     by_type = {each.type: each.shards_per_gpu for each in groups}
     most = {"": max(by_type.values()), **by_type}
     largest = max((each.gpu for each in groups), key=lambda card: card.usable)
@@ -124,6 +130,7 @@ def files(groups: Sequence[NodeGroup], sharing: str = "timeslice", folder: str =
         "CONTROL": shutil.which(_CONTROL) or f"/usr/bin/{_CONTROL}",
         "FOLDER": _MPS_FOLDER,
         "SHARD_MIB": "1024",
+        "SHARED": (systemd or "").replace("%", "%%"),
     }
     found = {
         "slurm.conf.ullage": slurm_conf(groups, sharing, folder),
@@ -131,7 +138,8 @@ def files(groups: Sequence[NodeGroup], sharing: str = "timeslice", folder: str =
         SITE_FILE: site_toml(groups, sharing),
     }
     scripts = _SCRIPTS.values() if sharing == "mps" else ()
-    return found | {name: _filled(name, values) for name in (*LUA.values(), *scripts)}
+    units = UNITS if systemd else ()
+    return found | {name: _filled(name, values) for name in (*LUA.values(), *scripts, *units)}
 
 
 def _ullage() -> str:

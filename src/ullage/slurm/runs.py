@@ -122,6 +122,15 @@ class RunStore:
         """The runs that ended last, the newest first."""
         return [*self._read("ORDER BY decided DESC LIMIT ?", limit)]
 
+    def of_user(self, user: str, limit: int) -> list[RunRecord]:
+        """The runs of a user's jobs that ended last, the newest first."""
+        return [*self._read("WHERE user = ? ORDER BY decided DESC LIMIT ?", user, limit)]
+
+    def users(self, since: float) -> list[str]:
+        """Whose runs have changed since a time."""
+        rows = self._connection.execute("SELECT DISTINCT user FROM runs WHERE changed > ?", (since,))
+        return [row["user"] for row in rows]
+
     def _read(self, rest: str, *values: object) -> Iterator[RunRecord]:
         with contextlib.suppress(sqlite3.OperationalError):  # a file that was made a moment ago has no table yet
             for row in self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM runs {rest}", values):

@@ -8,6 +8,7 @@ done about it.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -25,6 +26,7 @@ from ullage.slurm.node_reports import peak_of
 from ullage.slurm.outputs import forget_kept, marks_of, read_streams, text_of
 from ullage.slurm.recovery import ENDS, gres_text, how_it_ended, what_next
 from ullage.slurm.runs import DECIDED, HELD, LET_GO, LOST, OVER, RELEASED, UPDATED, RunRecord, RunStore
+from ullage.slurm.shared_history import MOST, tell_user
 
 # Where a test may end the watcher (`ULLAGE_CRASH_AT`), in the order in which a job meets them.
 CRASH_POINTS = (
@@ -52,6 +54,7 @@ class Watcher:
 
     def __init__(self, store: RunStore, terms: WatchTerms, say: Callable[[str], None] = print) -> None:
         self._store, self._terms, self._say = store, terms, say
+        self._told = 0.0  # up to when users have been told what became of their jobs
 
     def run(self, interval: float, ending: threading.Event) -> None:
         """Look again and again until it is to end; a controller that does not answer is asked again."""
@@ -90,8 +93,21 @@ class Watcher:
         if self._terms.spool is not None:  # at each look: an epilog may be late
             forget_kept(self._terms.spool, decided)
         self._give_up({job.id for job in jobs})
+        self._tell_users()
         if failed is not None:
             raise failed
+
+    def _tell_users(self) -> None:
+        """Where root watches all jobs: give each user what was seen of theirs."""
+        if self._terms.spool is None or not self._terms.everybody or os.getuid():
+            return
+        now = time.time()
+        try:
+            for user in self._store.users(self._told):
+                tell_user(self._terms.spool, user, self._store.of_user(user, MOST))
+            self._told = now
+        except OSError as error:  # tried again at the next look
+            self._say(f"users cannot be told what became of their jobs: {error}")
 
     def _is_ours(self, job: SlurmJob) -> bool:
         return read_comment(job.comment) is not None or self._terms.every_job and job.shards is not None

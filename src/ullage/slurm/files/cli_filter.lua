@@ -18,7 +18,14 @@ local function asks_for_a_gpu(options)
    return options["gres"] ~= nil and string.find(options["gres"], "gpu") ~= nil
 end
 
+local function comes_on_standard_input(options)
+   return options["wrap"] == nil and (options["argv"] == nil or options["argv"][1] == nil)
+end
+
 local function has_hints(options)
+   if comes_on_standard_input(options) then
+      return true -- nobody knows
+   end
    local file = options["argv"] ~= nil and options["argv"][1] ~= nil and io.open(options["argv"][1], "r")
    if not file then
       return false
@@ -40,7 +47,9 @@ function slurm_cli_pre_submit(options, pack_offset)
       return slurm.SUCCESS
    end
    local known = quoted(slurm.json_cli_options(options))
-   local answer = io.popen("timeout " .. LIMIT .. " " .. ULLAGE .. " slurm filter " .. known .. " 2>/dev/null </dev/null")
+   -- A script on standard input was read by sbatch; where that is a file, it is opened anew.
+   local input = comes_on_standard_input(options) and "/proc/self/fd/0" or "/dev/null"
+   local answer = io.popen("timeout " .. LIMIT .. " " .. ULLAGE .. " slurm filter " .. known .. " 2>/dev/null <" .. input)
    if answer == nil then
       return slurm.SUCCESS
    end
