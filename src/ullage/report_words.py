@@ -72,7 +72,8 @@ def cells_of(row: dict[str, Any]) -> list[str]:
     """The figures of a row, in the order of `COLUMNS`."""
     known = row["energy_known"] or 0.0
     at_least = "" if known > 0.99 else "≥ "
-    energy = "unknown" if row["energy_j"] is None else f"{at_least}{row['energy_j'] / 3.6e6:.3g} kWh"
+    factor, unit = (3.6e6, "kWh") if (row["energy_j"] or 0.0) >= 3.6e5 else (3.6e3, "Wh")
+    energy = "unknown" if row["energy_j"] is None else f"{at_least}{row['energy_j'] / factor:.3g} {unit}"
     return [
         str(row["jobs"]), f"{row['gpu_hours']:.2f}", f"{row['gpu_hours_by_part']:.2f}", f"{row['core_hours']:.2f}",
         memory(row["promised"]), memory(row["used"]), energy, format_duration(row["waited_median"]),

@@ -65,6 +65,7 @@ class Home:
         self.options = ["--virtual", "2xA100-40GB", "--estimator", "none"]
         self.settings = "[running]\ngrace = 1.0\n"
         self.variables: dict[str, str] = {}
+        self.python = sys.executable
 
     def start(self, crash_at: str | None = None, wait: bool = True) -> None:
         """Start the daemon; `wait` until it answers or has ended."""
@@ -75,7 +76,7 @@ class Home:
             self.process = self.nursery.start(words, environment, [os.devnull, str(log), str(log)])
         else:
             with log.open("ab") as output:
-                command = [sys.executable, "-m", "ullage", *words]
+                command = [self.python, "-m", "ullage", *words]
                 self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         if wait:
             self.client.close()

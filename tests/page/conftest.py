@@ -17,7 +17,7 @@ class Page:
     """The page of a home's daemon."""
 
     def __init__(self, home: Home, words: Sequence[str] = ("page", "--listen", "0")) -> None:
-        self.home, self._log = home, home.folder / "page.log"
+        self.home, self._log = home, home.folder / f"page-{len(list(home.folder.glob('page-*.log')))}.log"
         self.process = home.nursery.start(
             list(words), home.environment(), ["/dev/null", str(self._log), str(self._log)]
         )

@@ -1,14 +1,21 @@
 """The page that `ullage serve --page` runs beside the daemon."""
 
 import os
+import pwd
 import re
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 import requests
 from tests.manager.conftest import PATIENCE, until
+from tests.paths import public_python
+
+from ullage.manager.running.page_process import _rights
+
+PUBLIC = public_python() if os.geteuid() == 0 else None
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +25,8 @@ def home(make_home, tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     made.options += ["--page", str(port)]
+    if PUBLIC is not None:
+        made.by_command, made.python, made.variables = True, PUBLIC[0], {"PYTHONPATH": PUBLIC[1]}
     made.start()
     yield made
     made.close()
@@ -58,6 +67,11 @@ def test_serve_prints_a_link_that_signs_in_once_and_starts_a_page_that_dies_agai
     entered = follow(link)
     assert entered.status_code == 303 and follow(link).status_code == 403
     [page] = processes(home)
+    status = Path(f"/proc/{page}/status").read_text()
+    if PUBLIC is not None:
+        user = pwd.getpwnam("nobody")
+        assert f"Uid:\t{user.pw_uid}\t{user.pw_uid}" in status and f"Gid:\t{user.pw_gid}\t{user.pw_gid}" in status
+        assert "CapEff:\t0000000000000000" in status, "root's daemon gives its page no rights"
     os.kill(page, signal.SIGKILL)
     until(lambda: len(links(home)) == 2, "another link")
     assert "the page ended (signal 9); it is started again" in home.said()
@@ -88,6 +102,17 @@ def test_a_browser_comes_back_by_itself_when_the_daemon_was_killed_and_started(h
     tab.locator(".card", has_text="GPU 0").wait_for()
     assert tab.get_by_label("Token").count() == 0
     context.close()
+
+
+def test_where_others_cannot_run_python_the_page_of_root_says_what_to_do(tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, whose page would have its rights")
+    tmp_path.chmod(0o700)
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    said: list[str] = []
+    assert _rights(None, said.append) == {}
+    assert "the page runs as root" in said[0] and "name a user who can (user in the table [page])" in said[0]
 
 
 def test_a_page_that_cannot_be_is_one_sentence(home, tmp_path):

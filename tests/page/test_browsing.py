@@ -1,9 +1,17 @@
 """The page in a real browser, on a daemon with virtual GPUs."""
 
+import os
 import re
 import sys
 
 import pytest
+import requests
+from tests.manager.conftest import until
+from tests.page.conftest import Page
+
+from ullage.errors import NotAllowed
+from ullage.manager.client import Client
+from ullage.workloads.job_files import JobSpec
 
 HOSTILE = '<img src=x onerror="window.harmed = 1">'
 
@@ -121,22 +129,45 @@ def test_an_overbooked_pair_shows_the_failure_and_the_recovery(page, work, visit
     see(visitor, ".attempts li:last-child", "finished")
 
 
+def signed_in(browser, page, **form):
+    """A page of somebody who has signed in with a new token."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    tab = context.new_page()
+    tab.set_default_timeout(20_000)
+    token = page.token(**form)
+    answer = context.request.post(f"{page.url}/sign-in", form={"token": token}, headers={"Origin": page.url})
+    assert answer.ok, answer.text()
+    return tab
+
+
 def test_a_token_to_read_has_no_buttons_and_another_users_output_stays_theirs(page, work, browser):
-    job = work.script("echo secret words; while :; do sleep 0.1; done", name="private")
+    """With two users of this system, where root runs the tests: a job of `games` runs with its rights."""
+    owner = "games" if os.geteuid() == 0 else None
+    theirs = Client(url=page.api(), token=page.token(user=owner))
+    script = "echo secret words of $(id -un); while :; do sleep 0.1; done"
+    spec = JobSpec(command=["/bin/sh", "-c", script], cwd="/tmp", memory=1 << 30, name="private")
+    [job] = theirs.submit_spec(spec)["jobs"]
     work.wait(job, "running")
-    for form, seen in ({"scope": "read"}, "secret words"), ({"user": "nobody"}, "nobody may not read the output"):
-        context = browser.new_context()
-        tab = context.new_page()
-        tab.set_default_timeout(20_000)
-        tab.goto(page.url + "/sign-in")
-        tab.get_by_label("Token").fill(page.token(**form))
-        tab.get_by_role("button", name="Sign in").click()
-        tab.wait_for_url(f"{page.url}/")
+    question = theirs.call("estimate", question={"script": "raise ValueError('secret of the script')"})["id"]
+    until(lambda: theirs.call("estimated", estimate=question)["state"] == "failed", "the script to fail")
+    user = work.job(job)["user"]
+    assert owner in (None, user)
+    for form, mine in ({"scope": "read", "user": owner}, True), ({"user": "nobody"}, False):
+        tab = signed_in(browser, page, **form)
         tab.goto(f"{page.url}/job/{job}")
-        see(tab, ".log", seen)
+        see(tab, ".log", f"secret words of {user}" if mine else "nobody may not read the output")
         assert not tab.get_by_role("button", name="Cancel").is_visible()
-        assert ("secret" in tab.content()) == (seen == "secret words")
-        context.close()
+        assert ("secret" in tab.content()) == mine
+        tab.goto(f"{page.url}/estimate/{question}")
+        see(tab, ".verdict", "There is no estimate")
+        assert ("secret of" in tab.get_by_label("Text of the script").input_value()) == mine
+        assert (f"why is told to {user} alone" in tab.locator(".told").inner_text()) != mine
+        tab.context.close()
+    other = page.token(user="nobody")
+    with pytest.raises(NotAllowed):
+        Client(url=page.api(), token=other).call("logs", job=job)
+    asked = requests.get(f"{page.api()}/v1/jobs/{job}/logs", headers={"Authorization": f"Bearer {other}"}, timeout=60)
+    assert asked.status_code == 403 and "secret" not in asked.text
     work.client.cancel(job)
     work.wait(job)
 
@@ -170,6 +201,34 @@ def test_the_page_says_that_the_daemon_is_gone_and_comes_back_with_it(page, work
     see(visitor, ".connection.fine", "The daemon answers again.")
     visitor.locator(".connection").wait_for(state="detached")
     assert "Traceback" not in page.said()
+
+
+def test_pages_come_back_by_themselves_when_their_server_was_started_again(page, browser, tmp_path):
+    """Whose session was kept goes on; whose was not gets to the form."""
+    first = Page(page.home)
+    words = ["page", "--listen", first.url.rpartition(":")[2]]
+    kept = page.home.folder / "page-sessions"
+    tabs = []
+    for _ in range(2):
+        before = set(kept.iterdir())
+        tabs.append(signed_in(browser, first))
+        tabs[-1].goto(first.url + "/")
+        see(tabs[-1], ".card", "GPU 0")
+        [file] = set(kept.iterdir()) - before
+    file.unlink()
+    first.process.kill()
+    first.process.wait()
+    tabs[0].get_by_text("Connection lost").wait_for()
+    second = Page(page.home, words)
+    try:
+        tabs[0].get_by_text("Connection lost").wait_for(state="hidden")
+        see(tabs[0], ".card", "GPU 0")
+        assert tabs[0].url == second.url + "/"
+        tabs[1].get_by_label("Token").wait_for()
+    finally:
+        second.process.kill()
+    for tab in tabs:
+        tab.context.close()
 
 
 def test_signing_out_leaves_no_way_back(page, visitor):

@@ -19,6 +19,7 @@ from ullage.home import home
 from ullage.units import parse_duration
 
 ESTIMATES = "estimates"  # the folder of answers, in Ullage's own
+SESSIONS = "page-sessions"  # the folder of those who have signed in, sealed
 DEFAULT_LISTEN = "127.0.0.1:8601"
 
 
@@ -75,12 +76,15 @@ def serve_answer(question: dict[str, Any], estimates: list[dict[str, Any]], advi
 
 
 def _serve(listen: str, lasts: float, scope: str, url: str | None, first: str = "/", opens: bool = False) -> None:
+    from ullage.page.kept_sessions import KeptSessions
     from ullage.page.questions import OwnEstimates
     from ullage.page.server import open_door, serve_page
     from ullage.page.sessions import Sessions
 
     here = None if url else OwnEstimates(home() / ESTIMATES)
-    sessions = Sessions(lambda: url or _api(), lasts, None if url else _token_maker(scope, lasts), here=here)
+    kept = KeptSessions(home() / SESSIONS, url or "") if first == "/" else None
+    make_token = None if url else _token_maker(scope, lasts)
+    sessions = Sessions(lambda: url or _api(), lasts, make_token, here=here, kept=kept)
 
     def ready(address: str) -> None:
         _say(f"the page is at {address}; stop it with Ctrl-C")
@@ -104,12 +108,13 @@ def _serve_beside_daemon() -> None:
     import os
     from pathlib import Path
 
-    from ullage.isolation.kernel import die_with_parent
+    from ullage.isolation.kernel import die_with_parent, hide_memory
     from ullage.page.kept_sessions import KeptSessions
     from ullage.page.server import serve_page
     from ullage.page.sessions import Sessions
 
     die_with_parent(15)
+    hide_memory()
     os.nice(5)  # the daemon comes first
     handed = json.loads(sys.stdin.readline())
     kept = KeptSessions(Path(handed["kept"]))

@@ -18,7 +18,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _MNT_DETACH = 2
 
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAPABILITIES = 47, 2, 0x20080522
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_MOUNT_SETATTR = 442  # the same on every architecture, as all newer calls are
@@ -112,6 +112,11 @@ def swap_root(folder: str, old: str) -> None:
 def die_with_parent(number: int) -> None:
     """Let the kernel send this process a signal when its parent ends."""
     call("prctl", _PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def hide_memory() -> None:
+    """Let no other process of the same user read this one's memory."""
+    call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def adopt_orphans() -> None:

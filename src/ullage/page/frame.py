@@ -28,7 +28,7 @@ class Frame:
         self._session = session
         self._refresh: Refresh = _nothing
         self._troubled = False
-        ui.add_head_html('<link rel="stylesheet" href="/_page/page.css">')
+        ui.add_head_html('<link rel="stylesheet" href="/_page/page.css"><script src="/_page/frame.js" defer></script>')
         ui.colors(primary="#00796b")
         ui.page_title(f"{title} - Ullage")
         layout = ui.context.client.layout

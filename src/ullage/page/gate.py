@@ -20,7 +20,8 @@ from ullage.errors import NoDaemon, NotAllowed, UllageError
 from ullage.page.sessions import Session, Sessions, TooManyTries
 
 _STATIC = Path(__file__).parent / "static"
-_FILES = {"/_page/page.css": "text/css"} | dict.fromkeys(("/_page/sign-in.js", "/_page/charts.js"), "text/javascript")
+_SCRIPTS = ("/_page/sign-in.js", "/_page/charts.js", "/_page/frame.js")
+_FILES = {"/_page/page.css": "text/css"} | dict.fromkeys(_SCRIPTS, "text/javascript")
 _LARGEST_FORM = 4096  # bytes
 _HEADERS = {
     "X-Frame-Options": "DENY",
@@ -84,6 +85,8 @@ class PageGate:
             return Response((_STATIC / path.rpartition("/")[2]).read_bytes(), media_type=_FILES[path])
         if path == "/sign-in":
             return await self._sign_in(request) if method == "POST" else sign_in_form()
+        if path == "/_page/session":
+            return Response(status_code=204 if session is not None else 401)
         if session is None:
             wants_page = method != "POST" and not path.startswith("/_nicegui")
             return RedirectResponse("/sign-in", 303) if wants_page else _plain("sign in first", 401)

@@ -14,6 +14,8 @@ from ullage.units import format_bytes
 
 _COLOURS = 6  # classes job-0 to job-5 of page.css
 _MOST_JOBS = 12  # that a card lists by name
+_LEGEND = {"used": "used", "promised": "promised", "beyond": "more than promised", "free": "free",
+           "foreign": "of others"}  # fmt: skip
 
 
 def show_gpus(session: Session) -> None:
@@ -22,7 +24,7 @@ def show_gpus(session: Session) -> None:
     with frame.main:
         summary = words("p", "", "summary")
         with box("p", "legend"):
-            for kind, text in (("used", "used"), ("promised", "promised"), ("free", "free"), ("foreign", "of others")):
+            for kind, text in _LEGEND.items():
                 box("span", f"dot {kind}").props["aria-hidden"] = "true"
                 words("span", text)
         with box("div", "cards") as shelf:
@@ -35,7 +37,7 @@ def show_gpus(session: Session) -> None:
             cards.clear()
             shelf.clear()
             with shelf:
-                cards.update({gpu["id"]: GPUCard(gpu) for gpu in reading.gpus})
+                cards.update({gpu["id"]: GPUCard(gpu, reading.places[gpu["id"]]) for gpu in reading.gpus})
         for gpu in reading.gpus:
             cards[gpu["id"]].show(gpu, reading.on_gpu(gpu["id"]), session.readings)
 
@@ -70,12 +72,12 @@ def _colours(jobs: list[int]) -> list[int]:
 class GPUCard:
     """One GPU, or one MIG instance."""
 
-    def __init__(self, gpu: dict[str, Any]) -> None:
+    def __init__(self, gpu: dict[str, Any], name: str) -> None:
         kind = "MIG instance" if gpu["mig"] else "GPU"
         with box("section", "card") as self._card:
-            self._card.props["aria-label"] = f"{kind} {gpu['index']}"
+            self._card.props["aria-label"] = f"{kind} {name}"
             with box("div", "head"):
-                words("h2", f"{kind} {gpu['index']}")
+                words("h2", f"{kind} {name}")
                 words("span", f"{gpu['name']}, {format_bytes(gpu['total'])}", "model")
                 self._badge = words("span", "", "badge")
             with box("div", "bands") as self._bands:
@@ -128,7 +130,8 @@ class GPUCard:
                 line.set_text(f"{used_of}{format_bytes(job['promise'])} promised")
                 line.classes(replace="over" if job["over_promise"] else "")
         set_width(self._foreign, gpu["foreign"] / total)
-        figures = [f"{format_bytes(gpu['used'])} used", f"{format_bytes(gpu['promised'])} promised"]
+        figures = [] if gpu["used"] is None else [f"{format_bytes(gpu['used'])} used"]
+        figures += [f"{format_bytes(gpu['promised'])} promised"]
         figures += [f"{format_bytes(gpu['foreign'])} of others"] if gpu["foreign"] else []
         text = f"{', '.join(figures)}, {format_bytes(gpu['free'])} free"
         self._memory.set_text(text)

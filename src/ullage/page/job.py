@@ -82,7 +82,7 @@ class JobSheet:
             with box("section", "card"):
                 words("h2", "Memory")
                 with box("div", "bands"), box("div", "band job-0 whole"):
-                    self._used = box("div", "used")
+                    self._used, self._beyond = box("div", "used"), box("div", "beyond")
                 self._memory = words("p", "", "figures")
                 self._chart = ui.echart(_options()).classes("over-time").props('role="img"')
                 self._chart.set_visibility(False)
@@ -95,7 +95,10 @@ class JobSheet:
                 words("h2", "Output")
                 chosen = ui.toggle(list(_STREAMS), value="output").props('no-caps unelevated aria-label="Which output"')
             self._where = words("p", "", "figures")
-            self._text = words("pre").props('tabindex="0" aria-label="Output of the job"')
+            with box("div", "tail").props(
+                'tabindex="0" role="log" aria-live="off" aria-label="Output of the job"'
+            ) as self._out:
+                self._text = words("pre")
 
         def choose() -> None:
             self._tail = LogTail(session.ask, number, _STREAMS[str(chosen.value)])
@@ -107,8 +110,7 @@ class JobSheet:
         """What the job is now."""
         self._job = job
         self._name.set_text(f"{job['name']}: {job['state']}")
-        index = {gpu["id"]: gpu["index"] for gpu in reading.gpus}
-        places = [index.get(place, place) for place in job["gpus_used"]]
+        places = [reading.places.get(place, place) for place in job["gpus_used"]]
         self._show_facts(_facts(job | {"places": places}))
         may = "command" in job and reading.about["scope"] in ("submit", "operate")
         for order, button in self._buttons.items():
@@ -122,7 +124,7 @@ class JobSheet:
             self._table.clear()
             with self._table:
                 for attempt in job["attempts"]:
-                    words("li", _attempt(attempt, index))
+                    words("li", _attempt(attempt, reading.places))
         try:
             changed = await self._tail.more()
         except UllageError as error:
@@ -131,6 +133,7 @@ class JobSheet:
         self._where.set_text(self._tail.note)
         if changed:
             self._text.set_text(self._tail.text)
+        self._out.set_visibility(bool(self._text.text))
 
     def _show_facts(self, facts: dict[str, str]) -> None:
         if list(facts) != list(self._facts):
@@ -145,7 +148,10 @@ class JobSheet:
         most = max([used or 0, *(one["used"] or 0 for one in job["attempts"])])
         top = max(filter(None, (job["promise"], used, most)), default=0)
         set_width(self._used, (used or 0) / top if top else 0.0)
+        beyond = (used or 0) - (job["promise"] or 0) if job["over_promise"] else 0
+        set_width(self._beyond, beyond / top if top else 0.0)
         over = " It takes more than it was promised." if job["over_promise"] else ""
+        self._memory.classes(replace="figures over" if over else "figures")
         figures = [] if used is None else [f"{memory(used)} used now"]
         figures += [f"{memory(most)} at most"] if most else []
         self._memory.set_text(f"{', '.join([*figures, memory(job['promise']) + ' promised'])}.{over}")
@@ -258,18 +264,18 @@ def _facts(job: dict[str, Any]) -> dict[str, str]:
     facts["Estimate"] = job["estimate"] or "under way"
     ending = "Ended" if job["ended"] is not None else "Runs" if job["alone"] is not None else "Waits"
     facts[ending] = why(job)
-    spans = [f"waited {format_duration(job['waited'])}", f"ran {format_duration(job['ran'])}"]
-    facts["Time"] = f"submitted {_moment(job['submitted'])}; {', '.join(spans)}"
-    return facts
+    facts |= {"Submitted": _moment(job["submitted"]), "Waited": format_duration(job["waited"])}
+    return facts | ({"Ran": format_duration(job["ran"])} if job["ran"] is not None else {})
 
 
-def _attempt(attempt: dict[str, Any], index: dict[str, int]) -> str:
-    where = ", ".join(f"GPU {index.get(slot, slot)}" for slot in attempt["slots"]) or "no GPU"
+def _attempt(attempt: dict[str, Any], names: dict[str, str]) -> str:
+    where = ", ".join(f"GPU {names.get(slot, slot)}" for slot in attempt["slots"]) or "no GPU"
     ended = attempt["cause"] or attempt["state"]
     begin = attempt["started"] or attempt["placed"]
     ran = "" if attempt["elapsed"] is None else f", ran {format_duration(attempt['elapsed'])}"
-    code = "" if attempt["exit_code"] in (None, 0) else f", exit code {attempt['exit_code']}"
-    detail = f" ({attempt['detail']})" if attempt["detail"] and attempt["detail"] != attempt["cause"] else ""
+    detail = "" if attempt["detail"] in (None, "exit code 0", attempt["cause"]) else f" ({attempt['detail']})"
+    told = attempt["exit_code"] in (None, 0) or "exit code" in detail
+    code = "" if told else f", exit code {attempt['exit_code']}"
     used = "" if attempt["used"] is None else f", used {memory(attempt['used'])} at most"
     return f"{_moment(begin)} on {where}{ran}, {memory(attempt['promise'])} promised{used}: {ended}{code}{detail}"
 
@@ -344,5 +350,6 @@ class LogTail:
         changed, self._raw = bool(piece["text"]), whole[-_SHOWN:]
         number = "" if self._attempt is None else f"of attempt {self._attempt}"
         file = f", which also writes to {plain(piece['file'])}" if piece["file"] else ""
-        self.note = f"The end of the output {number}{file}" if number else "It has not started yet."
+        what = "The end of the output" if self._raw else "Nothing was written in the output"
+        self.note = f"{what} {number}{file}." if number else "It has not started yet."
         return changed

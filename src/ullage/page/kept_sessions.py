@@ -12,32 +12,42 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 _LARGEST = 4096  # bytes
 
 
+class KeptSession(NamedTuple):
+    """Its token, when it ends, in seconds since 1970, and whether it is the page's own user's, who followed a link."""
+
+    token: str
+    ends: float
+    own: bool
+
+
 class KeptSessions:
-    """The sessions in a folder, by their numbers.
+    """The sessions in a folder, by their numbers. `of` names the daemon, since a token must not reach another one.
 
     >>> import tempfile
     >>> kept = KeptSessions(Path(tempfile.mkdtemp()))
-    >>> kept.keep("number of a session", "token", ends=time.time() + 60)
-    >>> kept.find("number of a session")[0], kept.find("another number")
+    >>> kept.keep("number of a session", "token", ends=time.time() + 60, own=False)
+    >>> kept.find("number of a session").token, kept.find("another number")
     ('token', None)
     >>> kept.drop("number of a session"); kept.find("number of a session") is None
     True
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, of: str = "") -> None:
+        self._folder, self._of = folder, of
         with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for file in folder.iterdir():
                 if file.stat().st_mtime < time.time():  # the time of a file is when its session ends
                     file.unlink()
 
-    def keep(self, number: str, token: str, ends: float) -> None:
+    def keep(self, number: str, token: str, ends: float, own: bool) -> None:
         """Write a session down; where that cannot be, it ends with this process."""
-        sealed = _mixed(number, json.dumps({"token": token, "ends": ends}).encode())
+        sealed = _mixed(number, json.dumps([token, ends, own]).encode())
         file = self._file(number)
         with contextlib.suppress(OSError):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -45,8 +55,8 @@ class KeptSessions:
                 target.write(_tag(number, sealed) + sealed)
             os.utime(file, (ends, ends))
 
-    def find(self, number: str) -> tuple[str, float] | None:
-        """The token of a session and when it ends, in seconds since 1970."""
+    def find(self, number: str) -> KeptSession | None:
+        """A session that has not ended."""
         try:
             with self._file(number).open("rb") as source:
                 tag, sealed = source.read(32), source.read(_LARGEST)
@@ -54,8 +64,8 @@ class KeptSessions:
             return None
         if not hmac.compare_digest(tag, _tag(number, sealed)):
             return None
-        found = json.loads(_mixed(number, sealed))
-        return (found["token"], found["ends"]) if found["ends"] > time.time() else None
+        found = KeptSession(*json.loads(_mixed(number, sealed)))
+        return found if found.ends > time.time() else None
 
     def drop(self, number: str) -> None:
         """The session has ended."""
@@ -63,7 +73,7 @@ class KeptSessions:
             self._file(number).unlink()
 
     def _file(self, number: str) -> Path:
-        return self._folder / hashlib.sha256(b"name" + number.encode()).hexdigest()
+        return self._folder / hashlib.sha256(f"name {self._of} {number}".encode()).hexdigest()
 
 
 def _mixed(number: str, text: bytes) -> bytes:

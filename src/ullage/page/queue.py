@@ -23,7 +23,7 @@ _LINK = (
     "a.textContent = p.value; return a; }"
 )
 _STATE = (
-    "p => { const s = document.createElement('span'); s.className = 'state ' + p.data.group; "
+    "p => { const s = document.createElement('span'); s.className = 'state ' + p.data.group + ' ' + p.data.state; "
     "s.textContent = p.value; return s; }"
 )
 _OPEN = "e => { if (e.event.key === 'Enter') location.assign('/job/' + Number(e.data.id)); }"
@@ -146,25 +146,24 @@ def _grid(rows: list[dict[str, Any]]) -> ui.aggrid:
         "columnDefs": _columns(), "rowData": rows, ":getRowId": "p => p.data.key", ":onCellKeyDown": _OPEN,
         "defaultColDef": {"sortable": True, "resizable": True}, "enableBrowserTooltips": True,
         "enableCellTextSelection": True, "suppressFieldDotNotation": True, "rowHeight": 38, "animateRows": False,
-        ":onGridReady": _READY, ":onGridSizeChanged": _NARROW,
+        "overlayNoRowsTemplate": "No jobs", ":onGridReady": _READY, ":onGridSizeChanged": _NARROW,
     }, auto_size_columns=False)  # fmt: skip
 
 
 def rows_of(reading: DaemonReading, finished: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of the grid: those of the queue, and then jobs that are over."""
-    index = {gpu["id"]: gpu["index"] for gpu in reading.gpus}
-    return [_row(job, index) for job in (*reading.rows, *finished)]
+    return [_row(job, reading.places) for job in (*reading.rows, *finished)]
 
 
-def _row(job: dict[str, Any], index: dict[str, int]) -> dict[str, Any]:
-    places = [index.get(place, place) for place in job["gpus_used"]]
+def _row(job: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    places = [names.get(place, place) for place in job["gpus_used"]]
     live, over = job["alone"] is not None, job["ended"] is not None
     several = job.get("jobs", 1)
     return {
         "key": str(job["id"]), "id": job["id"], "job": reference(job), "name": job["name"], "user": job["user"],
         "state": job["state"] if several == 1 else f"{several:,} {job['state']}",
         "group": "over" if over else "running" if live else "recovering" if job["recovery"] else "waiting",
-        "where": ", ".join(map(str, places)), "promise": job["promise"], "used": job["used"],
+        "where": ", ".join(places), "promise": job["promise"] if job["gpus"] else None, "used": job["used"],
         "since": None if over else job["started"] if live else job["submitted"], "span": job["ran"] if over else None,
         "over": job["over_promise"], "why": why(job | {"places": places}),
     }  # fmt: skip

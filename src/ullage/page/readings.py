@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,6 +37,11 @@ class DaemonReading:
     trouble: str | None = "asks the daemon"
     since: float = 0.0  # since when there is trouble, or none
 
+    @cached_property
+    def places(self) -> dict[str, str]:
+        """What each GPU is called."""
+        return place_names(self.gpus)
+
     def on_gpu(self, gpu: str) -> list[Answer]:
         """The jobs that hold a promise on a GPU."""
         return self._by_gpu.get(gpu, [])
@@ -50,17 +55,29 @@ class DaemonReading:
         return found
 
 
+def place_names(gpus: list[Answer]) -> dict[str, str]:
+    """What GPUs are called, by their ids: by their index, and MIG instances as NVIDIA's tools do, GPU:INSTANCE.
+
+    >>> whole, part = {"id": "a", "index": 0, "mig": False}, {"id": "b", "index": 1, "mig": True}
+    >>> place_names([whole, part, part | {"id": "c"}])
+    {'a': '0', 'b': '1:0', 'c': '1:1'}
+    """
+    names: dict[str, str] = {}
+    seen: Counter[int] = Counter()
+    for gpu in gpus:
+        names[gpu["id"]] = f"{gpu['index']}:{seen[gpu['index']]}" if gpu["mig"] else str(gpu["index"])
+        seen[gpu["index"]] += 1
+    return names
+
+
 class Readings:
     """The readings of one session."""
 
     def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
         self._ask = ask
         self._last, self._next = DaemonReading(), 0.0
-        self._whole_at, self._whole_next, self._whole_old = (
-            -1,
-            0.0,
-            0.0,
-        )  # the whole queue: its last event, and when again
+        # The whole queue: its last event, and when it is asked for again, if something has happened or not.
+        self._whole_at, self._whole_next, self._whole_old = -1, 0.0, 0.0
         self._asking: asyncio.Task[None] | None = None
         self._figures: dict[tuple[str, str], deque[tuple[float, float | None]]] = defaultdict(deque)
         self._jobs: dict[int, tuple[float, Answer]] = {}

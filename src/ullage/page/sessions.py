@@ -134,8 +134,10 @@ class Sessions:
         if number is not None and number not in self._sessions and self._kept is not None:
             known = self._kept.find(number)
             if known is not None:
-                token, lasts = known[0], known[1] - time.time()
-                self._add(Session(self._url, lambda: (token, _nothing), lasts, self._clock, number=number))
+                lasts, here = known.ends - time.time(), self._here if known.own else None
+                make = self._make_token if known.own and not known.token else None
+                make = make or (lambda: (known.token, _nothing))
+                self._add(Session(self._url, make, lasts, self._clock, here, number=number))
         return self._sessions.get(number or "")
 
     async def sign_in(self, address: str, token: str = "", code: str = "") -> Session:
@@ -149,7 +151,7 @@ class Sessions:
         self._clean()
         self._add(session)
         if self._kept is not None:
-            self._kept.keep(session.id, session.token, time.time() + self._lasts)
+            self._kept.keep(session.id, session.token, time.time() + self._lasts, own=bool(code))
         return session
 
     def end_all(self) -> None:

@@ -20,7 +20,7 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
 from ullage.page.elements import box, words
 from ullage.page.frame import Frame
-from ullage.page.readings import DaemonReading
+from ullage.page.readings import DaemonReading, place_names
 from ullage.page.sessions import Session
 from ullage.simulation.history import RUNNING, as_it_is
 from ullage.simulation.measures import MEASURES
@@ -124,7 +124,7 @@ class Timeline:
                 words("button", name, "quiet").props('type="button"').on("click", lambda name=name: self._moved(name))
         with box("section", "card"):
             words("h2", "Figures of this span")
-            self._counts = words("p", "", "figures")
+            self._counts = words("p", "Asks the daemon.", "figures")
             with box("dl", "facts spread"):
                 self._figures = {name: _term(name) for name in (*_SHOWN[:4], "busy", *_SHOWN[4:])}
             self._note = words("p", "", "figures")
@@ -334,7 +334,7 @@ def _of_daemon(told: dict[str, Any]) -> TimelineRun:
     now = float(told["until"])
     found = as_it_is(told, now)
     notes = [] if told["all"] else ["only your own jobs are shown"]
-    names = [f"GPU {each['index']}" if not each["mig"] else str(each["id"]) for each in told["gpus"]]
+    names = [f"GPU {name}" for name in place_names(told["gpus"]).values()]
     first = max(float(told["since"]), found.begin if found.begin < now else now - 60.0)
     notes += [note for note in found.notes if "only your own" not in note]
     return TimelineRun(found.result, found.begin, first, now, names, notes, True)

@@ -67,6 +67,7 @@ class SlotReader:
             bookings = tuple(booking for gpus, booking in booked if device.id in gpus)
             slots.append(self._slot(device, device.id in drained, held, bookings))
         self._forget_ended_processes()
+        slots.sort(key=lambda slot: slot.index)  # a lost one keeps its place
         return slots, held
 
     def _slot(

@@ -140,6 +140,8 @@ class Questions:
         reason = answer.get("reason")
         if state == "waiting":
             reason = self._estimates.standing(record.id)
+        elif state == "failed" and not mine:
+            reason = f"why is told to {record.user} alone"  # it may quote the script
         return {
             "id": record.id, "state": state, "user": record.user, "asked": record.asked, "answered": record.answered,
             "question": question, "reason": reason, "estimates": answer.get("estimates", []),

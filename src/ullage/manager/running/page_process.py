@@ -2,6 +2,9 @@
 
 The daemon keeps the socket, so the page's address stays the same, and what the page needs goes through its standard
 input: where the API is, and a token for whoever follows its link. The daemon waits for nothing that the page does.
+
+The page needs no rights. Beside a daemon of root it gets those of a user who has none, if Python can be run with them;
+the folder of its sessions reaches it as a descriptor, as the socket does.
 """
 
 from __future__ import annotations
@@ -29,6 +32,13 @@ _GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 _STABLE, _LONGEST_PAUSE = 60.0, 60.0  # seconds: who lived so long is started again at once; the longest pause otherwise
 _MOST_TOKENS = 8  # of links, at a time
 _LONGEST_LINE = 64 << 10
+_USERS = ("ullage", "nobody")  # whose rights a page of root's daemon gets, the first that there is
+_CAN_READ = """
+import importlib.util, os
+for name in ("ullage", "nicegui", "fastapi"):
+    for folder in importlib.util.find_spec(name).submodule_search_locations:
+        os.listdir(folder)
+"""
 
 Order = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
@@ -42,11 +52,12 @@ class PageProcess:
         if importlib.util.find_spec("nicegui") is None:
             raise MissingPackage("nicegui", "web pages")
         self._settings, self._url, self._order, self._say = settings, url, order, say
-        self._rights = _rights(settings.user)
-        self._kept = run / "page-sessions"
-        self._kept.mkdir(mode=0o700, exist_ok=True)
-        if self._rights:
-            os.chown(self._kept, self._rights["user"], self._rights["group"])
+        self._rights = _rights(settings.user, say)
+        kept = run / "page-sessions"
+        kept.mkdir(mode=0o700, exist_ok=True)
+        for path in (kept, *kept.iterdir()) if self._rights else ():
+            os.chown(path, self._rights["user"], self._rights["group"], follow_symlinks=False)
+        self._kept = os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         host, port = parse_listen(listen, "--page")
         self._door = listening(host, port, "the page")
         if not is_loopback(host):
@@ -67,18 +78,18 @@ class PageProcess:
                 await asyncio.sleep(pause)
         finally:
             self._door.close()
+            os.close(self._kept)
 
     async def _once(self) -> str:
         """One process from beginning to end; how it ended."""
         token = await self._new_token()
         handed = {"fd": self._door.fileno(), "url": self._url, "token": token, "session": self._settings.session,
-                  "kept": str(self._kept)}  # fmt: skip
-        env = least_environment(self._rights["user"]) if self._rights else dict(os.environ)
-        env |= {name: os.environ[name] for name in ("PYTHONPATH", "TZ", "LANG") if name in os.environ}
+                  "kept": f"/proc/self/fd/{self._kept}"}  # fmt: skip
+        env = _environment(self._rights["user"]) if self._rights else dict(os.environ)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "ullage", "page", "--of-daemon", stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, pass_fds=[self._door.fileno()], cwd="/", env=env, start_new_session=True,
-            limit=_LONGEST_LINE, **self._rights,
+            stderr=subprocess.PIPE, pass_fds=[self._door.fileno(), self._kept], cwd="/", env=env,
+            start_new_session=True, limit=_LONGEST_LINE, **self._rights,
         )  # fmt: skip
         assert process.stdin is not None and process.stderr is not None
         try:
@@ -123,14 +134,41 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             process.kill()
 
 
-def _rights(user: str | None) -> dict[str, Any]:
+def _rights(user: str | None, say: Callable[[str], None]) -> dict[str, Any]:
     """Whose rights the process gets; nothing to say where they are the daemon's own."""
     if user is None:
-        return {}
+        return _least_rights(say) if os.getuid() == 0 else {}
     if os.getuid() != 0:
         raise InvalidValue("only a daemon of root can give its page another user (user in the table [page])")
     try:
         found = pwd.getpwnam(user)
     except KeyError:
         raise InvalidValue(f"needed a user of this system for the page; found no {user!r}") from None
-    return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
+    return _rights_of(found)
+
+
+def _rights_of(user: pwd.struct_passwd) -> dict[str, Any]:
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def _least_rights(say: Callable[[str], None]) -> dict[str, Any]:
+    """Those of a user of the system who has nothing, or root's where that user cannot run the page."""
+    names = {each.pw_name: each for each in pwd.getpwall()}
+    for user in (names[name] for name in _USERS if name in names):
+        try:
+            env = _environment(user.pw_uid)
+            command = [sys.executable, "-c", _CAN_READ]
+            subprocess.run(command, check=True, capture_output=True, timeout=60, cwd="/", env=env, **_rights_of(user))
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return _rights_of(user)
+    say(
+        "the page runs as root: other users cannot read this Python and its packages. Install them where everybody can "
+        f"read ({sys.prefix} or what it leads to is closed), or name a user who can (user in the table [page])"
+    )
+    return {}
+
+
+def _environment(user: int) -> dict[str, str]:
+    kept = ("PYTHONPATH", "TZ", "LANG")
+    return least_environment(user) | {name: os.environ[name] for name in kept if name in os.environ}
