@@ -60,7 +60,9 @@ def test_a_dry_run_shows_what_each_gpu_would_be_promised(ranks):
 
 def test_launchers_say_how_many_ranks_there_are():
     def ranks_of(line, gpus):
-        return script_of(line.split()).ranks(gpus)
+        found = script_of(line.split()).ranks(gpus)
+        assert found.pop("launcher", "").startswith("accelerate launch") == ("accelerate" in line)
+        return found
 
     assert ranks_of("accelerate launch train.py", 2) == {"world_size": 2}
     assert ranks_of("python -m accelerate.commands.launch --num_processes 3 train.py", 4) == {"world_size": 3}

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.errors import InvalidValue
+from ullage.estimation.jobs.launchers import launched
+from ullage.estimation.jobs.slurm_words import read_words
 from ullage.slurm.batch_script import read_batch, read_hints
-from ullage.slurm.launchers import launched
-from ullage.slurm.sbatch_options import gpu_request, read_directives, read_words
+from ullage.slurm.sbatch_options import gpu_request, read_directives
 from ullage.slurm.shell import programs_of
 from ullage.slurm.shell_words import Unknown
 
@@ -150,7 +151,7 @@ def test_programs_that_run_at_once_are_known_as_such():
         ("conda activate nowhere\npython train.py", "the environment in which it runs"),
         ("apptainer exec image.sif python train.py", "container"),
         ("srun --container-image=x.sqsh python train.py", "container"),
-        ("mpirun -n 4 python train.py", "mpirun"),
+        ("horovodrun -np 4 python train.py", "horovodrun"),
         ("make train", "no Python script"),
         ("python train.py $SLURM_NODELIST", "'$SLURM_NODELIST' is known only when"),
         ("if true; then", "line 2 cannot be read as a shell script"),

@@ -350,6 +350,7 @@ def estimate(
       ullage estimate train.py --world-size 8 --gpu H100 -- --epochs 90
       ullage estimate train.py --world-size 16 --nodes 2 --gpu A100-80GB --interconnect nvlink3,eth-100
       ullage estimate --gpu H100 torchrun --nnodes 2 --nproc-per-node 8 train.py --epochs 90
+      ullage estimate --gpu H100 accelerate launch --config_file fsdp.yaml train.py
       ullage estimate torchvision:resnet50 -b 64 --layers --depth 2
       ullage estimate train.py --serve
       ullage estimate torchvision:resnet50 -b 256 --epochs 90 --samples 1281167 --gpu all --prices prices.toml

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from ullage.cli import completion
-from ullage.cli.spelling import LAUNCHER
+from ullage.cli.spelling import LAUNCHERS
 from ullage.errors import InvalidValue
 from ullage.units import parse_duration
 from ullage.virtual import releases
@@ -305,17 +305,18 @@ def target_of(
 ) -> EstimateTarget:
     """What the command line describes; options that do not belong to this kind of source are refused."""
     from ullage.estimation.estimators.registry import check_name
+    from ullage.estimation.jobs.command import EACH_GPU
     from ullage.isolation.interpreter import active_environment
     from ullage.workloads.workload import SCRIPT, check_script, kind_of, workload_of
 
     check_name(estimator)
-    launched = _launched(source, args)
-    if launched is not None:
-        source, args, module = launched.source, launched.args, launched.module
+    by = _launched(source, args)
+    if by is not None:
         if world_size is None:
-            world_size, nodes = launched.world_size or None, launched.nodes
-            if world_size is None and Path(launched.program).name == LAUNCHER:
-                raise InvalidValue(f"{launched.program}: needed a number of ranks, such as --nproc-per-node 8")
+            world_size, nodes = by.world_size or None, by.nodes
+            if by.world_size == EACH_GPU and by.launched_by[:1] != ("accelerate",):  # which knows more than its words
+                raise InvalidValue(f"{source}: needed a number of ranks; type --world-size 8 before {source}")
+        source, args, module = by.source, by.args, by.module
     if steps < 1:
         raise InvalidValue(f"--steps: needed a whole number of at least 1; found {steps}")
     kind = kind_of(source, module)
@@ -334,6 +335,7 @@ def target_of(
         "rank": rank,
         "nodes": nodes if nodes > 1 else None,
         "interconnect": interconnect,
+        "launcher": by and by.launcher_text,
     }
     options = {"steps": steps, **given_options(model), **{name: value for name, value in of_script.items() if value}}
     if kind != SCRIPT:
@@ -343,13 +345,19 @@ def target_of(
 
 def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:
     """The script that a launcher starts, where SOURCE is one."""
-    if Path(source).name.removesuffix("3") not in ("torchrun", "python"):
+    if Path(source).name.removesuffix("3") not in (*LAUNCHERS, "python"):
         return None
-    from ullage.estimation.jobs.command import script_of
+    from ullage.estimation.jobs.launchers import launched
 
-    found = script_of([source, *(args or [])])
+    inner = launched([source, *(args or [])])
+    found = inner.script
+    if inner.refusal is not None:
+        raise InvalidValue(f"{source}: {inner.refusal}")
+    if inner.folder is not None:
+        raise InvalidValue(f"{source}: it runs in another folder; type cd {inner.folder}, and leave that option out")
     if found is None:
         raise InvalidValue(f"needed a script after {source}, such as {source} train.py; found {' '.join(args or [])!r}")
+    os.environ.update(inner.variables)
     return found
 
 

@@ -202,7 +202,7 @@ for _command in (slurm_watch.watch, slurm_watch.history, slurm_watch.top, slurm_
 
 def _sbatch_words(words: Sequence[str]) -> SbatchWords:
     """What sbatch is given; a line that ends too early is a mistake in typing."""
-    from ullage.slurm.sbatch_options import read_words
+    from ullage.estimation.jobs.slurm_words import read_words
 
     try:
         return read_words(words)

@@ -68,7 +68,7 @@ def _old(word: str, old: dict[str, str]) -> tuple[str, str]:
 
 
 # Launchers that may stand before a script; what follows them is theirs and the script's.
-LAUNCHER = "torchrun"
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 _PYTHONS = ("python", "python3")
 _OF_SCRIPTS = ("estimate", "check", "max-batch")
 
@@ -83,6 +83,6 @@ def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
     end = found.index("--") if "--" in found else len(found)
     if command in _OF_SCRIPTS:
         for place, word in enumerate(found[:end]):
-            if os.path.basename(word) == LAUNCHER or (place == 0 and os.path.basename(word) in _PYTHONS):
+            if os.path.basename(word) in LAUNCHERS or (place == 0 and os.path.basename(word) in _PYTHONS):
                 return [*found[:place], "--", *found[place:]]
     return found

@@ -78,6 +78,7 @@ def estimate(
     rank: int | None = None,
     nodes: int | None = None,
     interconnect: str | None = None,
+    launcher: str | None = None,
     epochs: float | None = None,
     samples: int | None = None,
     samples_per_step: int | None = None,
@@ -144,6 +145,8 @@ def estimate(
         interconnect: The network inside a machine, the one between machines, or both: `"nvlink4,ib-ndr"`,
             `"pcie4,eth-100"`, `"4xib-hdr"` for four adapters in each. Default: what machines with this GPU are sold
             with.
+        launcher: What starts them: `"torchrun"` (the default), `"mpirun"` or `"srun"`, whose variables the job then
+            has, or `"accelerate launch"` with its options, which accelerate itself reads.
 
     How long a training takes (`Estimate.training`):
 

@@ -7,14 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimation.jobs.command import ScriptCommand, script_of
-from ullage.slurm.launchers import launched
-from ullage.slurm.sbatch_options import first_index, gpu_request, read_directives, tasks_and_nodes
+from ullage.estimation.jobs.command import ScriptCommand
+from ullage.estimation.jobs.launchers import launched
+from ullage.estimation.jobs.slurm_words import tasks_and_nodes
+from ullage.slurm.sbatch_options import first_index, gpu_request, read_directives
 from ullage.slurm.shell import Program, programs_of
 from ullage.slurm.shell_words import Unknown
 from ullage.units import parse_bytes
+from ullage.workloads.ranks import SLURM
 
 _LARGEST = 4 << 20  # bytes, which is Slurm's own limit
 
@@ -40,13 +43,13 @@ class Training:
     environment: Mapping[str, str] = field(repr=False)
     folder: str
     at_once: bool = False
-    ranks: Mapping[str, int] = field(default_factory=dict)
+    ranks: Mapping[str, Any] = field(default_factory=dict)
     on_each_gpu: int = 1
 
     @property
     def ranks_per_node(self) -> int:
         """The processes that a node runs."""
-        return self.ranks.get("world_size", 1) // self.ranks.get("nodes", 1)
+        return int(self.ranks.get("world_size", 1)) // int(self.ranks.get("nodes", 1))
 
     @property
     def shown(self) -> str:
@@ -126,7 +129,7 @@ def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: l
     found: dict[tuple[object, ...], Training] = {}
     for program in programs:
         inner = launched(program.words)
-        command = script_of(inner.words) if inner.words else None
+        command = inner.script
         if inner.refusal is not None and _names_python(inner.words):
             raise InvalidValue(f"line {program.line}: {inner.refusal}")
         if command is None:
@@ -144,9 +147,10 @@ def _with_ranks(training: Training, srun: Mapping[str, str] | None, options: Map
     """As how many processes it runs: as many as its launcher starts, or as srun has tasks."""
     gpus, ranks = gpu_request(options).per_node, training.command.ranks(gpu_request(options).per_node or 1)
     variables = dict(training.environment)
-    if training.command.world_size is None and srun is not None:
+    if srun is not None and training.command.launched_by == (SLURM,):
         tasks, nodes = tasks_and_nodes({**options, **srun})
-        ranks = {"world_size": tasks, **({"nodes": nodes} if nodes > 1 and tasks % nodes == 0 else {})}
+        ranks = {"world_size": tasks, "launcher": SLURM}
+        ranks |= {"nodes": nodes} if nodes > 1 and tasks % nodes == 0 else {}
         variables |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
         ranks = ranks if tasks > 1 else {}
     found = replace(training, ranks=ranks, environment=variables)

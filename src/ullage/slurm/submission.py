@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.estimation.jobs.slurm_words import read_words
 from ullage.slurm.batch_script import BatchScript, Hints, Training, read_batch, read_file
 from ullage.slurm.comment import read_comment, write_comment
 from ullage.slurm.estimating import TIMEOUT, ScriptAnswer, estimate_training
-from ullage.slurm.sbatch_options import GpuRequest, gpu_request, read_words
+from ullage.slurm.sbatch_options import GpuRequest, gpu_request
 from ullage.slurm.site import GpuKind, Site, read_site
 from ullage.slurm.sizing import GpuNeed, Sizing, size
 from ullage.units import format_bytes

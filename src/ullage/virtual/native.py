@@ -19,7 +19,6 @@ import contextlib
 import ctypes
 import functools
 import mmap
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward as run_backward
 
 from ullage.errors import UnsupportedPlatform
+from ullage.virtual.place import local_rank
 
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # c10/core/impl/DeviceGuardImplInterface.h
 _HOOKS = "_ZN2at6detail12getCUDAHooksEv"  # aten/src/ATen/detail/CUDAHooksInterface.h
@@ -159,14 +159,9 @@ def is_gpu(device: torch.device) -> bool:
     return True
 
 
-def device_count() -> int:
-    """The GPUs of this machine: one for each rank that a launcher says it has."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-
-
 def check_device(index: int) -> None:
     """Raise PyTorch's error for any device but the first, which is also called by the number of this rank."""
-    if index > 0 and index != int(os.environ.get("LOCAL_RANK", 0)):
+    if index > 0 and index != local_rank():
         raise getattr(torch, "AcceleratorError", RuntimeError)(  # PyTorch before 2.8 has no name for it
             "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
             "The virtual GPU is one GPU, cuda:0."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware.networks import check_interconnect
 from ullage.workloads.configuration import MODEL_OPTIONS, Configuration
-from ullage.workloads.ranks import Rank
+from ullage.workloads.ranks import TORCHRUN, Rank
 from ullage.workloads.sources.hub import is_checkpoint
 from ullage.workloads.sources.names import check_model_name
 
@@ -23,10 +24,10 @@ SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 
 _RUN_OPTIONS = {
     MODEL: ("steps", "allocator_config", "trace"),
-    FUNCTION: ("steps", "allocator_config", "trace", "world_size", "rank", "nodes", "interconnect"),
+    FUNCTION: ("steps", "allocator_config", "trace", "world_size", "rank", "nodes", "interconnect", "launcher"),
     SCRIPT: (
         "steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network", "python", "progress",
-        "world_size", "rank", "nodes", "interconnect",
+        "world_size", "rank", "nodes", "interconnect", "launcher",
     ),
 }  # fmt: skip
 _OPTIONS = {
@@ -49,7 +50,7 @@ class RunOptions:
 
     It is followed for at least `steps` optimizer steps; `None` lets it run to its end. `trace` is an empty
     `ullage.estimation.timeline.trace.Trace` that is filled with every request. `world_size`, `rank` and `nodes` are
-    what torchrun would say, `interconnect` names the networks by which ranks reach each other. The others are for
+    what the launcher would say, `interconnect` names the networks by which ranks reach each other. The others are for
     scripts.
     """
 
@@ -67,6 +68,7 @@ class RunOptions:
     rank: int = 0
     nodes: int = 1
     interconnect: str | None = None
+    launcher: str = TORCHRUN
 
     def __post_init__(self) -> None:
         if self.interconnect is not None:
@@ -77,7 +79,9 @@ class RunOptions:
         """The rank that the workload runs as; `None` where no launcher starts it."""
         if self.world_size is None and (self.rank or self.nodes > 1):
             raise InvalidValue("a rank and a number of nodes need the number of ranks: --world-size, world_size=")
-        return None if self.world_size is None else Rank(self.world_size, self.rank, self.nodes)
+        if self.world_size is None:
+            return None
+        return Rank(self.world_size, self.rank, self.nodes, (shlex.split(self.launcher) or [""])[0])
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def site_packages(folder):
 def test_it_runs_in_another_environment_with_nothing_of_ours(script, other_python, estimated):
     here = estimated(TRAINING)
     script.write_text(ALONE.format(prefix=str(other_python)) + TRAINING)
-    there = estimate_script("train.py", python=other_python)
+    there = estimate_script("train", module=True, python=other_python)  # a module that only that Python finds
     assert (there.peak_allocated, there.peak_reserved) == (here["peak_allocated"], here["peak_reserved"])
     assert f"the script ran in {other_python}/bin/python" in there.notes
 

@@ -47,6 +47,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
             timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, config=how.allocator_config,
             trace_file=how.trace_file, show_output=how.show_output, network=how.network, python=how.python,
             progress=how.progress, rank=how.as_rank, interconnect=how.interconnect,
+            launcher=how.launcher,
         )  # fmt: skip
     from ullage.estimation.on_virtual_gpu import run_function, run_model  # PyTorch: the process of a script has its own
 

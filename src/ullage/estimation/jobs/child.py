@@ -23,7 +23,7 @@ OWN = "ullage"  # the estimator that can tell what would help
 
 
 def script_request(
-    command: ScriptCommand, ranks: Mapping[str, int], gpu: str, cwd: str, timeout: float, network: bool
+    command: ScriptCommand, ranks: Mapping[str, Any], gpu: str, cwd: str, timeout: float, network: bool
 ) -> dict[str, Any]:
     """What `estimate_here` is asked for one script on one GPU, as one of its `ranks` (`ScriptCommand.ranks`)."""
     question = {**command._asdict(), "launcher": list(command.launcher), "options": dict(ranks), "text": None}

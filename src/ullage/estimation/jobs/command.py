@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue
 from ullage.isolation import recording
@@ -30,7 +31,8 @@ _INLINE_METADATA = re.compile(rb"^# /// script\s*$", re.M)
 class ScriptCommand(NamedTuple):
     """A script or module and its arguments; the program that runs it, such as `python`, `torchrun` or the script
     itself; what that is started by, such as `uv run` or `conda run -n NAME`; and as how many ranks on how many machines
-    it runs: `None` where no launcher says so, `EACH_GPU` where there is one for each GPU."""
+    it runs: `None` where no launcher says so, `EACH_GPU` where there is one for each GPU. `launched_by` are the words
+    of a launcher that sets other variables than torchrun does."""
 
     source: str
     args: list[str]
@@ -39,8 +41,9 @@ class ScriptCommand(NamedTuple):
     launcher: tuple[str, ...] = ()
     world_size: int | None = None
     nodes: int = 1
+    launched_by: tuple[str, ...] = ()
 
-    def ranks(self, gpus: int) -> dict[str, int]:
+    def ranks(self, gpus: int) -> dict[str, Any]:
         """The options of an estimate that say which ranks it runs as on machines with so many GPUs each. A script that
         no launcher starts, and that has several GPUs, starts a process for each of them itself.
 
@@ -49,11 +52,16 @@ class ScriptCommand(NamedTuple):
         >>> script_of(["python", "train.py"]).ranks(2), script_of(["python", "train.py"]).ranks(1)
         ({'world_size': 2}, {})
         """
-        size = self.world_size
+        size, by = self.world_size, {"launcher": self.launcher_text} if self.launched_by else {}
         if size is None:
             return {"world_size": gpus} if gpus > 1 else {}
         machines = {"nodes": self.nodes} if self.nodes > 1 else {}
-        return {"world_size": size or max(gpus, 1) * self.nodes, **machines}
+        return {"world_size": size or max(gpus, 1) * self.nodes, **machines, **by}
+
+    @property
+    def launcher_text(self) -> str | None:
+        """The launcher as an estimate takes it; `None` where it is torchrun, or there is none."""
+        return shlex.join(self.launched_by) or None
 
 
 def script_of(command: Sequence[str]) -> ScriptCommand | None:
@@ -65,7 +73,7 @@ def script_of(command: Sequence[str]) -> ScriptCommand | None:
     ('train.py', [], False)
     >>> script_of(["uv", "run", "--extra", "gpu", "train.py"])[:5]
     ('train.py', [], False, 'python', ('uv', 'run', '--extra', 'gpu'))
-    >>> script_of(["python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node", "8", "-m", "train"])[5:]
+    >>> script_of(["python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node", "8", "-m", "train"])[5:7]
     (16, 2)
     >>> script_of(["python", "-c", "print()"]) is None
     True
@@ -104,12 +112,14 @@ def _by_launcher(program: str, words: list[str], name: str) -> ScriptCommand | N
     """Behind the launcher's own options, of which one may have the next word as its value."""
     options: dict[str, str] = {}
     usual = "gpu" if name in _A_RANK_FOR_EACH_GPU else "1"
+    given = list(words)
     while words:
         word = words.pop(0)
-        if word in ("-m", "--module") and words:
-            return ScriptCommand(words[0], words[1:], True, program, (), *_ranks(options, usual))
-        if word.endswith(".py") and not word.startswith("-"):
-            return ScriptCommand(word, words, False, program, (), *_ranks(options, usual))
+        module = word in ("-m", "--module") and bool(words)
+        if module or (word.endswith(".py") and not word.startswith("-")):
+            by = ("accelerate", "launch", *given[: len(given) - len(words) - 1]) if name == "accelerate" else ()
+            source, args = (words[0], words[1:]) if module else (word, words)
+            return ScriptCommand(source, args, module, program, (), *_ranks(options, usual), by)
         if not word.startswith("-"):
             return None
         option, _, value = word.partition("=")

@@ -26,6 +26,7 @@ import torch
 from ullage.estimation.from_virtual_gpu import estimate_from
 from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
+from ullage.estimation.scripts.launching import Launching
 from ullage.estimation.scripts.loops import compiled
 from ullage.estimation.scripts.processes import Processes
 from ullage.estimation.scripts.request import GRACE, ScriptRequest, packed
@@ -108,6 +109,7 @@ class ScriptRun:
         self.card = VirtualGPU(request.gpu, request.config, limited=request.limited)
         self.watcher = RunWatcher(self.card, request.steps, self._stop, self.say_so_far)
         self.processes = Processes(self.card.note, self._failed)
+        self.launching = Launching(self.card.note)
         self.weights = Weights(self.card.note)
         self._trace: Trace | None = None
         if request.traced:
@@ -124,11 +126,12 @@ class ScriptRun:
         with self.card:
             self.watcher.install(replacements)
             self.processes.install(replacements)
+            self.launching.install(replacements)
             self.weights.install(replacements)
             self._watch_settings(replacements)
             install_safetensors(replacements)
             try:
-                self._execute()
+                self._launch()
             except MemoryConverged:
                 pass
             except SystemExit as error:
@@ -145,6 +148,14 @@ class ScriptRun:
         """A script may set PYTORCH_ALLOC_CONF itself, before it first uses the GPU."""
         if self._request.config is None:
             replacements.on_undo(follow_allocator_settings(self.card))
+
+    def _launch(self) -> None:
+        request = self._request
+        if request.launcher:
+            module = ["-m"] if request.module else []
+            self.launching.run(request.launcher, [*module, request.path, *request.args], self._execute)
+        else:
+            self._execute()
 
     def _execute(self) -> None:
         request = self._request

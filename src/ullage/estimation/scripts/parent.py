@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, run
 from ullage.performance.step import StepCalls
 from ullage.units import GIB
-from ullage.workloads.ranks import Rank
+from ullage.workloads.ranks import MPI, SLURM, TORCHRUN, Rank
 from ullage.workloads.workload import RunOptions, check_script
 
 DEFAULT_TIMEOUT = 300.0  # seconds
@@ -50,6 +51,7 @@ def estimate_script(
     progress: Callable[[str], None] | None = None,
     rank: Rank | None = None,
     interconnect: str | None = None,
+    launcher: str = TORCHRUN,
 ) -> Estimate:
     """How much memory a script will take on `gpu`, found without a GPU.
 
@@ -61,8 +63,9 @@ def estimate_script(
     with it, and it reaches no other machine, unless `network` allows that. `python` names another Python to run it in:
     the path of one, the folder of an environment, or the name of a conda environment. It needs PyTorch, not Ullage.
     `progress` is called with what takes long, such as "compiling Net.forward", and with nothing when it is done.
-    `rank` is the one of many as which it runs, with the variables that torchrun would give to it; `interconnect` names
-    the networks by which they reach each other.
+    `rank` is the one of many as which it runs, with the variables that its launcher would give to it; `interconnect`
+    names the networks by which they reach each other. `launcher` may be `accelerate launch` with its options:
+    accelerate itself then says how it starts the script.
 
     >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
     True
@@ -84,8 +87,9 @@ def estimate_script(
         limited=True,
         config=config,
         traced=trace_file is not None,
+        launcher=_asked(launcher),
     )
-    answer, notes, out_of_memory = _followed(request, interpreter, network, show_output, progress)
+    answer, notes, out_of_memory = _followed(request, interpreter, network, show_output, progress, rank)
     if trace_file is not None:
         _write(base64.b64decode(answer["trace"]), trace_file)
     found = _estimate(answer["estimate"], notes, out_of_memory, _shown(request))
@@ -108,14 +112,26 @@ def step_of_script(path: str | os.PathLike[str], args: Sequence[str], gpu: GPU, 
     request = ScriptRequest(
         path=str(path), args=[str(value) for value in args], module=how.module, gpu=gpu, steps=how.steps,
         timeout=DEFAULT_TIMEOUT if how.timeout is None else how.timeout, limited=True, config=how.allocator_config,
+        launcher=_asked(how.launcher),
     )  # fmt: skip
     python = find_interpreter(sys.executable if how.python is None else os.fspath(how.python))
-    answer, _, _ = _followed(request, _started_as(how.as_rank, python), how.network, how.show_output)
+    rank = how.as_rank
+    answer, _, _ = _followed(request, _started_as(rank, python), how.network, how.show_output, rank=rank)
     return unpacked(answer["calls"])
 
 
 def _started_as(rank: Rank | None, python: Interpreter) -> Interpreter:
     return python if rank is None else python._replace(env=python.env | rank.environment)
+
+
+def _asked(launcher: str) -> list[str]:
+    """The words of a launcher that is asked itself what it sets; of the others that is known."""
+    words = shlex.split(launcher)
+    if words[:2] == ["accelerate", "launch"]:
+        return words
+    if words[:1] == ["accelerate"] or len(words) != 1:
+        raise InvalidValue(f"launcher: needed accelerate launch, {MPI}, {SLURM} or {TORCHRUN}; found {launcher!r}")
+    return []
 
 
 def _shown(request: ScriptRequest) -> str:
@@ -128,18 +144,21 @@ def _followed(
     network: bool,
     show_output: bool,
     progress: Callable[[str], None] | None = None,
+    rank: Rank | None = None,
 ) -> tuple[dict[str, Any], list[str], str | None]:
     """The answer for a script, notes on how it was run, and how it ran out of memory, if it did."""
     path, module, shown = request.path, request.module, _shown(request)
-    check_script(path, module and interpreter.is_ours)
+    if interpreter.is_ours or not module:  # which modules another Python has only it can say
+        check_script(path, module)
     if framework := other_framework(path, module):
         raise ScriptFailed(only_pytorch(shown, framework))
     private = Private(network=network)
     notes = [] if interpreter.is_ours else [f"the script ran in {interpreter.path}"]
     answer = _run(request, interpreter, private, show_output, progress)
     if is_launcher_missing(answer):
-        interpreter = _started_as(Rank(), interpreter)
-        notes.append("the script wants to be started by torchrun: it was given what torchrun gives to a single process")
+        interpreter = _started_as(dataclasses.replace(rank or Rank(), launcher=TORCHRUN), interpreter)
+        whom = f"the ranks that {rank.launcher} starts" if rank else "a single process"
+        notes.append(f"the script wants to be started by torchrun: it was given what torchrun gives to {whom}")
         answer = _run(request, interpreter, private, show_output, progress)
     out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None
     if out_of_memory is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ullage.allocator import AllocatorConfig
@@ -31,6 +31,7 @@ class ScriptRequest:
     config: AllocatorConfig | None = None
     traced: bool = False
     convolutions: bool = False
+    launcher: list[str] = field(default_factory=list)  # a program of Python that starts the script
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> ScriptRequest:

@@ -13,7 +13,8 @@ import torch
 from torch.nn.parallel import _functions
 
 from ullage.units import KIB, MIB
-from ullage.virtual.native import check_device, device_count
+from ullage.virtual.native import check_device
+from ullage.virtual.place import device_count
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.memory import memory_info

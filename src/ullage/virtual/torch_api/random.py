@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ullage.virtual.native import device_count
+from ullage.virtual.place import device_count
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
 

@@ -1,0 +1,88 @@
+"""The command lines of sbatch and srun: which words are options, and which are values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ullage.errors import InvalidValue
+
+_SHORT = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "i": "input", "J": "job-name",
+    "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output",
+    "p": "partition", "q": "qos", "r": "relative", "S": "core-spec", "T": "threads", "t": "time", "w": "nodelist",
+    "x": "exclude",
+}  # fmt: skip
+_SHORT_FLAGS = {
+    "E": "preserve-env", "H": "hold", "h": "help", "K": "kill-on-bad-exit", "k": "no-kill", "l": "label",
+    "O": "overcommit", "Q": "quiet", "s": "oversubscribe", "u": "unbuffered", "V": "version", "v": "verbose",
+    "W": "wait", "X": "disable-status", "Z": "no-allocate",
+}  # fmt: skip
+# Those without a value, or with one only behind "=".
+_FLAGS = set(_SHORT_FLAGS.values()) | {
+    "async", "contiguous", "exact", "exclusive", "get-user-env", "ignore-pbs", "multi-prog", "nice",
+    "no-requeue", "overlap", "parsable", "propagate", "pty", "quit-on-interrupt", "reboot", "requeue", "resv-ports",
+    "spread-job", "test-only", "usage", "use-min-nodes", "compress", "immediate", "send-libs", "interactive",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SbatchWords:
+    """What a command line of sbatch or srun says: options by their long names, and the words behind them."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    rest: tuple[str, ...] = ()
+
+
+def read_words(words: Sequence[str], srun: bool = False) -> SbatchWords:
+    """Tell options, their values and the rest apart; what is given twice counts as given last.
+
+    >>> read_words(["-n", "4", "-N2", "--hold", "--time", "1:00", "job.sh", "--lr", "1"])
+    SbatchWords(values={'ntasks': '4', 'nodes': '2', 'hold': '', 'time': '1:00'}, rest=('job.sh', '--lr', '1'))
+    """
+    found: dict[str, str] = {}
+    left = list(words)
+    short = _SHORT | ({"W": "wait"} if srun else {})
+    while left and left[0].startswith("-") and left[0] != "-":
+        word = left.pop(0)
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            if not equals and name not in _FLAGS:
+                value = _value(word, left)
+            found[name] = value
+            continue
+        letters = word[1:]
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            if letter in short:
+                found[short[letter]] = letters.removeprefix("=") or _value(f"-{letter}", left)
+                break
+            found[_SHORT_FLAGS.get(letter, letter)] = ""
+    return SbatchWords(found, tuple(left))
+
+
+def _value(option: str, left: list[str]) -> str:
+    if not left:
+        raise InvalidValue(f"{option}: needed a value; found the end of the line")
+    return left.pop(0)
+
+
+def tasks_and_nodes(values: Mapping[str, str]) -> tuple[int, int]:
+    """How many tasks a job or a step has in all, and on how many nodes.
+
+    >>> tasks_and_nodes({"nodes": "2", "ntasks-per-node": "4"}), tasks_and_nodes({"ntasks": "3"}), tasks_and_nodes({})
+    ((8, 2), (3, 1), (1, 1))
+    """
+    nodes = max(1, first_number(values.get("nodes")) or 1)
+    on_node = first_number(values.get("ntasks-per-node")) or 1
+    return max(1, first_number(values.get("ntasks")) or on_node * nodes), nodes
+
+
+def first_number(text: str | None) -> int | None:
+    """Of `4`, `2-8` or `4K`."""
+    match = re.match(r"\d+", text or "")
+    return int(match[0]) if match else None
