@@ -77,6 +77,7 @@ def test_the_training_is_found_however_it_is_started(line):
         ("--nodes=2 --gpus-per-node=4 --ntasks-per-node=1",
          "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu train.py", {"world_size": 8, "nodes": 2}, 1),
         ("--gpus=2", "accelerate launch train.py", {"world_size": 2}, 1),
+        ("--gpus=4", "mpirun -np 4 python train.py", {"world_size": 4}, 1),
         ("--nodes=2 --ntasks-per-node=4 --gpus-per-node=4", "srun python train.py", {"world_size": 8, "nodes": 2}, 1),
         ("--ntasks=4 --gpus-per-task=1", "srun python train.py", {"world_size": 4}, 1),
         ("--gpus=4", "srun -n 2 python train.py", {"world_size": 2}, 1),
@@ -88,7 +89,10 @@ def test_the_training_is_found_however_it_is_started(line):
 )  # fmt: skip
 def test_it_is_known_as_how_many_processes_a_training_runs(options, line, ranks, on_each_gpu):
     (one,) = trainings(f"#SBATCH {options}\n{line}")
-    assert (one.ranks, one.on_each_gpu) == (ranks, on_each_gpu)
+    numbers = {name: value for name, value in one.ranks.items() if name != "launcher"}
+    assert (numbers, one.on_each_gpu) == (ranks, on_each_gpu)
+    if ranks and "torchrun" not in line:
+        assert one.ranks.get("launcher", "python").split()[0] == line.split()[0]
     if line.startswith("srun python") and ranks:
         assert one.environment["SLURM_NTASKS"] == str(ranks["world_size"])
 
