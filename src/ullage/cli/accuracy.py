@@ -24,6 +24,7 @@ from ullage.units import format_bytes, format_duration, parse_duration
 from ullage.virtual.releases import as_measured
 
 if TYPE_CHECKING:
+    from ullage.hardware import GPU
     from ullage.research.measure.accuracy import Comparison
     from ullage.research.ranking.standings import Errors, Rounds, Standing
     from ullage.research.ranking.truth import TruthSet
@@ -44,10 +45,14 @@ def evaluate(
         str | None,
         typer.Argument(
             help="gpumemnet or walknet (the paper's Table 2), gpuutilnet (Table 7): score its networks on data sets; "
-            "utilization: step times, how busy a GPU is, and jobs together, on families left out.",
+            "utilization: step times, how busy a GPU is, and jobs together, on families left out; contribution: check "
+            "a file of 'ullage contribute', and compare it with estimates.",
             metavar="METHOD",
-            autocompletion=lambda: [*LEARNED_METHODS],
+            autocompletion=lambda: [*LEARNED_METHODS, "contribution"],
         ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="With 'contribution': the file.", metavar="FILE")
     ] = None,
     truth: Annotated[
         Path | None,
@@ -120,9 +125,16 @@ def evaluate(
       ullage evaluate utilization --resume steps.jsonl
 
       ullage evaluate walknet --data gpumemnet_mlp_a100.csv --retrain
+
+      ullage evaluate contribution my-card.jsonl
     """
     if kept and resume is None:
         raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
+    if what == "contribution":
+        _contribution(file, worst, as_json)
+        return
+    if file is not None:
+        raise InvalidValue(f"{file}: a file of measured runs is named with --truth")
     if what is not None:
         _learned(what, data or [], weights, retrain, resume, as_json)
         return
@@ -146,7 +158,7 @@ def _learned(
 ) -> None:
     if what not in LEARNED_METHODS:
         raise InvalidValue(
-            f"needed nothing, gpumemnet, gpuutilnet, utilization or walknet after 'evaluate'; found {what!r} "
+            f"needed nothing, contribution, {', '.join(LEARNED_METHODS)} after 'evaluate'; found {what!r} "
             "(--truth takes a file of runs)"
         )
     if what == "gpuutilnet":
@@ -157,15 +169,41 @@ def _learned(
         evaluate_gpumemnet(Table2Plan(method=what, data=data, weights=weights, retrain=retrain, as_json=as_json))
 
 
+def _contribution(file: Path | None, worst: int, as_json: bool) -> None:
+    """Check a stranger's file, and score the estimates on it by the rules of his PyTorch and his card."""
+    from ullage.research.measure import contribution
+    from ullage.virtual.releases import follow
+
+    if file is None:
+        raise typer.BadParameter("needed a file that 'ullage contribute' wrote", param_hint="FILE")
+    found = contribution.read(file)
+    follow(found.header["versions"]["torch"])
+    rows = found.truth()
+    if not rows:
+        raise UllageError(f"{file} has no training that was measured")
+    if not as_json:
+        failed = len(found.runs) - len(rows)
+        told = found.header["versions"]["torch"]
+        print(
+            f"{file} is in order: {len(rows)} trainings on {found.gpu.name} with PyTorch {told}, {failed} failed there"
+        )
+    _compare(rows, found.gpu, worst, as_json)
+
+
 def _ours(truth: Path, gpu: str, every: int, worst: int, as_json: bool) -> None:
+    from ullage.research.ranking.truth import measured_rows
+
+    rows = measured_rows(truth)[::every]
+    if not rows:
+        raise UllageError(f"{truth} holds no runs")
+    _compare(rows, gpu, worst, as_json)
+
+
+def _compare(rows: list[dict[str, Any]], gpu: str | GPU, worst: int, as_json: bool) -> None:
     results: list[Comparison] = []
     with following("reading runs", stoppable=True) as going:
         from ullage.research.measure import accuracy
-        from ullage.research.ranking.truth import measured_rows
 
-        rows = measured_rows(truth)[::every]
-        if not rows:
-            raise UllageError(f"{truth} holds no runs")
         going.begin("estimating", len(rows))
         for row in rows:
             going.doing(str(row.get("model", "")))

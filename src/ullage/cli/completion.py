@@ -38,7 +38,7 @@ def measurable(incomplete: str) -> list[str]:
     >>> measurable("cud")
     ['cudnn']
     """
-    words = [word for word in ("cudnn", "rates", "together") if word.startswith(incomplete)]
+    words = [word for word in ("context", "cudnn", "rates", "together") if word.startswith(incomplete)]
     return words + sorted(str(file) for kind in ("py", "jsonl") for file in Path().glob(f"{incomplete}*.{kind}"))
 
 

@@ -59,6 +59,7 @@ _COMMANDS = {
         "evaluate": "accuracy",
         "diff": "measurements",
         "measure": "measurements",
+        "contribute": "contribution",
         "train": "training",
         "dataset": "datasets",
         "convolutions": "convolutions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,9 @@ its configurations ({"set": "pair", "jobs": ["a", "b"]}), or --sets random ones.
 are those of drawn runs (--random, 60 unless told), of a script, or of a list that --dry-run printed. --profile profiles
 whole training steps of drawn runs instead. Both go on where they were stopped.
 
+'context' tells what a process takes outside PyTorch's allocator on this GPU, bare and with the libraries in use, and
+prints the lines for a file of your own card.
+
 Examples:
 
   ullage measure runs.jsonl --out measured.jsonl
@@ -43,6 +47,8 @@ Examples:
   ullage measure --random 200 --seed 7 --out fresh.jsonl --cap
 
   ullage measure train.py --out measured.jsonl -- --batch-size 64
+
+  ullage measure context
 
   ullage measure cudnn --random 1000 --out plans.jsonl
 
@@ -62,8 +68,8 @@ Examples:
 
 def measure(
     what: Annotated[
-        Path | None, typer.Argument(help="Configurations (.jsonl), a training script (.py), 'cudnn', "
-                                    "'rates' or 'together'.",
+        Path | None, typer.Argument(help="Configurations (.jsonl), a training script (.py), 'context', "
+                                    "'cudnn', 'rates' or 'together'.",
                                     metavar="WHAT", autocompletion=completion.measurable)
     ] = None,
     args: ScriptArguments = None,
@@ -113,6 +119,9 @@ def measure(
     """Run training on this machine's GPU and write down what it took."""
     from ullage.research.measure import runs
 
+    if what == Path("context"):
+        _measure_context(as_json)
+        return
     if what == Path("cudnn"):
         _ask_cudnn(list(args or []), out, random, seed, workers, description, dry_run, as_json)
         return
@@ -141,6 +150,21 @@ def measure(
 
 
 measure.__doc__ = _EXAMPLES
+
+
+def _measure_context(as_json: bool) -> None:
+    """Measure the CUDA context, and print the lines of a file that describes this card."""
+    from ullage.hardware import local_gpus
+    from ullage.research.measure.machine import as_own_card, measure_context
+
+    found = measure_context()
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, size in found.items():
+        print(f"{name}: {size / 2**20:.0f} MiB", file=sys.stderr)
+    print("to let estimates use it, write these lines to $ULLAGE_HOME/gpus/NAME.toml:", file=sys.stderr)
+    print(as_own_card(found, local_gpus()[0].name))
 
 
 def _ask_cudnn(

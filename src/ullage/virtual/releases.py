@@ -164,6 +164,11 @@ def as_measured() -> None:
     os.environ.setdefault(VARIABLE, MEASURED.name)
 
 
+def follow(version: str) -> None:
+    """Follow the release of this version of PyTorch, unless another is named: to compare with what it did."""
+    os.environ.setdefault(VARIABLE, release_of(version).name)
+
+
 def note_on(version: str, release: Release) -> str | None:
     """What a report has to say about the rules that were followed; nothing for the release that was measured.
 

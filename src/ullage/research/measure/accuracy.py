@@ -10,6 +10,7 @@ from typing import Any
 from ullage.errors import UllageError
 from ullage.estimation.asking import estimate
 from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
 from ullage.workloads import Configuration, train
 
 FIGURES = ("allocated", "reserved", "process")
@@ -44,7 +45,7 @@ class Comparison:
         return None if value is None or not truth else (value - truth) / truth
 
 
-def compare(row: dict[str, Any], gpu: str = "H200", run: Callable[[], Any] | None = None) -> Comparison:
+def compare(row: dict[str, Any], gpu: str | GPU = "H200", run: Callable[[], Any] | None = None) -> Comparison:
     """Estimate a measured run; `run` trains it, by default the standard loop over its configuration."""
     begin = time.perf_counter()
     figures: dict[str, Any] = {}

@@ -25,6 +25,10 @@ from ullage.units import GIB
 
 UNKNOWN_NEED = 30 * GIB  # kept free for a run that could not be estimated
 SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
+NO_GPU = (
+    "needed an NVIDIA GPU to measure on; NVML finds none on this machine. "
+    "'ullage estimate' and 'ullage evaluate' need no GPU."
+)
 ESTIMATED = ("peak_allocated", "peak_reserved", "process_memory", "upper", "seconds", "notes", "context")
 
 
@@ -53,16 +57,16 @@ def estimate_apart(
     """The estimate of a run, by a process that sees no GPU; `stop` ends it early."""
     variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     asked = {**vars(request), "gpu": gpu}
-    return _apart("ullage.research.measure.runs:estimate_here", asked, request, variables, timeout, stop)
+    return apart("ullage.research.measure.runs:estimate_here", asked, request, variables, timeout, stop)
 
 
 def measure_apart(request: RunRequest, timeout: float = 300.0, stop: threading.Event | None = None) -> dict[str, Any]:
     """One run on the real GPU in a fresh process; `stop` ends it early."""
     variables = {"OMP_NUM_THREADS": "2"}
-    return _apart("ullage.research.measure.single_run:measure_here", vars(request), request, variables, timeout, stop)
+    return apart("ullage.research.measure.single_run:measure_here", vars(request), request, variables, timeout, stop)
 
 
-def _apart(
+def apart(
     entry: str,
     asked: dict[str, Any],
     request: RunRequest,
@@ -70,6 +74,7 @@ def _apart(
     timeout: float,
     stop: threading.Event | None,
 ) -> dict[str, Any]:
+    """The answer of a function in a fresh process, `"module:function"`; `"failed"` says why there is none."""
     env = environment(dict(os.environ) | request.env, import_from=sys.path) | variables
     outcome = run(entry, asked, limits=Limits(seconds=timeout), env=env, cwd=request.cwd, stop=stop)
     if outcome.answer is not None:
@@ -182,10 +187,7 @@ def local_gpu() -> tuple[str, int]:
 
     found = local_gpus()
     if not found:
-        raise UllageError(
-            "needed an NVIDIA GPU to measure on; NVML finds none on this machine. "
-            "'ullage estimate' and 'ullage evaluate' need no GPU."
-        )
+        raise UllageError(NO_GPU)
     return found[0].name, found[0].usable
 
 

@@ -1,0 +1,127 @@
+"""`ullage contribute`: small trainings on somebody's card, in one file without private data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ullage.cli.options import Json
+from ullage.cli.progress import following
+from ullage.cli.tables import fitted
+from ullage.errors import InvalidValue
+from ullage.units import format_bytes, format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from ullage.research.measure.contribution import Contribution
+
+_LONGEST = 180.0  # seconds of one training
+
+
+def contribute(
+    out: Annotated[
+        Path, typer.Option(help="The file to write; trainings that are in it are not run again.", metavar="FILE")
+    ] = Path("contribution.jsonl"),
+    time: Annotated[
+        str, typer.Option(help="Begin no training after this long, such as 10m.", metavar="TIME")
+    ] = "20m",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    show: Annotated[
+        Path | None, typer.Option(help="Show all that is in a file, and run nothing.", metavar="FILE")
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measure small trainings on this machine's GPU, and write one file that others can learn from.
+
+    Ullage was measured on one kind of GPU. This runs 25 small trainings on yours, one after the other, each in its own
+    process, and writes down how much memory each took. It says first what it will do, and asks. The file has the name
+    of the GPU, versions, and numbers: no user, no host, no path, no serial number. Look at it with --show. After Ctrl-C
+    or a crash, type the same line again.
+
+    Examples:
+
+      ullage contribute
+
+      ullage contribute --time 10m --out my-card.jsonl
+
+      ullage contribute --show my-card.jsonl
+
+      ullage evaluate contribution my-card.jsonl
+    """
+    from ullage.research.measure import contribution
+
+    if show is not None:
+        _show(contribution.read(show), as_json)
+        return
+    seconds = parse_duration(time)
+    if dry_run:
+        for name, row in contribution.TRAININGS.items():
+            print(json.dumps({"id": name, **row}))
+        return
+    from ullage.research.measure.machine import describe, measure_one
+
+    header = describe()
+    _say_plan(header, out, seconds)
+    if not yes and not _agreed():
+        raise InvalidValue("nothing was run: type --yes, or answer y")
+    tally = {"measured": 0, "failed": 0}
+    begun = contribution.contribute(out, header, lambda row, left: measure_one(row, min(left, _LONGEST)), seconds)
+    with following("measuring", len(contribution.TRAININGS), stoppable=True, forks=True) as going:
+        for name, line in begun:
+            tally["failed" if "failed" in line else "measured"] += 1
+            going.step(f"{name}: {line['failed']}" if "failed" in line else name)
+    found = contribution.read(out)
+    missing = len(contribution.TRAININGS) - len(found.runs)
+    if as_json:
+        print(json.dumps({"file": str(out), **tally, "in_file": len(found.runs), "left": missing}))
+        return
+    print(f"{len(found.runs)} of {len(contribution.TRAININGS)} trainings are in {out}")
+    if missing:
+        print(f"{missing} are left: type the same line again to go on")
+    print(f"Look at it: ullage contribute --show {out}")
+    print("How to send it: https://github.com/ullage/ullage/blob/main/docs/how-to/contribute.md")
+
+
+def _say_plan(header: dict[str, Any], out: Path, seconds: float) -> None:
+    from ullage.research.measure.contribution import TRAININGS
+
+    card = header["gpu"]
+    print(
+        f"This will train {len(TRAININGS)} small models on {card['name']} ({format_bytes(card['memory'])}), for about "
+        f"{format_duration(seconds)}, with up to 8 GB of its memory.\nNothing is downloaded or sent. "
+        f"The result is one file: {out}. It will say:",
+        file=sys.stderr,
+    )
+    print(f"  {json.dumps(header)}\nand for each training its peak memory and the time of a step.", file=sys.stderr)
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        return False
+    return typer.confirm("Go on?", err=True)
+
+
+def _show(found: Contribution, as_json: bool) -> None:
+    """All that a file says."""
+    if as_json:
+        print(json.dumps({**found.header, "runs": found.runs}))
+        return
+    card = found.header["gpu"]
+    size = format_bytes(card["memory"])
+    print(f"GPU: {card['name']}, {size}, {card['sms']} SMs, compute capability {card['capability']}")
+    told = {name: found.header[name] for name in ("driver", "cuda", "cudnn") if name in found.header}
+    print("Versions: " + ", ".join(f"{name} {value}" for name, value in {**told, **found.header["versions"]}.items()))
+    rows = []
+    for name, run in found.runs.items():
+        if "failed" in run:
+            rows.append([name, run["failed"], "", "", ""])
+            continue
+        outside = run["nvml_end"] - run["end_reserved"] if "nvml_end" in run else None
+        sizes = [format_bytes(run["peak_alloc"]), format_bytes(run["peak_reserved"])]
+        rows.append([name, *sizes, format_bytes(outside) if outside is not None else "", f"{run['step_s']:.4f} s"])
+    print(fitted(("training", "allocated", "reserved", "outside PyTorch", "step"), rows, give_way=("step",)))
+    print("There is nothing else in the file.")
