@@ -29,7 +29,7 @@ from typing import Any
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 SUPERUSER = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
-PATIENCE = 60.0  # seconds after which something that should have happened is a failure
+PATIENCE = 120.0  # seconds after which something that should have happened is a failure
 
 CONFIGURATION = """
 ClusterName=private
@@ -111,7 +111,7 @@ class PrivateSlurm:
             try:
                 for name in ("munged", "slurmctld", *self._slurmds()):
                     self.start_daemon(name)
-                self.until(self._idle, "all nodes are idle", 10.0)
+                self.until(self._idle, "all nodes are idle", 30.0)
                 return
             except AssertionError:
                 self.close()
@@ -162,8 +162,23 @@ class PrivateSlurm:
         self.run("scancel", "--hurry", "--user", getpass.getuser())
         self.until(lambda: not self.run("squeue", "--noheader").stdout and self._idle(), "the queue is empty")
 
+    def until_saved(self) -> None:
+        """Wait until all that slurmctld knows now is on its disk: it writes all jobs at once, every few seconds. So
+        this is when it has written down a job that came last, which is found by its name."""
+        name = f"saved-{secrets.token_hex(8)}"
+        last = self.submit("--hold", "--job-name", name, "--output=/dev/null", "--wrap", "true")
+
+        def there() -> bool:
+            with contextlib.suppress(FileNotFoundError):  # for a moment, while a new file takes its place
+                return name.encode() in (self.folder / "state" / "job_state").read_bytes()
+            return False
+
+        self.until(there, "slurmctld has saved its jobs", look=0.1)
+        self.run("scancel", last)
+
     def reconfigure(self, more: str) -> None:
-        """Put lines below the configuration, in the place of those that were there, and have the daemons read them."""
+        """Put lines below the configuration, in the place of those that were there, and have the daemons read them.
+        Nodes do so a little later."""
         path = self.folder / "slurm.conf"
         path.write_text(path.read_text().partition("# more\n")[0] + "# more\n" + more + "\n")
         self.run("scontrol", "reconfigure")
@@ -180,9 +195,9 @@ class PrivateSlurm:
         }.get(name, ["slurmd", "-D", "-N", name])  # fmt: skip
         self._order({"start": name, "words": words, "log": str(self.folder / "daemons.log")})
         if name == "munged":
-            self.until((self.folder / "munge" / "socket").exists, "munged listens", 10.0)
+            self.until((self.folder / "munge" / "socket").exists, "munged listens", 30.0)
         elif name == "slurmctld":
-            self.until(lambda: self.run("scontrol", "ping", check=False).returncode == 0, "slurmctld answers", 10.0)
+            self.until(lambda: self.run("scontrol", "ping", check=False).returncode == 0, "slurmctld answers", 30.0)
 
     def kill_daemon(self, name: str, number: int = signal.SIGKILL) -> None:
         """End one of them; back when it is gone."""

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from tests.paths import ROOT
+from tests.slurm.private_slurm import PATIENCE
 
 from ullage.errors import SlurmFailed
 from ullage.slurm import commands
@@ -86,8 +87,8 @@ def test_a_private_slurm_ends_with_whoever_started_it_and_so_do_its_jobs(slurm, 
     )
     assert owner.stdout.readline() == b"up\n"
     owner.kill()
-    owner.wait(10)
-    deadline = time.monotonic() + 10
+    owner.wait(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
     while found := _processes_of(tmp_path):
         assert time.monotonic() < deadline, found
         time.sleep(0.02)

@@ -1,7 +1,10 @@
 """Many jobs of mixed sizes at once: no GPU is overbooked. A controller that is killed loses nothing."""
 
 import collections
+import random
 import re
+import signal
+import time
 
 import pytest
 
@@ -82,12 +85,21 @@ def test_a_killed_controller_loses_no_job_and_runs_none_twice(slurm, project):
         return seen[-1] if waiting and len(seen[-1]) >= 12 and seen[-3:] == [seen[-1]] * 3 else None
 
     running = slurm.until(settled, "the GPUs are full", look=0.3)
-    saved = slurm.folder / "state" / "job_state"
-    before = saved.stat().st_mtime_ns
-    slurm.run("scontrol", "update", f"jobid={arrays[0]}", "comment=saved")
-    slurm.until(lambda: saved.stat().st_mtime_ns != before, "what runs is on Slurm's disk", look=0.1)
+    slurm.until_saved()
     slurm.kill_daemon("slurmctld")
     slurm.start_daemon("slurmctld")
     assert {job.id for job in commands.jobs() if job.state == "RUNNING"} == running
     (project / "proceed").touch()
     finish(slurm, project, arrays, 32)
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_restarted_at_any_moment_loses_no_job_and_runs_none_twice(slurm, project):
+    (project / "job.sh").write_text(JOB)
+    (project / "proceed").touch()
+    arrays = submit((5, 12, 20), 20)
+    for _ in range(3):
+        time.sleep(random.uniform(0, 3))
+        slurm.kill_daemon("slurmctld", signal.SIGTERM)
+        slurm.start_daemon("slurmctld")
+    finish(slurm, project, arrays, 60)

@@ -128,6 +128,7 @@ def test_a_job_that_ran_out_of_memory_comes_back_with_more_shards_and_finishes(w
 
 
 def test_each_user_sees_what_root_saw_of_their_jobs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ULLAGE_HOME", str(tmp_path / "home"))
     mine, other = getpass.getuser(), "nobody" if os.getuid() == 0 else None
     store = RunStore(home() / STATE, writes=True)
     for number, user in enumerate(filter(None, (mine, other, mine)), 1):
@@ -256,9 +257,8 @@ def test_a_watcher_that_is_killed_anywhere_goes_on_where_it_was(watch, slurm):
 def test_a_controller_that_is_killed_meanwhile_costs_nothing(watch, slurm, point):
     job = watch.submit(GROWS)
     slurm.until_state(job, "FAILED")
-    before, file = time.time(), slurm.folder / "state/job_state"
-    slurm.until(lambda: file.stat().st_mtime > before, "slurmctld has saved the job: one that it has not is lost")
-    assert watch.crash(point)
+    slurm.until_saved()  # what it has not saved is lost
+    slurm.until(lambda: watch.crash(point), f"it comes to {point}")
     slurm.kill_daemon("slurmctld")
     slurm.start_daemon("slurmctld")
     watch.until_over(job)
@@ -275,8 +275,8 @@ def test_what_a_controller_forgot_is_done_again(watch, slurm):
     slurm.kill_daemon("slurmctld", signal.SIGTERM)
     shutil.copytree(slurm.folder / "state", watch.folder / "state")
     slurm.start_daemon("slurmctld")
-    watch.look()
-    assert watch.runs(job)[0].step == LET_GO and slurm.jobs()[job]["JobState"] == "PENDING"
+    slurm.until(lambda: watch.look() or watch.runs(job)[0].step == LET_GO, "the job was let go")
+    assert slurm.jobs()[job]["JobState"] == "PENDING"
     slurm.kill_daemon("slurmctld")
     shutil.copytree(watch.folder / "state", slurm.folder / "state", dirs_exist_ok=True)
     slurm.start_daemon("slurmctld")
@@ -301,7 +301,8 @@ def test_the_epilog_keeps_what_a_job_printed_on_its_node(watch, slurm, monkeypat
     epilog.chmod(0o755)
     slurm.reconfigure(f"Epilog={epilog}")
     try:
-        job = watch.submit(GROWS, "--error=%j.err")
+        slurm.until(lambda: epilog_ran(slurm, spool, watch.place), "the node knows its epilog")
+        job = watch.submit(GROWS, "--error=%j.err", "--nodelist=n1")
         slurm.until_state(job, "FAILED")
         slurm.until(lambda: len(list((spool / ENDED).glob(f"{job}.0.n1.*"))) == 2, "the epilog has run")
         for name in ("out", "err"):
@@ -312,6 +313,16 @@ def test_the_epilog_keeps_what_a_job_printed_on_its_node(watch, slurm, monkeypat
         slurm.until(lambda: watch.look() or not list((spool / ENDED).iterdir()), "nothing that was kept is left")
     finally:
         slurm.reconfigure("")
+
+
+def epilog_ran(slurm, spool, place):
+    """Whether the node runs its epilog by now, tried with a job that fails."""
+    job = slurm.submit("--nodelist=n1", *place, SIZED, "--wrap", "echo; exit 1")
+    slurm.until_state(job, "FAILED")
+    kept = list((spool / ENDED).glob(f"{job}.0.n1.*"))
+    for file in kept:
+        file.unlink()
+    return kept
 
 
 @pytest.mark.slow
