@@ -280,8 +280,9 @@ def guard() -> None:
             if "start" in order:
                 with open(order["log"], "ab") as log:
                     started[order["start"]] = subprocess.Popen(
-                        order["words"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                    )
+                        order["words"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                        cwd=Path(order["log"]).parent,  # where one that crashes leaves its core
+                    )  # fmt: skip
             elif (daemon := started.pop(order["kill"], None)) is not None:
                 daemon.send_signal(order["signal"])
                 daemon.wait(PATIENCE)
