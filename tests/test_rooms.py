@@ -31,6 +31,7 @@ ROOMS = [
     "estimation.estimators",
     "estimation.asking",
     "estimation.largest_batch",
+    "estimation.planning",
     "estimation.sharing",
     "estimation.jobs",
     "performance.gpuutilnet",

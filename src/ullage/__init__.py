@@ -12,6 +12,8 @@
 
     ullage.max_batch("timm:vit_small_patch16_224", gpu="RTX-4090")
 
+    print(ullage.plan("hf:Qwen/Qwen3-8B", "1..64xH100", batch_size=4))     # on how many GPUs, and spread how
+
     ullage.share(["train.py", "torchvision:resnet50"], gpu="H200", how="mps")     # who can share a GPU
 
     ullage.Client().submit(["python", "train.py"])      # to the daemon that `ullage serve` started
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from ullage.estimation.asking import estimate, utilization
     from ullage.estimation.estimators.registry import estimators
     from ullage.estimation.largest_batch import MaxBatch, max_batch
+    from ullage.estimation.planning import GPUPlan, plan
     from ullage.estimation.result import Estimate
     from ullage.estimation.sharing import share
     from ullage.hardware import GPU, gpu, gpus
@@ -57,6 +60,7 @@ _HOMES = {
     "Client": "ullage.manager.client",
     "Estimate": "ullage.estimation.result",
     "GPU": "ullage.hardware",
+    "GPUPlan": "ullage.estimation.planning",
     "JobKind": "ullage.simulation.trace",
     "JobTrace": "ullage.simulation.trace",
     "MaxBatch": "ullage.estimation.largest_batch",
@@ -73,6 +77,7 @@ _HOMES = {
     "gpu": "ullage.hardware",
     "gpus": "ullage.hardware",
     "max_batch": "ullage.estimation.largest_batch",
+    "plan": "ullage.estimation.planning",
     "read_trace": "ullage.simulation.reading",
     "replay": "ullage.simulation.asking",
     "share": "ullage.estimation.sharing",
@@ -87,6 +92,7 @@ __all__ = [
     "GPU",
     "Client",
     "Estimate",
+    "GPUPlan",
     "JobKind",
     "JobTrace",
     "MaxBatch",
@@ -104,6 +110,7 @@ __all__ = [
     "gpu",
     "gpus",
     "max_batch",
+    "plan",
     "read_trace",
     "replay",
     "share",

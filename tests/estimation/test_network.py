@@ -147,10 +147,12 @@ def test_two_of_one_group_come_one_after_the_other():
     assert waited(gather, gather, "forward", 0) == pytest.approx(3, rel=0.01)
 
 
-def test_buckets_are_waited_for_when_the_backward_pass_ends():
+def test_buckets_are_waited_for_when_the_last_one_of_a_backward_pass_is_begun():
     bucket = ("backward", TWO_SECONDS, 0, 1)
-    assert waited(bucket, "backward", "optimizer") == pytest.approx(1, rel=0.01)
-    assert waited(bucket, "backward", "backward", "backward", "optimizer") == 0
+    small = ("backward", 8, 0, 1)
+    assert waited(bucket, "backward", small, "backward", "optimizer") == pytest.approx(1, rel=0.01)
+    assert waited(bucket, "backward", "backward", "backward", small, "optimizer") < 1e-4
+    assert waited("backward", bucket, "backward", "optimizer", "backward", bucket) == pytest.approx(4, rel=0.01)
 
 
 # Steps of PyTorch's own code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,36 @@ def several_gpus(incomplete: str) -> list[str]:
     """
     found = _one_more(incomplete, gpus)
     return ["all", *found] if "all".startswith(incomplete) else found
+
+
+def parallel(incomplete: str) -> list[tuple[str, str]]:
+    """Ways to spread a model over ranks.
+
+    >>> [name for name, _ in parallel("f")]
+    ['fsdp2']
+    """
+    from ullage.workloads.parallel import PARALLEL
+
+    return [(name, words) for name, words in PARALLEL.items() if name.startswith(incomplete)]
+
+
+def several_parallel(incomplete: str) -> list[str]:
+    """Ways to spread a model, after those that were named already.
+
+    >>> several_parallel("tp,d")
+    ['tp,ddp']
+    """
+    return _one_more(incomplete, lambda begun: [name for name, _ in parallel(begun)])
+
+
+def clusters(incomplete: str) -> list[str]:
+    """GPUs in the catalogue, after how many there are, and on how many machines.
+
+    >>> clusters("1..64xh20"), clusters("2x8xT")[0]
+    (['1..64xH20', '1..64xH200', '1..64xH200-NVL'], '2x8xT4')
+    """
+    found = re.fullmatch(r"((?:[0-9.]+x)+)(.*)", incomplete)
+    return [f"{found[1]}{name}" for name in gpus(found[2])] if found else ["1..8x", "1..64x", "8x", "2x8x"]
 
 
 def interconnects(incomplete: str) -> list[str]:

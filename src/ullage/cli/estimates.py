@@ -26,6 +26,7 @@ from ullage.cli.options import (
     Module,
     Network,
     Nodes,
+    Parallel,
     Python,
     Pytorch,
     RankNumber,
@@ -261,6 +262,7 @@ def estimate(
     rank: RankNumber = 0,
     nodes: Nodes = 1,
     interconnect: InterconnectNames = None,
+    parallel: Parallel = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")] = False,
     batch_arg: Annotated[
         str | None, typer.Option(help="With --max-batch: the script's argument that sets the size.",
@@ -348,6 +350,7 @@ def estimate(
       ullage estimate train.py --python ~/project/.venv -- --epochs 90
       ullage estimate train.py --max-batch --batch-arg=--batch-size
       ullage estimate train.py --world-size 8 --gpu H100 -- --epochs 90
+      ullage estimate hf:Qwen/Qwen3-8B --world-size 8 --parallel fsdp2 --gpu H100 -b 4
       ullage estimate train.py --world-size 16 --nodes 2 --gpu A100-80GB --interconnect nvlink3,eth-100
       ullage estimate --gpu H100 torchrun --nnodes 2 --nproc-per-node 8 train.py --epochs 90
       ullage estimate --gpu H100 accelerate launch --config_file fsdp.yaml train.py
@@ -360,7 +363,7 @@ def estimate(
     """
     target = target_of(
         source, args, module, steps, timeout, show_output, model, estimator, network=network, python=python,
-        world_size=world_size, rank=rank, nodes=nodes, interconnect=interconnect,
+        world_size=world_size, rank=rank, nodes=nodes, interconnect=interconnect, parallel=parallel,
     )  # fmt: skip
     asked = {
         "epochs": epochs, "samples": samples, "samples_per_step": samples_per_step, "total_steps": total_steps,

@@ -25,6 +25,7 @@ _COMMANDS = {
         "estimate": "estimates",
         "check": "estimates",
         "max-batch": "estimates",
+        "plan": "planning",
         "compare": "comparison",
         "share": "sharing",
     },

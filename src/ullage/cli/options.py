@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ullage.hardware import GPU
     from ullage.workloads import Workload
 
-RANKS = "Many GPUs (when SOURCE is a script)"
+RANKS = "Many GPUs"
 _DEFAULT = "local, where there is one, else H200"
 ALL = "all"  # the word for all GPUs, or all estimators
 
@@ -84,8 +84,8 @@ Pytorch = Annotated[
                              show_default="the one that is installed; 2.11 for newer CPU builds")
 ]  # fmt: skip
 WorldSize = Annotated[
-    int | None, typer.Option("--world-size", help="Run a script as one rank of N, with what torchrun would set. Each "
-                             "rank has a GPU.", metavar="N", show_default="as the script is started", min=1,
+    int | None, typer.Option("--world-size", help="Run as one rank of N, with what torchrun would set. Each rank has a "
+                             "GPU.", metavar="N", show_default="as the script is started", min=1,
                              rich_help_panel=RANKS)
 ]  # fmt: skip
 RankNumber = Annotated[
@@ -94,6 +94,11 @@ RankNumber = Annotated[
 Nodes = Annotated[
     int, typer.Option("--nodes", help="On how many machines the ranks are.", metavar="N", min=1, rich_help_panel=RANKS)
 ]
+Parallel = Annotated[
+    str | None, typer.Option("--parallel", help="How a model by name is spread over the ranks: ddp, fsdp2 or tp.",
+                             metavar="NAME", show_default="ddp", rich_help_panel=RANKS,
+                             autocompletion=completion.parallel)
+]  # fmt: skip
 InterconnectNames = Annotated[
     str | None, typer.Option("--interconnect", help="The networks by which ranks reach each other: inside a machine "
                              "(nvlink1 to nvlink5, pcie3 to pcie5), between machines (ib-hdr, ib-ndr, eth-100, ...), "
@@ -302,6 +307,7 @@ def target_of(
     rank: int = 0,
     nodes: int = 1,
     interconnect: str | None = None,
+    parallel: str | None = None,
 ) -> EstimateTarget:
     """What the command line describes; options that do not belong to this kind of source are refused."""
     from ullage.estimation.estimators.registry import check_name
@@ -336,6 +342,7 @@ def target_of(
         "nodes": nodes if nodes > 1 else None,
         "interconnect": interconnect,
         "launcher": by and by.launcher_text,
+        "parallel": parallel,
     }
     options = {"steps": steps, **given_options(model), **{name: value for name, value in of_script.items() if value}}
     if kind != SCRIPT:

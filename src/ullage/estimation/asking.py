@@ -79,6 +79,7 @@ def estimate(
     nodes: int | None = None,
     interconnect: str | None = None,
     launcher: str | None = None,
+    parallel: str | None = None,
     epochs: float | None = None,
     samples: int | None = None,
     samples_per_step: int | None = None,
@@ -135,13 +136,14 @@ def estimate(
             conda environment. It needs PyTorch 2.6 or newer, and does not need Ullage. Default: this Python.
         trace_file: Save every request to this file.
 
-    For a script or a function of many processes (`torch.distributed`):
+    For a job of many ranks: a script or a function that uses `torch.distributed`, or a model's name:
 
     Args:
         world_size: The number of ranks, each with a GPU like this one. The job runs once, as one of them, with what
             torchrun would set.
         rank: Which of them. Default: 0.
         nodes: On how many machines they are. Default: 1.
+        parallel: How a model by name is spread over them: `"ddp"` (the default), `"fsdp2"` or `"tp"`.
         interconnect: The network inside a machine, the one between machines, or both: `"nvlink4,ib-ndr"`,
             `"pcie4,eth-100"`, `"4xib-hdr"` for four adapters in each. Default: what machines with this GPU are sold
             with.

@@ -38,7 +38,7 @@ def follow_model(configuration: Configuration, gpu: GPU, how: RunOptions) -> Vir
 def _of_model(configuration: Configuration, how: RunOptions, run: Callable[[Callable[[], Any]], T]) -> T:
     iterations = max(_ITERATIONS, how.steps or 0)
     try:
-        return run(lambda: train(configuration, iterations))
+        return run(lambda: train(configuration, iterations, parallel=how.spread))
     except (UllageError, torch.OutOfMemoryError):
         raise
     except Exception as error:

@@ -104,7 +104,7 @@ class Exchange:
     """The collectives of a step in their places among its calls.
 
     `order` has the number of each call, as in `StepCalls`; `events` are the places of collectives and waits, with
-    their calls; `joins` are the places at which backward passes end.
+    their calls; `backward_ends` are the places of calls outside backward passes.
     """
 
     order: npt.NDArray[np.int64]
@@ -126,19 +126,28 @@ class Exchange:
         """Each collective of the step."""
         return [Collective.of(call) for _, call in self.events if call["operator"] != WAIT]
 
+    def _with_joins(self) -> list[tuple[int, dict[str, Any]]]:
+        """The events, and the waits of DDP for its buckets. The last one is begun when the last gradient is there;
+        after that the backward pass only copies the sums."""
+        last: dict[tuple[int, int], int] = {}  # of each backward pass and group
+        for number, (place, call) in enumerate(self.events):
+            if call["kwargs"].get("joins"):
+                last[bisect.bisect_left(self.backward_ends, place), call["kwargs"]["group"]] = number
+        joins = {number: group for (_, group), number in last.items()}
+        found = []
+        for number, (place, call) in enumerate(self.events):
+            found.append((place, call))
+            if number in joins:
+                found.append((place, {"operator": WAIT, "kwargs": {"group": joins[number]}}))
+        return found
+
     def waiting(self, seconds: Sequence[float] | npt.NDArray[np.float64], by: Interconnect) -> float:
         """Seconds that the GPU waits for others in a step, if each distinct call takes so many `seconds`."""
         clock = np.concatenate([[0.0], np.cumsum(np.asarray(seconds)[self.order])])
         waited, places, shifts = 0.0, [0], [0.0]  # how much later things are, from which place on
         free: dict[int, float] = {}
         ends: list[float] = []
-        events: list[tuple[int, int, dict[str, Any]]] = [(place, 1, call) for place, call in self.events]
-        for place, call in self.events:
-            if call["kwargs"].get("joins"):
-                after = bisect.bisect_left(self.backward_ends, place)
-                until = self.backward_ends[after] if after < len(self.backward_ends) else len(self.order)
-                events.append((until, 0, {"operator": WAIT, "kwargs": {"group": call["kwargs"]["group"]}}))
-        for place, _, call in sorted(events, key=lambda event: event[:2]):
+        for place, call in self._with_joins():
             values = call["kwargs"]
             if call["operator"] != WAIT:
                 begin = max(0, place - values["lead"])

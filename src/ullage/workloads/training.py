@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.optimizers import make_optimizer
+from ullage.workloads.parallel import casts_itself, spread
 from ullage.workloads.sources.build import prepare
 from ullage.workloads.sources.hub import is_checkpoint
 from ullage.workloads.tasks import Task
@@ -30,10 +33,12 @@ def train(
     device: str = "cuda",
     after_iteration: Callable[[], Any] | None = None,
     prepared: tuple[nn.Module, Task] | None = None,
+    parallel: str | None = None,
 ) -> None:
     """Train for some iterations, or run the forward pass for inference; `after_iteration` is called after each.
 
-    `prepared` is the result of `ullage.workloads.sources.build.prepare`, if the model was built beforehand.
+    `prepared` is the result of `ullage.workloads.sources.build.prepare`, if the model was built beforehand. `parallel`
+    says how the model is spread over the ranks of which this process is one (`ullage.workloads.parallel`).
 
     >>> train(Configuration(model="mlp:x", widths=[8, 4], batch_size=2, optimizer="sgd"), iterations=1, device="cpu")
     """
@@ -41,13 +46,27 @@ def train(
     low = low_precision(configuration)
     if low is not None and not _has_its_types(configuration):
         model = model.to(low)
-    if configuration.quantize is None:
+    if configuration.channels_last and parallel is not None:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if parallel is not None:
+        model = spread(model, parallel, configuration, device)
+        configuration = _as_spread(configuration, parallel)
+    elif configuration.quantize is None:
         model = model.to(device)
-    if configuration.channels_last:
+    if configuration.channels_last and parallel is None:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     run = _infer if configuration.inference else _train
     with _switches(configuration):
         run(configuration, model, task, iterations, device, after_iteration or _nothing)
+
+
+def _as_spread(configuration: Configuration, parallel: str) -> Configuration:
+    """What is left to the loop: FSDP2 casts weights as it gathers them, instead of autocast."""
+    ranks = torch.distributed.get_world_size()
+    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    if configuration.types.autocast != "bfloat16" or not casts_itself(parallel, on_node, ranks):
+        return configuration
+    return replace(configuration, precision="fp32")
 
 
 def _has_its_types(configuration: Configuration) -> bool:
@@ -133,8 +152,15 @@ def _infer(
         after_iteration()
 
 
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+def _trainable(model: nn.Module) -> list[Any]:
+    """What is trained. Weights that are in pieces and whole ones are in groups of their own: optimizers take each group
+    at once, and no operator takes both."""
+    kinds: dict[bool, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            kinds.setdefault(hasattr(parameter, "device_mesh"), []).append(parameter)
+    groups = list(kinds.values())
+    return [{"params": group} for group in groups] if len(groups) > 1 else sum(groups, [])
 
 
 def _batch(configuration: Configuration, task: Task) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware.networks import check_interconnect
 from ullage.workloads.configuration import MODEL_OPTIONS, Configuration
 from ullage.workloads.ranks import TORCHRUN, Rank
+from ullage.workloads.parallel import DDP, check_parallel
 from ullage.workloads.sources.hub import is_checkpoint
 from ullage.workloads.sources.names import check_model_name
 
@@ -23,8 +24,8 @@ MODEL, FUNCTION, SCRIPT, SUMMARY = "model", "function", "script", "summary"
 SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 
 _RUN_OPTIONS = {
-    MODEL: ("steps", "allocator_config", "trace"),
     FUNCTION: ("steps", "allocator_config", "trace", "world_size", "rank", "nodes", "interconnect", "launcher"),
+    MODEL: ("steps", "allocator_config", "trace", "world_size", "rank", "nodes", "interconnect", "parallel"),
     SCRIPT: (
         "steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network", "python", "progress",
         "world_size", "rank", "nodes", "interconnect", "launcher",
@@ -50,8 +51,8 @@ class RunOptions:
 
     It is followed for at least `steps` optimizer steps; `None` lets it run to its end. `trace` is an empty
     `ullage.estimation.timeline.trace.Trace` that is filled with every request. `world_size`, `rank` and `nodes` are
-    what the launcher would say, `interconnect` names the networks by which ranks reach each other. The others are for
-    scripts.
+    what the launcher would say, `interconnect` names the networks by which ranks reach each other. `parallel` says
+    how a model by name is spread over them. The others are for scripts.
     """
 
     steps: int | None = 3
@@ -69,10 +70,20 @@ class RunOptions:
     nodes: int = 1
     interconnect: str | None = None
     launcher: str = TORCHRUN
+    parallel: str | None = None
 
     def __post_init__(self) -> None:
+        if self.parallel is not None:
+            check_parallel(self.parallel)
+            if self.world_size is None:
+                raise InvalidValue("a way to spread a model needs the number of ranks: --world-size, world_size=")
         if self.interconnect is not None:
             check_interconnect(self.interconnect)
+
+    @property
+    def spread(self) -> str | None:
+        """How a model by name is spread: as `parallel` says, a whole one on each rank where it says nothing."""
+        return None if self.world_size is None else self.parallel or DDP
 
     @property
     def as_rank(self) -> Rank | None:

@@ -293,7 +293,8 @@ def _wait(gpu: GPUState, groups: Groups) -> Any:
 
     def call(work: Any, *args: Any, **options: Any) -> Any:
         if groups.stand and gpu.communication.count:
-            tensors = [value for value in work.result() if isinstance(value, torch.Tensor)]
+            result = work.get_future().value()
+            tensors = [value for value in result if isinstance(value, torch.Tensor)]
             gpu.communication.wait_for_tensors(gpu.memory.stream, map(gpu.memory.span_of, tensors))
         return wait(work, *args, **options)
 

@@ -1,0 +1,141 @@
+"""`ullage.plan` and `ullage plan`: on how many GPUs, and spread how, a job fits."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.commands import typed_in
+
+import ullage
+from ullage.errors import InvalidValue, UnknownName
+from ullage.estimation.planning import read_gpus
+
+LLAMA = {
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 1000,
+}  # fmt: skip
+OPTIONS = {"set": LLAMA, "sequence_length": 32, "batch_size": 2, "optimizer": "sgd"}
+
+
+def by_hand():
+    dist.init_process_group("nccl")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256, device="cuda"))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(torch.zeros(4, 256, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def found():
+    return ullage.plan("hf:LlamaForCausalLM", "1..4xH100", interconnect="pcie3", checkpointing=False, **OPTIONS)
+
+
+def row(found, gpus, strategy):
+    return next(row for row in found.rows if (row.gpus, row.strategy) == (gpus, strategy))
+
+
+def test_every_number_of_gpus_is_tried_in_every_way(found):
+    ways = ["ddp", "fsdp2", "tp"]
+    assert [(row.gpus, row.strategy) for row in found.rows] == [
+        (1, "one GPU"), *((count, way) for count in (2, 4) for way in ways)
+    ]  # fmt: skip
+    assert all(row.fits for row in found.rows if (row.gpus, row.strategy) != (4, "tp"))
+
+
+def test_what_cannot_run_says_why(found):
+    assert "num_key_value_heads" in row(found, 4, "tp").why_not
+    assert "num_key_value_heads" in str(found) and "not tried: pipelines" in str(found)
+
+
+def test_pieces_get_smaller_and_whole_models_do_not(found):
+    def weights(gpus, way):
+        return row(found, gpus, way).estimate.breakdown["parameters"]
+
+    assert weights(2, "ddp") == weights(4, "ddp") > weights(2, "fsdp2") > weights(4, "fsdp2")
+    assert weights(2, "ddp") > weights(2, "tp")
+
+
+def test_ranks_of_tensor_parallelism_share_their_samples(found):
+    assert row(found, 2, "tp").data_ranks == 1 and row(found, 4, "fsdp2").data_ranks == 4
+    one = row(found, 2, "tp")
+    assert one.samples_per_s == pytest.approx(2 / one.estimate.utilization.step_s)
+
+
+def test_the_fastest_has_the_most_samples_a_second(found):
+    rates = [row.samples_per_s for row in found.rows if row.fits]
+    assert found.fastest.samples_per_s == max(rates)
+    assert found.fewest.gpus == 1
+
+
+def test_a_shared_run_is_what_a_run_of_its_own_would_be(found):
+    shared = row(found, 4, "ddp")
+    alone = ullage.estimate(
+        "hf:LlamaForCausalLM", gpu="H100", world_size=4, parallel="ddp", interconnect="pcie3", **OPTIONS
+    )
+    assert shared.same_run
+    assert (shared.estimate.process_memory, shared.estimate.upper) == (alone.process_memory, alone.upper)
+    assert shared.estimate.utilization == alone.utilization
+    assert alone.utilization.collectives[0]["ranks"] == 4
+
+
+def test_the_plan_as_json(found):
+    told = json.loads(json.dumps(found.to_dict()))
+    assert told["gpu"] == "H100-80GB" and told["rows"][told["fastest"]]["samples_per_s"] == found.fastest.samples_per_s
+    assert told["rows"][1]["estimate"]["utilization"]["interconnect"] == "pcie3,eth-100"
+
+
+def test_a_global_batch_is_shared_by_the_ranks():
+    found = ullage.plan(
+        "torchvision:alexnet", "1..4xH100", global_batch=6, checkpointing=False, parallel="ddp", optimizer="sgd"
+    )
+    assert [(row.batch_size, row.fits) for row in found.rows] == [(6, True), (3, True), (1, False)]
+    assert "6 samples cannot be shared evenly by 4 ranks" in str(found)
+
+
+def test_code_has_its_own_way():
+    found = ullage.plan(by_hand, "1..4xT4")
+    ways = [(row.gpus, row.strategy, row.fits) for row in found.rows]
+    assert ways == [(1, "its own", True), (2, "its own", True), (4, "its own", True)]
+    assert found.rows[2].estimate.utilization.collectives[0]["ranks"] == 4
+    with pytest.raises(InvalidValue, match="a script has its own ways"):
+        ullage.plan(by_hand, "2xT4", parallel="tp")
+
+
+@pytest.mark.parametrize(
+    ("text", "clusters"),
+    [
+        ("H100", [(1, 1)]),
+        ("8xA100-80GB", [(8, 1)]),
+        ("1..6xT4", [(1, 1), (2, 1), (4, 1), (6, 1)]),
+        ("8..64xH100", [(8, 1), (16, 2), (32, 4), (64, 8)]),
+        ("2x8xH100", [(16, 2)]),
+        ("1..4x4xL4", [(4, 1), (8, 2), (16, 4)]),
+        ("4 x RTX-4090", [(4, 1)]),
+    ],
+)
+def test_gpus_are_read(text, clusters):
+    assert [(one.gpus, one.nodes) for one in read_gpus(text)[1]] == clusters
+
+
+@pytest.mark.parametrize("text", ["", "0xH100", "8..2xH100", "12xH100", "2x0xH100", "4xH1000", "x"])
+def test_gpus_that_make_no_sense_are_refused(text):
+    with pytest.raises((InvalidValue, UnknownName)):
+        read_gpus(text)
+
+
+def test_the_command_prints_the_table(monkeypatch, capsys):
+    run = typed_in(monkeypatch, capsys)
+    words = ["hf:LlamaForCausalLM", "--gpus", "1..2xH100", "--parallel", "fsdp2", "-b", "2", "-O", "sgd"]
+    words += [
+        "--sequence-length",
+        "32",
+        *(word for key, value in LLAMA.items() for word in ("--set", f"{key}={value}")),
+    ]
+    code, out, _ = run("plan", *words)
+    assert code == 0 and "★" in out and "fsdp2 +ac" in out and "fewest GPUs: 1 GPU" in out
+    assert max(map(len, out.splitlines())) <= 80
+    code, out, error = run("plan", *words, "--parallel", "pp")
+    assert code == 2 and "ddp" in error
