@@ -15,8 +15,8 @@ from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware.networks import check_interconnect
 from ullage.workloads.configuration import MODEL_OPTIONS, Configuration
-from ullage.workloads.ranks import TORCHRUN, Rank
 from ullage.workloads.parallel import DDP, check_parallel
+from ullage.workloads.ranks import TORCHRUN, Rank
 from ullage.workloads.sources.hub import is_checkpoint
 from ullage.workloads.sources.names import check_model_name
 
