@@ -15,13 +15,34 @@ GIB = 1 << 30
 # Eight GiB of weights that the ranks divide among themselves.
 SHARDED = """
 import os, torch
-import torch.distributed as dist
-dist.init_process_group("nccl")
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-weights = torch.zeros(2 * 1024**3 // dist.get_world_size(), device="cuda", requires_grad=True)
+weights = torch.zeros(2 * 1024**3 // int(os.environ["WORLD_SIZE"]), device="cuda", requires_grad=True)
 optimizer = torch.optim.SGD([weights], lr=0.1)
 for _ in range(3):
     weights.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+# Stages that hand on what they have: the last one is much larger.
+PIPELINE = """
+import os, torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank, last = dist.get_rank(), dist.get_world_size() - 1
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.Linear(1024, 1024 * (1024 if rank == last else 1), device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    x = torch.randn(8, 1024, device="cuda")
+    if rank > 0:
+        dist.recv(x, rank - 1)
+    y = model(x)
+    gradient = torch.ones_like(y)
+    if rank < last:
+        dist.send(y.detach(), rank + 1)
+        dist.recv(gradient, rank + 1)
+    y.backward(gradient)
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -41,8 +62,7 @@ def ranks(tmp_path_factory, make_home):
 def submitted(home, *command, **more):
     """A job of several GPUs whose estimate is there, and that does not start."""
     number = home.submit(list(command), memory=None, hold=True, env=home.environment(), **more)
-    home.until(lambda: home.job(number)["estimate"], "the estimate")
-    return home.job(number)
+    return home.client.wait_for_estimate(number, 300.0)
 
 
 def test_each_gpu_is_promised_what_its_rank_takes(ranks):
@@ -52,8 +72,16 @@ def test_each_gpu_is_promised_what_its_rank_takes(ranks):
 
 
 @pytest.mark.slow
+def test_stages_of_a_pipeline_are_promised_what_the_largest_takes(ranks):
+    (ranks.work / "pipeline.py").write_text(PIPELINE)
+    job = submitted(ranks, "torchrun", "--nproc-per-node", "4", "pipeline.py", gpus=4)
+    assert job["estimate"] == "estimated by ullage for A100-40GB, as rank 3 of 4"
+    assert 12 * GIB <= job["promise"] < 16 * GIB, "the last stage has the wide layer; the first takes little"
+
+
+@pytest.mark.slow
 def test_a_dry_run_shows_what_each_gpu_would_be_promised(ranks):
-    words = ["--gpus", "4", "--estimate-wait", "60s", "--", "torchrun", "--nproc-per-node", "gpu", "train.py"]
+    words = ["--gpus", "4", "--estimate-wait", "300s", "--", "torchrun", "--nproc-per-node", "gpu", "train.py"]
     told = ranks.cli("submit", "--dry-run", *words)
     assert "promise 4.76 GiB (estimated by ullage for A100-40GB)" in told, told
 

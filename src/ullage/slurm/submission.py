@@ -193,7 +193,7 @@ def plan_in_words(plan: SubmissionPlan) -> list[str]:
         what = "; ".join(plan.trainings) or "the job"
         spent = "kept from before" if plan.estimate["kept"] else f"{plan.estimate['seconds']:g} s, without a GPU"
         ranks = plan.estimate["world_size"]
-        rank = f", as rank 0 of {ranks}" if ranks > 1 else ""
+        rank = f", as one of {ranks} ranks" if ranks > 1 else ""
         memory = f"at most {format_bytes(plan.estimate['upper'])} on {plan.estimate['gpu']}{rank}"
         lines.append(f"{what}: {memory}" + (f" ({spent})" if plan.trainings else ""))
     own = f"{plan.sizing.gres}, as the job asks for itself"

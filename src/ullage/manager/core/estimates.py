@@ -491,8 +491,9 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
         return EstimateAnswer(None, _not_estimated(_NONSENSE), seconds)
     fits = "" if answer.get("fits") else f", which does not fit on {gpu}"
     utilization = read_utilization(answer.get("utilization"), wanted.gpus)
-    ranks = answer.get("world_size")
-    rank = f", as rank 0 of {ranks}" if type(ranks) is int and 1 < ranks <= _MOST_RANKS else ""
+    ranks, number = answer.get("world_size"), answer.get("rank")
+    known = type(ranks) is int and type(number) is int and 0 <= number < ranks <= _MOST_RANKS and ranks > 1
+    rank = f", as rank {number} of {ranks}" if known else ""
     note = f"estimated by {wanted.estimator} for {gpu}{rank}{fits}"
     breakdown = _read_breakdown(answer.get("breakdown"))
     return EstimateAnswer(upper, note, seconds, utilization=utilization, reads=reads, breakdown=breakdown)
