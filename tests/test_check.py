@@ -43,11 +43,11 @@ def check(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("a:job", "--batch-size", "5", "--gpu", "RTX-4060"), 0, "a:job: fits on RTX-4060-8GB: 5.42 of 7.62 GiB, 2."),
+        (("a:job", "--batch-size", "5", "--gpu", "RTX-4060"), 0, "a:job: fits on RTX-4060-8GB: 5.07 of 7.62 GiB, 2."),
         (("a:job", "--batch-size", "9", "--gpu", "RTX-4060"), 1, "a:job: DOES NOT FIT on RTX-4060-8GB"),
         (("a:job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "2GiB"), 0, "fits"),
-        (("a:job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "30%"), 1, "TOO LITTLE ROOM on RTX-4060-8GB"),
-        (("a:job", "--batch-size", "7", "--gpu", "RTX-4060", "--upper"), 1, "at most 7."),
+        (("a:job", "--batch-size", "5", "--gpu", "RTX-4060", "--margin", "40%"), 1, "TOO LITTLE ROOM on RTX-4060-8GB"),
+        (("a:job", "--batch-size", "7", "--gpu", "RTX-4060", "--upper", "--margin", "500MiB"), 1, "at most 7."),
         (("a:job", "--gpu", "RTX-4O60"), 2, "no GPU named 'RTX-4O60'; did you mean"),
         (("a:job", "--gpu", "/no/such.toml"), 2, "No such file"),
         (("a:job", "--margin", "much"), 2, "--margin: needed a size such as 2GiB or a share such as 5%; found 'much'"),

@@ -32,10 +32,10 @@ _KEYS = sorted(
 
 @cache
 def catalogue_tables() -> dict[str, Any]:
-    """The parsed file of the catalogue: the tables `generation`, `capability`, `gpu` and `mig`.
+    """The parsed file of the catalogue: the tables `generation`, `capability`, `gpu` and `mig`, and the list `context`.
 
     >>> sorted(catalogue_tables())
-    ['capability', 'generation', 'gpu', 'mig']
+    ['capability', 'context', 'generation', 'gpu', 'mig']
     """
     return tomllib.loads(files("ullage.hardware").joinpath("catalogue.toml").read_text(encoding="utf-8"))
 
@@ -78,8 +78,34 @@ def gpu_from_table(name: str, table: Table, where: str, base: GPU | None = None)
     for key in ("memory", "compute_capability"):
         if key not in given:
             raise InvalidValue(f"{where}: needed {key}, or base = the name of a GPU; found neither")
-    known = {"device_name": name, "source": where, **defaults(given["compute_capability"]), **given}
-    return GPU(name=name, **_with_usable(known))
+    capability = given["compute_capability"]
+    common = {"device_name": name, "source": where, **defaults(capability)}
+    sms, threads = given.get("sms"), given.get("max_threads_per_sm", common.get("max_threads_per_sm"))
+    if sms and threads and generation_of(capability):
+        common |= _context(sms, threads, capability)
+    return GPU(name=name, **_with_usable(common | given))
+
+
+def bare_context(sms: int, threads: int) -> int:
+    """Bytes of a context in which nothing was done yet: local memory for all threads that the card can hold.
+
+    >>> bare_context(142, 1536) // MIB  # an RTX 6000 Ada: 426 MiB were seen
+    426
+    """
+    return sms * threads * 2 * KIB
+
+
+def _context(sms: int, threads: int, capability: tuple[int, int]) -> dict[str, Any]:
+    generation = generation_of(capability)
+    code = catalogue_tables()["generation"][generation]
+    bare, used = bare_context(sms, threads), code["context_code_mib"]
+    return {
+        "context_bare": bare,
+        "context": bare + used * MIB,
+        "context_upper": bare + code["context_code_upper_mib"] * MIB,
+        "context_source": f"not measured on this card: {sms} SMs x {threads} threads x 2 KiB, as on six cards with "
+        f"published figures, and {used} MiB of code for {generation}",
+    }
 
 
 def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
@@ -90,7 +116,7 @@ def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
     """
     tables = catalogue_tables()
     generation = tables["generation"].get(generation_of(compute_capability), {})
-    known = {key: value for key, value in generation.items() if not key.startswith("reserved")}
+    known = {key: value for key, value in generation.items() if not key.startswith(("reserved", "context_code"))}
     known |= tables["capability"].get("{}.{}".format(*compute_capability), {})
     return _checked(known, "catalogue.toml")
 
