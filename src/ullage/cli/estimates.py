@@ -30,6 +30,7 @@ from ullage.cli.options import (
     Python,
     Pytorch,
     RankNumber,
+    RankNumbers,
     ScriptArguments,
     Source,
     Steps,
@@ -68,6 +69,7 @@ def check(
     pytorch: Pytorch = None,
     world_size: WorldSize = None,
     rank: RankNumber = 0,
+    ranks: RankNumbers = None,
     nodes: Nodes = 1,
     margin: Annotated[
         str, typer.Option(help="Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", metavar="SIZE")
@@ -96,7 +98,7 @@ def check(
         needed = parse_margin(margin, card.usable)
         target = target_of(
             source, args, module, steps, timeout, False, model, network=network, python=python,
-            world_size=world_size, rank=rank, nodes=nodes,
+            world_size=world_size, rank=rank, ranks=ranks, nodes=nodes,
         )  # fmt: skip
         from rich.console import Console
 
@@ -166,6 +168,7 @@ def max_batch(
     pytorch: Pytorch = None,
     world_size: WorldSize = None,
     rank: RankNumber = 0,
+    ranks: RankNumbers = None,
     nodes: Nodes = 1,
     as_json: Json = False,
     **model: Any,
@@ -183,7 +186,7 @@ def max_batch(
     """
     target = target_of(
         source, args, module, steps, timeout, False, model, network=network, python=python,
-        world_size=world_size, rank=rank, nodes=nodes,
+        world_size=world_size, rank=rank, ranks=ranks, nodes=nodes,
     )  # fmt: skip
     if jobs:
         _count_jobs(target, gpu, as_json)
@@ -260,6 +263,7 @@ def estimate(
     pytorch: Pytorch = None,
     world_size: WorldSize = None,
     rank: RankNumber = 0,
+    ranks: RankNumbers = None,
     nodes: Nodes = 1,
     interconnect: InterconnectNames = None,
     parallel: Parallel = None,
@@ -363,7 +367,7 @@ def estimate(
     """
     target = target_of(
         source, args, module, steps, timeout, show_output, model, estimator, network=network, python=python,
-        world_size=world_size, rank=rank, nodes=nodes, interconnect=interconnect, parallel=parallel,
+        world_size=world_size, rank=rank, ranks=ranks, nodes=nodes, interconnect=interconnect, parallel=parallel,
     )  # fmt: skip
     asked = {
         "epochs": epochs, "samples": samples, "samples_per_step": samples_per_step, "total_steps": total_steps,

@@ -91,6 +91,10 @@ WorldSize = Annotated[
 RankNumber = Annotated[
     int, typer.Option("--rank", help="The rank to follow.", metavar="N", min=0, rich_help_panel=RANKS)
 ]
+RankNumbers = Annotated[
+    str | None, typer.Option("--ranks", help="Several ranks to follow, such as 0,7. The one that takes most decides.",
+                             metavar="N,N", show_default="0, and the last stage of a pipeline", rich_help_panel=RANKS)
+]  # fmt: skip
 Nodes = Annotated[
     int, typer.Option("--nodes", help="On how many machines the ranks are.", metavar="N", min=1, rich_help_panel=RANKS)
 ]
@@ -305,6 +309,7 @@ def target_of(
     python: str | None = None,
     world_size: int | None = None,
     rank: int = 0,
+    ranks: str | None = None,
     nodes: int = 1,
     interconnect: str | None = None,
     parallel: str | None = None,
@@ -339,6 +344,7 @@ def target_of(
         "python": python or (active_environment() if kind == SCRIPT else None),
         "world_size": world_size,
         "rank": rank,
+        "ranks": _numbers(ranks),
         "nodes": nodes if nodes > 1 else None,
         "interconnect": interconnect,
         "launcher": by and by.launcher_text,
@@ -348,6 +354,13 @@ def target_of(
     if kind != SCRIPT:
         _silence_model_packages()
     return EstimateTarget(source, options, workload_of(source, options, estimator), estimator)
+
+
+def _numbers(ranks: str | None) -> tuple[int, ...]:
+    words = ranks.split(",") if ranks is not None else []
+    if not all(word.strip().isdecimal() for word in words):
+        raise InvalidValue(f"--ranks: needed numbers with commas between them, such as 0,7; found {ranks!r}")
+    return tuple(dict.fromkeys(map(int, words)))
 
 
 def _launched(source: str, args: list[str] | None) -> ScriptCommand | None:

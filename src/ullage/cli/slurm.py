@@ -22,7 +22,7 @@ from ullage.text import plain
 from ullage.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from ullage.slurm.sbatch_options import SbatchWords
+    from ullage.estimation.jobs.slurm_words import SbatchWords
     from ullage.slurm.submission import Choices, SubmissionPlan
 
 slurm = typer.Typer(

@@ -76,6 +76,7 @@ def estimate(
     allocator_config: AllocatorConfig | None = None,
     world_size: int | None = None,
     rank: int | None = None,
+    ranks: Sequence[int] | None = None,
     nodes: int | None = None,
     interconnect: str | None = None,
     launcher: str | None = None,
@@ -141,7 +142,9 @@ def estimate(
     Args:
         world_size: The number of ranks, each with a GPU like this one. The job runs once, as one of them, with what
             torchrun would set.
-        rank: Which of them. Default: 0.
+        rank: Which of them. Default: 0, and the last stage of a pipeline.
+        ranks: Several of them, such as `[0, 7]`. The estimate is that of the one that takes most; `Estimate.ranks` has
+            the figures of each.
         nodes: On how many machines they are. Default: 1.
         parallel: How a model by name is spread over them: `"ddp"` (the default), `"fsdp2"` or `"tp"`.
         interconnect: The network inside a machine, the one between machines, or both: `"nvlink4,ib-ndr"`,

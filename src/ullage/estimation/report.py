@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from ullage.estimation.result import BREAKDOWN_COLOURS, Estimate, folded
+from ullage.estimation.result import BREAKDOWN_COLOURS, PROCESS, Estimate, folded
 from ullage.performance.cost import TrainingCost
 from ullage.performance.result import Utilization, bar, percent
 from ullage.units import format_bytes, format_duration
@@ -268,6 +268,8 @@ def _legend(estimate: Estimate) -> Table:
 def _facts(estimate: Estimate) -> list[tuple[str, str]]:
     e = estimate
     facts = [] if e.process_memory is None else [("nvidia-smi", f"{format_bytes(e.process_memory)} at the peak")]
+    for each in e.ranks:
+        facts.append((f"rank {each['rank']}", f"{format_bytes(each[PROCESS])}, at most {format_bytes(each['upper'])}"))
     counted = [(e.peak_reserved, "reserved"), (e.peak_allocated, "allocated")]
     told = [f"{format_bytes(size)} {word}" for size, word in counted if size is not None]
     facts += [("PyTorch", ", ".join(told))] if told else []

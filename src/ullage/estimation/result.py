@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from html import escape
 from typing import Any
@@ -73,6 +73,9 @@ class Estimate:
     epoch of a script has, where its DataLoader tells. `step_calls` are the operator calls of a step; they are not part
     of the JSON.
 
+    `ranks` is there where several ranks were followed: `rank`, `peak_allocated`, `peak_reserved`, `process_memory` and
+    `upper` of each. All other attributes are those of the rank that takes most.
+
     `estimator` is the name of the estimator. Estimators other than Ullage know less, and what they do not know is
     `None`. `figure` is the estimator's main figure, and `figure_kind` says what it stands for: "allocated", "reserved"
     or "process" memory.
@@ -124,6 +127,7 @@ class Estimate:
     utilization: Utilization | None = None
     training: TrainingCost | None = None
     epoch_samples: int | None = None
+    ranks: list[dict[str, int]] = field(default_factory=list)
     step_calls: StepCalls | None = field(default=None, repr=False, compare=False)
     estimator: str = "ullage"
     figure_kind: str = "process"
@@ -133,6 +137,11 @@ class Estimate:
     def figure(self) -> int:
         """The estimator's main figure: allocated, reserved or process memory, as `figure_kind` says."""
         return self._known({"allocated": "peak_allocated", "reserved": "peak_reserved"}.get(self.figure_kind, PROCESS))
+
+    @property
+    def rank(self) -> int:
+        """The rank whose figures these are, of several that were followed; otherwise 0."""
+        return max(self.ranks, key=lambda each: each["upper"])["rank"] if self.ranks else 0
 
     @property
     def bound(self) -> int:
@@ -574,3 +583,15 @@ def _notes(estimate: Estimate) -> str:
     notes = folded(estimate.notes)
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f"<details><summary>{len(notes)} assumptions</summary><ul>{items}</ul></details>"
+
+
+def of_ranks(found: Mapping[int, Estimate]) -> Estimate:
+    """The estimate of the rank that may need most, with the figures of each."""
+    number, most = max(found.items(), key=lambda each: each[1].bound)
+    if len(found) == 1:
+        return most
+    names = ("peak_allocated", "peak_reserved", PROCESS, "upper")
+    ranks = [{"rank": each, **{name: getattr(answer, name) for name in names}} for each, answer in found.items()]
+    numbers = ", ".join(map(str, sorted(found)))
+    note = f"ranks {numbers} were followed; the figures are those of rank {number}, which takes most"
+    return replace(most, ranks=ranks, fits=all(each.fits for each in found.values()), notes=[note, *most.notes])

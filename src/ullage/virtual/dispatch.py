@@ -40,6 +40,7 @@ from ullage.virtual.operators import (  # noqa: F401  (they register their handl
     reading_values,
     recurrent,
     sparse,
+    synced_norm,
     views,
 )
 from ullage.virtual.operators.foreach import is_list_operator, list_operator

@@ -24,11 +24,13 @@ MODEL, FUNCTION, SCRIPT, SUMMARY = "model", "function", "script", "summary"
 SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 
 _RUN_OPTIONS = {
-    FUNCTION: ("steps", "allocator_config", "trace", "world_size", "rank", "nodes", "interconnect", "launcher"),
+    FUNCTION: (
+        "steps", "allocator_config", "trace", "world_size", "rank", "ranks", "nodes", "interconnect", "launcher",
+    ),
     MODEL: ("steps", "allocator_config", "trace", "world_size", "rank", "nodes", "interconnect", "parallel"),
     SCRIPT: (
         "steps", "allocator_config", "trace_file", "module", "timeout", "show_output", "network", "python", "progress",
-        "world_size", "rank", "nodes", "interconnect", "launcher",
+        "world_size", "rank", "ranks", "nodes", "interconnect", "launcher",
     ),
 }  # fmt: skip
 _OPTIONS = {
@@ -67,6 +69,7 @@ class RunOptions:
     progress: Callable[[str], None] | None = None
     world_size: int | None = None
     rank: int = 0
+    ranks: tuple[int, ...] = ()
     nodes: int = 1
     interconnect: str | None = None
     launcher: str = TORCHRUN
@@ -88,7 +91,7 @@ class RunOptions:
     @property
     def as_rank(self) -> Rank | None:
         """The rank that the workload runs as; `None` where no launcher starts it."""
-        if self.world_size is None and (self.rank or self.nodes > 1):
+        if self.world_size is None and (self.rank or self.ranks or self.nodes > 1):
             raise InvalidValue("a rank and a number of nodes need the number of ranks: --world-size, world_size=")
         if self.world_size is None:
             return None

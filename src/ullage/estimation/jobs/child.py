@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ullage.errors import InvalidValue, ScriptFailed, UllageError
@@ -67,6 +66,8 @@ def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, 
 
 
 def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:
+    from ullage.estimation.asking import estimate as ask
+
     options: dict[str, Any] = dict(question["options"])
     if question["args"]:
         options["args"] = list(question["args"])
@@ -81,38 +82,22 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         source = os.path.abspath(source)
     if request["whole"]:
         return _whole(source, question["source"], request, options)
-    ask_on = partial(_largest_rank, source, request["estimator"], options)
-    ranked = {gpu: ask_on(gpu) for gpu in request["gpus"]}
-    answers = {gpu: found for gpu, (found, _) in ranked.items()}
+    answers = {gpu: ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]}
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
     known = {name: found.utilization.to_dict() for name, found in answers.items() if found.utilization is not None}
     return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": gpu, "utilization": known,
-            "breakdown": worst.breakdown, "world_size": options.get("world_size"), "rank": ranked[gpu][1]}  # fmt: skip
-
-
-def _largest_rank(source: str, estimator: str, options: dict[str, Any], gpu: str | GPU) -> tuple[Estimate, int]:
-    """The estimate of the rank that takes most, and which one that is. Ranks are alike, unless they hand tensors to one
-    another, as the stages of a pipeline do: then the first two and the last are followed."""
-    from ullage.estimation.asking import estimate as ask
-
-    found, number = ask(source, gpu=gpu, estimator=estimator, **options), options.get("rank", 0)
-    size = options.get("world_size", 1)
-    if "rank" in options or size < 2 or not any(note.startswith("recv") for note in found.notes):
-        return found, number
-    for other in sorted({1, size - 1}):
-        one = ask(source, gpu=gpu, estimator=estimator, **options, rank=other)
-        found, number = max((found, number), (one, other), key=lambda each: each[0].bound)
-    return found, number
+            "breakdown": worst.breakdown, "world_size": options.get("world_size"), "rank": worst.rank}  # fmt: skip
 
 
 def _whole(source: str, name: str, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    from ullage.estimation.asking import estimate as ask
     from ullage.estimation.over_gpus import estimate_over_gpus
     from ullage.hardware import gpu as find_gpu
 
     details = request["whole"] == "details"
     cards = [find_gpu(name) for name in request["gpus"]]
-    found = estimate_over_gpus(lambda card: _largest_rank(source, request["estimator"], options, card)[0], cards)
+    found = estimate_over_gpus(lambda card: ask(source, gpu=card, estimator=request["estimator"], **options), cards)
     shown = [replace(each, source=name).to_dict(timeline=details, layers=details) for each in found]
     advice = advise(source, cards[0], found[0], options) if request["advice"] and request["estimator"] == OWN else None
     return {"estimates": shown, "advice": advice}

@@ -36,6 +36,7 @@ from ullage.isolation.child import give_answer, give_so_far, say_doing
 from ullage.units import format_duration
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
 from ullage.virtual.replacements import Replacements
+from ullage.virtual.torch_api.distributed import Groups, groups_in_use
 from ullage.virtual.torch_api.safetensors import install_safetensors
 from ullage.virtual.tracking.convergence import MemoryConverged
 from ullage.virtual.tracking.uncertainty import LEFT_OUT, meanings_of
@@ -119,11 +120,13 @@ class ScriptRun:
             self._trace.watch(self.card)
         self._begin = time.perf_counter()
         self._stopped = 0
+        self._groups: Groups | None = None
 
     def run(self) -> int:
         """Run the script to its end or until it is stopped; returns the exit code for the process."""
         replacements = Replacements()
         with self.card:
+            self._receive()
             self.watcher.install(replacements)
             self.processes.install(replacements)
             self.launching.install(replacements)
@@ -148,6 +151,11 @@ class ScriptRun:
         """A script may set PYTORCH_ALLOC_CONF itself, before it first uses the GPU."""
         if self._request.config is None:
             replacements.on_undo(follow_allocator_settings(self.card))
+
+    def _receive(self) -> None:
+        if groups_in_use:
+            self._groups = groups_in_use[-1]
+            self._groups.messages.received = [base64.b64decode(each) for each in self._request.received]
 
     def _launch(self) -> None:
         request = self._request
@@ -256,6 +264,7 @@ class ScriptRun:
                 "not_cached": self.weights.missing,
                 "made_up": any(kind in ("values", "readings") for kind, _ in self.card.noted),
                 "steps": self.watcher.steps,
+                "waits": self._groups is not None and self._groups.messages.waits,
                 "python": sys.executable,
                 "imported": sorted(FRAMEWORKS.keys() & {name.partition(".")[0] for name in list(sys.modules)}),
             }
@@ -288,6 +297,9 @@ class ScriptRun:
             values["notes"] = [*values["notes"], *largest]
             calls = packed(card.calls.step() | {"largest": bool(largest)})
             answer: dict[str, Any] = {"status": "estimated", "estimate": values, "calls": calls}
+            if self._groups is not None and self._groups.apart:
+                answer["apart"] = self._groups.apart
+                answer["sent"] = [base64.b64encode(each).decode() for each in self._groups.messages.sent[:1]]
             if self._trace is not None:
                 self._trace.fill(card)
                 answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()

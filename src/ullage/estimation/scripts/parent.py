@@ -52,6 +52,7 @@ def estimate_script(
     rank: Rank | None = None,
     interconnect: str | None = None,
     launcher: str = TORCHRUN,
+    seen: SeenOfRanks | None = None,
 ) -> Estimate:
     """How much memory a script will take on `gpu`, found without a GPU.
 
@@ -65,7 +66,8 @@ def estimate_script(
     `progress` is called with what takes long, such as "compiling Net.forward", and with nothing when it is done.
     `rank` is the one of many as which it runs, with the variables that its launcher would give to it; `interconnect`
     names the networks by which they reach each other. `launcher` may be `accelerate launch` with its options:
-    accelerate itself then says how it starts the script.
+    accelerate itself then says how it starts the script. `seen` is what was seen in other ranks, and is filled with
+    what is seen in this one.
 
     >>> estimate_script("train.py", ["--batch-size", "64"], gpu="A100-40GB").fits       # doctest: +SKIP
     True
@@ -88,12 +90,29 @@ def estimate_script(
         config=config,
         traced=trace_file is not None,
         launcher=_asked(launcher),
+        received=seen.sent if seen else [],
     )
     answer, notes, out_of_memory = _followed(request, interpreter, network, show_output, progress, rank)
+    if seen is not None:
+        seen.see(answer)
     if trace_file is not None:
         _write(base64.b64decode(answer["trace"]), trace_file)
     found = _estimate(answer["estimate"], notes, out_of_memory, _shown(request))
     return found.with_utilization(StepCalls(**unpacked(answer["calls"]) | {"interconnect": interconnect}), request.gpu)
+
+
+@dataclasses.dataclass
+class SeenOfRanks:
+    """What a rank sends to others (`sent`, which only they read), and the ranks (`apart`) with which it exchanges such
+    messages: they may have other parts of the model."""
+
+    sent: list[str] = dataclasses.field(default_factory=list)
+    apart: list[int] = dataclasses.field(default_factory=list)
+
+    def see(self, answer: dict[str, Any]) -> None:
+        """Keep what the first rank that was followed says."""
+        self.sent = self.sent or answer.get("sent", [])
+        self.apart = self.apart or answer.get("apart", [])
 
 
 def convolutions_of_script(path: str | os.PathLike[str], args: Sequence[str] = ()) -> list[list[Any]]:
@@ -159,6 +178,10 @@ def _followed(
         interpreter = _started_as(dataclasses.replace(rank or Rank(), launcher=TORCHRUN), interpreter)
         whom = f"the ranks that {rank.launcher} starts" if rank else "a single process"
         notes.append(f"the script wants to be started by torchrun: it was given what torchrun gives to {whom}")
+        answer = _run(request, interpreter, private, show_output, progress)
+    if answer.get("waits") and rank is not None and rank.number and not request.received:
+        first = _run(request, _started_as(dataclasses.replace(rank, number=0), interpreter), private, False, progress)
+        request = dataclasses.replace(request, received=first.get("sent", []))
         answer = _run(request, interpreter, private, show_output, progress)
     out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None
     if out_of_memory is not None:

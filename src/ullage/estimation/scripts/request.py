@@ -31,6 +31,7 @@ class ScriptRequest:
     config: AllocatorConfig | None = None
     traced: bool = False
     convolutions: bool = False
+    received: list[str] = field(default_factory=list)  # what the first rank sends to others, as base64 of pickles
     launcher: list[str] = field(default_factory=list)  # a program of Python that starts the script
 
     @classmethod

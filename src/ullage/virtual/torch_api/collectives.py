@@ -56,8 +56,10 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
         groups.let_go()
         if in_backward() and gpu.release.keeps_what_is_sent and _is_asynchronous(func, args, kwargs):
             groups.keep(targets)
-        if name in _TO_ONE and group.size() == 1:
-            gpu.libraries.need_beyond(NCCL_TO_ITSELF)
+        if name in _TO_ONE:
+            groups.send_to_one(group)
+            if group.size() == 1:
+                gpu.libraries.need_beyond(NCCL_TO_ITSELF)
         if groups.backend(group) == "nccl":
             _flatten(gpu, name, args)
     move(gpu, name, args, group)

@@ -7,6 +7,7 @@ is in `collectives.py`.
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,6 +18,7 @@ import torch
 import torch.distributed
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ullage.errors import UnsupportedOperation
 from ullage.virtual.libraries import SIDE_STREAMS
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
@@ -30,6 +32,7 @@ _CONNECTIONS = (
     "what NCCL takes outside PyTorch's allocator was counted as for one rank: connections to others take more, by the "
     "network and the number of channels"
 )
+_LIKE_ANOTHER = "recv_object_list: what another rank sends was taken to be like what the first one, or this one, sends"
 _NCCL = "what NCCL takes outside PyTorch's allocator was measured on an H200; it was counted as there"
 
 
@@ -79,6 +82,8 @@ class Groups:
         self._seen_until = 0  # the watchdog has looked since; in allocator calls
         self._stepped, self._step_begins = False, 0
         self._eager = False
+        self.messages = ObjectMessages(gpu)
+        self.apart: list[int] = []  # the ranks of a group in which one sends to another: they may have other parts
 
     @property
     def stand(self) -> bool:
@@ -97,6 +102,11 @@ class Groups:
     def backend(self, group: Any) -> str:
         """The backend of a group, as it was named."""
         return self._backends.get(group.group_name, "nccl")
+
+    def send_to_one(self, group: Any) -> None:
+        """A rank sends something to another one, as the stages of a pipeline do."""
+        if group.size() > 1 and not self.apart:
+            self.apart = torch.distributed.get_process_group_ranks(group)
 
     def communicate(self, group: Any) -> None:
         """The group's tensors on the GPU are about to be sent."""
@@ -174,6 +184,48 @@ class Groups:
 
 
 groups_in_use: list[Groups] = []
+
+
+class ObjectMessages:
+    """Python objects that one rank sends to another. What comes from another is taken to be like what this one sent,
+    or like what the first rank sent where that was followed before (`received`)."""
+
+    def __init__(self, gpu: GPUState) -> None:
+        self._gpu = gpu
+        self.sent: list[bytes] = []
+        self.received: list[bytes] = []
+        self.waits = False
+
+    def send(self, objects: list[Any]) -> None:
+        """`send_object_list`."""
+        if not any(type(each).__name__ == "_StageBackwardMeta" for each in objects):
+            self.sent.append(pickle.dumps(objects))
+
+    def receive(self) -> list[Any]:
+        """`recv_object_list`."""
+        gradients = _gradients_of_a_stage()
+        if gradients is not None:
+            return [gradients]
+        for known in (self.sent, self.received):
+            if known:
+                self._gpu.note("ranks", _LIKE_ANOTHER)
+                found: list[Any] = pickle.loads(known[-1])
+                return found
+        self.waits = True
+        raise UnsupportedOperation("this rank waits for objects of another one, which nobody sends")
+
+
+def _gradients_of_a_stage() -> Any:
+    """What the next stage of a pipeline says of the gradients that it sends back, if a stage asks for that
+    (`PipelineStage._recv_meta`): they look like what the stage gave to it."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_recv_meta":
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None or frame.f_locals["src_stage"] < frame.f_locals["self"].stage_index:
+        return None
+    home: Any = sys.modules["torch.distributed.pipelining._utils"]
+    outputs = frame.f_locals["self"]._stage_meta.outputs
+    return home._StageBackwardMeta(backward_metas=home._derive_grad_metas(outputs))
 
 
 def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
@@ -266,7 +318,20 @@ def _object_collectives(groups: Groups, home: Any) -> dict[str, Any]:
         if inputs:
             output[0] = inputs[home.get_rank(options.get("group"))]
 
+    def send_object_list(
+        object_list: list[Any], dst: Any = None, group: Any = None, *args: Any, **options: Any
+    ) -> None:
+        groups.send_to_one(group or home.group.WORLD)
+        groups.messages.send(object_list)
+
+    def recv_object_list(object_list: list[Any], src: Any = None, group: Any = None, *args: Any, **options: Any) -> Any:
+        groups.send_to_one(group or home.group.WORLD)
+        object_list[:] = groups.messages.receive()
+        return options.get("group_src") if src is None else src
+
     made = {
+        "send_object_list": send_object_list,
+        "recv_object_list": recv_object_list,
         "all_gather_object": all_gather_object,
         "gather_object": gather_object,
         "broadcast_object_list": broadcast_object_list,

@@ -1,0 +1,169 @@
+"""PyTorch's ways to spread a training over ranks: they run, and ask for what their code asks for."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.virtual.test_distributed import layers, train
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from ullage.errors import UnsupportedOperation
+from ullage.estimation.asking import estimate
+from ullage.units import MIB
+from ullage.virtual import virtual_gpu
+from ullage.virtual.torch_api.distributed import groups_in_use
+from ullage.workloads.ranks import Rank
+
+RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+RANKS = 4
+
+
+@pytest.fixture
+def gpu():
+    with Rank(RANKS, 0).entered(), virtual_gpu("H200") as gpu:
+        dist.init_process_group("nccl")
+        yield gpu
+
+
+def peak_of(model):
+    train(model)  # buckets are made anew, and cuBLAS gets its workspace
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    train(model)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_zero_redundancy_keeps_a_part_of_the_states(gpu):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DistributedDataParallel(layers())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    model(torch.randn(4, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    states = [value for state in optimizer.optim.state.values() for value in state.values() if value.dim()]
+    assert sum(value.nbytes for value in states) == 2 * 8 * MIB // RANKS
+
+
+def test_gradients_that_are_views_of_buckets_take_no_memory_of_their_own(gpu):
+    def gradients(**options):
+        model = DistributedDataParallel(layers(), **options)
+        train(model)
+        model(torch.zeros(4, 512, device="cuda")).sum().backward()
+        return {gpu.memory.span_of(parameter.grad).index for parameter in model.parameters()}
+
+    assert len(gradients(gradient_as_bucket_view=True)) < len(gradients()) == 8
+
+
+@pytest.mark.parametrize("options", [{"static_graph": True}, {"find_unused_parameters": True}])
+def test_a_graph_that_is_watched_settles(gpu, options):
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = layers(2), layers(2)
+
+        def forward(self, inputs):
+            return self.used(inputs)
+
+    model = DistributedDataParallel(layers(2) if "static_graph" in options else Half(), **options)
+    train(model)
+    after_first = torch.cuda.memory_allocated()
+    train(model)
+    assert torch.cuda.memory_allocated() == after_first
+
+
+def test_communication_hooks_send_what_they_make_of_a_bucket(gpu):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    plain = peak_of(DistributedDataParallel(layers()))
+    compressed = DistributedDataParallel(layers())
+    compressed.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    assert peak_of(compressed) > plain
+    approximated = DistributedDataParallel(layers())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    approximated.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    train(approximated)
+    assert state.error_dict, "it keeps what it left out for the next step"
+
+
+def test_normalization_over_all_ranks(gpu):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+    model = DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    images = torch.randn(2, 3, 16, 16, device="cuda", requires_grad=True)
+    out = model(images)
+    out.sum().backward()
+    assert out.shape == (2, 8, 14, 14) and images.grad.shape == images.shape
+    assert model.module[1].weight.grad.shape == (8,)
+
+
+def test_context_parallelism_splits_sequences(gpu):
+    experimental = pytest.importorskip("torch.distributed.tensor.experimental")
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    mesh = init_device_mesh("cuda", (RANKS,))
+    inputs = torch.randn(1, 64 * RANKS, 128, device="cuda", dtype=torch.bfloat16)
+    project = nn.Linear(128, 3 * 128, device="cuda", dtype=torch.bfloat16)
+    with experimental.context_parallel(mesh, buffers=[inputs], buffer_seq_dims=[1], no_restore_buffers={inputs}):
+        query, key, value = project(inputs).view(1, -1, 3, 2, 64).permute(2, 0, 3, 1, 4)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out.sum().backward()
+    assert out.shape == (1, 2, 64, 64)
+
+
+def pipeline(kind, rank, received=()):
+    """What a rank of a pipeline allocates at most, and what it sends."""
+    pipelining = pytest.importorskip("torch.distributed.pipelining")
+    with Rank(RANKS, rank).entered(), virtual_gpu("H200") as gpu:
+        dist.init_process_group("nccl")
+        messages = groups_in_use[-1].messages
+        messages.received = list(received)
+        device = torch.device("cuda", rank)
+        interleaved = kind == "ScheduleInterleaved1F1B"
+        count = RANKS * (2 if interleaved else 1)
+        stages = [pipelining.PipelineStage(layers(2), number, count, device) for number in range(rank, count, RANKS)]
+        schedule = getattr(pipelining, kind)(
+            stages if interleaved else stages[0], n_microbatches=8, loss_fn=nn.functional.mse_loss
+        )
+        inputs = torch.randn(64 * 8, 512, device="cuda")
+        for _ in range(2):
+            if rank == 0:
+                schedule.step(inputs)
+            else:
+                schedule.step(**({"target": inputs, "losses": []} if rank == RANKS - 1 else {}))
+        return torch.cuda.max_memory_allocated(), messages.sent, list(gpu.notes), groups_in_use[-1].apart
+
+
+def test_stages_of_a_pipeline_hold_as_many_microbatches_as_their_schedule_has_under_way():
+    one_by_one, sent, _, apart = pipeline("Schedule1F1B", 0)
+    assert apart == list(range(RANKS))
+    all_at_once = pipeline("ScheduleGPipe", 0)[0]
+    assert all_at_once > one_by_one, "the first stage has 4 of 8 under way"
+    last, _, notes, _ = pipeline("Schedule1F1B", RANKS - 1, sent)
+    assert [note for note in notes if note.startswith("recv_object_list: what another rank sends was taken")]
+    middle = pipeline("Schedule1F1B", 1, sent)[0]
+    assert middle < one_by_one + 2 * MIB and last > 0
+
+
+def test_interleaved_stages_of_one_rank_follow_each_other():
+    assert pipeline("ScheduleInterleaved1F1B", 0)[0] > 0
+
+
+def test_a_stage_that_nothing_is_sent_to_says_so():
+    with pytest.raises(UnsupportedOperation, match="waits for objects of another"):
+        pipeline("ScheduleGPipe", 1)
+
+
+def test_the_rank_that_takes_most_decides():
+    def run():
+        dist.init_process_group("nccl")
+        weights = torch.zeros(MIB * (1 + dist.get_rank()), device="cuda", requires_grad=True)
+        for _ in range(6):
+            (weights * 2).sum().backward()
+
+    found = estimate(run, gpu="H200", world_size=4, ranks=[0, 3, 1])
+    assert [each["rank"] for each in found.ranks] == [0, 3, 1]
+    assert (
+        found.process_memory == max(each["process_memory"] for each in found.ranks) == found.ranks[1]["process_memory"]
+    )
+    assert "ranks 0, 1, 3 were followed" in found.notes[0] and "rank 3" in str(found)
