@@ -25,7 +25,7 @@ from ullage.simulation.sweep import Case, TraceSource, cases, run_cases
 COMPARED = ("total", "completion", "energy")
 EXCLUSIVE = rad_rm("exclusive", "oracle", label="exclusive")
 THEIRS = rad_rm("magm", "gpumemnet", smact=0.8, label="MAGM + GPUMemNet, RAD-RM")
-OURS = tuple(Scenario(gpus=GPUS, min_speed=speed, label=f"ullage, speed at least {speed:.0%}") for speed in (0.8, 0.4))
+OURS = tuple(Scenario(gpus=GPUS, min_speed=speed, label=f"ullage, speed at least {speed:.0%}") for speed in (0.5, 0.8))
 SCENARIOS = (EXCLUSIVE, THEIRS, *OURS)
 Found = dict[str, list[Figures]]  # by scenario
 

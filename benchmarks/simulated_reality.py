@@ -174,6 +174,7 @@ def simulated(recorded: Recorded, run: str, world: World) -> SimulationResult:
     scenario = Scenario(
         gpus=GPU, policy=policy, estimator="none" if policy == "exclusive" else "ullage", rules=RULES, world=world,
         sharing="mps" if sharing == "mps" else "timeslice", foresight=recorded.foresight,
+        min_speed=0.8,  # the default of the manager that was recorded
     )  # fmt: skip
     found = simulate(JobTrace(recorded.name, sorted(jobs, key=lambda job: job.arrival)), scenario)
     assert found.figures.done == len(jobs)

@@ -115,7 +115,7 @@ def test_a_job_waits_for_a_partner_beside_whom_it_keeps_its_speed(serve):
     second = refused(here, submit(here, "heavy", "b"))
     assert second["reason"].startswith("needs 4.00 GiB on a GPU; on GPU 0 it would run at ")
     assert f"beside job {first} (together they want " in second["reason"]
-    assert second["reason"].endswith("; its --min-speed is 80%") and second["min_speed"] == 0.8
+    assert second["reason"].endswith("; its --min-speed is 50%") and second["min_speed"] == 0.5
     third = submit(here, "heavy", "c", min_speed=0.4)
     assert 0.4 <= running(here, third)["speed"] < 0.6, "it asks for no more"
     assert running(here, first)["speed"] == running(here, third)["speed"]
@@ -153,7 +153,7 @@ def test_what_is_measured_takes_the_place_of_what_was_predicted(serve, make_here
     """Also after a kill -9, and for the same job when it is submitted again."""
     gpu = FakeGpu(uuid="GPU-a", used=0, power_mw=250_000)
     here = serve(gpu)
-    first, second = submit(here, "heavy", "a"), submit(here, "heavy", "b")
+    first, second = (submit(here, "heavy", name, min_speed=0.8) for name in "ab")
     assert running(here, first)["utilization"]["step_s"] == 0.1
     before = refused(here, second)["utilization"]
     assert (before["smact"], before["windows"]) == (0.9, 0)

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from ullage.errors import InvalidValue
 from ullage.placement.recovery import RecoveryRules
+from ullage.placement.rules import MIN_SPEED
 from ullage.policy_files import located
 from ullage.units import GIB
 from ullage.workloads.validation import Bytes, Seconds, checked
@@ -33,7 +34,7 @@ class PlacementSettings(_Part):
     max_jobs_per_gpu: int | None = Field(default=None, ge=1)
     unmeasured: Literal["alone", "never"] = "alone"
     fresh_busy: float = Field(default=0.3, ge=0, le=1)
-    min_speed: float = Field(default=0.8, ge=0, le=1)
+    min_speed: float = Field(default=MIN_SPEED, ge=0, le=1)
     backfill: bool | None = None
     patience: Seconds = Field(default=300.0, ge=0)
 

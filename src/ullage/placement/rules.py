@@ -10,6 +10,8 @@ from ullage.errors import InvalidValue
 from ullage.placement.snapshot import Job, Slot
 from ullage.units import GIB, format_bytes
 
+MIN_SPEED = 0.5  # of its speed alone, by default: two jobs at half speed are done as soon as one after the other
+
 
 class Speeds(NamedTuple):
     """What works that share a slot keep of the speed that each has alone, 0 to 1, and why, in words."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ullage.errors import UnknownName
 from ullage.placement import RecoveryRules, Rules
+from ullage.placement.rules import MIN_SPEED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Scenario:
     sharing: str = "mps"
     rules: Rules = field(default_factory=Rules)
     recovery: RecoveryRules = field(default_factory=RecoveryRules)
-    min_speed: float = 0.8
+    min_speed: float = MIN_SPEED
     pause_s: float = 1.0
     half_life_s: float = 86400.0
     foresight: bool = True
