@@ -1,20 +1,24 @@
 """Run the commands that pages show, and write down what they print: `python docs/record.py [PAGE...]`.
 
 A console block below a line `<!-- record -->` is recorded: every line that begins with `$ ` is run from the root of the
-repository, and what it prints replaces what stood below it. Without pages, all of the documentation is recorded.
+repository, and what it prints replaces what stood below it. Below `<!-- record on slurm -->` it is run on a private
+Slurm (`slurm_stage.py`), with all that it prints. Without pages, all of the documentation is recorded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from slurm_stage import slurm_stage
+
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 88
-BLOCK = re.compile(r"(<!-- record -->\n```console\n)(.*?)(```)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- record(?P<slurm> on slurm)? -->\n```console\n)(.*?)(```)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -22,24 +26,33 @@ def pages() -> list[Path]:
     return [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 
 
-def printed(command: str) -> str:
+def printed(command: str, stage: tuple[Path, dict[str, str]] | None = None) -> str:
     """What a command prints, without the blanks at the ends of lines."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
-    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True)
-    shown = done.stdout + (done.stderr if done.returncode else "")  # else it is progress, which a terminal erases
+    folder, variables = (ROOT, dict(os.environ)) if stage is None else stage
+    path = f"{Path(sys.executable).parent}{os.pathsep}{variables.get('PATH', '')}"
+    environment = {**variables, "PATH": path, "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
+    errors = subprocess.PIPE if stage is None else subprocess.STDOUT
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+    )
+    shown = done.stdout + (done.stderr or "" if done.returncode else "")  # else it is progress, which a terminal erases
     return "\n".join(line.rstrip() for line in shown.rstrip().splitlines())
 
 
 def record(text: str) -> str:
     """A page with its recorded blocks run again."""
 
-    def again(found: re.Match[str]) -> str:
-        commands = [line for line in found[2].splitlines() if line.startswith("$ ")]
-        shown = "\n\n".join(f"{command}\n{printed(command[2:])}".rstrip() for command in commands)
-        return f"{found[1]}{shown}\n{found[3]}"
+    with contextlib.ExitStack() as stack:
+        needs_slurm = any(found["slurm"] for found in BLOCK.finditer(text))
+        stage = stack.enter_context(slurm_stage()) if needs_slurm else None
 
-    return BLOCK.sub(again, text)
+        def again(found: re.Match[str]) -> str:
+            commands = [line for line in found[3].splitlines() if line.startswith("$ ")]
+            where = stage if found["slurm"] else None
+            shown = "\n\n".join(f"{command}\n{printed(command[2:], where)}".rstrip() for command in commands)
+            return f"{found[1]}{shown}\n{found[4]}"
+
+        return BLOCK.sub(again, text)
 
 
 def main() -> None:
