@@ -50,7 +50,8 @@ def test_a_mig_instance_takes_one_job_by_its_own_name(on):
     assert {here.call("logs", job=number)["text"].strip() for number in jobs} == {"MIG-1", "MIG-2"}
 
 
-def test_memory_is_put_down_to_the_job_whose_process_has_it(on):
+def test_memory_is_put_down_to_the_job_whose_process_has_it(on, monkeypatch):
+    monkeypatch.setattr(daemon_module, "_CURVES_EVERY", 0.0)
     gpu = FakeGpu(uuid="GPU-a", total=81 * GIB, used=0)
     here = on(gpu, placing={"smact_limit": "off"})
     number = here.submit(WAIT, memory=10 * GIB)
@@ -60,6 +61,8 @@ def test_memory_is_put_down_to_the_job_whose_process_has_it(on):
     here.until(lambda: [e for e in here.call("events")["events"] if e["kind"] == "over promise"], "the report")
     shown = here.call("gpus")[0]
     assert (shown["used"], shown["promised"]) == (15 * GIB, 10 * GIB)
+    kept = "SELECT job FROM curves WHERE \"values\" LIKE ?"
+    here.until(lambda: list(here.daemon.database.rows(kept, (f"%{12 * GIB}%",))), "its memory over time on disk")
     assert here.daemon.context.ledger.free("GPU-a") == (80 - 12 - 3) * GIB, "what it took counts, and what others took"
     gpu.compute, gpu.used = {}, 0
     (here.folder / "work/proceed").touch()

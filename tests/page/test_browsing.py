@@ -177,14 +177,31 @@ def test_a_job_that_is_not_there_is_one_sentence(page, visitor):
     see(visitor, "[role=alert]", "no job 999999")
 
 
-def test_it_fits_a_phone_and_the_dark(page, browser, visitor):
+# With what is waited for. A job that is over has no more to load.
+PATHS = {"/": ".card .head", "/queue": ".ag-row", "/timeline": "tbody tr", "/reports": "tbody tr",
+         "/submit": "form.card", "/estimate": "form.card", "/job/{job}": ".attempts li"}  # fmt: skip
+
+
+def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page, work, browser, visitor):
+    """By the rules of axe-core for WCAG 2.1 AA: names, contrast, headings, tables, landmarks, order."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
     state = visitor.context.storage_state()
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark", storage_state=state)
+    context.set_default_timeout(20_000)
     tab = context.new_page()
-    for path in ("/", "/queue"):
-        tab.goto(page.url + path)
-        tab.locator(".card, .ag-header").first.wait_for()
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    job = work.script("echo it is over", name=HOSTILE)
+    work.wait(job)
+    found = []
+    for path, there in PATHS.items():
+        tab.goto(page.url + path.format(job=job))
+        tab.locator(there).first.wait_for()
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390, path
+        for scheme in ("dark", "light"):
+            tab.emulate_media(color_scheme=scheme)
+            for rule in axe.run(tab, options={"resultTypes": ["violations"]}).response["violations"]:
+                found += [f"{path} {scheme} {rule['id']}: {node['html'][:150]}" for node in rule["nodes"]]
+        tab.emulate_media(color_scheme="dark")
+    assert not found, "\n".join(found)
     red, green, blue = map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])
     assert red + green + blue < 150
     tab.keyboard.press("Tab")
@@ -203,6 +220,7 @@ def test_the_page_says_that_the_daemon_is_gone_and_comes_back_with_it(page, work
     assert "Traceback" not in page.said()
 
 
+@pytest.mark.slow
 def test_pages_come_back_by_themselves_when_their_server_was_started_again(page, browser, tmp_path):
     """Whose session was kept goes on; whose was not gets to the form."""
     first = Page(page.home)

@@ -55,16 +55,20 @@ def ask_for_script(tab, url: str, text: str, args: str = "") -> None:
     tab.goto(url + "/estimate")
     tab.get_by_role("button", name="script", exact=True).click()
     tab.get_by_label("Text of the script").fill(text)
-    tab.get_by_label("Arguments").fill(args)
+    tab.get_by_label("Arguments", exact=True).fill(args)
     tab.get_by_role("button", name="Estimate", exact=True).click()
 
 
 def test_a_model_is_estimated_and_its_answer_has_a_link(page, tab):
     tab.goto(page.url + "/estimate")
     tab.get_by_label("Model").fill("resnet1")
-    tab.locator('datalist option[value="torchvision:resnet18"]').wait_for(state="attached")
+    offered = "() => [...document.querySelector('[aria-label=Model]').list?.options ?? []].map(one => one.value)"
+    until(lambda: "torchvision:resnet18" in tab.evaluate(offered), "names that go on so")
     tab.get_by_label("Model").fill("torchvision:resnet18")
     tab.get_by_label("Batch size").fill("2")
+    tab.locator("summary", has_text="More").click()
+    tab.get_by_label("Shape of a sample").fill("3,64,64")
+    tab.get_by_label("Batches for each step").fill("2")
     tab.get_by_role("button", name="Estimate", exact=True).click()
     see(tab, ".verdict.good", "fits on A100-40GB")
     see(tab, ".parts", "optimizer")
@@ -74,6 +78,8 @@ def test_a_model_is_estimated_and_its_answer_has_a_link(page, tab):
     assert 0 < whole < tab.locator(".answer .bands").evaluate("e => e.offsetWidth")
     link = tab.url
     assert re.fullmatch(re.escape(page.url) + "/estimate/[0-9a-f]{32}", link)
+    asked = page.home.client.call("estimated", estimate=link.rpartition("/")[2])["question"]["options"]
+    assert (asked["batch_size"], asked["input_shape"], asked["gradient_accumulation"]) == (2, [3, 64, 64], 2)
     tab.get_by_label("Batch size").fill("3")  # the form is live after the first answer
     tab.wait_for_url(lambda url: url != link)
     tab.goto(link)
@@ -81,6 +87,7 @@ def test_a_model_is_estimated_and_its_answer_has_a_link(page, tab):
     tab.wait_for_timeout(1000)
     assert tab.url == link and not tab.locator("[role=status]", has_text="It ").count(), "to look is not to ask"
     assert tab.get_by_label("Batch size").input_value() == "2"
+    assert tab.get_by_label("Shape of a sample").input_value() == "3,64,64", "shown without a click"
     assert tab.get_by_label("Model").input_value() == "torchvision:resnet18"
 
 
@@ -93,13 +100,34 @@ def test_hostile_names_stay_text_and_a_failing_script_says_why(page, tab, tmp_pa
     script.write_text(f"raise ValueError({HOSTILE!r})")
     tab.goto(page.url + "/estimate")
     tab.get_by_role("button", name="script", exact=True).click()
-    tab.get_by_label("A script from this computer").set_input_files(script)
+    tab.get_by_label("A file of this computer: Script").set_input_files(script)
     see(tab, ".file", script.name)
     tab.get_by_role("button", name="Estimate", exact=True).click()
     see(tab, "[role=alert] .verdict", "There is no estimate")
     said = see(tab, "[role=alert]", "ValueError").text_content()
     assert HOSTILE in said and "Traceback" not in said and "ullage/" not in said
     assert tab.locator("img").count() == 0
+
+
+TAKES = """
+import sys, torch
+size = int(sys.argv[sys.argv.index("--batch-size") + 1])
+torch.empty(size << 30, dtype=torch.uint8, device="cuda")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_fit_is_told_what_would_help(page, tab):
+    tab.goto(page.url + "/estimate")
+    tab.get_by_role("button", name="script", exact=True).click()
+    tab.get_by_label("Text of the script").fill(TAKES)
+    tab.get_by_label("Arguments", exact=True).fill("--batch-size 40")
+    until(lambda: tab.get_by_label("Its argument for a batch").input_value() == "--batch-size", "the guess")
+    tab.get_by_role("button", name="Estimate", exact=True).click()
+    see(tab, ".verdict.bad", "does not fit")
+    tab.get_by_role("button", name="What would make it fit?").click()
+    tab.locator("td", has_text="a larger GPU: ").wait_for(timeout=180_000)
+    see(tab, "section", "38")
 
 
 def test_an_estimate_can_be_cancelled(page, tab):

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from ullage.errors import InvalidValue
 from ullage.estimation.result import BREAKDOWN_COLOURS, Estimate, folded
-from ullage.page.elements import box, set_width, words
+from ullage.page.elements import box, scrolled, set_width, words
 from ullage.performance.result import Utilization, percent
 from ullage.text import plain_values
 from ullage.units import GIB, format_bytes, format_duration
@@ -173,10 +173,14 @@ def _show_speed(found: Utilization) -> None:
 
 def _show_advice(advice: dict[str, Any]) -> None:
     with box("section", "card"):
+        if not advice["options"] and not advice["largest"]:
+            words("h2", "Nothing that was tried makes it fit")
+            words("p", "For a script, name the argument that sets its batch size.", "figures")
+            return
         words("h2", "What would make it fit" if advice["options"] else "The largest batch")
         if advice["options"]:
             words("p", "Each of these was estimated.", "figures")
-            with box("div", "scroll"), box("table"):
+            with scrolled("Changes"), box("table"):
                 _head("Change", "Takes", "")
                 with box("tbody"):
                     for option in advice["options"]:
@@ -194,7 +198,7 @@ def _show_gpus(estimates: Sequence[Estimate]) -> None:
     with box("section", "card"):
         words("h2", "On other GPUs")
         words("p", f"It fits on {fits} of {len(estimates)}; the smallest first.", "figures")
-        with box("div", "scroll"), box("table"):
+        with scrolled("GPUs"), box("table"):
             _head("GPU", "Takes", "Of", "At most", "A step")
             with box("tbody"):
                 for each in sorted(estimates, key=lambda one: (not one.fits, one.gpu_memory, one.gpu)):

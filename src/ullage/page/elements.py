@@ -25,6 +25,13 @@ def box(tag: str = "div", kind: str = "") -> ui.element:
     return made.classes(kind) if kind else made
 
 
+def scrolled(label: str) -> ui.element:
+    """What is wider than a phone and can be moved, with the keyboard too."""
+    made = box("div", "scroll").props('tabindex="0" role="region"')
+    made.props["aria-label"] = label
+    return made
+
+
 def set_prop(element: ui.element, name: str, value: Any) -> None:
     """Set an attribute; nothing is sent to the browser if it is the same already."""
     if element.props.get(name) != value:

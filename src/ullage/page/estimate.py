@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import shlex
 from typing import Any
 
@@ -17,7 +19,7 @@ from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
 from ullage.page.sessions import Session
 from ullage.text import plain
-from ullage.workloads.configuration import PRECISIONS
+from ullage.workloads.configuration import PRECISIONS, QUANTIZATIONS
 from ullage.workloads.optimizers import OPTIMIZERS
 from ullage.workloads.sources.names import model_names
 
@@ -29,6 +31,7 @@ _SOURCES = ("torchvision", "timm", "hf")
 # GPUs that a question is asked about beside the chosen one: few of each kind, so that the table answers in time.
 _OTHERS = ("T4", "L4", "A10G", "V100-16GB", "RTX-3090", "RTX-4090", "RTX-5090", "A30", "A40", "L40S", "A100-40GB",
            "A100-80GB", "H100-80GB", "H200", "B200")  # fmt: skip
+_BATCH_ARGUMENT = re.compile(r"--[\w-]*batch[-_]?size\b")  # as scripts call theirs
 # The file is read in the browser: it goes into the text field, and its name is only shown.
 _READ_FILE = (
     "async event => { const file = event.target.files[0]; if (file) "
@@ -52,31 +55,38 @@ class EstimateForm:
         self.kind = ui.toggle(["model", "script"], value="model").props('no-caps unelevated aria-label="What"')
         with box("div", "fields") as self._of_model:
             self.model = ui.input("Model", placeholder="torchvision:resnet50").props(
-                'outlined dense stack-label list="models" spellcheck=false autocomplete=off'
+                "outlined dense stack-label spellcheck=false autocomplete=off"
             ).classes("long")  # fmt: skip
-            self._offered = box("datalist").props('id="models"')
-            self.batch = ui.number("Batch size", value=32, min=1, precision=0, format="%d").props("outlined dense")
-            self.length = ui.number("Sequence length", min=1, precision=0, format="%d").props(
-                'outlined dense stack-label placeholder="of the model"'
-            )
+            self._offered = box("datalist")
+            self._offered.props["id"] = f"{self.model.html_id}-datalist"  # where NiceGUI's field looks for it
+            self.batch = _whole_number("Batch size", value=32)
+            self.length = _whole_number("Sequence length", "of the model")
             self.precision = ui.select(
                 {"": "the usual", **{name: name for name in PRECISIONS}}, value="", label="Precision"
             ).props("outlined dense")
             self.optimizer = ui.select([*OPTIMIZERS], value="adamw", label="Optimizer").props("outlined dense")
             self.checkpointing = ui.checkbox("Activation checkpointing")
+            with box("details", "long") as self._more:
+                words("summary", "More")
+                with box("div", "fields"):
+                    self.shape = ui.input("Shape of a sample", placeholder="3,224,224").props(
+                        "outlined dense stack-label"
+                    )
+                    self.accumulation = _whole_number("Batches for each step", "1")
+                    self.lora = _whole_number("LoRA rank", "no LoRA")
+                    self.quantize = ui.select(
+                        {"": "none", **{name: name for name in QUANTIZATIONS}}, value="", label="Quantization"
+                    ).props("outlined dense")
+                    self.config = _text_of_file("Config", "Config for hf:CLASS (JSON)", ".json,application/json")
         with box("div", "fields") as self._of_script:
-            with box("label", "file long"):
-                words("span", "Script")
-                box("input").props(
-                    'type="file" accept=".py,text/x-python" aria-label="A script from this computer"'
-                ).on("change", self._read, js_handler=_READ_FILE)
-                self._file = words("span", "", "figures")
-            self.script = ui.textarea("Text of the script").props(
-                f"outlined dense spellcheck=false maxlength={_LARGEST_SCRIPT}"
-            ).classes("long code")  # fmt: skip
+            self.script = _text_of_file("Script", "Text of the script", ".py,text/x-python")
             self.args = (
                 ui.input("Arguments", placeholder="--batch-size 64").props("outlined dense stack-label").classes("long")
             )
+            self.batch_arg = ui.input("Its argument for a batch", placeholder="--batch-size, if it has one").props(
+                "outlined dense stack-label spellcheck=false"
+            )
+            self.ranks = _whole_number("GPUs (ranks)", "as it is started")
             self.folder = ui.input("Folder on the server", placeholder="/home/you/project").props(
                 "outlined dense stack-label"
             )
@@ -87,7 +97,9 @@ class EstimateForm:
             self.gpu = ui.select(names, value="A100-40GB", label="GPU", with_input=True).props("outlined dense")
         self.kind.on_value_change(self._switch)
         self.model.on_value_change(self._offer)
-        for field in (self.batch, self.length, self.precision, self.optimizer, self.checkpointing, self.gpu):
+        self.script.on_value_change(self._guess)
+        for field in (self.batch, self.length, self.precision, self.optimizer, self.checkpointing, self.shape,
+                      self.accumulation, self.lora, self.quantize, self.gpu):  # fmt: skip
             field.on_value_change(changed)
         self._names = [f"{source}:{name}" for source in _SOURCES for name in model_names(source)]
         self._switch()
@@ -96,13 +108,11 @@ class EstimateForm:
         self._of_model.set_visibility(self.kind.value == "model")
         self._of_script.set_visibility(self.kind.value == "script")
 
-    def _read(self, event: GenericEventArguments) -> None:
-        name, text = event.args
-        if text is None:
-            self._file.set_text(f"{plain(str(name))} is too large: at most 128 KiB")
-        else:
-            self._file.set_text(plain(str(name)))
-            self.script.set_value(str(text)[:_LARGEST_SCRIPT])
+    def _guess(self) -> None:
+        """Which argument of the script is its batch size, unless somebody has said it."""
+        found = _BATCH_ARGUMENT.search(str(self.script.value or ""))
+        if found and not self.batch_arg.value:
+            self.batch_arg.set_value(found[0])
 
     def _offer(self) -> None:
         """Offer names that go on as was typed, then names that have it in them."""
@@ -125,16 +135,17 @@ class EstimateForm:
                 raise InvalidValue(f"the arguments cannot be read: {error}") from None
             if not (self.script.value or "").strip():
                 raise InvalidValue("needed a script: choose a file, or paste its text")
-            places = {"cwd": self.folder.value, "venv": self.venv.value}
-            return {"script": self.script.value, "args": args, **common,
-                    **{name: value.strip() for name, value in places.items() if (value or "").strip()}}  # fmt: skip
+            places = _given({"cwd": self.folder.value, "venv": self.venv.value})
+            options = _given({"world_size": self.ranks.value, "batch_arg": self.batch_arg.value})
+            return {"script": self.script.value, "args": args, "options": options, **common, **places}
         if not (self.model.value or "").strip():
             raise InvalidValue("needed the name of a model, such as torchvision:resnet50")
         options = {"batch_size": self.batch.value, "sequence_length": self.length.value,
                    "precision": self.precision.value, "optimizer": self.optimizer.value,
-                   "checkpointing": self.checkpointing.value}  # fmt: skip
-        given = {name: int(value) if isinstance(value, float) else value for name, value in options.items() if value}
-        return {"model": self.model.value.strip(), "options": given, **common}
+                   "checkpointing": self.checkpointing.value, "input_shape": _shape(self.shape.value or ""),
+                   "gradient_accumulation": self.accumulation.value, "lora": self.lora.value,
+                   "quantize": self.quantize.value, "config": _config(self.config.value or "")}  # fmt: skip
+        return {"model": self.model.value.strip(), "options": _given(options), **common}
 
     def fill(self, question: dict[str, Any]) -> None:
         """Show a question that was asked before; what is not told of it, and what the form cannot say, stays away."""
@@ -143,7 +154,17 @@ class EstimateForm:
         self.model.set_value(plain(question.get("model", "")))
         self.batch.set_value(options.get("batch_size"))
         self.length.set_value(options.get("sequence_length"))
-        for field, name, default in (self.precision, "precision", ""), (self.optimizer, "optimizer", "adamw"):
+        self.shape.set_value(",".join(map(str, options.get("input_shape") or ())))
+        self.accumulation.set_value(options.get("gradient_accumulation"))
+        self.lora.set_value(options.get("lora"))
+        config = options.get("config")
+        self.config.set_value(json.dumps(config, indent=2) if isinstance(config, dict) else "")
+        self.ranks.set_value(options.get("world_size"))
+        self.batch_arg.set_value(plain(str(options.get("batch_arg", ""))))
+        if any(options.get(name) for name in ("input_shape", "gradient_accumulation", "lora", "quantize", "config")):
+            self._more.props["open"] = True
+        for field, name, default in ((self.precision, "precision", ""), (self.optimizer, "optimizer", "adamw"),
+                                     (self.quantize, "quantize", "")):  # fmt: skip
             value = options.get(name, default)
             field.set_value(value if value in field.options else default)
         self.checkpointing.set_value(options.get("checkpointing") is True)
@@ -154,6 +175,69 @@ class EstimateForm:
         gpu = next(iter(question.get("gpu", [])), None)
         if gpu in self.gpu.options:
             self.gpu.set_value(gpu)
+
+
+def _whole_number(label: str, unsaid: str = "", value: int | None = None) -> ui.number:
+    """A field for a number from 1 on; `unsaid` says what holds without one."""
+    made = ui.number(label, value=value, min=1, precision=0, format="%d").props("outlined dense stack-label")
+    if unsaid:
+        made.props["placeholder"] = unsaid
+    return made
+
+
+def _text_of_file(name: str, label: str, kinds: str) -> ui.textarea:
+    """A field for a text, and above it a button for a file of this computer that has it."""
+
+    def read(event: GenericEventArguments) -> None:
+        file, text = event.args
+        if text is None:
+            said.set_text(f"{plain(str(file))} is too large: at most 128 KiB")
+        else:
+            said.set_text(plain(str(file)))
+            made.set_value(str(text)[:_LARGEST_SCRIPT])
+
+    with box("label", "file long"):
+        words("span", name)
+        chooser = box("input").props(f'type="file" accept="{kinds}" aria-label="A file of this computer: {name}"')
+        chooser.on("change", read, js_handler=_READ_FILE)
+        said = words("span", "", "figures")
+    made = ui.textarea(label).props(f"outlined dense spellcheck=false maxlength={_LARGEST_SCRIPT}")
+    return made.classes("long code")
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """What was filled in, with whole numbers as such.
+
+    >>> _given({"batch_size": 8.0, "lora": None, "cwd": " /tmp ", "precision": ""})
+    {'batch_size': 8, 'cwd': '/tmp'}
+    """
+    found = {name: value.strip() if isinstance(value, str) else value for name, value in values.items()}
+    return {name: int(value) if isinstance(value, float) else value for name, value in found.items() if value}
+
+
+def _shape(text: str) -> list[int]:
+    """The numbers of a shape.
+
+    >>> _shape("3, 224,224"), _shape("")
+    ([3, 224, 224], [])
+    """
+    parts = text.replace("x", ",").split(",") if text.strip() else []
+    try:
+        return [int(part) for part in parts]
+    except ValueError:
+        raise InvalidValue(f"needed the shape of a sample, such as 3,224,224; found {text[:40]!r}") from None
+
+
+def _config(text: str) -> dict[str, Any]:
+    if not text.strip():
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidValue(f"the config is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidValue('needed a config with names and values, such as {"n_layer": 12}; found something else')
+    return found
 
 
 class EstimatePage:
@@ -273,8 +357,10 @@ class EstimatePage:
                 ui.link("Link to this answer", f"/estimate/{answer['id']}")
                 if self._may and len(estimates) == 1:
                     self._button("Compare with other GPUs", gpu=list(dict.fromkeys([estimates[0].gpu, *_OTHERS])))
-                if self._may and answer.get("advice") is None and "model" in answer["question"]:
-                    what = "How large can the batch be?" if estimates[0].fits else "What would make it fit?"
+                asked, fits = answer["question"], estimates[0].fits
+                of_batch = "model" in asked or "batch_arg" in asked.get("options", {})
+                if self._may and answer.get("advice") is None and (of_batch or "script" in asked and not fits):
+                    what = "How large can the batch be?" if fits else "What would make it fit?"
                     self._button(what, advice=True)
             show_answer(estimates, answer.get("advice"))
 

@@ -10,7 +10,7 @@ from nicegui import ui
 
 from ullage.errors import UllageError
 from ullage.page.charts import FAINT, LINES, tooltip, use_charts
-from ullage.page.elements import box, words
+from ullage.page.elements import box, scrolled, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
 from ullage.page.sessions import Session
@@ -76,7 +76,7 @@ class ReportSheet:
                 "means over time, of jobs whose use was seen. “waited” is the median, and what 90 % did not exceed.",
                 "figures",
             )
-            self._table = box("div", "scroll")
+            self._table = scrolled("What jobs took")
         for field in (self._by, self._since, self._until):
             field.on_value_change(self._asked_anew)
         self._picture.on_value_change(self._draw)

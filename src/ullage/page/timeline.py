@@ -18,7 +18,7 @@ from nicegui import events, ui
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
-from ullage.page.elements import box, words
+from ullage.page.elements import box, scrolled, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading, place_names
 from ullage.page.sessions import Session
@@ -131,7 +131,7 @@ class Timeline:
         with box("section", "card"):
             words("h2", "Attempts in this span")
             self._rows_note = words("p", "", "figures")
-            self._table = box("div", "scroll")
+            self._table = scrolled("Attempts")
         self._source.on_value_change(self._chosen)
         self._last.on_value_change(self._chosen)
 

@@ -21,7 +21,8 @@ _Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 class EstimateSpec(BaseModel):
     """What is to be estimated: a `model` by name, a `script` as text with its `args`, or a `command` that runs one.
 
-    `options` have the names of `ullage.estimate`'s. `gpu` is one name or several; without it the daemon's own GPUs are
+    `options` have the names of `ullage.estimate`'s; `batch_arg` among them is the argument of a script that sets its
+    batch size, for advice. `gpu` is one name or several; without it the daemon's own GPUs are
     meant. `cwd`, `env`, `venv` and `conda` are as in a job file. With `details` the answer has the timeline and the
     layers too, with `advice` what would make it fit, or the largest batch where it does.
 

@@ -69,6 +69,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     from ullage.estimation.asking import estimate as ask
 
     options: dict[str, Any] = dict(question["options"])
+    batch_arg = options.pop("batch_arg", None)
     if question["args"]:
         options["args"] = list(question["args"])
     if question["module"]:
@@ -81,7 +82,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
         source = os.path.abspath(source)
     if request["whole"]:
-        return _whole(source, question["source"], request, options)
+        return _whole(source, question["source"], request, options, batch_arg)
     answers = {gpu: ask(source, gpu=gpu, estimator=request["estimator"], **options) for gpu in request["gpus"]}
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
@@ -90,7 +91,9 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
             "breakdown": worst.breakdown, "world_size": options.get("world_size"), "rank": worst.rank}  # fmt: skip
 
 
-def _whole(source: str, name: str, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _whole(
+    source: str, name: str, request: dict[str, Any], options: dict[str, Any], batch_arg: str | None
+) -> dict[str, Any]:
     from ullage.estimation.asking import estimate as ask
     from ullage.estimation.over_gpus import estimate_over_gpus
     from ullage.hardware import gpu as find_gpu
@@ -99,30 +102,35 @@ def _whole(source: str, name: str, request: dict[str, Any], options: dict[str, A
     cards = [find_gpu(name) for name in request["gpus"]]
     found = estimate_over_gpus(lambda card: ask(source, gpu=card, estimator=request["estimator"], **options), cards)
     shown = [replace(each, source=name).to_dict(timeline=details, layers=details) for each in found]
-    advice = advise(source, cards[0], found[0], options) if request["advice"] and request["estimator"] == OWN else None
+    wanted = request["advice"] and request["estimator"] == OWN
+    advice = advise(source, cards[0], found[0], options, batch_arg) if wanted else None
     return {"estimates": shown, "advice": advice}
 
 
-def advise(source: str, card: GPU, answer: Estimate, options: dict[str, Any]) -> dict[str, Any]:
-    """What would make a job fit, as `options` with what each takes, or for a model that fits its `largest` batch."""
+def advise(
+    source: str, card: GPU, answer: Estimate, options: dict[str, Any], batch_arg: str | None = None
+) -> dict[str, Any]:
+    """What would make a job fit, as `options` with what each takes, and the `largest` batch: of a model that fits, and
+    of a script whose argument for it is known."""
     from ullage.estimation import advice
     from ullage.estimation.asking import estimate_workload
     from ullage.estimation.largest_batch import max_batch
     from ullage.workloads.workload import workload_of
 
-    workload, found = workload_of(source, options), []
+    workload, found, largest = workload_of(source, options), [], None
+    is_script = workload.configuration is None
+    if batch_arg if is_script else answer.fits:
+        largest = max_batch(source, gpu=card, batch_arg=batch_arg, **options).report()
     if workload.configuration is None:
         larger = None if answer.fits else advice.larger_gpu(lambda gpu: estimate_workload(workload, gpu), answer)
         found = [] if larger is None else [larger]
-    elif answer.fits:
-        return {"options": [], "largest": max_batch(source, gpu=card, **options).report()}
-    else:
+    elif not answer.fits:
 
         def run(configuration: Configuration, gpu: GPU) -> Estimate:
             return estimate_workload(replace(workload, configuration=configuration), gpu)
 
         found = advice.options(workload.configuration, card, run, answer=answer)
-    return {"options": [each.to_dict() for each in found], "largest": None}
+    return {"options": [each.to_dict() for each in found], "largest": largest}
 
 
 def _written(question: dict[str, Any], cwd: str) -> str:

@@ -233,6 +233,11 @@ class ManagerContext:
         if curve is not None:
             self.store.keep_curve(attempt.job, attempt.number, curve.step, curve.values)
 
+    def keep_curves(self) -> None:
+        """Write down the memory over time of what runs."""
+        for attempt in self.store.attempts.values():
+            self.keep_curve(attempt)
+
     def energy_of(self, attempt: AttemptRecord) -> float | None:
         """The joules of an attempt that is over; None where they are not known."""
         self._measure_energy()

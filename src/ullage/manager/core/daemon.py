@@ -59,6 +59,7 @@ TICK = 1.0  # seconds between two steps when nothing happens
 _REST, _LONGEST_REST = 9.0, 3.0  # times the processor time of a step, and seconds, in which only orders are answered
 _SWITCH = 0.001  # seconds that another thread may keep the event loop waiting
 _CARE_EVERY = 6 * 3600.0
+_CURVES_EVERY = 60.0  # seconds of the memory over time that are lost at most when the daemon is killed
 CARDS = "serve"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
@@ -100,6 +101,7 @@ class Daemon:
         self.context.store.on_end = self.notifier.of_end
         self._readers = ThreadPoolExecutor(4, "reader")  # long answers are made there
         self._next_care = 0.0
+        self._next_curves = 0.0
         self._fatal: StoreDamaged | None = None  # why it has to end
         self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
         self._news = asyncio.Condition()
@@ -235,6 +237,10 @@ class Daemon:
                     self.context.work_meter.look(self.context.slots)
             await self.intake.follow(self._group_commit.do)
             await self.questions.follow(self._group_commit.do)
+            if time.monotonic() > self._next_curves:
+                self._next_curves = time.monotonic() + _CURVES_EVERY
+                with contextlib.suppress(StoreFull):
+                    await self._group_commit.do(self.context.keep_curves)
             if time.monotonic() > self._next_care:
                 self._next_care = time.monotonic() + _CARE_EVERY
                 await self._care()
@@ -349,8 +355,7 @@ class Daemon:
             self.context.sharing.stop()
         self._monitor.stop()
         with contextlib.suppress(UllageError):
-            for attempt in self.context.store.attempts.values():
-                self.context.keep_curve(attempt)
+            self.context.keep_curves()
         self.database.close()
         self.context.handled.close()
         for lock in self._locks:
