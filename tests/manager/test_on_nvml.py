@@ -61,7 +61,7 @@ def test_memory_is_put_down_to_the_job_whose_process_has_it(on, monkeypatch):
     here.until(lambda: [e for e in here.call("events")["events"] if e["kind"] == "over promise"], "the report")
     shown = here.call("gpus")[0]
     assert (shown["used"], shown["promised"]) == (15 * GIB, 10 * GIB)
-    kept = "SELECT job FROM curves WHERE \"values\" LIKE ?"
+    kept = 'SELECT job FROM curves WHERE "values" LIKE ?'
     here.until(lambda: list(here.daemon.database.rows(kept, (f"%{12 * GIB}%",))), "its memory over time on disk")
     assert here.daemon.context.ledger.free("GPU-a") == (80 - 12 - 3) * GIB, "what it took counts, and what others took"
     gpu.compute, gpu.used = {}, 0
