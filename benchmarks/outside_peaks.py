@@ -26,6 +26,7 @@ import torch
 import ullage
 from ullage.units import GIB, MIB
 from ullage.virtual.releases import VARIABLE
+from ullage.workloads.ranks import Rank
 
 CASES = Path(__file__).parent / "data" / "outside_peaks.json"
 DEVICE = "cuda"
@@ -48,8 +49,8 @@ def on_the_gpu(model: torch.nn.Module) -> torch.nn.Module:
     return model.train()
 
 
-def qwen(size: str, method: str, checkpoint: bool, accumulate: int, length: int) -> None:
-    """Supervised fine-tuning of Qwen3.5, one update by AdamW without `foreach`."""
+def qwen_model(size: str, method: str) -> Any:
+    """Qwen3.5 in bfloat16, where tensors are made now; with adapters in 32 bits, as peft adds them."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
     hidden, intermediate = {"0.8B": (1024, 3584), "2B": (2048, 6144)}[size]
@@ -60,15 +61,31 @@ def qwen(size: str, method: str, checkpoint: bool, accumulate: int, length: int)
     )  # fmt: skip
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with torch.device("meta"):
-            model = Qwen3_5ForCausalLM(config)
+        model = Qwen3_5ForCausalLM(config)
     finally:
         torch.set_default_dtype(torch.float32)
-    if method == "lora":
-        from peft import LoraConfig, get_peft_model
+    if method != "lora":
+        return model.train()
+    from peft import LoraConfig, get_peft_model
 
-        lora = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, task_type="CAUSAL_LM", target_modules="all-linear")
-        model = get_peft_model(model, lora)
+    lora = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, task_type="CAUSAL_LM", target_modules="all-linear")
+    return get_peft_model(model, lora).train()
+
+
+def qwen_batch(vocabulary: int, length: int) -> dict[str, torch.Tensor]:
+    """Tokens on the GPU, of which the first half is no target."""
+    tokens = torch.randint(100, vocabulary, (1, length))
+    labels = tokens.clone()
+    labels[:, : length // 2] = -100
+    positions = torch.arange(length).view(1, 1, length).expand(3, 1, length).clone()
+    given = {"input_ids": tokens, "labels": labels, "position_ids": positions}
+    return {name: tensor.to(DEVICE) for name, tensor in given.items()}
+
+
+def qwen(size: str, method: str, checkpoint: bool, accumulate: int, length: int) -> None:
+    """Supervised fine-tuning of Qwen3.5, one update by AdamW without `foreach`."""
+    with torch.device("meta"):
+        model = qwen_model(size, method)
     if checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if method == "lora":
@@ -76,12 +93,7 @@ def qwen(size: str, method: str, checkpoint: bool, accumulate: int, length: int)
     model = on_the_gpu(model)
     batches = []
     for _ in range(accumulate):
-        tokens = torch.randint(100, config.vocab_size, (1, length))
-        labels = tokens.clone()
-        labels[:, : length // 2] = -100
-        positions = torch.arange(length).view(1, 1, length).expand(3, 1, length).clone()
-        given = {"input_ids": tokens, "labels": labels, "position_ids": positions}
-        batches.append({name: tensor.to(DEVICE) for name, tensor in given.items()})
+        batches.append(qwen_batch(model.config.vocab_size, length))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, foreach=False)
     for number, batch in enumerate(batches, start=1):
@@ -91,6 +103,43 @@ def qwen(size: str, method: str, checkpoint: bool, accumulate: int, length: int)
         if number < accumulate:
             del outputs, loss
     optimizer.step()
+
+
+def qwen_of_ranks(method: str, ranks: int, length: int) -> int:
+    """One update of Qwen3.5 0.8B, in pieces over several ranks: all weights by FSDP, or adapters by FSDP2. Returns the
+    peak of the step, without what was loaded before it, as the authors read it."""
+    import torch.distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    torch.distributed.init_process_group("nccl")
+    model: Any = qwen_model("0.8B", method)
+    layers = list((model.base_model.model.model if method == "lora" else model.model).layers)
+    if method == "lora":
+        model.to(DEVICE)
+        mesh = init_device_mesh(DEVICE, (ranks,))
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    else:
+        model = FullyShardedDataParallel(
+            model, auto_wrap_policy=ModuleWrapPolicy({type(layers[0])}), device_id=torch.device("cuda:0"),
+            sharding_strategy=ShardingStrategy.FULL_SHARD, backward_prefetch=None, forward_prefetch=False,
+            limit_all_gathers=True, use_orig_params=False,
+        )  # fmt: skip
+    torch.cuda.synchronize()
+    batch = qwen_batch(model.config.vocab_size, length)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-5, foreach=False)
+    torch.cuda.reset_peak_memory_stats()
+    outputs = model(**batch, use_cache=False)
+    loss = outputs.loss
+    torch.cuda.synchronize()
+    loss.backward()
+    torch.cuda.synchronize()
+    optimizer.step()
+    return torch.cuda.max_memory_allocated()
 
 
 def vision_transformer(precision: str, batch: int, accumulate: int, optimizer: str) -> None:
@@ -161,7 +210,9 @@ def bert(
             model.zero_grad()
 
 
-TRAININGS: dict[str, Callable[..., None]] = {"qwen": qwen, "vit": vision_transformer, "bert": bert}
+TRAININGS: dict[str, Callable[..., int | None]] = {
+    "qwen": qwen, "qwen of ranks": qwen_of_ranks, "vit": vision_transformer, "bert": bert,
+}  # fmt: skip
 
 
 def other_versions(packages: dict[str, str]) -> list[str]:
@@ -180,9 +231,9 @@ def other_versions(packages: dict[str, str]) -> list[str]:
 def compare(case: dict[str, Any]) -> dict[str, Any]:
     """One case: theirs and ours, in bytes."""
     os.environ[VARIABLE] = case["release"]
-    with ullage.virtual_gpu(case["gpu"]) as gpu:
-        TRAININGS[case["training"]](**case["settings"])
-    ours = gpu.peak_reserved if case["figure"] == "reserved" else gpu.peak_allocated
+    with Rank(case["settings"].get("ranks", 1)).entered(), ullage.virtual_gpu(case["gpu"]) as gpu:
+        peak = TRAININGS[case["training"]](**case["settings"])
+    ours = peak or (gpu.peak_reserved if case["figure"] == "reserved" else gpu.peak_allocated)
     theirs = round(case["published"] * {"GiB": GIB, "GB": 10**9, "MiB": MIB}[case["unit"]])
     return {
         "id": case["id"], "gpu": case["gpu"], "figure": case["figure"], "theirs": theirs, "ours": ours,
