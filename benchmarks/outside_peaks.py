@@ -86,6 +86,7 @@ def qwen(size: str, method: str, checkpoint: bool, accumulate: int, length: int)
     """Supervised fine-tuning of Qwen3.5, one update by AdamW without `foreach`."""
     with torch.device("meta"):
         model = qwen_model(size, method)
+    vocabulary = model.config.vocab_size
     if checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if method == "lora":
@@ -93,7 +94,7 @@ def qwen(size: str, method: str, checkpoint: bool, accumulate: int, length: int)
     model = on_the_gpu(model)
     batches = []
     for _ in range(accumulate):
-        batches.append(qwen_batch(model.config.vocab_size, length))
+        batches.append(qwen_batch(vocabulary, length))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, foreach=False)
     for number, batch in enumerate(batches, start=1):

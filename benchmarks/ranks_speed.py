@@ -5,8 +5,8 @@
 Processor seconds (user and system) of estimates in one process, one after the other in turns; the best of `--repeat`,
 since other programs can only add to them. One estimate of each comes before, and does not count: it imports.
 
-`--large` follows a Llama of 70 billion parameters with FSDP2 on 64 GPUs in a process of its own, and tells its processor
-seconds and the most memory that it held.
+`--large` follows a Llama of 70 billion parameters with FSDP2 on 64 GPUs in a process of its own, and tells its
+processor seconds and the most memory that it held.
 """
 
 import argparse
@@ -62,10 +62,9 @@ def large() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(next(line for line in done.stdout.splitlines() if "H100" in line))
-    print(
-        f"{used.ru_utime + used.ru_stime:.0f} processor seconds, {time.perf_counter() - begin:.0f} on the clock, at most "
-        f"{used.ru_maxrss / 1024**2:.2f} GiB"
-    )
+    clock = time.perf_counter() - begin
+    print(f"{used.ru_utime + used.ru_stime:.0f} processor seconds, {clock:.0f} on the clock")
+    print(f"at most {used.ru_maxrss / 1024**2:.2f} GiB of memory")
 
 
 def main() -> None:
