@@ -1,7 +1,7 @@
 """A private Slurm in whose login node the commands of a page are typed: three nodes with four A100 of 40 GB each.
 
-The GPUs are not real, and jobs are said to share them by MPS. The folder in which commands run has a training script and
-batch scripts, as a user would.
+The GPUs are not real, and jobs are said to share them by MPS. The folder in which commands run has a training script
+and batch scripts, as a user would.
 """
 
 from __future__ import annotations
