@@ -109,3 +109,15 @@ def test_an_extension_that_is_wrapped_is_known_by_its_fake(gpu):
     norm.register_fake(lambda x: x.new_empty(x.shape[0]))
     assert norm(torch.ones(5, 2, device="cuda")).shape == (5,)
     assert any("norms.forward" in note for note in gpu.notes)
+
+
+def test_a_compiled_step_of_an_optimizer_in_the_form_of_apex_asks_for_no_memory(gpu):
+    from torch.utils.cpp_extension import load
+
+    extension = load(name="fused_adam", sources=["multi_tensor_adam.cu"])
+    lists = [[torch.zeros(1024, device="cuda")] for _ in range(4)]
+    flag = torch.zeros(1, dtype=torch.int, device="cuda")
+    extension.multi_tensor_adam(65536, flag, lists, 1e-3, 0.9, 0.999)
+    assert torch.cuda.max_memory_allocated() == 4 * 4096 + 512
+    with pytest.raises(UnsupportedOperation, match="compiled extension"):
+        extension.multi_tensor_l2norm(65536, flag, lists)

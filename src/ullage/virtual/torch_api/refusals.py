@@ -15,6 +15,9 @@ WRAP_IT = (
     "compiled code reads data that is not there. Call it inside a torch.library.custom_op, and register with "
     "register_fake what that returns"
 )
+# Steps of optimizers in the form of Apex, which DeepSpeed has, too (multi_tensor_apply.cuh): functions of a size, a
+# flag and lists of tensors, which write them in place and ask for no memory.
+_IN_PLACE = {f"multi_tensor_{what}" for what in ("adam", "adagrad", "sgd", "scale", "axpby")}
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
@@ -35,7 +38,8 @@ def _refuse_allocators(gpu: GPUState, replacements: Replacements) -> None:
 
 
 class _Extension(ModuleType):
-    """In the place of an extension that is compiled when it is loaded: no function of it can be called."""
+    """In the place of an extension that is compiled when it is loaded: no function of it can be called, but those whose
+    work is known."""
 
     def __init__(self, gpu: GPUState, name: str) -> None:
         super().__init__(name)
@@ -46,6 +50,10 @@ class _Extension(ModuleType):
             raise AttributeError(name)
 
         def function(*args: Any, **options: Any) -> Any:
+            if name in _IN_PLACE and len(args) > 2 and isinstance(args[2], list | tuple):
+                for tensor in (tensor for tensors in args[2] for tensor in tensors):
+                    self._gpu.memory.written(tensor)
+                return
             self._gpu.refuse(f"{self.__name__}.{name}, a compiled extension", WRAP_IT)
 
         return function
