@@ -174,12 +174,13 @@ class Timeline:
     def _draw(self, run: TimelineRun) -> None:
         self._shown = run
         self._problem.set_text("")
-        self._note.set_text(" ".join(f"{note[:1].upper()}{note[1:]}." for note in run.notes))
         bars, lanes = in_lanes(run.result.jobs, len(run.gpus))
-        drawn = [bar for bar in bars if run.begin + bar.attempt.end >= run.first]
+        inside = [bar for bar in bars if run.begin + bar.attempt.end >= run.first]
         tops = [sum(lanes[:place]) for place in range(len(lanes))]
         rows = min(sum(lanes), _MOST_ROWS)
-        drawn = [bar for bar in drawn if tops[bar.gpu] + bar.lane < rows][-_MOST_BARS:]
+        drawn = [bar for bar in inside if tops[bar.gpu] + bar.lane < rows][-_MOST_BARS:]
+        left_out = [f"of {len(inside):,} bars {len(drawn):,} are drawn"] if len(drawn) < len(inside) else []
+        self._note.set_text(" ".join(f"{note[:1].upper()}{note[1:]}." for note in (*run.notes, *left_out)))
         height = max(220, 26 * rows + 120)
         self._chart.style(f"height: {height}px")
         labels = [
@@ -367,8 +368,7 @@ def _of_result(result: SimulationResult) -> TimelineRun:
     last = max((float(attempt.end) for attempt in attempts), default=first + 1.0)
     run = TimelineRun(result, 0.0, first, last, [f"GPU {place}" for place in range(gpus)], [], False)
     run.figures((first, last))
-    many = [f"of {len(attempts):,} attempts the last {_MOST_BARS:,} are drawn"] if len(attempts) > _MOST_BARS else []
-    return TimelineRun(result, 0.0, first, last, run.gpus, [f"the trace is {plain(result.trace)[:80]}", *many], False)
+    return TimelineRun(result, 0.0, first, last, run.gpus, [f"the trace is {plain(result.trace)[:80]}"], False)
 
 
 def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
