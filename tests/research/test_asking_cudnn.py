@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.commands import typed_in
 from tests.commands import ullage as run
 
 import ullage
@@ -110,3 +111,48 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     assert answer.returncode == 2 and "no such file" in answer.stderr
     printed = run("measure", "cudnn", "--random", "3", "--dry-run").stdout.splitlines()
     assert [len(json.loads(line)) for line in printed] == [10, 10, 10]
+
+
+OWN = {"deviceVer": 900, "deviceName": "NVIDIA H200", "multiProcessorCount": 132, "totalGlobalMem": 1, "warpSize": 32}
+
+
+def test_another_architecture_is_described_by_this_machines_own_description() -> None:
+    told = {name: json.loads(asking.described(OWN, name)) for name in asking.architectures("all")}
+    assert [row["deviceVer"] for row in told.values()] == [750, 800, 860, 890, 900, 1000, 1200]
+    assert all(row.keys() == OWN.keys() and row["warpSize"] == 32 for row in told.values())
+    assert told["sm_75"]["deviceName"] == "Tesla T4" and told["sm_75"]["multiProcessorCount"] == 40
+    with pytest.raises(ullage.UllageError, match="sm_81"):
+        asking.architectures("sm_80,sm_81")
+
+
+def test_every_architecture_has_a_file_of_its_own_and_goes_on(tmp_path: Path, monkeypatch, capsys) -> None:
+    asked: list[str] = []
+
+    def ask(problems, workers, description):
+        for problem in problems:
+            asked.append(json.loads(description)["deviceName"])
+            yield {"problem": problem, "candidates": []}
+            if len(asked) == 5:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(asking, "check", lambda told: None)
+    monkeypatch.setattr(asking, "own_description", lambda: OWN)
+    monkeypatch.setattr(asking, "ask", ask)
+    typed = typed_in(monkeypatch, capsys)
+    words = ("measure", "cudnn", "--random", "4", "--architecture", "sm_75,sm_80", "--out", tmp_path / "plans.jsonl")
+    code, _, _ = typed(*words)
+    assert code != 0
+    code, out, _ = typed(*words)
+    assert code == 0 and "plans-sm_80.jsonl" in out
+    assert asked == ["Tesla T4"] * 4 + ["NVIDIA A100-SXM4-40GB"] * 4
+    for name in ("sm_75", "sm_80"):
+        assert len((tmp_path / f"plans-{name}.jsonl").read_text().splitlines()) == 4
+
+
+def test_without_a_gpu_no_architecture_is_asked_about(tmp_path: Path, monkeypatch, capsys) -> None:
+    typed = typed_in(monkeypatch, capsys)
+    code, _, err = typed("measure", "cudnn", "--random", "4", "--architecture", "all", "--out", tmp_path / "p.jsonl")
+    assert code == 1 and "GPU" in err and "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+    code, _, err = typed("measure", "cudnn", "--random", "4", "--architecture", "sm_1", "--out", tmp_path / "p.jsonl")
+    assert code == 2 and "sm_1" in err

@@ -43,6 +43,17 @@ def measurable(incomplete: str) -> list[str]:
     return words + sorted(str(file) for kind in ("py", "jsonl") for file in Path().glob(f"{incomplete}*.{kind}"))
 
 
+def gpu_architectures(incomplete: str) -> list[str]:
+    """GPU architectures, the last of several that stand between commas, and the word for all.
+
+    >>> gpu_architectures("sm_80,sm_8")
+    ['sm_80,sm_80', 'sm_80,sm_86', 'sm_80,sm_89']
+    """
+    before, comma, begun = incomplete.rpartition(",")
+    known = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", *(() if comma else ("all",)))
+    return [f"{before}{comma}{name}" for name in known if name.startswith(begun)]
+
+
 def ways_of_sharing(incomplete: str) -> list[str]:
     """Ways in which jobs share a GPU, the last of several that stand between commas.
 

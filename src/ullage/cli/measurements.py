@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from ullage.units import parse_duration
 
 if TYPE_CHECKING:
     from ullage.research.measure.runs import RunRequest
+    from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
 
 
 _DRAWN_RUNS = 60  # whose calls are timed
@@ -53,6 +54,8 @@ Examples:
   ullage measure cudnn --random 1000 --out plans.jsonl
 
   ullage measure cudnn tasks.json.gz --out plans.jsonl --workers 16
+
+  ullage measure cudnn tasks.json.gz --architecture all --out plans.jsonl
 
   ullage measure cudnn train.py --out plans.jsonl -- --batch-size 64
 
@@ -98,6 +101,11 @@ def measure(
         Path | None, typer.Option(help="With 'cudnn': ask about the GPU that this file describes (JSON, as cuDNN gives "
                                   "it of this machine's).", metavar="FILE")
     ] = None,
+    architecture: Annotated[
+        str | None, typer.Option(help="With 'cudnn': ask about these architectures, 'all' or names such as "
+                                 "sm_80,sm_89; each has a file of its own.", metavar="NAME",
+                                 autocompletion=completion.gpu_architectures)
+    ] = None,
     how: Annotated[
         str, typer.Option(help="With 'together': ways of sharing, timeslice or mps or both.", metavar="WAYS",
                           autocompletion=completion.ways_of_sharing)
@@ -123,7 +131,7 @@ def measure(
         _measure_context(as_json)
         return
     if what == Path("cudnn"):
-        _ask_cudnn(list(args or []), out, random, seed, workers, description, dry_run, as_json)
+        _ask_cudnn(list(args or []), out, random, seed, workers, description, architecture, dry_run, as_json)
         return
     if what == Path("rates"):
         limit = parse_duration(stop_after) if stop_after else None
@@ -168,8 +176,8 @@ def _measure_context(as_json: bool) -> None:
 
 
 def _ask_cudnn(
-    args: list[str], out: Path, random: int, seed: int, workers: int, description: Path | None, dry_run: bool,
-    as_json: bool,
+    args: list[str], out: Path, random: int, seed: int, workers: int, description: Path | None,
+    architecture: str | None, dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Ask cuDNN about convolutions, and write each answer as it comes."""
     from ullage.research.cudnn_tables import asking
@@ -177,10 +185,15 @@ def _ask_cudnn(
     if bool(args) == bool(random):
         raise InvalidValue("needed either a list of calls, a script, or --random COUNT after 'cudnn'")
     source = _existing(args[0] if args else None)
-    described = _existing(description)
-    told = described.read_text() if described else None
+    if description is not None and architecture is not None:
+        raise InvalidValue("needed --description or --architecture; found both")
+    names = asking.architectures(architecture) if architecture else []
+    file = _existing(description)
+    told = file.read_text() if file else None
+    own = None
     if not dry_run:
         asking.check(told)
+        own = asking.own_description() if names else None
     if source is None:
         problems = asking.random_problems(random, seed)
     elif source.suffix == ".py":
@@ -191,15 +204,30 @@ def _ask_cudnn(
         for problem in problems:
             print(json.dumps(problem))
         return
+    if own is None:
+        rows = [_ask_about(problems, out, workers, told)]
+    else:
+        places = {name: out.with_name(f"{out.stem}-{name}{out.suffix}") for name in names}
+        rows = [_ask_about(problems, place, workers, asking.described(own, name)) for name, place in places.items()]
+    for row in rows:
+        if as_json:
+            print(json.dumps(row))
+        else:
+            print(f"cuDNN answered for {row['answered']} convolutions and declined {row['declined']}: {row['file']}")
+
+
+def _ask_about(
+    problems: Sequence[ConvolutionProblem], out: Path, workers: int, told: str | None
+) -> dict[str, Any]:  # fmt: skip
+    """Ask about what the file does not have yet, by one description of a GPU."""
+    from ullage.research.cudnn_tables import asking
+
     done = asking.asked_before(out)
     left = [problem for problem in problems if problem not in done]
     _say_left(len(done), len(left), "convolutions", out)
     answers = asking.ask(left, workers, told)
     declined = sum("declined" in row for row in _appended(answers, "asking cuDNN", len(left), out))
-    if as_json:
-        print(json.dumps({"file": str(out), "answered": len(left) - declined, "declined": declined}))
-        return
-    print(f"cuDNN answered for {len(left) - declined} convolutions and declined {declined}: {out}")
+    return {"file": str(out), "answered": len(left) - declined, "declined": declined}
 
 
 def _measure_together(

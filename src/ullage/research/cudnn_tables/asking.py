@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ullage.errors import UnknownName
 from ullage.estimation.scripts.parent import convolutions_of_script
+from ullage.hardware import gpu
 from ullage.research.cudnn_tables.candidates import Cudnn, CudnnError
 from ullage.research.cudnn_tables.collect import arbitrary_configurations, random_layer
 from ullage.research.cudnn_tables.tasks import LAYOUTS, TYPES, ConvolutionLayer, layout_strides, read_tasks
@@ -123,6 +125,42 @@ def _ask(problems: Sequence[ConvolutionProblem]) -> list[dict[str, Any]]:
 def check(description: str | None = None) -> None:
     """Raise `CudnnError` where cuDNN cannot be asked, before anything else is done."""
     Cudnn(description)
+
+
+# A card that stands for each architecture. Of a description's fields, only the architecture changed cuDNN's answers.
+ARCHITECTURES = {
+    "sm_75": "T4", "sm_80": "A100-40GB", "sm_86": "RTX-3090", "sm_89": "RTX-4090", "sm_90": "H200", "sm_100": "B200",
+    "sm_120": "RTX-5090",
+}  # fmt: skip
+
+
+def architectures(text: str) -> list[str]:
+    """The architectures that were asked for: "all", or names with commas.
+
+    >>> architectures("sm_80,sm_89")
+    ['sm_80', 'sm_89']
+    """
+    names = list(ARCHITECTURES) if text == "all" else text.split(",")
+    for name in names:
+        if name not in ARCHITECTURES:
+            raise UnknownName("architecture", name, list(ARCHITECTURES))
+    return names
+
+
+def own_description() -> dict[str, Any]:
+    """What cuDNN says of this machine's GPU; `CudnnError` where there is none."""
+    return Cudnn().description()
+
+
+def described(own: Mapping[str, Any], architecture: str) -> str:
+    """The description of a card of this architecture, made from that of this machine's own: cuDNN's own JSON."""
+    card = gpu(ARCHITECTURES[architecture])
+    major, minor = card.compute_capability or (0, 0)
+    known = {
+        "deviceVer": major * 100 + minor * 10, "deviceName": card.device_name, "multiProcessorCount": card.sms,
+        "totalGlobalMem": card.usable, "maxThreadsPerSM": card.max_threads_per_sm,
+    }  # fmt: skip
+    return json.dumps({**own, **{name: value for name, value in known.items() if name in own}})
 
 
 def ask(
