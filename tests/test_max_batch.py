@@ -8,6 +8,7 @@ import torch
 import ullage
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.largest_batch import Search, jobs_together
+from ullage.estimation.scripts.parent import many_runs
 
 
 def job(base, slope, limit, share, noise, seed):
@@ -104,3 +105,23 @@ def test_how_many_jobs_fit_together():
     assert count * one.upper <= one.gpu_memory < (count + 1) * one.upper
     tight = ullage.estimate("torchvision:resnet18", batch_size=512, gpu="RTX-2060")
     assert jobs_together(tight) == 0
+
+
+@pytest.mark.slow
+def test_a_script_that_is_run_again_and_again_starts_anew_each_time(tmp_path):
+    """A search forks its runs from one process that has imported PyTorch; each has its own arguments and variables."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "assert dist.get_world_size() == int(os.environ['WORLD_SIZE'])\n"
+        "assert not hasattr(torch, 'left_behind')\n"
+        "torch.left_behind = torch.empty(int(sys.argv[1]) * dist.get_world_size() << 20, device='cuda')\n"
+    )
+    with many_runs():
+        found = [
+            ullage.estimate(script, args=[size], world_size=ranks, gpu="T4").peak_allocated
+            for size, ranks in (("8", 2), ("8", 4), ("2", 4))
+        ]
+    assert found == [size << 22 for size in (16, 32, 8)]

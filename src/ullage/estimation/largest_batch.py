@@ -17,6 +17,7 @@ from typing import Any
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.asking import estimate_workload
 from ullage.estimation.result import Estimate
+from ullage.estimation.scripts.parent import many_runs
 from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
 from ullage.units import format_bytes
@@ -221,8 +222,9 @@ def max_batch(
 
     limit = card.usable - (card.context or 0)
     first = argument_value(options.get("args", ()), batch_arg) or options.get(option)
-    largest = Search(trial, limit, step).largest(_start(first, start))
-    sure = _sure(largest, step, estimates, estimate_of) if largest else 0
+    with many_runs():
+        largest = Search(trial, limit, step).largest(_start(first, start))
+        sure = _sure(largest, step, estimates, estimate_of) if largest else 0
     return MaxBatch(
         largest, what=what, gpu=card.name, sure=sure, estimate=estimates.get(largest),
         beyond=estimates.get(largest + step), trials=len(estimates), seconds=time.perf_counter() - begin,

@@ -7,7 +7,8 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ullage.isolation.guard import Private
 from ullage.isolation.interpreter import Interpreter, environment_with, find_interpreter
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import Outcome, run
+from ullage.isolation.warm import WarmProcesses
 from ullage.performance.step import StepCalls
 from ullage.units import GIB
 from ullage.workloads.ranks import MPI, SLURM, TORCHRUN, Rank
@@ -32,6 +34,7 @@ from ullage.workloads.workload import RunOptions, check_script
 DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
 _LIMITS = {"processes": 512, "written": 4 * GIB}  # of a script; the workers of its loaders are such processes
+_PRELOAD = ("ullage.estimation.asking", "ullage.estimation.scripts.child")  # of a process that others are forked from
 TAIL = 20  # lines of the script's output that are shown when it fails
 
 
@@ -227,10 +230,27 @@ def _run(
         python=None if python.is_ours else python.path,
         show=_show if show_output else None,
         progress=progress,
+        warm=_warm[-1] if _warm else None,
     )
     kind = "refused" if outcome.reason == "error" else "died"
     found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
     return {**found, "output": outcome.last_lines(TAIL)}
+
+
+_warm: list[WarmProcesses] = []
+
+
+@contextmanager
+def many_runs() -> Iterator[None]:
+    """Inside, the processes of scripts are forked from one that has imported PyTorch, where that is possible: for a
+    search that runs a script again and again."""
+    processes = WarmProcesses(_PRELOAD, limits=Limits(processes=_LIMITS["processes"]))
+    _warm.append(processes)
+    try:
+        yield
+    finally:
+        _warm.remove(processes)
+        processes.close()
 
 
 def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
