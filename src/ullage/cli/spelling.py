@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 # By command: the old word and the new one; "" for an option that is an argument now. They go with version 0.2.
 _MODEL = {"-o": "-O", "--lora-rank": "--lora"}
@@ -71,6 +72,7 @@ def _old(word: str, old: dict[str, str]) -> tuple[str, str]:
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 _PYTHONS = ("python", "python3")
 _OF_SCRIPTS = ("estimate", "check", "max-batch")
+_NAMES_FOLLOW = ("--estimator", "-e")
 
 
 def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
@@ -78,11 +80,15 @@ def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
 
     >>> with_launcher_apart("estimate", ["-g", "H100", "torchrun", "--nproc-per-node", "8", "train.py"])[:4]
     ['-g', 'H100', '--', 'torchrun']
+    >>> with_launcher_apart("estimate", ["--estimator", "accelerate", "gpt2"])  # an estimator of that name
+    ['--estimator', 'accelerate', 'gpt2']
     """
     found = list(words)
     end = found.index("--") if "--" in found else len(found)
     if command in _OF_SCRIPTS:
-        for place, word in enumerate(found[:end]):
+        for place, (before, word) in enumerate(pairwise(["", *found[:end]])):
+            if before in _NAMES_FOLLOW:
+                continue
             if os.path.basename(word) in LAUNCHERS or (place == 0 and os.path.basename(word) in _PYTHONS):
                 return [*found[:place], "--", *found[place:]]
     return found
