@@ -137,7 +137,7 @@ def test_train_writes_weights_and_a_page_and_evaluate_reads_them(method, data, t
             ("train", "walknet", "--data", "DATA", "--family", "mlp", "--out", "x", "--architecture", "gnn"),
             "mlp or trans",
         ),
-        (("evaluate", "horus"), "needed nothing, gpumemnet, gpuutilnet, utilization or walknet"),
+        (("evaluate", "horus"), "needed nothing, contribution, gpumemnet, gpuutilnet, utilization or walknet"),
         (("evaluate", "walknet", "--data", "DATA", "--weights", "/no/such/folder"), "needed a folder"),
     ],
 )

@@ -157,8 +157,9 @@ def _learned(
     what: str, data: list[Path], weights: Path | None, retrain: bool, resume: Path | None, as_json: bool
 ) -> None:
     if what not in LEARNED_METHODS:
+        *known, last = ("contribution", *LEARNED_METHODS)
         raise InvalidValue(
-            f"needed nothing, contribution, {', '.join(LEARNED_METHODS)} after 'evaluate'; found {what!r} "
+            f"needed nothing, {', '.join(known)} or {last} after 'evaluate'; found {what!r} "
             "(--truth takes a file of runs)"
         )
     if what == "gpuutilnet":

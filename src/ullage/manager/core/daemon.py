@@ -101,7 +101,7 @@ class Daemon:
         self.context.store.on_end = self.notifier.of_end
         self._readers = ThreadPoolExecutor(4, "reader")  # long answers are made there
         self._next_care = 0.0
-        self._next_curves = 0.0
+        self._next_curves = time.monotonic() + _CURVES_EVERY
         self._fatal: StoreDamaged | None = None  # why it has to end
         self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
         self._news = asyncio.Condition()
