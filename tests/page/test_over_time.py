@@ -100,10 +100,10 @@ def test_a_simulated_run_is_drawn_with_its_own_figures(page, tab, tmp_path):
     tab.get_by_label("To").fill("1m")
     tab.get_by_role("button", name="Show", exact=True).click()
     see(tab, "dd", MEASURES["total"].text(50.0))
-    many = [job(number, 0.0, attempt(0.0, 100.0)) for number in range(1, 501)]
+    many = [job(number, 0.0, attempt(0.0, 100.0)) for number in range(1, 20_001)]
     write_results(tmp_path / "many.json.gz", [run(label="many", jobs=many)])
     tab.locator("input[type=file]").set_input_files(tmp_path / "many.json.gz")
-    see(tab, "p", "Of 500 bars 400 are drawn.")
+    see(tab, "p", "Of 20,000 bars 400 are drawn.")
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"runs": [{"jobs": HOSTILE}]}))
     tab.locator("input[type=file]").set_input_files(other)

@@ -116,6 +116,17 @@ def test_a_neighbour_slows_down_as_it_is_predicted():
     assert 60 < beside.work_s < 85, "for half of its time it had about half of the GPU"
 
 
+@pytest.mark.timeout(60)
+def test_thousands_of_jobs_at_once_share_a_gpu_as_a_few_do():
+    def worked(count):
+        jobs = (job(n, attempt(100.0, 200.0 + n / count, used=n << 20), work=None) for n in range(1, count + 1))
+        found = as_it_was(told(*jobs, sharing="time-slicing"))
+        assert found.busy_s == 101.0 and max(found.gpus[0].jobs) == count
+        return sum(each.work_s for each in found.jobs)
+
+    assert worked(4000) == pytest.approx(worked(4), rel=0.05)
+
+
 def test_start_up_is_no_work_and_slows_nobody_down():
     found = told(job(1, attempt(100.0, 200.0)), job(2, attempt(110.0, 120.0)), sharing="time-slicing")
     first, second = trace_of_history(found, startup_s=10.0).jobs

@@ -50,16 +50,19 @@ class SharedStep:
     waiting_s: float = 0.0
 
 
-def in_company(jobs: Sequence[Utilization], how: str, rules: SharingRules) -> list[SharedStep]:
-    """The steps of jobs that share a GPU, by "mps" or "timeslice"."""
+def in_company(
+    jobs: Sequence[Utilization], how: str, rules: SharingRules, counts: Sequence[int] | None = None
+) -> list[SharedStep]:
+    """The steps of jobs that share a GPU, by "mps" or "timeslice"; with `counts`, so many of each are there."""
     needs = [_sliced(job, rules) if how == "timeslice" else _side_by_side(job, rules) for job in jobs]
+    turns = [need.turn * count for need, count in zip(needs, counts or [1] * len(jobs), strict=True)]
     hosts = [_host_s(job, rules) for job in jobs]
     alone = [_gpu_s(job) for job in jobs]
     steps = [job.step_s for job in jobs]
     waits = [0.0] * len(jobs)
     there = [0.0] * len(jobs)  # the share of time in which a job has work for the GPU
     for _ in range(_ROUNDS):
-        met = sum([share * need.turn for share, need in zip(there, needs, strict=True)])
+        met = sum([share * turn for share, turn in zip(there, turns, strict=True)])
         before, there, furthest = there, [], 0.0
         for place, need in enumerate(needs):
             others = met - before[place] * need.turn

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ullage.errors import InvalidValue
@@ -130,13 +130,11 @@ def _result(history: _History, name: str) -> SimulationResult:
         )
         for job in (*history.jobs, *history.waiting)
     ]  # fmt: skip
-    series = history.series()
-    seconds = history.end - history.begin
-    idle = sum(_sum(each, [not jobs for jobs in each.jobs], each.power_w) for each in series)
-    whole = seconds * len(series) or 1.0
+    series = history.series
+    whole = (history.end - history.begin) * len(series) or 1.0
     return SimulationResult(
         scenario=_scenario(told, told["policy"]).but(label="as it was"), trace=name, jobs=jobs,
-        gpus=series if len(series) <= MOST_SERIES else (), energy_j=idle + sum(history.energy.values()),
+        gpus=series if len(series) <= MOST_SERIES else (), energy_j=sum(_sum(each, each.power_w) for each in series),
         busy_s=sum(_sum(each, [jobs > 0 for jobs in each.jobs]) for each in series),
         smact=sum(_sum(each, each.smact) for each in series) / whole,
         memory=sum(_sum(each, each.memory) / each.total for each in series) / whole, passes=0,
@@ -162,9 +160,42 @@ class _Attempt:
         return self.cause in _WORK
 
     @property
+    def watts(self) -> float | None:
+        """What it drew on each of its GPUs, as a mean, where its energy was measured."""
+        return None if self.energy is None else self.energy / (self.end - self.begin) / len(self.gpus)
+
+    @property
     def id(self) -> tuple[int, float]:
         """No other one has it."""
         return self.job, self.begin
+
+
+@dataclass
+class _Company:
+    """Who is on a GPU, summed up: `working` and `unmeasured` by kind, the second without a measured energy."""
+
+    count: int = 0
+    memory: int = 0
+    watts: float = 0.0  # that were measured
+    without_watts: int = 0
+    working: Counter[int] = field(default_factory=Counter)
+    unmeasured: Counter[int] = field(default_factory=Counter)
+
+    def add(self, attempt: _Attempt, one: int) -> None:
+        """Somebody comes (1) or goes (-1)."""
+        self.count += one
+        self.memory += one * (attempt.used or attempt.promise or 0)
+        if attempt.watts is None:
+            self.without_watts += one
+        else:
+            self.watts += one * attempt.watts
+
+    def work(self, attempt: _Attempt, kind: int, one: int) -> None:
+        """Somebody begins to work (1) or ends (-1)."""
+        self.working[kind] += one
+        self.unmeasured[kind] += one * (attempt.watts is None)
+        if not self.working[kind]:
+            del self.working[kind], self.unmeasured[kind]
 
 
 class _History:
@@ -186,8 +217,11 @@ class _History:
         self.kinds = self._kinds()
         kinds = list({id(kind): kind for kind in self.kinds.values()}.values())
         self._model = Interference(kinds, _HOWS[told["sharing"]])
-        self._companies = [list(self._companies_on(number)) for number in range(len(self.names))]
-        self.works, self.energy = self._add_up()
+        self.works = dict.fromkeys(self.attempts, 0.0)
+        self._first_doing: dict[str, int] = {}
+        self._first_alike: dict[tuple[int, str], int] = {}
+        self._changes: dict[tuple[int, float], list[tuple[float, int, float]]] = defaultdict(list)
+        self.series = self._follow_all()
 
     def _counts(self, job: Mapping[str, Any]) -> bool:
         """Whether a job is one of the trace."""
@@ -259,74 +293,81 @@ class _History:
             found |= {job["id"]: kind for job in jobs}
         return found
 
-    def _companies_on(self, number: int) -> Iterator[tuple[float, list[tuple[_Attempt, float]]]]:
-        """Who is on a GPU at which speed, and from when on; nobody in the beginning and in the end."""
-        here = [each for each in self._all_attempts if number in each.gpus and each.end > each.begin]
+    def _follow(self, number: int, here: Sequence[_Attempt]) -> GpuSeries:
+        """A GPU over time, with nobody on it in the beginning and in the end. What those `here` do is added up by what
+        they do alone, since those who do the same are as fast: there may be thousands at once."""
+        name, total = self.names[number], self.told["gpus"][number]["total"]
         changes = sorted(
             [(each.begin, 1, each) for each in here]
             + [(min(each.begin + self._startup_s, each.end), 2, each) for each in here]
             + [(each.end, 3, each) for each in here],
             key=lambda change: change[:2],
         )
-        starting, working = dict[tuple[int, float], _Attempt](), dict[tuple[int, float], _Attempt]()
-        yield self.begin, []
+        there, before = _Company(), self.begin
+        speeds: dict[int, float] = {}
+        worked: Counter[int] = Counter()  # seconds of work alone that each kind has done here until now
+        at_start: dict[tuple[int, float], float] = {}
+        spread: dict[tuple[int, float], tuple[_Attempt, int]] = {}  # who works on other GPUs, too
+        rows = [(0.0, 0, 0, 0.0, self._resting_w[name])]
         for moment, at_once in itertools.groupby(changes, key=lambda change: change[0]):
+            for kind, speed in speeds.items():
+                worked[kind] += speed * (moment - before)
+            before = moment
             for _, step, attempt in at_once:
+                kind = self._alike(attempt, name)
                 if step == 1:
-                    starting[attempt.id] = attempt
+                    there.add(attempt, 1)
                 elif step == 2:
-                    working[attempt.id] = starting.pop(attempt.id)
+                    there.work(attempt, kind, 1)
+                    at_start[attempt.id] = worked[kind]
+                    if len(attempt.gpus) > 1:
+                        spread[attempt.id] = attempt, kind
                 else:
-                    del working[attempt.id]
-            idle = [(each, 0.0) for each in starting.values()]
-            yield moment, idle + self._at_speeds(list(working.values()), self.names[number])
-        yield self.end, []
+                    there.add(attempt, -1)
+                    there.work(attempt, kind, -1)
+                    spread.pop(attempt.id, None)
+                    if len(attempt.gpus) == 1 and attempt.did_work:
+                        self.works[attempt.job] += worked[kind] - at_start[attempt.id]
+            speeds = self._model.together(name, there.working)
+            for attempt, kind in spread.values():
+                self._changes[attempt.id].append((moment, number, speeds[kind]))
+            rows.append((moment - self.begin, there.count, there.memory, *self._activity(there, speeds, name)))
+        rows.append((self.end - self.begin, 0, 0, 0.0, self._resting_w[name]))
+        times, jobs, memory, smact, power = zip(*rows, strict=True)
+        return GpuSeries(number, name, total, times, jobs, memory, smact, power)
 
-    def _at_speeds(self, there: Sequence[_Attempt], name: str) -> list[tuple[_Attempt, float]]:
-        kinds = [self._kind_number(each) for each in there]
-        ordered = tuple(sorted(kinds))
-        speeds = dict(zip(ordered, self._model.true(name, ordered), strict=True))
-        return [(each, speeds[kind]) for each, kind in zip(there, kinds, strict=True)]
+    def _activity(self, there: _Company, speeds: Mapping[int, float], name: str) -> tuple[float, float]:
+        """SMACT and watts of a GPU. What was measured of an attempt's energy is its mean; where nothing was, it draws
+        its share of an idle GPU and what it is predicted to draw beyond that."""
+        if not there.count:
+            return 0.0, self._resting_w[name]
+        alone, base = {kind: self._model.alone(kind, name) for kind in speeds}, self._waiting_w[name]
+        smact = sum(alone[kind].smact * speed * there.working[kind] for kind, speed in speeds.items())
+        beyond = sum(
+            max(0.0, alone[kind].power_w - base) * speed * there.unmeasured[kind] for kind, speed in speeds.items()
+        )
+        return min(1.0, smact), there.watts + base * there.without_watts / there.count + beyond
 
-    def _kind_number(self, attempt: _Attempt) -> int:
-        return self._model.numbers[id(self.kinds[attempt.job])]
+    def _alike(self, attempt: _Attempt, name: str) -> int:
+        """The number of a kind that does the same alone on a GPU: the first such."""
+        number = self._model.numbers[id(self.kinds[attempt.job])]
+        if (number, name) not in self._first_alike:
+            first = self._first_doing.setdefault(f"{name} {self._model.alone(number, name)!r}", number)
+            self._first_alike[number, name] = first
+        return self._first_alike[number, name]
 
-    def _drawn(self, attempt: _Attempt, speed: float, name: str, among: int) -> float:
-        """The watts of a GPU that are put down to an attempt, of so many there: what was measured, as a mean,
-        or its share of an idle GPU and what it is predicted to draw beyond that."""
-        if attempt.energy is not None and attempt.gpus:
-            return attempt.energy / (attempt.end - attempt.begin) / len(attempt.gpus)
-        base = self._waiting_w[name]
-        return base / among + max(0.0, self._model.alone(self._kind_number(attempt), name).power_w - base) * speed
-
-    def _add_up(self) -> tuple[dict[int, float], dict[tuple[int, float], float]]:
-        """Seconds of work alone by job, and joules by attempt."""
-        changes: dict[tuple[int, float], list[tuple[float, int, float]]] = defaultdict(list)
-        joules: dict[tuple[int, float], float] = defaultdict(float)
-        for number, name in enumerate(self.names):
-            for (moment, there), (until, _) in itertools.pairwise(self._companies[number]):
-                for attempt, speed in there:
-                    changes[attempt.id].append((moment, number, speed))
-                    joules[attempt.id] += self._drawn(attempt, speed, name, len(there)) * (until - moment)
-        works = dict.fromkeys(self.attempts, 0.0)
+    def _follow_all(self) -> list[GpuSeries]:
+        """Each GPU over time; `works` has the seconds of work alone by job then."""
+        here: list[list[_Attempt]] = [[] for _ in self.names]
         for each in self._all_attempts:
-            works[each.job] += _work(changes[each.id], each.end) if each.did_work else 0.0
-        return works, joules
-
-    def series(self) -> list[GpuSeries]:
-        """Each GPU over time."""
-        found = []
-        for number, (told, companies) in enumerate(zip(self.told["gpus"], self._companies, strict=True)):
-            name, rows = self.names[number], []
-            for moment, there in companies:
-                smact = sum(self._model.alone(self._kind_number(each), name).smact * speed for each, speed in there)
-                watts = sum(self._drawn(each, speed, name, len(there)) for each, speed in there)
-                memory = sum(each.used or each.promise or 0 for each, _ in there)
-                watts = watts if there else self._resting_w[name]
-                rows.append((moment - self.begin, len(there), memory, min(1.0, smact), watts))
-            times, jobs, used, activity, power = zip(*rows, strict=True)
-            found.append(GpuSeries(number, name, told["total"], times, jobs, used, activity, power))
-        return found
+            if each.end > each.begin:
+                for number in set(each.gpus):
+                    here[number].append(each)
+        series = [self._follow(number, attempts) for number, attempts in enumerate(here)]
+        for each in self._all_attempts:
+            if len(each.gpus) > 1 and each.did_work:
+                self.works[each.job] += _work(self._changes[each.id], each.end)
+        return series
 
     @property
     def notes(self) -> list[str]:
@@ -366,8 +407,7 @@ def _work(changes: Sequence[tuple[float, int, float]], end: float) -> float:
     return total
 
 
-def _sum(series: GpuSeries, values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+def _sum(series: GpuSeries, values: Iterable[float]) -> float:
     """Values of a series over its time."""
-    spans = [until - moment for moment, until in itertools.pairwise(series.times)]
-    factors: Iterable[float] = weights or itertools.repeat(1.0)
-    return sum(span * value * factor for span, value, factor in zip(spans, values, factors, strict=False))
+    spans = (until - moment for moment, until in itertools.pairwise(series.times))
+    return sum(span * value for span, value in zip(spans, values, strict=False))

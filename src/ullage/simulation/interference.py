@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ullage.hardware import GPU, gpu
 from ullage.performance.contention import in_company, on_part
@@ -32,6 +32,7 @@ class Interference:
         self._predicted: dict[_Set, list[float]] = {}
         self._told: dict[tuple[str, ...], Speeds | None] = {}
         self._true: dict[_Set, list[float]] = {}
+        self._together: dict[tuple[str, tuple[tuple[int, int], ...]], dict[int, float]] = {}
 
     def alone(self, number: int, name: str) -> Utilization:
         """What a kind does on a GPU of this name that it has to itself."""
@@ -68,6 +69,19 @@ class Interference:
             if len(self._true) > _MOST_KNOWN:
                 self._true.clear()
             found = self._true[key] = self._with_error(name, there) if self._on else [1.0] * len(there)
+        return found
+
+    def together(self, name: str, counts: Mapping[int, int]) -> dict[int, float]:
+        """The predicted speeds of kinds on a GPU, of which so many each are there."""
+        key = (name, tuple(sorted(counts.items())))
+        found = self._together.get(key)
+        if found is None:
+            alone = {number: self.alone(number, name) for number, _ in key[1]}
+            steps = in_company(list(alone.values()), self._how, load(), [count for _, count in key[1]])
+            found = self._together[key] = {
+                number: min(1.0, job.step_s / step.step_s)
+                for (number, job), step in zip(alone.items(), steps, strict=True)
+            }
         return found
 
     def _shares(self, name: str, there: tuple[int, ...]) -> list[float]:

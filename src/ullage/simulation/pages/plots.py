@@ -6,6 +6,7 @@ sheet.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -223,7 +224,8 @@ class LaneBar(NamedTuple):
 
 def in_lanes(jobs: Sequence[SimulatedJob], gpus: int) -> tuple[list[LaneBar], list[int]]:
     """Every attempt of every job on its GPUs, those at once in different lanes; and how many lanes each GPU has."""
-    until: list[list[float]] = [[] for _ in range(gpus)]
+    taken: list[list[tuple[float, int]]] = [[] for _ in range(gpus)]  # when each lane is free again, the first first
+    free: list[list[int]] = [[] for _ in range(gpus)]
     bars = []
     attempts = sorted(
         (
@@ -234,12 +236,13 @@ def in_lanes(jobs: Sequence[SimulatedJob], gpus: int) -> tuple[list[LaneBar], li
         ),
         key=lambda row: row[:3],
     )
-    for _, _, gpu, attempt, job in attempts:
-        free = until[gpu]
-        lane = next((number for number, end in enumerate(free) if end <= attempt.begin), len(free))
-        free[lane : lane + 1] = [attempt.end]
+    for begin, _, gpu, attempt, job in attempts:
+        while taken[gpu] and taken[gpu][0][0] <= begin:
+            heapq.heappush(free[gpu], heapq.heappop(taken[gpu])[1])
+        lane = heapq.heappop(free[gpu]) if free[gpu] else len(taken[gpu])
+        heapq.heappush(taken[gpu], (attempt.end, lane))
         bars.append(LaneBar(gpu, lane, attempt, job))
-    return bars, [max(1, len(free)) for free in until]
+    return bars, [max(1, len(taken[gpu]) + len(free[gpu])) for gpu in range(gpus)]
 
 
 def gantt(run: int, jobs: Sequence[SimulatedJob], gpus: int, begin: float, end: float) -> str:
