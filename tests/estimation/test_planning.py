@@ -8,8 +8,11 @@ import torch.distributed as dist
 from tests.commands import typed_in
 
 import ullage
-from ullage.errors import InvalidValue, UnknownName
+from ullage.errors import InvalidValue, ScriptFailed, UnknownName
 from ullage.estimation.planning import read_gpus
+from ullage.estimation.scripts.parent import many_runs
+from ullage.isolation.guard import Private
+from ullage.isolation.parent import run
 
 LLAMA = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -26,6 +29,43 @@ def by_hand():
         model(torch.zeros(4, 256, device="cuda")).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+SCRIPT = """
+import os, sys, torch
+import torch.distributed as dist
+
+kind = sys.argv[1]
+if kind == "broken" or kind == "pair" and os.environ["WORLD_SIZE"] == "1":
+    raise ValueError(f"I need two GPUs; forked: {'ullage.estimation.asking' in sys.modules}")
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+weights = torch.zeros(1 << 20 + (rank if kind == "stages" else 0), device="cuda", requires_grad=True)
+if kind != "alone":
+    dist.init_process_group("nccl")
+for (samples,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(64, 4)), 8):
+    (weights * 2).sum().backward()
+    if kind == "stages" and ranks > 1:
+        dist.send(weights[:8].detach(), 1) if rank == 0 else dist.recv(weights.grad[:8], rank - 1)
+    elif kind != "alone":
+        dist.all_reduce(weights.grad)
+    torch.optim.SGD([weights], 0.1).step()
+"""
+
+
+@pytest.fixture(scope="module")
+def forked():
+    with many_runs(of_ranks=True):
+        yield
+
+
+@pytest.fixture
+def of_script(forked, tmp_path, monkeypatch):
+    """A plan of a script that shares its work in one of several ways."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return lambda kind, gpus="1..2xH100": ullage.plan("train.py", gpus, args=[kind])
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +142,40 @@ def test_code_has_its_own_way():
     assert found.rows[2].estimate.utilization.collectives[0]["ranks"] == 4
     with pytest.raises(InvalidValue, match="a script has its own ways"):
         ullage.plan(by_hand, "2xT4", parallel="tp")
+
+
+def test_ranks_of_a_script_have_samples_of_their_own(of_script):
+    found = of_script("data")
+    assert [(row.gpus, row.strategy, row.batch_size, row.data_ranks) for row in found.rows] == [
+        (1, "its own", 8, 1), (2, "its own", 8, 2)
+    ]  # fmt: skip
+    assert found.fastest.gpus == 2 and found.fastest.estimate.utilization.collectives[0]["ranks"] == 2
+    assert "not tried" not in str(found)
+
+
+def test_stages_of_a_script_share_their_samples_and_the_largest_decides(of_script):
+    row = of_script("stages", "2xH100").rows[0]
+    assert [each["rank"] for each in row.estimate.ranks] == [0, 1] and row.data_ranks == 1
+    assert row.estimate.peak_allocated == row.estimate.ranks[1]["peak_allocated"]
+
+
+def test_ranks_that_send_nothing_are_no_way_to_use_more_gpus(of_script):
+    found = of_script("alone", "1..4xH100")
+    assert [row.fits for row in found.rows] == [True, False, False] and found.fastest.gpus == 1
+    assert "on 2, 4 GPUs: its ranks send each other nothing in a step" in " ".join(str(found).split())
+
+
+def test_a_script_that_fails_on_some_numbers_of_gpus_says_so_there(of_script):
+    found = of_script("pair")
+    assert "I need two GPUs" in found.rows[0].why_not and found.rows[1].fits
+
+
+def test_a_script_that_fails_on_all_is_an_error_and_each_row_was_forked_from_a_process_with_pytorch(of_script):
+    with pytest.raises(ScriptFailed, match="train.py fails: ValueError: I need two GPUs") as told:
+        of_script("broken")
+    if "forked: False" in str(told.value) and run("os.path:split", {}, private=Private()).private != "overlays":
+        pytest.skip("this system refuses namespaces or overlays")
+    assert "forked: True" in str(told.value)
 
 
 @pytest.mark.parametrize(

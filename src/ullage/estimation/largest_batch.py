@@ -222,7 +222,7 @@ def max_batch(
 
     limit = card.usable - (card.context or 0)
     first = argument_value(options.get("args", ()), batch_arg) or options.get(option)
-    with many_runs():
+    with many_runs(of_ranks=bool(options.get("world_size"))):
         largest = Search(trial, limit, step).largest(_start(first, start))
         sure = _sure(largest, step, estimates, estimate_of) if largest else 0
     return MaxBatch(

@@ -23,6 +23,7 @@ from rich.text import Text
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.asking import estimate_workload
 from ullage.estimation.result import Estimate
+from ullage.estimation.scripts.parent import many_runs
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.performance.step import StepCalls
@@ -237,7 +238,7 @@ def _words(found: GPUPlan) -> Iterator[str]:
         ways = list(dict.fromkeys(f"{row.strategy}{_KEPT[row.checkpointing]}" for row in rows))
         counts = list(dict.fromkeys(str(row.gpus) for row in rows))
         yield f"not possible: {', '.join(ways)} on {', '.join(counts)} GPUs: {reason}"
-    if any(row.batch_size is not None for row in found.rows):
+    if not any(row.strategy == ITS_OWN for row in found.rows):
         yield "not tried: pipelines, and several kinds of parallelism in one machine"
 
 
@@ -290,11 +291,9 @@ def plan(
     if workload.kind != MODEL and (parallel is not None or checkpointing is not None or global_batch is not None):
         raise InvalidValue("parallel, checkpointing and global_batch are for a model's name; a script has its own ways")
     rows = list(_rows(workload, clusters, ways, checkpointing, global_batch))
-    return GPUPlan(
-        source=workload.source or str(getattr(source, "__name__", source)),
-        gpu=card.name,
-        rows=_filled(rows, workload, card, interconnect, progress),
-    )
+    with many_runs(of_ranks=True):
+        filled = _filled(rows, workload, card, interconnect, progress)
+    return GPUPlan(source=workload.source or str(getattr(source, "__name__", source)), gpu=card.name, rows=filled)
 
 
 def _rows(
@@ -322,6 +321,7 @@ def _filled(
     rows: list[PlanRow], workload: Workload, card: GPU, interconnect: str | None, progress: Any
 ) -> list[PlanRow]:
     filled: list[PlanRow] = []
+    errors: list[UllageError] = []
     hopeless: dict[tuple[str, bool], str] = {}  # what does not run at all, whatever the number of GPUs
     for number, row in enumerate(rows):
         if progress is not None:
@@ -333,16 +333,23 @@ def _filled(
         elif known is not None:
             filled.append(_moved(row, known, card))
         else:
-            filled.append(_run(row, workload, card, interconnect))
+            try:
+                filled.append(_run(row, workload, card, interconnect))
+            except UllageError as error:
+                errors.append(error)
+                filled.append(replace(row, why_not=str(error).splitlines()[0]))
             failed = filled[-1].why_not
-            if failed is not None and workload.kind == MODEL and _is_of_the_model(failed):
+            if failed is not None and any(words in failed for words in _WHATEVER_THE_NUMBER):
                 hopeless[row.strategy, row.checkpointing] = failed
+    reasons = {row.why_not for row in filled if row.estimate is None}
+    if len(errors) and len(reasons) == 1 and not any(row.estimate for row in filled):
+        raise errors[0]
     return filled
 
 
-def _is_of_the_model(reason: str) -> bool:
-    """Whether the number of GPUs has nothing to do with why something does not run."""
-    return "needs a plan that comes with" in reason or "has no activation checkpointing" in reason
+_ALONE = "its ranks send each other nothing in a step, so each would train alone: torch.distributed is not used"
+# What the number of GPUs has nothing to do with
+_WHATEVER_THE_NUMBER = ("needs a plan that comes with", "has no activation checkpointing", _ALONE)
 
 
 def _run(row: PlanRow, workload: Workload, card: GPU, interconnect: str | None) -> PlanRow:
@@ -357,12 +364,19 @@ def _run(row: PlanRow, workload: Workload, card: GPU, interconnect: str | None) 
             asked,
             configuration=replace(workload.configuration, batch_size=row.batch_size, checkpointing=row.checkpointing),
         )
-    try:
-        found = estimate_workload(asked, card)
-    except UllageError as error:
-        return replace(row, why_not=str(error).splitlines()[0])
-    own = row if workload.kind == MODEL else replace(row, data_ranks=row.gpus)
-    return replace(own, estimate=found)
+    found = estimate_workload(asked, card)
+    return replace(row, estimate=found) if workload.kind == MODEL else _as_it_ran(row, found)
+
+
+def _as_it_ran(row: PlanRow, found: Estimate) -> PlanRow:
+    """How code of its own shares its work. Ranks that send to a single other one are stages of a pipeline."""
+    step = found.utilization
+    if step is None:
+        return replace(row, estimate=found)
+    if row.gpus > 1 and not step.collectives:
+        return replace(row, why_not=_ALONE)
+    stages = max((each["ranks"] for each in step.collectives if each["operation"] in ("send", "recv")), default=1)
+    return replace(row, estimate=found, batch_size=step.samples, data_ranks=row.gpus // stages)
 
 
 def _same_run(row: PlanRow, filled: list[PlanRow]) -> PlanRow | None:

@@ -34,7 +34,7 @@ _is_fork = False
 def wait(request: dict[str, Any]) -> None:
     """Import the modules of `preload`, then fork for everybody who asks on the line, until `idle` seconds pass."""
     line = Line(request["line"])
-    notes = os.memfd_create("reads")
+    notes, given = os.memfd_create("reads"), dict(os.environ)  # modules set variables, too
     recording.start(notes)
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # folders stay as they were when they were read
     for module in request["preload"]:
@@ -42,7 +42,7 @@ def wait(request: dict[str, Any]) -> None:
     sys.dont_write_bytecode = before
     if _threads() > 1:
         return  # a fork has one of them only
-    imported = recording.reads_of(notes, os.environ)
+    imported = recording.reads_of(notes, given)
     gc.collect()
     gc.freeze()  # the pages of what is there stay shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that are forked here

@@ -24,6 +24,7 @@ from ullage.isolation.starting import Rights, as_file, end_guard, kill_group, st
 
 _ENTRY = "ullage.isolation.waiting:wait"
 _IDLE = 300.0  # seconds
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # NumPy would start others on import, and a fork has one of them only
 _MOST_WRITTEN = 1 << 26  # bytes, while it imports
 _OFTEN, _SELDOM, _YOUNG = 0.1, 5.0, 10.0  # seconds between two looks at one, while it is so young and later
 
@@ -85,7 +86,7 @@ class _Warm:
             private=Private(network=network), written=_MOST_WRITTEN, folder="", waits=True,
         )  # fmt: skip
         with as_file({**request, "line": number}) as file:
-            self._process = start_guard(order, file, subprocess.DEVNULL, env, [number], rights)
+            self._process = start_guard(order, file, subprocess.DEVNULL, {**_ONE_THREAD, **env}, [number], rights)
         child_line.close()
         self._watch = Watch(self._process.pid, limits)
         self._ended = threading.Event()

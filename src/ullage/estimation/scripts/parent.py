@@ -35,6 +35,7 @@ DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped
 _LIMITS = {"processes": 512, "written": 4 * GIB}  # of a script; the workers of its loaders are such processes
 _PRELOAD = ("ullage.estimation.asking", "ullage.estimation.scripts.child")  # of a process that others are forked from
+_OF_RANKS = "torch._dynamo"  # which torch.distributed imports with the first process group
 TAIL = 20  # lines of the script's output that are shown when it fails
 
 
@@ -230,7 +231,7 @@ def _run(
         python=None if python.is_ours else python.path,
         show=_show if show_output else None,
         progress=progress,
-        warm=_warm[-1] if _warm else None,
+        warm=_warm[0] if _warm else None,
     )
     kind = "refused" if outcome.reason == "error" else "died"
     found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
@@ -241,10 +242,15 @@ _warm: list[WarmProcesses] = []
 
 
 @contextmanager
-def many_runs() -> Iterator[None]:
+def many_runs(of_ranks: bool = False) -> Iterator[None]:
     """Inside, the processes of scripts are forked from one that has imported PyTorch, where that is possible: for a
-    search that runs a script again and again."""
-    processes = WarmProcesses(_PRELOAD, limits=Limits(processes=_LIMITS["processes"]))
+    search that runs a script again and again, `of_ranks` as one rank of many. Inside another one, that one serves."""
+    if _warm:
+        yield
+        return
+    processes = WarmProcesses(
+        [*_PRELOAD, *([_OF_RANKS] if of_ranks else [])], limits=Limits(processes=_LIMITS["processes"])
+    )
     _warm.append(processes)
     try:
         yield
