@@ -7,8 +7,10 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
+from tests.manager.conftest import until
 
 from ullage.errors import NotAllowed
+from ullage.manager.client import Client
 from ullage.page.sessions import Sessions, TooManyTries
 
 
@@ -128,6 +130,93 @@ def test_a_session_ends_with_its_token(page):
         assert session.over and sessions.find(session.id) is None
 
     asyncio.run(live())
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The questions that go to the daemon."""
+    verbs, call = [], Client.call
+
+    def counted(client, verb, **arguments):
+        verbs.append(verb)
+        return call(client, verb, **arguments)
+
+    monkeypatch.setattr(Client, "call", counted)
+    return verbs
+
+
+def test_ten_sessions_of_one_user_ask_once_for_all(page, work, asked):
+    job = work.script("true")
+    work.wait(job)
+    sessions = Sessions(page.api, 3600.0)
+
+    async def look() -> None:
+        ten = [await sessions.sign_in("", token=page.token()) for _ in range(10)]
+        asked.clear()
+        found = await asyncio.gather(*(each.reading() for each in ten for _ in range(2)))
+        assert len({id(each) for each in found}) == 1 and found[0].trouble is None and found[0].gpus
+        assert sorted(asked) == ["folded_queue", "gpus", "ping"]
+        for question in ("finished", "job", "trace"):
+            words = {"job": [job], "trace": [3600.0]}.get(question, [])
+            asked.clear()
+            told = await asyncio.gather(*(getattr(each.readings, question)(*words) for each in ten))
+            assert told[0] and all(each == told[0] for each in told) and len(asked) == 1
+
+    asyncio.run(look())
+
+
+def test_what_one_user_is_told_reaches_no_other_and_no_token_of_another_scope(page, work):
+    job = work.script("sleep 60", name="private")
+    until(lambda: work.job(job)["state"] == "running", "the job to run")
+    sessions = Sessions(page.api, 3600.0)
+
+    async def look() -> None:
+        tokens = [page.token(), page.token(scope="read"), page.token(user="nobody"), page.token()]
+        mine, reads, other, again = [await sessions.sign_in("", token=each) for each in tokens]
+        told = await asyncio.gather(*(each.reading() for each in (mine, reads, other, again)))
+        who = [(each.about["you"], each.about["scope"]) for each in told]
+        assert who[0] == who[3] and len(set(who)) == 3 and who[2][0] == "nobody"
+        assert mine.readings is again.readings and len({id(each.readings) for each in (mine, reads, other)}) == 3
+        assert job in [each["id"] for each in (await mine.readings.trace(3600.0))["jobs"]]
+        assert not (await other.readings.trace(3600.0))["jobs"]
+        assert "command" in await mine.readings.job(job) and "command" not in await other.readings.job(job)
+
+    asyncio.run(look())
+    work.cli("cancel", str(job))
+
+
+def test_a_token_that_is_revoked_shows_nothing_more_and_the_others_go_on(page):
+    made = page.home.client.token_create(name="short")
+    sessions = Sessions(page.api, 3600.0)
+
+    async def look() -> None:
+        first, second = [await sessions.sign_in("", token=each) for each in (made["token"], page.token())]
+        assert (await first.reading()) is (await second.reading())
+        page.home.client.token_revoke(made["id"])
+        second.readings.forget(0)
+        assert (await second.reading()).trouble is None, "it was asked with the other token"
+        shown = await first.reading()
+        assert first.over and shown.trouble and not shown.about and not shown.gpus
+        signed_out = await sessions.sign_in("", token=page.token())
+        assert (await signed_out.reading()).about
+        sessions.end(signed_out)
+        assert not (await signed_out.reading()).about and (await second.reading()).about
+
+    asyncio.run(look())
+
+
+def test_a_session_tries_its_own_token_again(page, monkeypatch):
+    monkeypatch.setattr("ullage.page.sessions._CHECK", -1.0)
+    made = page.home.client.token_create(name="short")
+    sessions = Sessions(page.api, 3600.0)
+
+    async def look() -> None:
+        first, second = [await sessions.sign_in("", token=each) for each in (page.token(), made["token"])]
+        assert (await second.reading()) is (await first.reading())
+        page.home.client.token_revoke(made["id"])
+        assert not (await second.reading()).about and second.over, "though the first one is told all the same"
+
+    asyncio.run(look())
 
 
 def test_a_link_works_once_and_for_some_minutes(page):

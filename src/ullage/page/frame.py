@@ -61,7 +61,7 @@ class Frame:
             ui.navigate.to("/sign-in")
             return
         self._session.seen()
-        reading = await self._session.readings.latest()
+        reading = await self._session.reading()
         self._show(reading)
         if reading.about:
             await self._refresh(reading)

@@ -1,7 +1,8 @@
-"""What the daemon answered last, shared by all pages of a session, and figures of the last minutes.
+"""What the daemon answered last, and figures of the last minutes.
 
 A page asks for a reading about once a second. It gets the last one if that is new enough; otherwise one question goes
-to the daemon, for all who wait. While no page is open, nothing is asked.
+to the daemon, for all who wait. Sessions of one user with the same rights share their readings, since the daemon would
+tell each of them the same. While no page is open, nothing is asked.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ullage.errors import NotAllowed, UllageError
 
 EVERY = 1.0  # seconds between two readings
 _REST, _OLD = 20.0, 10.0  # the whole queue again: after so many times as long as it took; after so many seconds at most
+_TRACE_EVERY = 5.0  # seconds between two questions for all that was there
 KEPT = 300.0  # seconds of which figures are kept
 MOST_ROWS, FINISHED = 5000, 500  # rows of the queue, and jobs that are over, that are shown
 _MOST_JOBS = 50  # of which all is kept
 
 Answer = dict[str, Any]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -70,43 +73,106 @@ def place_names(gpus: list[Answer]) -> dict[str, str]:
     return names
 
 
-class Readings:
-    """The readings of one session."""
+class Asker(Protocol):
+    """A session, as far as readings need it."""
 
-    def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        self._ask = ask
+    @property
+    def over(self) -> bool:
+        """Whether its token is worth nothing any more."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it waits for an answer."""
+
+    async def ask(self, verb: str, **arguments: Any) -> Any:
+        """What the daemon answers to it."""
+
+
+class SharedReadings:
+    """Readings by who sees them: the user and the rights that the daemon has told each session by its own token."""
+
+    def __init__(self) -> None:
+        self._readings: dict[Hashable, Readings] = {}
+
+    def of(self, session: Asker, about: Answer) -> Readings:
+        """Those of a session, from its own `ping`."""
+        self._readings = {who: each for who, each in self._readings.items() if each.wanted}
+        user = about.get("uid", session)  # an older daemon does not say it: nothing is shared then
+        found = self._readings.setdefault((user, about["you"], about["operator"], about["scope"]), Readings(session))
+        found.share(session)
+        return found
+
+
+class Readings:
+    """The readings of sessions that are told the same. Any of them asks for all."""
+
+    def __init__(self, session: Asker) -> None:
+        self._sessions = [session]
         self._last, self._next = DaemonReading(), 0.0
         # The whole queue: its last event, and when it is asked for again, if something has happened or not.
         self._whole_at, self._whole_next, self._whole_old = -1, 0.0, 0.0
-        self._asking: asyncio.Task[None] | None = None
+        self._open: dict[Hashable, asyncio.Future[Any]] = {}  # questions without an answer yet
         self._figures: dict[tuple[str, str], deque[tuple[float, float | None]]] = defaultdict(deque)
         self._jobs: dict[int, tuple[float, Answer]] = {}
         self._finished: tuple[int, list[Answer]] = (-1, [])
+        self._traces: dict[float, tuple[float, Answer]] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody is left who may see them."""
+        return any(not each.over for each in self._sessions)
+
+    def share(self, session: Asker) -> None:
+        """Let another session see them, and ask."""
+        self._sessions = [each for each in self._sessions if not each.over and each is not session] + [session]
+
+    def leave(self, session: Asker) -> None:
+        """A session sees others from now on, or none."""
+        self._sessions = [each for each in self._sessions if each is not session]
 
     async def latest(self) -> DaemonReading:
         """The last reading, or a new one if that is old. Never raises: what went wrong is in the reading."""
-        if time.monotonic() >= self._next and self._asking is None:
-            self._asking = asyncio.create_task(self._read())
-        if self._asking is not None:
-            await asyncio.shield(self._asking)
+        if time.monotonic() >= self._next:
+            await self._once("reading", self._read)
         return self._last
 
     async def finished(self) -> list[Answer]:
         """The last jobs that are over; asked for again when something has happened."""
         event = int(self._last.about.get("last_event", -1))
-        if event != self._finished[0]:
+
+        async def ask() -> list[Answer]:
             self._finished = event, await self._ask("history", limit=FINISHED, user=None)
-        return self._finished[1]
+            return self._finished[1]
+
+        return self._finished[1] if event == self._finished[0] else await self._once("finished", ask)
 
     async def job(self, number: int) -> Answer:
         """All about one job, as it was within the last second."""
-        at, found = self._jobs.get(number, (0.0, {}))
-        if time.monotonic() >= at:
-            [found] = await self._ask("status", job=number)
+
+        async def ask() -> Answer:
+            found: Answer = (await self._ask("status", job=number))[0]
             while len(self._jobs) >= _MOST_JOBS:
                 del self._jobs[next(iter(self._jobs))]
             self._jobs[number] = time.monotonic() + EVERY * 0.8, found
-        return found
+            return found
+
+        until, known = self._jobs.get(number, (0.0, {}))
+        return known if time.monotonic() < until else await self._once(("job", number), ask)
+
+    async def trace(self, last: float) -> Answer:
+        """All that was there in the last seconds, so many; asked for again after some seconds, and more if it takes
+        long."""
+
+        async def ask() -> Answer:
+            began = time.monotonic()
+            found: Answer = await self._ask("trace", since=time.time() - last, there=True)
+            now = time.monotonic()
+            self._traces = {each: told for each, told in self._traces.items() if told[0] > now}
+            self._traces[last] = now + max(_TRACE_EVERY, _REST * (now - began)), found
+            return found
+
+        until, known = self._traces.get(last, (0.0, {}))
+        return known if time.monotonic() < until else await self._once(("trace", last), ask)
 
     def forget(self, number: int) -> None:
         """Ask about a job anew: it was changed."""
@@ -117,6 +183,27 @@ class Readings:
         """The figures of the last minutes, with how many seconds ago each was."""
         now = time.monotonic()
         return [(now - at, value) for at, value in self._figures.get((kind, name), ())]
+
+    async def _once(self, question: Hashable, ask: Callable[[], Awaitable[Found]]) -> Found:
+        """Ask, unless somebody has asked that already and waits; then wait, too."""
+        if question not in self._open:
+            self._open[question] = asyncio.ensure_future(ask())
+            self._open[question].add_done_callback(lambda _: self._open.pop(question))
+        found: Found = await asyncio.shield(self._open[question])
+        return found
+
+    async def _ask(self, verb: str, **arguments: Any) -> Any:
+        """Ask as a session that waits for nothing else, if there is one; who is signed out by that asks no more."""
+        while True:
+            there = [each for each in self._sessions if not each.over]
+            if not there:
+                raise NotAllowed("you are signed out")
+            session = next((each for each in there if not each.busy), there[-1])
+            try:
+                return await session.ask(verb, **arguments)
+            except NotAllowed:
+                if not session.over:
+                    raise
 
     async def _read(self) -> None:
         began = time.monotonic()
@@ -134,7 +221,6 @@ class Readings:
             self._keep(began)
         finally:
             self._next = time.monotonic() + EVERY * 0.8
-            self._asking = None
 
     async def _queue(self, about: Answer) -> Answer:
         """The queue. It may be long: all of it is asked for when something has happened, and not too often."""

@@ -15,12 +15,13 @@ from ullage.manager.api.gate import NO_TOKEN
 from ullage.manager.client import Client
 from ullage.page.kept_sessions import KeptSessions
 from ullage.page.questions import OwnEstimates, SessionQuestions
-from ullage.page.readings import Readings
+from ullage.page.readings import DaemonReading, Readings, SharedReadings
 from ullage.text import plain_values
 
 CODE_LASTS = 600.0  # seconds in which a link can be used, once
 LONGEST_IDLE = 1800.0  # seconds after which a session ends of which no page is open
 MOST_SESSIONS = 1000
+_CHECK = 10.0  # seconds after which a session's own token is tried again
 _TIMEOUT = 10.0  # seconds that the daemon may take to answer
 _WINDOW, _EACH, _ALL = 60.0, 10, 200  # failures to sign in within so many seconds: from one address, from everywhere
 _AS_IT_IS = ("logs", "estimate", "estimated")  # answers with lines of text in them
@@ -41,9 +42,11 @@ class Session:
     def __init__(
         self, url: Callable[[], str], make_token: MakeToken, lasts: float, clock: Callable[[], float],
         here: OwnEstimates | None = None, first: str = "/", number: str | None = None,
+        shared: SharedReadings | None = None,
     ) -> None:  # fmt: skip
         self.id, self.first = number or secrets.token_urlsafe(32), first
-        self.readings, self.questions = Readings(self.ask), SessionQuestions(self.ask, here)
+        self.readings, self.questions = Readings(self), SessionQuestions(self.ask, here)
+        self._shared, self._checked, self._checking = shared or SharedReadings(), -_CHECK, asyncio.Lock()
         self._url, self._make_token, self._clock = url, make_token, clock
         self._token, self._forget = "", _nothing
         self._ends, self._seen, self._over = clock() + lasts, clock(), False
@@ -62,6 +65,11 @@ class Session:
         now = self._clock()
         return self._over or now > self._ends or now > self._seen + LONGEST_IDLE
 
+    @property
+    def busy(self) -> bool:
+        """Whether it waits for an answer."""
+        return self._turn.locked()
+
     def seen(self) -> None:
         """Note that somebody has a page open."""
         self._seen = self._clock()
@@ -72,6 +80,29 @@ class Session:
             self._over, self._token, self._client, forget = True, "", None, self._forget
             self._thread.shutdown(wait=False)
             forget()
+
+    async def check(self) -> None:
+        """Learn from the daemon, by this session's own token, who it is: its readings are theirs."""
+        about = await self.ask("ping")
+        self._checked = time.monotonic()
+        self._show(self._shared.of(self, about))
+
+    async def reading(self) -> DaemonReading:
+        """What the daemon told last. Another session may have asked, but only this one's own token lets it see that."""
+        async with self._checking:
+            if self.over or time.monotonic() > self._checked + _CHECK:
+                try:
+                    await self.check()
+                except NotAllowed:
+                    self._show(Readings(self))
+                except UllageError:
+                    pass  # the reading says that the daemon does not answer
+        return await self.readings.latest()
+
+    def _show(self, readings: Readings) -> None:
+        if readings is not self.readings:
+            self.readings.leave(self)
+            self.readings = readings
 
     async def ask(self, verb: str, **arguments: Any) -> Any:
         """What the daemon answers to an order of this user. One question at a time, so a page cannot flood it."""
@@ -116,7 +147,7 @@ class Sessions:
         kept: KeptSessions | None = None,
     ) -> None:
         self._url, self._lasts, self._make_token, self._clock, self._here = url, lasts, make_token, clock, here
-        self._kept = kept
+        self._kept, self._shared = kept, SharedReadings()
         self._sessions: dict[str, Session] = {}
         self._codes: dict[str, tuple[float, str]] = {}
         self._failures: dict[str, deque[float]] = defaultdict(deque)
@@ -137,7 +168,7 @@ class Sessions:
                 lasts, here = known.ends - time.time(), self._here if known.own else None
                 make = self._make_token if known.own and not known.token else None
                 make = make or (lambda: (known.token, _nothing))
-                self._add(Session(self._url, make, lasts, self._clock, here, number=number))
+                self._add(Session(self._url, make, lasts, self._clock, here, number=number, shared=self._shared))
         return self._sessions.get(number or "")
 
     async def sign_in(self, address: str, token: str = "", code: str = "") -> Session:
@@ -177,9 +208,9 @@ class Sessions:
         until, first = self._codes.pop(code, (-1.0, "/"))
         if self._make_token is None or self._clock() > until:
             raise NotAllowed("this link was used already, or its time is over; sign in with a token")
-        session = Session(self._url, self._make_token, self._lasts, self._clock, self._here, first)
+        session = Session(self._url, self._make_token, self._lasts, self._clock, self._here, first, shared=self._shared)
         try:
-            await session.ask("ping")
+            await session.check()
         except NoDaemon:
             if self._here is None:
                 self._codes[code] = until, first  # it did not work, so it was not used
@@ -193,9 +224,9 @@ class Sessions:
     async def _by_token(self, token: str) -> Session:
         if not token.isascii() or not token.isprintable() or not 0 < len(token) < 500:
             raise NotAllowed(_WHO)
-        session = Session(self._url, lambda: (token, _nothing), self._lasts, self._clock)
+        session = Session(self._url, lambda: (token, _nothing), self._lasts, self._clock, shared=self._shared)
         try:
-            await session.ask("ping")
+            await session.check()
         except NotAllowed:
             raise NotAllowed(_WHO) from None
         return session

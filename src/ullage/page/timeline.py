@@ -141,7 +141,7 @@ class Timeline:
             return
         began = time.monotonic()
         try:
-            told = await self._session.ask("trace", since=time.time() - LASTS[self._last.value], there=True)
+            told = await self._session.readings.trace(LASTS[self._last.value])
             run = await asyncio.to_thread(_of_daemon, told)
         except UllageError as error:
             self._problem.set_text(plain(str(error)))

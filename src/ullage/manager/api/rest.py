@@ -409,6 +409,7 @@ class DaemonAnswer(_Answer):
     jobs: dict[str, int]
     last_event: int
     you: str
+    uid: int
     operator: bool
     scope: str = Field(description="what your token allows: read, submit or operate")
 

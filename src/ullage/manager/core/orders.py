@@ -124,7 +124,8 @@ class Orders:
 
     def ping(self, caller: Caller) -> dict[str, Any]:
         """That somebody is there, and who."""
-        return self.about() | {"you": caller.user, "operator": caller.operator, "scope": caller.scope}
+        who = {"you": caller.user, "uid": caller.uid, "operator": caller.operator, "scope": caller.scope}
+        return self.about() | who
 
     def about(self) -> dict[str, Any]:
         """What this daemon is."""
