@@ -79,6 +79,9 @@ def test_communication_hooks_send_what_they_make_of_a_bucket(gpu):
     compressed = DistributedDataParallel(layers())
     compressed.register_comm_hook(None, default_hooks.fp16_compress_hook)
     assert peak_of(compressed) > plain
+    in_cpp = DistributedDataParallel(layers())
+    in_cpp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    assert peak_of(in_cpp) > plain
     approximated = DistributedDataParallel(layers())
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     approximated.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

@@ -37,6 +37,14 @@ def test_code_that_catches_everything_is_stopped(follow):
     assert answer["status"] == "estimated" and "finally" in answer["printed"]
 
 
+def test_a_trainer_that_misses_gpus_says_how_to_give_them(follow):
+    """As Lightning puts it for `devices=12`."""
+    text = f"You requested gpu: {[*range(12)]}\\n But your machine only has: [0]"
+    assert told(follow(f"import torch\nraise ValueError('{text}')")).endswith(
+        "Type: ullage estimate train.py --world-size 12"
+    )
+
+
 def test_inference_alone_is_estimated(follow):
     source = HEAD + "model.cuda().eval()\nwith torch.no_grad():\n    model(torch.randn(8, 64, device='cuda'))"
     estimate = follow(source)["estimate"]

@@ -38,6 +38,7 @@ _PIP_NAMES = {  # of packages that are imported by another name
 _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm", "causal_conv1d", "transformer_engine")
 _LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
 _ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
+_ASKS_FOR_GPUS = re.compile(r"requested gpu: \[[\d, ]*?(\d+)\]", re.I)  # Lightning, with the numbers of those GPUs
 _RUNPY = (runpy.__file__, "<frozen runpy>")
 _PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
 
@@ -262,6 +263,9 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
             f"{shown} needs {failure['missing']}, an extension compiled for GPUs that cannot be loaded here: {what}. "
             "Import and call it inside a torch.library.custom_op, and register with register_fake what that returns"
         )
+    if asked := _ASKS_FOR_GPUS.search(failure["message"]):
+        command = f"ullage estimate {shown.replace('-m ', '--module ')} --world-size {int(asked[1]) + 1}"
+        return f"{shown} asks for {int(asked[1]) + 1} GPUs, and ran on fewer: {what}. Type: {command}"
     if _ASKS_DRIVER.search(f"{failure['program']} {failure['message']}"):
         return (
             f"{shown} asked the NVIDIA driver, which a virtual GPU has not: {what}. Let it ask PyTorch, or leave it out"

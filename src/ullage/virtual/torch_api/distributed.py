@@ -392,8 +392,12 @@ def work_that_is_done(results: list[torch.Tensor]) -> Any:
 
 
 def _done(results: list[torch.Tensor]) -> Any:
-    future: Any = torch.futures.Future()
-    future.set_result(results)
+    future: Any
+    if results:
+        future = torch._C.fork(lambda: results)  # with the type of the list, which DDP's hooks in C++ look at
+    else:
+        future = torch.futures.Future()
+        future.set_result(results)
     return _c10d._create_work_from_future(future)
 
 
