@@ -89,6 +89,18 @@ def test_communication_hooks_send_what_they_make_of_a_bucket(gpu):
     assert state.error_dict, "it keeps what it left out for the next step"
 
 
+def test_the_states_that_only_other_ranks_hold_are_in_a_full_checkpoint_of_an_optimizer(gpu):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(layers(), use_orig_params=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    assert len(optimizer.state) < 8
+    states = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
+    assert [state["exp_avg"].shape for state in states.values()] == [(512, 512)] * 8
+
+
 def test_normalization_over_all_ranks(gpu):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
     model = DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(model))

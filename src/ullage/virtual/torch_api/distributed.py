@@ -305,7 +305,7 @@ def _object_collectives(groups: Groups, home: Any) -> dict[str, Any]:
     """Python objects stay as they are: through the GPU they would lose their data."""
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        object_list[:] = [obj] * len(object_list)
+        object_list[:] = [obj, *[_keys_of_sharded_states(obj)] * (len(object_list) - 1)]
 
     def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **options: Any) -> None:
         if object_gather_list:
@@ -338,6 +338,19 @@ def _object_collectives(groups: Groups, home: Any) -> dict[str, Any]:
         "scatter_object_list": scatter_object_list,
     }
     return {name: _if_alone(groups, home, value, getattr(home, name)) for name, value in made.items()}
+
+
+def _keys_of_sharded_states(own: Any) -> Any:
+    """What other ranks say of the optimizer states that they hold, if FSDP asks (`_map_param_key_to_optim_keys`): all
+    ranks together hold a part of every parameter that is trained. Anything else is like what this one says."""
+    caller: Any = sys._getframe(2)
+    while caller is not None and caller.f_code.co_name != "_map_param_key_to_optim_keys":
+        caller = caller.f_back
+    if caller is None:
+        return own
+    key = caller.f_globals["_OptimStateKey"]
+    infos = caller.f_locals["fqn_to_fsdp_param_info"].items()
+    return [key((name,), True) for name, info in infos if info.param_requires_grad[info.param_indices[name]]]
 
 
 def _if_alone(groups: Groups, home: Any, here: Any, original: Any) -> Any:
