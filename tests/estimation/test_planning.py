@@ -153,6 +153,7 @@ def test_ranks_of_a_script_have_samples_of_their_own(of_script):
     assert "not tried" not in str(found)
 
 
+@pytest.mark.slow
 def test_stages_of_a_script_share_their_samples_and_the_largest_decides(of_script):
     row = of_script("stages", "2xH100").rows[0]
     assert [each["rank"] for each in row.estimate.ranks] == [0, 1] and row.data_ranks == 1
@@ -165,6 +166,7 @@ def test_ranks_that_send_nothing_are_no_way_to_use_more_gpus(of_script):
     assert "on 2, 4 GPUs: its ranks send each other nothing in a step" in " ".join(str(found).split())
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_on_some_numbers_of_gpus_says_so_there(of_script):
     found = of_script("pair")
     assert "I need two GPUs" in found.rows[0].why_not and found.rows[1].fits
