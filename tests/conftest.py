@@ -5,7 +5,6 @@ tests/README.md.
 """
 
 import contextlib
-import functools
 import importlib.metadata
 import os
 import re
@@ -80,7 +79,7 @@ def warm(_warm_processes, monkeypatch):
     """Processes of scripts are forked from one that has imported PyTorch, as the daemon has it done."""
     from ullage.estimation.scripts import parent
 
-    monkeypatch.setattr(parent, "run", functools.partial(parent.run, warm=_warm_processes))
+    monkeypatch.setattr(parent, "_warm", [_warm_processes])
 
 
 @pytest.fixture(scope="session")
