@@ -150,6 +150,17 @@ def test_each_user_sees_what_root_saw_of_their_jobs(tmp_path, monkeypatch, capsy
         shared_history.tell_user(tmp_path, mine, [])
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, who alone tells users of their jobs")
+def test_a_folder_that_somebody_else_has_made_does_not_stop_the_watcher(watch, slurm):
+    (watch.folder / "history").mkdir()
+    (watch.folder / "history").chmod(0o777)
+    watch.terms = WatchTerms(spool=watch.folder)
+    job = watch.submit(GROWS)
+    watch.until_over(job)
+    assert watch.log() == [(job, 0, 12), (job, 1, 21)]
+    assert any("nobody else can write to" in line for line in watch.said)
+
+
 def run_of(job, user):
     return RunRecord(
         job=job, started=job, restarts=0, user=user, name="x", ended=job + 1, nodes="n1", gres="shard:1", exit_code=0,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ullage.errors import SlurmFailed
+from ullage.errors import InvalidValue, SlurmFailed
 from ullage.manager.fault_injection import crash_point
 from ullage.placement.recovery import RecoveryRules
 from ullage.slurm import commands
@@ -106,7 +106,7 @@ class Watcher:
             for user in self._store.users(self._told):
                 tell_user(self._terms.spool, user, self._store.of_user(user, MOST))
             self._told = now
-        except OSError as error:  # tried again at the next look
+        except (OSError, InvalidValue) as error:  # tried again at the next look
             self._say(f"users cannot be told what became of their jobs: {error}")
 
     def _is_ours(self, job: SlurmJob) -> bool:

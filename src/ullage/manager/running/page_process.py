@@ -55,8 +55,8 @@ class PageProcess:
         self._rights = _rights(settings.user, say)
         kept = run / "page-sessions"
         kept.mkdir(mode=0o700, exist_ok=True)
-        for path in (kept, *kept.iterdir()) if self._rights else ():
-            os.chown(path, self._rights["user"], self._rights["group"], follow_symlinks=False)
+        if self._rights:  # not what is in it: the page's user could have put a link there
+            os.chown(kept, self._rights["user"], self._rights["group"])
         self._kept = os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         host, port = parse_listen(listen, "--page")
         self._door = listening(host, port, "the page")
