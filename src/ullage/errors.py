@@ -68,6 +68,10 @@ class InvalidValue(UllageError, ValueError):
     """A value that is not valid; the text says what was needed and what was found."""
 
 
+class ModelLacks(InvalidValue):
+    """Something that this model does not have, however it is run, such as activation checkpointing."""
+
+
 # Packages that `pip install ullage` leaves out, and the extra that brings each (pyproject.toml).
 EXTRAS = {
     "fastapi": "manager",

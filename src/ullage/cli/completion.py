@@ -49,9 +49,10 @@ def gpu_architectures(incomplete: str) -> list[str]:
     >>> gpu_architectures("sm_80,sm_8")
     ['sm_80,sm_80', 'sm_80,sm_86', 'sm_80,sm_89']
     """
-    before, comma, begun = incomplete.rpartition(",")
-    known = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", *(() if comma else ("all",)))
-    return [f"{before}{comma}{name}" for name in known if name.startswith(begun)]
+    from ullage.hardware.catalogue import ARCHITECTURE_CARDS
+
+    found = _one_more(incomplete, lambda begun: [name for name in ARCHITECTURE_CARDS if name.startswith(begun)])
+    return ["all", *found] if "all".startswith(incomplete) else found
 
 
 def ways_of_sharing(incomplete: str) -> list[str]:
@@ -60,8 +61,7 @@ def ways_of_sharing(incomplete: str) -> list[str]:
     >>> ways_of_sharing("timeslice,m")
     ['timeslice,mps']
     """
-    before, comma, begun = incomplete.rpartition(",")
-    return [f"{before}{comma}{way}" for way in ("timeslice", "mps") if way.startswith(begun)]
+    return _one_more(incomplete, lambda begun: [way for way in ("timeslice", "mps") if way.startswith(begun)])
 
 
 def ways_to_share(incomplete: str) -> list[str]:

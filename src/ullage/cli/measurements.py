@@ -147,13 +147,14 @@ def measure(
         for order in orders:
             print(json.dumps(order.row))
         return
-    name, usable = runs.local_gpu()
+    card = runs.local_gpu()
     done = _measured_before(out)
     orders = [order for order in orders if order.row["id"] not in done]
     _say_left(len(done), len(orders), "runs", out)
     found = runs.measure(
-        orders, name, total=usable, at_once=workers, cap=cap, estimated=estimated, timeout=parse_duration(timeout)
-    )
+        orders, card.name, total=card.usable, at_once=workers, cap=cap, estimated=estimated,
+        timeout=parse_duration(timeout),
+    )  # fmt: skip
     _follow(found, len(orders), out, as_json)
 
 
@@ -162,8 +163,8 @@ measure.__doc__ = _EXAMPLES
 
 def _measure_context(as_json: bool) -> None:
     """Measure the CUDA context, and print the lines of a file that describes this card."""
-    from ullage.hardware import local_gpus
     from ullage.research.measure.machine import as_own_card, measure_context
+    from ullage.research.measure.runs import local_gpu
 
     found = measure_context()
     if as_json:
@@ -172,7 +173,7 @@ def _measure_context(as_json: bool) -> None:
     for name, size in found.items():
         print(f"{name}: {size / 2**20:.0f} MiB", file=sys.stderr)
     print("to let estimates use it, write these lines to $ULLAGE_HOME/gpus/NAME.toml:", file=sys.stderr)
-    print(as_own_card(found, local_gpus()[0].name))
+    print(as_own_card(found, local_gpu().name))
 
 
 def _ask_cudnn(

@@ -229,24 +229,14 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
     """
     given = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     if "input_shape" in given:
-        given["input_shape"] = parse_shape(given["input_shape"])
+        from ullage.workloads.configuration import parse_shape
+
+        given["input_shape"] = parse_shape(given["input_shape"], "--input-shape")
     if "lora_targets" in given:
         given["lora_targets"] = [name.strip() for name in given["lora_targets"].split(",") if name.strip()]
     if "set" in given:
         given["set"] = dict(parse_setting(text) for text in given["set"])
     return given
-
-
-def parse_shape(text: str) -> list[int]:
-    """A shape from numbers separated by commas or x.
-
-    >>> parse_shape("3x224x224")
-    [3, 224, 224]
-    """
-    parts = text.replace("x", ",").split(",")
-    if not all(part.strip().isdigit() and int(part) for part in parts):
-        raise InvalidValue(f"--input-shape: needed whole numbers such as 3,224,224; found {text!r}")
-    return [int(part) for part in parts]
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

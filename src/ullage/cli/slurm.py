@@ -183,7 +183,6 @@ def filter(options: Annotated[str, typer.Argument(help="What sbatch was told, as
 
       ullage slurm filter '{"gpus": "1", "argv": ["job.sh"]}'
     """
-    from ullage.errors import InvalidValue
     from ullage.slurm.filtering import answers
 
     is_file = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)  # sbatch has read a pipe to its end

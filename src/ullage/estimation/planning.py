@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from ullage.errors import InvalidValue, UllageError
+from ullage.errors import InvalidValue, ModelLacks, UllageError
 from ullage.estimation.asking import estimate_workload
 from ullage.estimation.result import Estimate
 from ullage.estimation.scripts.parent import many_runs
@@ -335,11 +335,13 @@ def _filled(
         else:
             try:
                 filled.append(_run(row, workload, card, interconnect))
+                whatever_the_number = filled[-1].why_not == _ALONE
             except UllageError as error:
                 errors.append(error)
                 filled.append(replace(row, why_not=str(error).splitlines()[0]))
+                whatever_the_number = isinstance(error, ModelLacks)
             failed = filled[-1].why_not
-            if failed is not None and any(words in failed for words in _WHATEVER_THE_NUMBER):
+            if failed is not None and whatever_the_number:
                 hopeless[row.strategy, row.checkpointing] = failed
     reasons = {row.why_not for row in filled if row.estimate is None}
     if len(errors) and len(reasons) == 1 and not any(row.estimate for row in filled):
@@ -348,8 +350,6 @@ def _filled(
 
 
 _ALONE = "its ranks send each other nothing in a step, so each would train alone: torch.distributed is not used"
-# What the number of GPUs has nothing to do with
-_WHATEVER_THE_NUMBER = ("needs a plan that comes with", "has no activation checkpointing", _ALONE)
 
 
 def _run(row: PlanRow, workload: Workload, card: GPU, interconnect: str | None) -> PlanRow:

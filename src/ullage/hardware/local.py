@@ -72,7 +72,7 @@ def _described(nvml: Any, handle: Any) -> GPU:
     name = nvml.nvmlDeviceGetName(handle)
     device_name = name.decode() if isinstance(name, bytes) else str(name)
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    known = _in_catalogue(device_name, memory)
+    known = in_catalogue(device_name, memory)
     if known is not None:
         reserved = known.memory - known.usable
         return replace(known, memory=memory, usable=max(memory - reserved, 0))
@@ -90,7 +90,8 @@ def _described(nvml: Any, handle: Any) -> GPU:
     )
 
 
-def _in_catalogue(device_name: str, memory: int) -> GPU | None:
+def in_catalogue(device_name: str, memory: int) -> GPU | None:
+    """The card of the catalogue that a driver calls by this name, with about as much memory."""
     same = [card for card in gpus() if _plain(card.device_name) == _plain(device_name)]
     same = [card for card in same if abs(card.memory - memory) <= _SAME_MEMORY * card.memory]
     return min(same, key=lambda card: abs(card.memory - memory), default=None)

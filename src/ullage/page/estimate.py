@@ -19,7 +19,7 @@ from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
 from ullage.page.sessions import Session
 from ullage.text import plain
-from ullage.workloads.configuration import PRECISIONS, QUANTIZATIONS
+from ullage.workloads.configuration import PRECISIONS, QUANTIZATIONS, parse_shape
 from ullage.workloads.optimizers import OPTIMIZERS
 from ullage.workloads.sources.names import model_names
 
@@ -142,10 +142,14 @@ class EstimateForm:
             raise InvalidValue("needed the name of a model, such as torchvision:resnet50")
         options = {"batch_size": self.batch.value, "sequence_length": self.length.value,
                    "precision": self.precision.value, "optimizer": self.optimizer.value,
-                   "checkpointing": self.checkpointing.value, "input_shape": _shape(self.shape.value or ""),
+                   "checkpointing": self.checkpointing.value, "input_shape": self._sample_shape(),
                    "gradient_accumulation": self.accumulation.value, "lora": self.lora.value,
                    "quantize": self.quantize.value, "config": _config(self.config.value or "")}  # fmt: skip
         return {"model": self.model.value.strip(), "options": _given(options), **common}
+
+    def _sample_shape(self) -> list[int]:
+        text = (self.shape.value or "").strip()
+        return parse_shape(text, "the shape of a sample") if text else []
 
     def fill(self, question: dict[str, Any]) -> None:
         """Show a question that was asked before; what is not told of it, and what the form cannot say, stays away."""
@@ -213,19 +217,6 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     """
     found = {name: value.strip() if isinstance(value, str) else value for name, value in values.items()}
     return {name: int(value) if isinstance(value, float) else value for name, value in found.items() if value}
-
-
-def _shape(text: str) -> list[int]:
-    """The numbers of a shape.
-
-    >>> _shape("3, 224,224"), _shape("")
-    ([3, 224, 224], [])
-    """
-    parts = text.replace("x", ",").split(",") if text.strip() else []
-    try:
-        return [int(part) for part in parts]
-    except ValueError:
-        raise InvalidValue(f"needed the shape of a sample, such as 3,224,224; found {text[:40]!r}") from None
 
 
 def _config(text: str) -> dict[str, Any]:

@@ -145,7 +145,8 @@ def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: l
 
 def _with_ranks(training: Training, srun: Mapping[str, str] | None, options: Mapping[str, str]) -> Training:
     """As how many processes it runs: as many as its launcher starts, or as srun has tasks."""
-    gpus, ranks = gpu_request(options).per_node, training.command.ranks(gpu_request(options).per_node or 1)
+    gpus = gpu_request(options).per_node
+    ranks = training.command.ranks(gpus or 1)
     variables = dict(training.environment)
     if srun is not None and training.command.launched_by == (SLURM,):
         tasks, nodes = tasks_and_nodes({**options, **srun})

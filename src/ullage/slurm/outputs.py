@@ -56,8 +56,9 @@ def read_streams(job: SlurmJob, spool: Path | None = None) -> list[Stream]:
 
 def forget_kept(spool: Path, jobs: Collection[int]) -> None:
     """Remove what the epilog kept of these jobs."""
+    names = {str(job) for job in jobs}
     for file in (spool / ENDED).glob("*.*"):
-        if file.name.split(".")[0] in map(str, jobs):
+        if file.name.split(".")[0] in names:
             with contextlib.suppress(OSError):
                 file.unlink()
 

@@ -70,6 +70,19 @@ PREFIXES = {"torchvision": "torchvision", "tv": "torchvision", "timm": "timm", "
 
 DEFAULT_BATCH_SIZE = 32
 
+
+def parse_shape(text: str, what: str) -> list[int]:
+    """A shape from numbers separated by commas or x; `what` names it in a message.
+
+    >>> parse_shape("3x224x224", "shape"), parse_shape("3, 224,224", "shape")
+    ([3, 224, 224], [3, 224, 224])
+    """
+    parts = text.replace("x", ",").split(",")
+    if not all(part.strip().isdigit() and int(part) for part in parts):
+        raise InvalidValue(f"{what}: needed whole numbers such as 3,224,224; found {text[:40]!r}")
+    return [int(part) for part in parts]
+
+
 # The options of `ullage.estimate` and of the command line that describe a model and its training. Each is the field of
 # `Configuration` with the same name, except for two.
 MODEL_OPTIONS = (

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ullage.errors import InvalidValue, UnknownName
+from ullage.errors import InvalidValue, ModelLacks, UnknownName
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,7 +127,7 @@ def _split(model: Any, mesh: Any, configuration: Configuration) -> nn.Module:
     unknown = sorted({str(style) for style in wanted.values()} - set(styles))
     if not wanted or unknown:
         found = f"a plan with {', '.join(unknown)}" if unknown else "none"
-        raise InvalidValue(
+        raise ModelLacks(
             f"{configuration.model}: tensor parallelism needs a plan that comes with the model (tp_plan of "
             f"transformers); found {found}"
         )

@@ -46,18 +46,20 @@ def train(
     low = low_precision(configuration)
     if low is not None and not _has_its_types(configuration):
         model = model.to(low)
-    if configuration.channels_last and parallel is not None:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if parallel is not None:
-        model = spread(model, parallel, configuration, device)
+        model = spread(_in_layout(model, configuration), parallel, configuration, device)
         configuration = _as_spread(configuration, parallel)
-    elif configuration.quantize is None:
-        model = model.to(device)
-    if configuration.channels_last and parallel is None:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    else:
+        model = _in_layout(model.to(device) if configuration.quantize is None else model, configuration)
     run = _infer if configuration.inference else _train
     with _switches(configuration):
         run(configuration, model, task, iterations, device, after_iteration or _nothing)
+
+
+def _in_layout(model: nn.Module, configuration: Configuration) -> nn.Module:
+    if not configuration.channels_last:
+        return model
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def _as_spread(configuration: Configuration, parallel: str) -> Configuration:

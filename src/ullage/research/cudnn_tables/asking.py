@@ -21,6 +21,7 @@ import torch
 from ullage.errors import UnknownName
 from ullage.estimation.scripts.parent import convolutions_of_script
 from ullage.hardware import gpu
+from ullage.hardware.catalogue import ARCHITECTURE_CARDS
 from ullage.research.cudnn_tables.candidates import Cudnn, CudnnError
 from ullage.research.cudnn_tables.collect import arbitrary_configurations, random_layer
 from ullage.research.cudnn_tables.tasks import LAYOUTS, TYPES, ConvolutionLayer, layout_strides, read_tasks
@@ -127,23 +128,16 @@ def check(description: str | None = None) -> None:
     Cudnn(description)
 
 
-# A card that stands for each architecture. Of a description's fields, only the architecture changed cuDNN's answers.
-ARCHITECTURES = {
-    "sm_75": "T4", "sm_80": "A100-40GB", "sm_86": "RTX-3090", "sm_89": "RTX-4090", "sm_90": "H200", "sm_100": "B200",
-    "sm_120": "RTX-5090",
-}  # fmt: skip
-
-
 def architectures(text: str) -> list[str]:
     """The architectures that were asked for: "all", or names with commas.
 
     >>> architectures("sm_80,sm_89")
     ['sm_80', 'sm_89']
     """
-    names = list(ARCHITECTURES) if text == "all" else text.split(",")
+    names = list(ARCHITECTURE_CARDS) if text == "all" else text.split(",")
     for name in names:
-        if name not in ARCHITECTURES:
-            raise UnknownName("architecture", name, list(ARCHITECTURES))
+        if name not in ARCHITECTURE_CARDS:
+            raise UnknownName("architecture", name, list(ARCHITECTURE_CARDS))
     return names
 
 
@@ -153,8 +147,9 @@ def own_description() -> dict[str, Any]:
 
 
 def described(own: Mapping[str, Any], architecture: str) -> str:
-    """The description of a card of this architecture, made from that of this machine's own: cuDNN's own JSON."""
-    card = gpu(ARCHITECTURES[architecture])
+    """The description of a card of this architecture, made from that of this machine's own: cuDNN's own JSON. Of its
+    fields, only the architecture changed cuDNN's answers."""
+    card = gpu(ARCHITECTURE_CARDS[architecture])
     major, minor = card.compute_capability or (0, 0)
     known = {
         "deviceVer": major * 100 + minor * 10, "deviceName": card.device_name, "multiProcessorCount": card.sms,

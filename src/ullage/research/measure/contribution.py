@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
-from ullage.hardware import GPU, gpus
+from ullage.hardware import GPU
 from ullage.hardware.catalogue import gpu_from_table
+from ullage.hardware.local import in_catalogue
 from ullage.text import plain
 from ullage.units import MIB
 
@@ -91,12 +92,9 @@ class Contribution:
     def gpu(self) -> GPU:
         """The card: the catalogue's where it has one of this name and size, else as the file describes it."""
         told = self.header["gpu"]
-        for card in gpus():
-            alike = abs(card.memory - told["memory"]) <= card.memory // 10
-            if alike and told["name"] in (card.device_name, card.name):
-                return card
         table = {"memory": told["memory"], "sms": told["sms"], "compute_capability": told["capability"]}
-        return gpu_from_table(told["name"], table, "the contribution")
+        known = in_catalogue(told["name"], told["memory"])
+        return known or gpu_from_table(told["name"], table, "the contribution")
 
     def truth(self) -> list[dict[str, Any]]:
         """The trainings that were measured, in the form of a file of measured runs."""

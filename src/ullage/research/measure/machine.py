@@ -7,20 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ullage.errors import UllageError
-from ullage.hardware import local_gpus
 from ullage.research.measure.contribution import header_of
-from ullage.research.measure.runs import NO_GPU, RunRequest, apart, measure_apart
+from ullage.research.measure.runs import RunRequest, apart, local_gpu, measure_apart
 
 
 def describe(nvml: Any = None) -> dict[str, Any]:
     """The header of a contribution for this machine's first GPU; says what to do where there is none."""
-    found = local_gpus(nvml)
-    if not found:
-        raise UllageError(NO_GPU)
+    card = local_gpu(nvml)
     import torch
 
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
-    return header_of(found[0], driver_version(nvml), torch.version.cuda, cudnn)
+    return header_of(card, driver_version(nvml), torch.version.cuda, cudnn)
 
 
 def driver_version(nvml: Any = None) -> str | None:
@@ -41,8 +38,7 @@ def measure_one(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 def measure_context(seconds: float = 120.0) -> dict[str, int]:
     """Bytes outside PyTorch's allocator in a fresh process on the real GPU, after each library's first use."""
-    if not local_gpus():
-        raise UllageError(NO_GPU)
+    local_gpu()
     found = apart("ullage.research.measure.machine:context_here", {}, RunRequest(), {}, seconds, None)
     if "failed" in found:
         raise UllageError(f"the context could not be measured: {found['failed']}")

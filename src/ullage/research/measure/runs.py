@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.hardware import GPU, local_gpus
 from ullage.isolation.environment import environment
 from ullage.isolation.limits import Limits
 from ullage.isolation.parent import run
@@ -25,10 +26,6 @@ from ullage.units import GIB
 
 UNKNOWN_NEED = 30 * GIB  # kept free for a run that could not be estimated
 SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
-NO_GPU = (
-    "needed an NVIDIA GPU to measure on; NVML finds none on this machine. "
-    "'ullage estimate' and 'ullage evaluate' need no GPU."
-)
 ESTIMATED = ("peak_allocated", "peak_reserved", "process_memory", "upper", "seconds", "notes", "context")
 
 
@@ -181,14 +178,15 @@ def _under(
     return found, survived
 
 
-def local_gpu() -> tuple[str, int]:
-    """The name of this machine's first GPU in the catalogue and its memory; says what to do where there is none."""
-    from ullage.hardware import local_gpus
-
-    found = local_gpus()
+def local_gpu(nvml: Any = None) -> GPU:
+    """This machine's first GPU; says what to do where there is none."""
+    found = local_gpus(nvml)
     if not found:
-        raise UllageError(NO_GPU)
-    return found[0].name, found[0].usable
+        raise UllageError(
+            "needed an NVIDIA GPU to measure on; NVML finds none on this machine. "
+            "'ullage estimate' and 'ullage evaluate' need no GPU."
+        )
+    return found[0]
 
 
 def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path | None) -> list[RunRequest]:

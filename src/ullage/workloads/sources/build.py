@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ullage.errors import InvalidValue, MissingPackage, UnknownName
+from ullage.errors import InvalidValue, MissingPackage, ModelLacks, UnknownName
 from ullage.virtual.torch_api.torchvision import make_torchvision_importable
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.sources.own import build_own, build_perceptron, own_task, perceptron_task
@@ -81,12 +81,12 @@ def checkpoint_activations(model: Any, configuration: Configuration) -> None:
         try:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         except ValueError as error:
-            raise InvalidValue(f"{configuration.model} has no activation checkpointing: {error}") from None
+            raise ModelLacks(f"{configuration.model} has no activation checkpointing: {error}") from None
     elif hasattr(model, "set_grad_checkpointing"):
         try:
             model.set_grad_checkpointing(True)
         except (AssertionError, NotImplementedError) as error:
-            raise InvalidValue(f"{configuration.model} has no activation checkpointing: {error}") from None
+            raise ModelLacks(f"{configuration.model} has no activation checkpointing: {error}") from None
     else:
         _checkpoint_blocks(model, configuration)
 
@@ -95,7 +95,7 @@ def _checkpoint_blocks(model: nn.Module, configuration: Configuration) -> None:
     """Checkpoint every block of several layers in an nn.Sequential."""
     blocks = list(_blocks(model))
     if not blocks:
-        raise InvalidValue(f"{configuration.model} has no blocks in an nn.Sequential to checkpoint; leave it out")
+        raise ModelLacks(f"{configuration.model} has no blocks in an nn.Sequential to checkpoint; leave it out")
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     assume(f"activation checkpointing over {len(blocks)} blocks of the model, by torch.utils.checkpoint")
