@@ -16,6 +16,7 @@ import math
 import resource
 import time
 
+from ullage.placement.rules import MIN_SPEED
 from ullage.simulation.engine import simulate
 from ullage.simulation.generator import generate_trace
 from ullage.simulation.scenario import Scenario
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.8, help="of the cluster, if every job had its GPUs to itself")
     parser.add_argument("--policy", default="ullage")
     parser.add_argument("--estimator", default="ullage")
-    parser.add_argument("--min-speed", type=float, default=0.8)
+    parser.add_argument("--min-speed", type=float, default=MIN_SPEED)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--grow", action="store_true", help="how the cost grows with the number of jobs")
     options = parser.parse_args()

@@ -31,14 +31,17 @@ class Machine:
         self.board = Board(find_policy(policy), rules, list(self.slots.values()), self.ledger, (), 0.0)
         self.running: dict[int, Running] = {}
 
-    def changed(self, slot: str, now: float, tell: str = "put") -> None:
+    def changed(self, slot: str, now: float, drift: bool = False) -> None:
         here = {number: each for number, each in self.running.items() if slot in each.slots}
         used = sum(each.job.true or 0 for each in here.values())
         smact = min(1.0, sum(each.job.busy or 0.0 for each in here.values()))
         self.slots[slot] = replace(self.slots[slot], used=used, activity=Activity(smact=smact))
         for number, each in here.items():
             self.ledger.observe(number, slot, each.job.true)
-        getattr(self.board, tell)(self.slots[slot], here, now)
+        if drift:
+            self.board.drift(slot, self.slots[slot].activity, here, now)
+        else:
+            self.board.put(self.slots[slot], here, now)
 
     def end(self, number: int, now: float) -> None:
         gone = self.running.pop(number)
@@ -48,7 +51,7 @@ class Machine:
 
     def both(self, waiting: list[Job], now: float) -> tuple[list[object], list[object]]:
         for slot in {slot for each in self.running.values() for slot in each.slots}:
-            self.changed(slot, now, tell="drift")  # what was new in the last pass has been there for a window now
+            self.changed(slot, now, drift=True)  # what was new in the last pass has been there for a window now
         fresh = decide(
             self.policy, waiting, list(self.running.values()), list(self.slots.values()), self.ledger, self.rules, now
         )

@@ -11,7 +11,7 @@ from ullage.placement.candidates import Candidate, candidate_of, candidates, exp
 from ullage.placement.ledger import Ledger
 from ullage.placement.policies import Policy
 from ullage.placement.rules import Rules
-from ullage.placement.snapshot import Running, Slot
+from ullage.placement.snapshot import Activity, Running, Slot
 
 _RANK = attrgetter("rank")
 _NOTICED = 0.02  # of SM activity
@@ -100,14 +100,15 @@ class Board:
             self.changed.clear()
             self.failed.clear()
 
-    def drift(self, slot: Slot, here: Mapping[int, Running], now: float) -> None:
+    def drift(self, slot: str, activity: Activity, here: Mapping[int, Running], now: float) -> None:
         """Nothing but time and the activity has changed on a slot; it is the same unless two percent are to be expected
         more or less than before."""
-        candidate = self._by_id[slot.id]
-        load = expected_load(slot, [here.get(job) for job in self.ledger.holders(slot.id)], self.rules, now)
+        candidate = self._by_id[slot]
+        holders = [here.get(job) for job in self.ledger.holders(slot)]
+        load = expected_load(candidate.slot, activity, holders, self.rules, now)
         if load is None or candidate.load is None or abs(load - candidate.load) > _NOTICED:
             self.remove(candidate)
-            prospect, candidate.slot = candidate.prospect, slot
+            prospect, candidate.slot = candidate.prospect, replace(candidate.slot, activity=activity)
             candidate.expect(load, self.rules)
             self._changed(candidate, prospect)
 

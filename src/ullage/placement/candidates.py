@@ -192,7 +192,7 @@ def candidate_of(
         position=position,
         free=max(slot.total - others - sum(counted.values()), 0),
         others=others,
-        load=expected_load(slot, holders, rules, now),
+        load=expected_load(slot, slot.activity, holders, rules, now),
         jobs=[each.job for each in holders if each is not None],
         count=len(holders),
         exclusive=ledger.exclusive(slot.id) is not None,
@@ -205,9 +205,11 @@ def candidate_of(
     return candidate
 
 
-def expected_load(slot: Slot, holders: Sequence[Running | None], rules: Rules, now: float) -> float | None:
+def expected_load(
+    slot: Slot, activity: Activity, holders: Sequence[Running | None], rules: Rules, now: float
+) -> float | None:
     """The SM activity to expect, now that jobs are there which the window has not wholly seen."""
-    measured = measured_activity(slot.activity, rules)
+    measured = measured_activity(activity, rules)
     if measured is None:
         known = [each.job.busy for each in holders if each is not None and each.job.busy is not None]
         return sum(known) if holders and len(known) == len(holders) else None

@@ -128,10 +128,13 @@ class SimulatedCard:
                 total += smact * max(0.0, min(until, end) - max(since, begin))
         return total / (end - begin)
 
+    def activity(self, moment: float, window: float, delay: float) -> Activity:
+        """The mean of a window until `moment`, as a monitor saw it."""
+        return Activity(smact=self.mean_smact(moment - window, moment), age=delay)
+
     def slot(self, moment: float, window: float, delay: float) -> Slot:
-        """What a monitor has seen of it until `moment`: the memory then, and the mean activity of a window."""
-        activity = Activity(smact=self.mean_smact(moment - window, moment), age=delay)
-        used = self.used_at(moment)
+        """What a monitor has seen of it until `moment`: the memory then, and the activity of a window."""
+        used, activity = self.used_at(moment), self.activity(moment, window, delay)
         return Slot(self.id, self.index, self.spec.name, self.spec.usable, used, activity, self.mig, False, self.lost)
 
     def figures(self) -> GpuSeries:
