@@ -61,6 +61,7 @@ def test_the_queue_shows_why_a_job_waits_and_can_be_filtered(page, work, visitor
     work.wait(running, "running")
     waiting = work.submit(name="needs both", gpus=2, memory=30 << 30)
     held = work.submit(name="many", array="1-20", hold=True)
+    others = [work.submit(name=f"late {number}", hold=True) for number in range(110)]
     visitor.goto(page.url + "/queue")
     see(visitor, ".ag-row", HOSTILE)
     see(visitor, '.ag-row:has-text("needs both")', "needs 30.0 GiB on each of 2 GPUs")
@@ -72,9 +73,12 @@ def test_the_queue_shows_why_a_job_waits_and_can_be_filtered(page, work, visitor
     visitor.get_by_role("button", name="all", exact=True).click()
     visitor.get_by_label("Search all columns").fill("needs")
     visitor.locator(".ag-row", has_text="many").wait_for(state="detached")
+    visitor.get_by_label("Search all columns").fill("late 109")
+    see(visitor, ".ag-row", "late 109")  # the first sight has only the first rows
+    visitor.get_by_label("Search all columns").fill("needs")
     visitor.get_by_role("link", name=str(waiting), exact=True).click()
     see(visitor, "h1", f"Job {waiting}")
-    work.client.cancel(waiting, f"{held}_all")
+    work.client.cancel(waiting, f"{held}_all", *others)
     work.go("go")
     work.wait(running)
 
@@ -179,7 +183,8 @@ def test_a_job_that_is_not_there_is_one_sentence(page, visitor):
 
 # With what is waited for. A job that is over has no more to load.
 PATHS = {"/": ".card .head", "/queue": ".ag-row", "/timeline": "tbody tr", "/reports": "tbody tr",
-         "/submit": "form.card", "/estimate": "form.card", "/job/{job}": ".attempts li"}  # fmt: skip
+         "/submit": "form.card", "/estimate": "form.card", "/estimate/{estimate}": ".chart canvas",
+         "/job/{job}": ".attempts li", "/sign-in": "form"}  # fmt: skip
 
 
 def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page, work, browser, visitor):
@@ -190,10 +195,13 @@ def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page,
     context.set_default_timeout(20_000)
     tab = context.new_page()
     job = work.script("echo it is over", name=HOSTILE)
+    asked = {"model": "torchvision:resnet18", "gpu": ["A100-40GB", "T4"], "options": {"batch_size": 4000}}
+    estimate = work.client.call("estimate", question=asked)["id"]
     work.wait(job)
+    until(lambda: work.client.call("estimated", estimate=estimate)["state"] == "done", "the estimate")
     found = []
     for path, there in PATHS.items():
-        tab.goto(page.url + path.format(job=job))
+        tab.goto(page.url + path.format(job=job, estimate=estimate))
         tab.locator(there).first.wait_for()
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390, path
         for scheme in ("dark", "light"):
@@ -204,6 +212,8 @@ def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page,
     assert not found, "\n".join(found)
     red, green, blue = map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])
     assert red + green + blue < 150
+    tab.goto(page.url + "/")
+    tab.locator(".card .head").first.wait_for()
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "Skip to the content"
     context.close()

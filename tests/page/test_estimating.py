@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from typing import Any
 
 import pytest
 from tests.manager.conftest import until
@@ -50,12 +51,13 @@ def tab(browser, page):
     made.context.close()
 
 
-def ask_for_script(tab, url: str, text: str, args: str = "") -> None:
+def ask_for_script(tab, url: str, text: str, args: str = "", ranks: str = "") -> None:
     """Fill in the form for a script, and send it."""
     tab.goto(url + "/estimate")
     tab.get_by_role("button", name="script", exact=True).click()
     tab.get_by_label("Text of the script").fill(text)
     tab.get_by_label("Arguments", exact=True).fill(args)
+    tab.get_by_label("GPUs (ranks)").fill(ranks)
     tab.get_by_role("button", name="Estimate", exact=True).click()
 
 
@@ -89,6 +91,38 @@ def test_a_model_is_estimated_and_its_answer_has_a_link(page, tab):
     assert tab.get_by_label("Batch size").input_value() == "2"
     assert tab.get_by_label("Shape of a sample").input_value() == "3,64,64", "shown without a click"
     assert tab.get_by_label("Model").input_value() == "torchvision:resnet18"
+
+
+def test_the_fields_of_lora_quantization_and_ranks_are_asked_and_shown_again(page, tab):
+    """What is asked, and cancelled at once: the estimates themselves have tests of their own."""
+
+    def asked() -> dict[str, Any]:
+        see(tab, "[role=status]", "is being estimated")
+        tab.get_by_role("button", name="Cancel", exact=True).click()
+        see(tab, "[role=status]", "Cancelled.")
+        return page.home.client.call("estimates", limit=1)[0]
+
+    tab.goto(page.url + "/estimate")
+    tab.get_by_label("Model").fill("hf:LlamaForCausalLM")
+    tab.locator("summary", has_text="More").click()
+    tab.get_by_label("LoRA rank").fill("16")
+    tab.get_by_label("Quantization").click()
+    tab.get_by_role("option", name="nf4").click()
+    tab.get_by_label("Config for hf:CLASS (JSON)").fill('{"num_hidden_layers": 1}')
+    tab.get_by_role("button", name="Estimate", exact=True).click()
+    found = asked()
+    assert found["question"]["options"] == {
+        "batch_size": 32, "optimizer": "adamw", "lora": 16, "quantize": "nf4", "config": {"num_hidden_layers": 1}
+    }  # fmt: skip
+    tab.goto(f"{page.url}/estimate/{found['id']}")
+    see(tab, ".told", "it was cancelled")
+    assert tab.get_by_label("LoRA rank").input_value() == "16", "shown without a click"
+    see(tab, ".q-field", "nf4")
+    ask_for_script(tab, page.url, TINY, ranks="4")
+    found = asked()
+    assert found["question"]["options"] == {"world_size": 4}
+    tab.goto(f"{page.url}/estimate/{found['id']}")
+    until(lambda: tab.get_by_label("GPUs (ranks)").input_value() == "4", "the form to be filled")
 
 
 def test_hostile_names_stay_text_and_a_failing_script_says_why(page, tab, tmp_path):

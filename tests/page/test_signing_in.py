@@ -5,12 +5,14 @@ import http.client
 import re
 from urllib.parse import urlsplit
 
+import nicegui
 import pytest
 import requests
 from tests.manager.conftest import until
 
 from ullage.errors import NotAllowed
 from ullage.manager.client import Client
+from ullage.page.kept_files import KeptFiles
 from ullage.page.sessions import Sessions, TooManyTries
 
 
@@ -23,6 +25,45 @@ def test_without_a_session_there_is_a_form_and_nothing_else(page):
     assert form.status_code == 200 and 'name="token"' in form.text
     assert form.headers["X-Frame-Options"] == "DENY" and "unsafe" not in form.headers["Content-Security-Policy"]
     assert requests.get(page.url + "/health", timeout=60).json() == {"status": "ok"}
+
+
+def test_what_a_page_preloads_is_there(page):
+    visitor = page.signed_in()
+    shown = visitor.get(page.url + "/queue", timeout=60).text
+    addresses = re.findall(r'<link rel="modulepreload" href="([^"]+)"', shown)
+    assert any("/esm/" in each for each in addresses), "AG Grid comes with the page"
+    for address in addresses:
+        first, again = (visitor.get(page.url + address, timeout=60) for _ in range(2))
+        assert first.status_code == again.status_code == 200 and first.content == again.content
+        assert "nonce" in again.headers["Content-Security-Policy"] and "max-age" in again.headers["Cache-Control"]
+
+
+def test_files_are_packed_once():
+    asked = []
+
+    async def app(scope, receive, send):
+        asked.append(scope["path"])
+        kind = (b"content-encoding", b"gzip") if scope["path"].endswith(".js") else (b"x", b"y")
+        await send({"type": "http.response.start", "status": 200, "headers": [kind]})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+    async def said(files, path, **headers):
+        told = []
+
+        async def send(message):
+            told.append(message)
+
+        given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        await files({"type": "http", "method": "GET", "path": path, "headers": given}, None, send)
+        return told[1]["body"]
+
+    files, below = KeptFiles(app), f"/_nicegui/{nicegui.__version__}"
+    for path, packs, times in ((f"{below}/a.js", "gzip", 1), (f"{below}/b.css", "gzip", 2), ("/queue.js", "gzip", 2),
+                               (f"{below}/a.js", "br", 2)):  # fmt: skip
+        asked.clear()
+        for _ in range(2):
+            assert asyncio.run(said(files, path, accept_encoding=packs)) == path.encode()
+        assert len(asked) == times, path
 
 
 def test_a_token_signs_in_and_signing_out_ends_it(page):

@@ -7,6 +7,7 @@ from typing import Any
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
+from ullage.page.kept_files import address_of
 from ullage.page.readings import KEPT
 
 _STEP = 5.0  # seconds between two points of a curve: as often as it is sent to the browser
@@ -23,6 +24,11 @@ def box(tag: str = "div", kind: str = "") -> ui.element:
     """An element of HTML with others in it."""
     made = ui.element(tag)
     return made.classes(kind) if kind else made
+
+
+def preload(module: str) -> None:
+    """Let the browser load a module of NiceGUI with the page, not when it is first used."""
+    ui.add_head_html(f'<link rel="modulepreload" href="{address_of(module)}" fetchpriority="low">')
 
 
 def scrolled(label: str) -> ui.element:

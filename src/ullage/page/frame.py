@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 
-from nicegui import ui
+from nicegui import background_tasks, ui
 
 from ullage.page.elements import box, words
 from ullage.page.readings import EVERY, DaemonReading
@@ -52,8 +52,9 @@ class Frame:
         ui.skip_link("Skip to the content", target=self.main)
 
     def every_reading(self, refresh: Refresh) -> None:
-        """Begin to follow the daemon."""
+        """Begin to follow the daemon. It is first asked while the browser still loads the page."""
         self._refresh = refresh
+        background_tasks.create(self._session.reading(), name="first reading")
         ui.timer(EVERY, self._tick)
 
     async def _tick(self) -> None:

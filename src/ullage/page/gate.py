@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.errors import NoDaemon, NotAllowed, UllageError
+from ullage.page.kept_files import KeptFiles
 from ullage.page.sessions import Session, Sessions, TooManyTries
 
 _STATIC = Path(__file__).parent / "static"
@@ -46,7 +47,7 @@ class PageGate:
     """The ASGI app in front of NiceGUI's."""
 
     def __init__(self, app: ASGIApp, sessions: Sessions, port: int, say: Callable[[str], None]) -> None:
-        self._app, self._sessions, self._say = app, sessions, say
+        self._app, self._sessions, self._say = KeptFiles(app), sessions, say
         self._cookie = f"ullage_page_{port}"  # browsers keep one jar for all ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

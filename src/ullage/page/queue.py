@@ -8,13 +8,14 @@ from nicegui import ui
 
 from ullage.errors import UllageError
 from ullage.job_words import reference, why
-from ullage.page.elements import box, words
+from ullage.page.elements import box, preload, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
 from ullage.page.sessions import Session
 
 GROUPS = ("all", "waiting", "running", "recovering", "over")
 _CLOCK = 5.0  # seconds after which times are shown anew
+_FIRST_ROWS = 100  # more than a screen has: the others follow
 
 # What the grid does in the browser: these texts are ours, and values reach the page as text only.
 _GIB = "p => p.value == null ? '' : (p.value / 2 ** 30).toFixed(1) + ' GiB'"
@@ -68,6 +69,7 @@ def _columns() -> list[dict[str, Any]]:
 def show_queue(session: Session) -> None:
     """Build the page."""
     frame = Frame(session, "Queue", "/queue")
+    preload("nicegui-aggrid")
     last: list[DaemonReading] = []
     with frame.main:
         summary = words("p", "", "summary")
@@ -112,9 +114,9 @@ class JobGrid:
         """Show these rows, in this order as far as they are new."""
         by_key = {row["key"]: row for row in rows}
         if self._grid is None:
-            self._shown = by_key
+            self._shown = dict(list(by_key.items())[:_FIRST_ROWS])
             with self._place:
-                self._grid = _grid(rows)
+                self._grid = _grid(list(self._shown.values()))
         elif self._ready:
             change = {
                 "add": [row for key, row in by_key.items() if key not in self._shown],
