@@ -5,6 +5,7 @@ import shlex
 from collections import defaultdict
 
 import pytest
+from tests.loops import for_each
 from typer.testing import CliRunner
 
 from ullage.cli import all_commands, app
@@ -39,7 +40,7 @@ def kind(option):
     return "nothing" if option.is_flag else re.sub(r"^FILE\..*", "FILE", option.metavar or "?")
 
 
-@pytest.mark.parametrize("name", sorted(LONG))
+@for_each(sorted(LONG))
 def test_an_option_takes_the_same_in_all_commands(name):
     kinds = {path: kind(option) for path, option in LONG[name]}
     assert "?" not in kinds.values(), f"{name} has no metavar: {kinds}"
@@ -51,7 +52,7 @@ def test_an_option_takes_the_same_in_all_commands(name):
         assert len(set(kinds.values())) == 1, kinds
 
 
-@pytest.mark.parametrize("name", sorted(LONG))
+@for_each(sorted(LONG))
 def test_an_option_has_the_same_letter_in_all_commands(name):
     letters = {path: [each for each in option.opts if not each.startswith("--")] for path, option in LONG[name]}
     assert len({tuple(each) for each in letters.values()}) == 1, letters
@@ -72,7 +73,7 @@ def test_every_option_and_argument_says_what_it_means():
             assert item.hidden or (item.help or "").endswith("."), f"ullage {path}: {item.opts} has no help"
 
 
-@pytest.mark.parametrize("path", COMMANDS)
+@for_each(COMMANDS)
 def test_the_help_of_a_command_has_an_example_and_no_types_of_python(path):
     shown = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "100", "TERM": "dumb"}).output
     assert re.search(r"Examples?:\s*\n\s*\n?\s+ullage " + re.escape(path) + r"\b", shown), shown
@@ -82,7 +83,7 @@ def test_the_help_of_a_command_has_an_example_and_no_types_of_python(path):
 # Older spellings
 
 
-@pytest.mark.parametrize("path", OLD)
+@for_each(OLD)
 def test_an_old_spelling_has_a_new_one_that_is_there(path):
     known = {name for item in COMMANDS[path].params for name in (*item.opts, *item.secondary_opts)}
     for old, new in OLD[path].items():

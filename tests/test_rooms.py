@@ -1,14 +1,16 @@
 """The plan in docs/explanation/design.md: rooms import only what is above them, in no circle; their names are true."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import inspect
 import pickle
 import re
+from operator import attrgetter
 from pathlib import Path
 
-import pytest
+from tests.loops import for_each
 
 import ullage
 
@@ -69,6 +71,7 @@ def room_of(module: str) -> str | None:
     return max(inside, key=len, default=None)
 
 
+@functools.cache
 def imported(text: str) -> set[str]:
     """The modules of Ullage that a file imports, wherever in it and for whatever reason."""
     found = set()
@@ -93,7 +96,7 @@ def below(module: str, text: str) -> set[str]:
     return {other for other in imported(text) if other != FACE and ROOMS.index(str(room_of(other))) > ROOMS.index(room)}
 
 
-@pytest.mark.parametrize("module", [name for name in FILES if name != FACE])
+@for_each([name for name in FILES if name != FACE])
 def test_a_module_imports_only_from_its_room_and_those_before_it(module: str) -> None:
     assert not below(module, FILES[module].read_text())
 
@@ -133,7 +136,7 @@ def test_every_room_exists_and_is_in_the_plan() -> None:
         assert re.search(rf"^\s*{folder.name}/", plan, re.M), f"{folder.name}/ is not in docs/explanation/design.md"
 
 
-@pytest.mark.parametrize("folder", sorted({file.parent for file in FILES.values()}), ids=lambda path: path.name)
+@for_each(sorted({file.parent for file in FILES.values()}), name=attrgetter("name"))
 def test_a_folder_says_what_belongs_in_it(folder: Path) -> None:
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
     assert text and len(text.splitlines()) > 1, f"{folder.name}/__init__.py: say in two lines what belongs here"

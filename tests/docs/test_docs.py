@@ -17,6 +17,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.loops import for_each
 
 import ullage
 from ullage.cli import all_commands
@@ -86,7 +87,7 @@ def named(page):
 # Links
 
 
-@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+@for_each(EVERYTHING, name=named)
 def test_links_resolve(page):
     for link in LINK.findall(prose(page)):
         if re.match(r"https?:", link):
@@ -98,7 +99,7 @@ def test_links_resolve(page):
             assert anchor in anchors(target), f"{link}: no heading of that name; there are {anchors(target)}"
 
 
-@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+@for_each(EVERYTHING, name=named)
 def test_headings_of_a_page_have_names_of_their_own(page):
     if page.name != "CHANGELOG.md":  # every version has an "Added"
         assert len(set(anchors(page))) == len(anchors(page))
@@ -120,7 +121,7 @@ def test_the_index_links_every_page():
     assert set(RESULTS.glob("*.md")) - {RESULTS / "README.md"} <= listed
 
 
-@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+@for_each(EVERYTHING, name=named)
 def test_files_of_the_repository_that_are_named_are_there(page):
     for path in re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]+)`", prose(page)):
         assert (ROOT / path).exists(), f"{path} is not there"
@@ -154,7 +155,7 @@ def find(words):
     return command, words
 
 
-@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+@for_each(EVERYTHING, name=named)
 def test_commands_that_are_shown_can_be_typed(page):
     for line, shown in command_lines(page):
         words = shlex.split(shown, comments=True)[1:]
@@ -168,7 +169,7 @@ def test_commands_that_are_shown_can_be_typed(page):
                 pytest.fail(f"{named(page)}, line {line}: {shown}: {message}")
 
 
-@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+@for_each(EVERYTHING, name=named)
 def test_commands_in_the_text_exist_with_their_options(page):
     for shown in INLINE.findall(" ".join(prose(page).split())):
         command, rest = find(shown.split()[1:])
@@ -189,7 +190,7 @@ def test_commands_in_the_text_exist_with_their_options(page):
 PUBLIC = {*ullage.__all__}
 
 
-@pytest.mark.parametrize("page", [page for page in EVERYTHING if page.name != "CONTRIBUTING.md"], ids=named)
+@for_each([page for page in EVERYTHING if page.name != "CONTRIBUTING.md"], name=named)
 def test_python_blocks_use_public_names_only(page):
     for line, text, _ in blocks(page, "python"):
         where = f"{named(page)}, line {line}"
@@ -225,7 +226,7 @@ def test_marked_python_blocks_run(tmp_path):
 # Other blocks
 
 
-@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+@for_each(EVERYTHING, name=named)
 def test_toml_blocks_can_be_read_also_with_the_lines_that_are_off(page):
     for _, text, _ in blocks(page, "toml"):
         tomllib.loads(text)
@@ -235,7 +236,7 @@ def test_toml_blocks_can_be_read_also_with_the_lines_that_are_off(page):
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
-@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+@for_each(EVERYTHING, name=named)
 def test_extras_that_are_named_exist(page):
     for names in re.findall(r"(?:ullage|\.)\[([\w,]+)\]", page.read_text()):
         assert set(names.split(",")) <= set(EXTRAS), names
@@ -252,12 +253,12 @@ def test_the_page_about_installing_tells_what_each_extra_brings():
 # Words
 
 
-@pytest.mark.parametrize("page", EVERYTHING, ids=named)
+@for_each(EVERYTHING, name=named)
 def test_internal_goals_stay_out(page):
     assert not re.search(r"\bgoals?\b", page.read_text(), re.IGNORECASE), "goals are no business of readers"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@for_each(PAGES, name=named)
 def test_private_modules_are_named_in_the_design_only(page):
     if page.name != "design.md":
         assert not re.findall(r"\bullage\.(?!adapters\.)(?:[a-z_]+)\.[a-z_]+|src/ullage/", page.read_text())

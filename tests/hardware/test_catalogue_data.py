@@ -1,8 +1,10 @@
 """The figures in catalogue.toml: complete where they must be, plausible, and agreeing with one another."""
 
 import re
+from operator import attrgetter
 
 import pytest
+from tests.loops import for_each
 
 from ullage.hardware import GPU, gpu, gpus
 from ullage.hardware.catalogue import bare_context, catalogue_tables, derived_usable
@@ -10,8 +12,8 @@ from ullage.hardware.catalogue import bare_context, catalogue_tables, derived_us
 GIB, MIB = 1024**3, 1024**2
 CARDS = [card for card in gpus() if not card.is_mig]
 INSTANCES = [card for card in gpus() if card.is_mig]
-every_gpu = pytest.mark.parametrize("card", gpus(), ids=lambda card: card.name)
-every_instance = pytest.mark.parametrize("card", INSTANCES, ids=lambda card: card.name)
+every_gpu = for_each(gpus(), name=attrgetter("name"))
+every_instance = for_each(INSTANCES, name=attrgetter("name"))
 FIGURES = ["memory", "usable", "sms", "bandwidth", "fp32_tflops", "tf32_tflops", "fp16_tflops", "bf16_tflops"]
 FIGURES += ["l2_mib", "shared_memory_per_sm_kib", "max_threads_per_sm"]
 FIGURES += ["context", "context_bare", "context_upper"]
@@ -50,9 +52,7 @@ def test_usable_memory_is_a_little_less_than_all(card: GPU) -> None:
     assert card.is_mig or card.usable < card.memory
 
 
-@pytest.mark.parametrize(
-    "card", [c for c in CARDS if not c.usable_source.startswith("derived")], ids=lambda card: card.name
-)
+@for_each([card for card in CARDS if not card.usable_source.startswith("derived")], name=attrgetter("name"))
 def test_the_derivation_fits_what_is_published(card: GPU) -> None:
     assert abs(derived_usable(card.memory, card.compute_capability)[0] - card.usable) < 0.01 * card.memory
 
@@ -75,7 +75,7 @@ def test_rates_are_in_proportion(card: GPU) -> None:
         assert card.bf16_tflops == card.fp16_tflops
 
 
-@pytest.mark.parametrize("card", [card for card in CARDS if card.sms and card.fp32_tflops], ids=lambda card: card.name)
+@for_each([card for card in CARDS if card.sms and card.fp32_tflops], name=attrgetter("name"))
 def test_fp32_rate_needs_a_clock_that_exists(card: GPU) -> None:
     assert card.sms and card.fp32_tflops
     lanes = 64 if card.compute_capability in ((6, 0), (7, 0), (7, 5), (8, 0)) else 128

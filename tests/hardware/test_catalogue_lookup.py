@@ -1,21 +1,16 @@
 """Finding a GPU by the names people write, and what is said when there is none."""
 
-import doctest
-import importlib
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+from tests.loops import for_each
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import GPU, generation_of, gpu, gpu_list, gpus
 
 
-@pytest.mark.parametrize("module", ["specification", "catalogue", "local", "lookup"])
-def test_examples_in_docstrings(module: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"ullage.hardware.{module}")).failed == 0
-
-
-@pytest.mark.parametrize("card", gpus(), ids=lambda card: card.name)
+@for_each(gpus(), name=attrgetter("name"))
 def test_every_name_finds_its_own_gpu(card: GPU) -> None:
     for written in (card.name, card.name.lower(), card.name.replace("-", "_"), card.name.replace("-", " ")):
         assert gpu(written) is card

@@ -15,13 +15,10 @@ from urllib.parse import urlsplit
 
 import pytest
 import requests
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from prometheus_client.parser import text_string_to_metric_families
-from schemathesis import GenerationMode
-from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 import ullage
 from ullage.errors import InvalidValue, NoDaemon, NoSuchJob, NotAllowed
@@ -33,8 +30,6 @@ from ullage.manager.core.context import ServiceState
 from ullage.manager.identity import Caller
 from ullage.manager.storage.records import State
 
-# Some rules (an absolute path, GPUs that are there) are beyond what a description can say; 5 in a query is text, too.
-_NOT_TO_BE_TOLD = [positive_data_acceptance, negative_data_rejection]
 FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -294,6 +289,11 @@ def test_the_dashboard_names_only_metrics_that_are_served(api):
 @pytest.mark.slow
 def test_the_api_is_as_it_describes_itself_whatever_is_sent(api):
     """Each operation with requests that fit its description and with such that do not; answers must fit it too."""
+    import schemathesis
+    from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
+    # Some rules (an absolute path, GPUs that are there) are beyond what a description can say; 5 in a query is text.
+    not_to_be_told = [positive_data_acceptance, negative_data_rejection]
     for gpu in api.client.gpus():
         api.client.drain(gpu["id"], "nothing that is made up here is to run")
     tried = []
@@ -302,14 +302,14 @@ def test_the_api_is_as_it_describes_itself_whatever_is_sent(api):
         if operation.path == "/v1/events/stream":
             continue  # which never ends
 
-        for mode in GenerationMode:
+        for mode in schemathesis.GenerationMode:
 
             @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
             @given(case=operation.as_strategy(generation_mode=mode))
             def one(case):
                 if case.path.endswith("/resume") or case.query and "wait" in case.query:
                     return  # what is drained stays so, and nobody waits
-                case.call_and_validate(headers=api.headers, timeout=60, excluded_checks=_NOT_TO_BE_TOLD)
+                case.call_and_validate(headers=api.headers, timeout=60, excluded_checks=not_to_be_told)
 
             with contextlib.suppress(Unsatisfiable):  # some requests cannot be wrong
                 one()

@@ -15,7 +15,9 @@ from tests.paths import public_python
 
 from ullage.manager.running.page_process import _rights
 
-PUBLIC = public_python() if os.geteuid() == 0 else None
+
+def python_of_others():
+    return public_python() if os.geteuid() == 0 else None
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +27,8 @@ def home(make_home, tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     made.options += ["--page", str(port)]
-    if PUBLIC is not None:
-        made.by_command, made.python, made.variables = True, PUBLIC[0], {"PYTHONPATH": PUBLIC[1]}
+    if (public := python_of_others()) is not None:
+        made.by_command, made.python, made.variables = True, public[0], {"PYTHONPATH": public[1]}
     made.start()
     yield made
     made.close()
@@ -68,7 +70,7 @@ def test_serve_prints_a_link_that_signs_in_once_and_starts_a_page_that_dies_agai
     assert entered.status_code == 303 and follow(link).status_code == 403
     [page] = processes(home)
     status = Path(f"/proc/{page}/status").read_text()
-    if PUBLIC is not None:
+    if python_of_others() is not None:
         user = pwd.getpwnam("nobody")
         assert f"Uid:\t{user.pw_uid}\t{user.pw_uid}" in status and f"Gid:\t{user.pw_gid}\t{user.pw_gid}" in status
         assert "CapEff:\t0000000000000000" in status, "root's daemon gives its page no rights"

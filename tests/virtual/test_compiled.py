@@ -6,14 +6,18 @@ import sys
 
 import pytest
 import torch
-import torch._dynamo.device_interface  # before there is a virtual GPU: it keeps the functions of that time
 
 from ullage.virtual import virtual_gpu
 
-pytest.importorskip("triton")
 MIB = 1 << 20
 IS_TIMED_BY_TRITON = torch.__version__.startswith("2.6")
 L2 = (256 if IS_TIMED_BY_TRITON else 60) * MIB  # of an H200: so large is the buffer with which Inductor times kernels
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dynamo():
+    pytest.importorskip("triton")
+    importlib.import_module("torch._dynamo.device_interface")  # it keeps the functions that there are without a GPU
 
 
 def wave(x):

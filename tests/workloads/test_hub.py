@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.util import find_spec
 
 import pytest
 from tests.commands import ullage as command
@@ -12,7 +13,7 @@ from ullage.cli.completion import sources
 from ullage.errors import InvalidValue, MissingPackage, UnknownName
 from ullage.workloads.configuration import Configuration
 
-pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 1000,

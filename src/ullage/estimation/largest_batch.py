@@ -194,7 +194,7 @@ def max_batch(
         progress: Called after each estimate with the count so far, the number that was tried, and its estimate.
         options: Other options of `ullage.estimate`. A given `batch_size` is where the search starts.
 
-    >>> found = max_batch("torchvision:resnet18", gpu="RTX-3070")
+    >>> found = max_batch("torchvision:alexnet", gpu="RTX-3070")
     >>> found.estimate.fits, found.beyond.fits
     (True, False)
 

@@ -139,7 +139,7 @@ def test_the_published_modules_import_nothing_of_ours() -> None:
 @pytest.mark.parametrize("name", ["gpumemnet", "gpumemnet+transformer"])
 def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: str, monkeypatch) -> None:
     from ullage.allocator.caching import CachingAllocator
-    from ullage.estimation.estimators.walknet import features, inputs, walk
+    from ullage.estimation.estimators.walknet import estimator, features, inputs, walk
     from ullage.virtual import VirtualGPU
     from ullage.virtual.kernels.cudnn import workspaces
 
@@ -151,7 +151,7 @@ def test_an_estimate_asks_neither_allocator_nor_kernels_nor_a_virtual_gpu(name: 
     monkeypatch.setattr(VirtualGPU, "__enter__", refuse)
     monkeypatch.setattr(workspaces, "workspace", refuse)
     for module, attribute in (
-        (walk.AllocatorWalk, "run"), (inputs, "walks"), (inputs, "inputs_of"),
+        (walk.AllocatorWalk, "run"), (inputs, "walks"), (estimator, "inputs_of"),
         (inputs, "closed_sum"), (features, "features"), (features.LayerWatch, "layer"),
     ):  # fmt: skip
         monkeypatch.setattr(module, attribute, refuse)

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from ullage.estimation.scripts.parent import estimate_script
 from ullage.isolation.guard import Private
 from ullage.units import MIB
 
-pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 256, "intermediate_size": 512,
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 16384,
