@@ -57,7 +57,10 @@ def record(text: str) -> str:
 
 def main() -> None:
     """Record the pages named on the command line, or all."""
-    for page in [Path(name) for name in sys.argv[1:]] or pages():
+    asked = [Path(name) for name in sys.argv[1:]] or pages()
+    if missing := [str(page) for page in asked if not page.is_file()]:
+        sys.exit(f"docs/record.py: there is no page {', '.join(missing)}")
+    for page in asked:
         before = page.read_text()
         after = record(before)
         if after != before:

@@ -5,6 +5,7 @@ tests/README.md.
 """
 
 import contextlib
+import gc
 import importlib.metadata
 import os
 import re
@@ -38,6 +39,12 @@ for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
     os.environ.pop(name, None)
 
 settings.register_profile("quick", max_examples=20)  # of properties that do not say themselves how many; else 100
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _spared_collector():
+    """What is there when a file begins stays: the garbage collector need not look at it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

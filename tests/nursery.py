@@ -1,7 +1,8 @@
 """Commands that start in a tenth of a second: forked from a process that has imported everything and done nothing.
 
 A command from here is a process like another: its own environment, its own end, kill -9 and all. Run as a program this
-is that process: its arguments are modules to import, and it reads orders on its input, a line of JSON each.
+is that process: its arguments are modules to import, and it reads orders on its input, a line of JSON each. It ends
+with who started it, and so do its commands.
 """
 
 import importlib
@@ -18,15 +19,16 @@ from pathlib import Path
 
 
 def serve_orders() -> None:
+    _end_with(os.getppid())
     package = importlib.import_module("ullage.cli")
     commands = [f"ullage.cli.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
     for name in (*commands, "pydantic", *sys.argv[1:]):
         importlib.import_module(name)
-    ended = {}
+    here, ended = os.getpid(), {}
     for line in sys.stdin:
         order = json.loads(line)
         if "words" in order:
-            answer = os.fork() or _become(order)
+            answer = os.fork() or _become(order, here)
         elif order["pid"] in ended:
             answer = ended[order["pid"]]
         else:
@@ -37,10 +39,21 @@ def serve_orders() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _become(order: dict) -> int:
+def _end_with(parent: int) -> None:
+    """Be killed when the parent ends, or now if it has."""
+    if sys.platform == "linux":
+        from ullage.isolation.kernel import die_with_parent
+
+        die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _become(order: dict, parent: int) -> int:
     """In the child: `ullage WORDS`. Never returns."""
     code = 1
     try:
+        _end_with(parent)
         for number, name in enumerate(order["files"]):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), number)
         os.chdir(order["cwd"])

@@ -278,3 +278,9 @@ def test_every_promise_of_the_security_page_has_its_test():
     assert len(named) > 30
     missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
     assert not missing
+
+
+def test_recording_a_page_that_is_not_there_is_one_line(tmp_path):
+    command = [sys.executable, DOCS / "record.py", tmp_path / "nothing.md"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr == f"docs/record.py: there is no page {tmp_path}/nothing.md\n"

@@ -100,10 +100,10 @@ def test_what_cannot_be_is_refused_and_nothing_changes(common, changes, said):
 
 def test_an_array_is_edited_as_one_and_keeps_what_was_asked_for_once(home):
     home.start()
-    first = home.submit(["/bin/sh", "-c", "echo {index}"], array="1-50%1", hold=True, env={"WORD": "x"})
+    first = home.submit(["/bin/sh", "-c", "echo {index}"], array="1-12%1", hold=True, env={"WORD": "x"})
     assert "at most 1 of its jobs" in home.cli("status", f"{first}_1")
     answers = home.client.edit(f"{first}_all", time_limit="1h", throttle=4)
-    assert len(answers) == 50 and all(answer["done"] for answer in answers)
+    assert len(answers) == 12 and all(answer["done"] for answer in answers)
     assert {(job["throttle"], job["time_limit"]) for job in home.client.jobs(f"{first}_all")} == {(4, 3600.0)}
     home.client.edit(f"{first}_7", time_limit=None)
     home.stop()
@@ -335,14 +335,16 @@ def test_a_dry_run_says_beside_whom_it_would_run_and_who_would_wait_longer(commo
     common.wait(first), common.wait(waiting)
 
 
-def test_a_dry_run_of_what_would_be_estimated_says_so(home):
+def test_a_dry_run_of_what_would_be_estimated_says_so(common):
+    said = common.cli("submit", "--dry-run", "--estimator", "ullage", "--", "python", "train.py")
+    assert said.startswith("would wait: its memory is estimated first; 'ullage estimate' shows how much")
+
+
+@pytest.mark.slow
+def test_a_dry_run_can_wait_for_the_estimate(home):
     home.options = ["--virtual", "2xA100-40GB"]
     home.start()
-    (home.work / "train.py").write_text("")
-    said = home.cli("submit", "--dry-run", "--", "python", "train.py")
-    assert said.startswith("would wait: its memory is estimated first; 'ullage estimate' shows how much")
-    tiny = "import torch\nkept = torch.ones(1 << 20, device='cuda')\n"
-    (home.work / "train.py").write_text(tiny)
+    (home.work / "train.py").write_text("import torch\nkept = torch.ones(1 << 20, device='cuda')\n")
     said = home.cli("submit", "--dry-run", "--estimate-wait", "1m", "--", sys.executable, "train.py")
     assert re.fullmatch(r"would start now on GPU 0\npromise \d+ MiB \(estimated by ullage for A100-40GB\)\n", said)
     assert home.client.queue() == []

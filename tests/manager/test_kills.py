@@ -157,7 +157,7 @@ def test_a_supervisor_that_is_killed_costs_an_attempt_and_no_more(home, point):
 
 
 def test_many_jobs_of_several_submitters_survive_kills(home):
-    endure(home, jobs=60, submitters=2, kills=3, between=1.0)
+    endure(home, jobs=30, submitters=2, kills=3, between=0.5)
 
 
 @pytest.mark.slow
