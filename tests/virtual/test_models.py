@@ -164,3 +164,41 @@ def test_the_largest_of_each_part_is_kept_and_said_where_it_differs_much():
     assert e.largest["activations"] >= e.breakdown["activations"]
     text = str(e)
     assert f"Of that, at the peak (backward pass, step {e.peak_step})" in text
+
+
+class AllAlike(nn.Module):
+    """As metrics of torchmetrics: `==` makes a new module of both."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        for index, part in enumerate(parts):
+            setattr(self, f"part{index}", part)
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        return AllAlike(self, other)
+
+    def forward(self, x):
+        return x
+
+
+class OwnParameters(Net):
+    """With a method of its own in the place of PyTorch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.metrics = AllAlike(AllAlike(), AllAlike())
+
+    def parameters(self):
+        return [self.first.weight, self.inner[1].weight]
+
+    def forward(self, x):
+        return self.metrics.part1(super().forward(x))
+
+
+def test_classes_with_methods_of_their_own_are_followed():
+    e = ullage.estimate(training(OwnParameters), gpu="H200")
+    assert e.breakdown["parameters"] == WEIGHTS

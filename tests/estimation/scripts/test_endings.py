@@ -45,6 +45,11 @@ def test_a_trainer_that_misses_gpus_says_how_to_give_them(follow):
     )
 
 
+def test_a_terminal_has_a_size(follow):
+    source = "lines, columns = map(int, os.popen('stty size', 'r').read().split())\nassert columns > 0 < lines\n"
+    assert follow(HEAD + f"import os\n{source}assert os.get_terminal_size()\ntrain(3)")["status"] == "estimated"
+
+
 def test_inference_alone_is_estimated(follow):
     source = HEAD + "model.cuda().eval()\nwith torch.no_grad():\n    model(torch.randn(8, 64, device='cuda'))"
     estimate = follow(source)["estimate"]
@@ -68,6 +73,8 @@ FAILURES = {
     "train(3, 'cpu')": "never used the GPU in 3 optimizer steps",
     "train(1000, 'cpu')": "never used the GPU in 10 optimizer steps",
     "print(1)": 'no tensor was made on "cuda". Is there an option',
+    "print('two GPUs needed')": "If it needs several GPUs, say how many with --world-size",
+    "torch.optim.SGD(model.parameters(), 0.1, verbose=True)": "Was it written for another version of PyTorch",
     "import subprocess; subprocess.run([sys.executable, '-c', '1'])": "it started another program",
     "raise ValueError('too deep')": "ValueError: too deep (line ",
     "open('data/train.csv')": "needs data that is not there: FileNotFoundError",

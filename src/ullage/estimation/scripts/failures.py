@@ -39,6 +39,7 @@ _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm",
 _LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
 _ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
 _ASKS_FOR_GPUS = re.compile(r"requested gpu: \[[\d, ]*?(\d+)\]", re.I)  # Lightning, with the numbers of those GPUs
+_OTHER_VERSION = re.compile(r"unexpected keyword argument|cannot import name|has no attribute|positional argument")
 _RUNPY = (runpy.__file__, "<frozen runpy>")
 _PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
 
@@ -294,6 +295,12 @@ def _exception(failure: dict[str, Any], shown: str, seconds: float) -> str:
         return f"{shown} fails: {what}"
     if failure["of_script"]:
         return f"{shown} fails: {what}. It ran with one virtual GPU, cuda:0, whose tensors have no data"
+    if _OTHER_VERSION.search(failure["message"]):
+        return (
+            f"{shown} fails: {what}. Was it written for another version of PyTorch or of a package? Name a Python that "
+            f"has it: ullage estimate {shown.replace('-m ', '--module ')} --python PATH. If the script works on a real "
+            f"GPU with the versions of {failure['python']}, please report this as a bug"
+        )
     return f"{shown} failed on the virtual GPU: {what}. If the script works on a real GPU, please report this as a bug"
 
 
@@ -331,7 +338,9 @@ def _no_gpu(failure: dict[str, Any], shown: str, seconds: float) -> str:
         return f"{text}; it started another program ({commands[0][:200]}): estimate that one instead"
     return (
         f'{text}: no tensor was made on "cuda". Is there an option that chooses the device, such as --device cuda? '
-        "Pass it after `--`. Only PyTorch is followed: other frameworks do not use the virtual GPU"
+        "Pass it after `--`. "
+        + ("" if failure["steps"] else "If it needs several GPUs, say how many with --world-size. ")
+        + "Only PyTorch is followed: other frameworks do not use the virtual GPU"
     )
 
 

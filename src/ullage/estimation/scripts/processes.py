@@ -21,6 +21,7 @@ import torch.multiprocessing
 from ullage.virtual.replacements import Replacements
 
 _AS_THREAD = "a process that the script started was followed as part of this one; really, each has its own CUDA context"
+_LINES, _COLUMNS = 24, 80
 _Process: Any = multiprocessing.process.BaseProcess
 
 
@@ -40,6 +41,7 @@ class Processes:
         originals = dict(contexts)
         contexts.update(dict.fromkeys(originals, originals["fork"]))
         replacements.on_undo(lambda: contexts.update(originals))
+        self._say_how_large_the_terminal_is(replacements)
         self._call_one_process_here(replacements)
         self._run_training_processes_here(replacements)
 
@@ -47,6 +49,22 @@ class Processes:
         if event == "subprocess.Popen" and self._watching:
             command = args[1]
             self.commands.append(command if isinstance(command, str) else " ".join(map(str, command)))
+
+    def _say_how_large_the_terminal_is(self, replacements: Replacements) -> None:
+        """There is none, but progress bars that scripts draw themselves divide by its width."""
+        popen, size = os.popen, os.get_terminal_size
+
+        def open_pipe(cmd: str, *args: Any, **options: Any) -> Any:
+            known = isinstance(cmd, str) and cmd.split() == ["stty", "size"]
+            return popen(f"echo {_LINES} {_COLUMNS}" if known else cmd, *args, **options)
+
+        def terminal_size(*args: Any) -> os.terminal_size:
+            try:
+                return size(*args)
+            except OSError:
+                return os.terminal_size((_COLUMNS, _LINES))
+
+        replacements.put_all(os, {"popen": open_pipe, "get_terminal_size": terminal_size})
 
     def _call_one_process_here(self, replacements: Replacements) -> None:
         def spawn(

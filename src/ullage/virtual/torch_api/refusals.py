@@ -1,8 +1,10 @@
-"""Refusals: what the virtual GPU cannot follow. torch.jit.script runs the Python code."""
+"""Refusals: what the virtual GPU cannot follow. torch.jit.script and torch.jit.trace run the Python code."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -72,12 +74,12 @@ def _refuse_extensions(gpu: GPUState, replacements: Replacements, module: Module
 
 
 def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
-    """Let `torch.jit.script` return the Python function or module that it is given.
+    """Let `torch.jit.script` and `torch.jit.trace` return the Python function or module that they are given.
 
-    Its compiler reads the source of every function that is called, and cannot compile the replacements for PyTorch's
-    functions. What was scripted before the `with` statement runs as it is.
+    The compiler reads the source of every function that is called, and cannot compile the replacements for PyTorch's
+    functions. The tracer records what is done with values, which are not there. What was compiled before the `with`
+    statement runs as it is.
     """
-
     original = torch.jit.script
 
     def script(obj: Any = None, *args: Any, **options: Any) -> Any:
@@ -87,6 +89,49 @@ def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
         if getattr(obj, "__module__", "").startswith("torch._decomp"):
             return original(obj, *args, **options)
         gpu.note("scripting", "torch.jit.script was left out: the Python code was followed")
-        return obj
+        return _as_compiled(obj)
 
-    replacements.put(torch.jit, "script", script)
+    def trace(func: Any, example_inputs: Any = None, *args: Any, **options: Any) -> Any:
+        """`torch.jit.trace`: calls what it is given once, as tracing does, and returns it."""
+        gpu.note("scripting", "torch.jit.trace was left out: the Python code was followed")
+        inputs = () if example_inputs is None else example_inputs
+        named = options.get("example_kwarg_inputs") or {}
+        func(*([inputs] if isinstance(inputs, torch.Tensor) else inputs), **named)
+        return _as_compiled(func)
+
+    def for_compiled(original: Any, answer: Callable[[Any], Any]) -> Any:
+        def function(module: Any, *args: Any, **options: Any) -> Any:
+            really = isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction)
+            return original(module, *args, **options) if really else answer(module)
+
+        return function
+
+    replacements.put_all(torch.jit, {"script": script, "trace": trace})
+    for name, answer in {"save": lambda _: None, "freeze": _same, "optimize_for_inference": _same}.items():
+        replacements.put(torch.jit, name, for_compiled(getattr(torch.jit, name), answer))
+    for module in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
+        replacements.when_imported(module, lambda writer: _pass_over_graphs(replacements, writer))
+
+
+def _same(module: Any) -> Any:
+    return module
+
+
+def _as_compiled(obj: Any) -> Any:
+    """With the method `save` of compiled functions and modules."""
+    if not hasattr(obj, "save"):
+        with suppress(AttributeError, TypeError):  # a builtin function has no room for it
+            object.__setattr__(obj, "save", lambda *args, **options: None)
+    return obj
+
+
+def _pass_over_graphs(replacements: Replacements, writer: ModuleType) -> None:
+    """TensorBoard's picture of a model is a trace of it: the model is called, and nothing is drawn."""
+
+    def add_graph(self: Any, model: Any, input_to_model: Any = None, *args: Any, **options: Any) -> None:
+        training = model.training
+        model.eval()
+        torch.jit.trace(model, input_to_model)
+        model.train(training)
+
+    replacements.put(writer.SummaryWriter, "add_graph", add_graph)

@@ -68,6 +68,16 @@ def _carried(values: Mapping[str, Any], depth: int) -> Iterator[torch.Tensor]:
             yield from _carried(vars(value), depth - 1)
 
 
+def parameters_of(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Those of this very module. Its class may have a method `parameters` of its own."""
+    return [parameter for _, parameter in torch.nn.Module.named_parameters(module, recurse=False)]
+
+
+def buffers_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Those of this very module."""
+    return [buffer for _, buffer in torch.nn.Module.named_buffers(module, recurse=False)]
+
+
 class Model:
     """One model of a run: `known` has the numbers of its modules; `claimed` gets the spans that hold its weights."""
 
@@ -91,15 +101,17 @@ class Model:
         seen: set[int] = set()
         self.weights = {}
         for below in module.modules():
-            own = [one for one in below.parameters(recurse=False) if id(one) not in seen and not is_lazy(one)]
+            own = [one for one in parameters_of(below) if id(one) not in seen and not is_lazy(one)]
             seen.update(map(id, own))
             if own and below in self._known:
                 self.weights[self._known[below]] = [weight_of(parameter) for parameter in own]
 
     def _mark(self, module: torch.nn.Module, memory: DeviceMemory, claimed: set[int]) -> None:
         """Weights and buffers are parameters, however they came to the GPU; copies of another model's are not."""
-        held = [part for parameter in module.parameters() if not is_lazy(parameter) for part in tensors_of(parameter)]
-        held += [buffer for buffer in module.buffers() if not is_lazy(buffer) and buffer.layout is torch.strided]
+        parameters = (one for below in module.modules() for one in parameters_of(below) if not is_lazy(one))
+        held = [part for parameter in parameters for part in tensors_of(parameter)]
+        buffers = (one for below in module.modules() for one in buffers_of(below) if not is_lazy(one))
+        held += [buffer for buffer in buffers if buffer.layout is torch.strided]
         spans = [span for span in map(memory.span_of, held) if span is not None]
         for span in spans:
             if span.kind == ACTIVATIONS and memory.copied_from.get(span.index) not in claimed:

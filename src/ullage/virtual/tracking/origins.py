@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ullage.virtual.memory import ACTIVATIONS
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.calls import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE, PASSES
 from ullage.virtual.tracking.lookups import Lookups
-from ullage.virtual.tracking.models import Model
+from ullage.virtual.tracking.models import Model, buffers_of, parameters_of
 
 _COMPILED_FROM = "_orig_mod"  # torch._dynamo.eval_frame.OptimizedModule
 _HIGHEST = 100  # containers around a module
@@ -58,11 +59,11 @@ class RequestOrigins:
         self.classes: list[str | None] = [None]  # by module number
         self.models: list[Model] = []
         self._weights: set[int] = set()  # the indices of the spans that hold them
-        self._parents: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._parents: Any = WeakIdKeyDictionary()  # a class may have an __eq__ of its own
         self._shapes: dict[int, list[int | None]] = {}  # by module number: of its first output
         self._calls: dict[int, tuple[int, int]] = {}  # of modules called from outside: the last forward pass
         self._entered = 0
-        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._known: Any = WeakIdKeyDictionary()
         self._roots_with_children = 0
         self._stack: list[tuple[int, int]] = []  # module number and backward pass (-1: none) in which it was called
         self._sequences: list[int] = []  # of autograd nodes: from here on ...
@@ -221,7 +222,7 @@ class RequestOrigins:
         self._paths.append((root, ".".join(part for part in path if part)))
         self.classes.append(type(module).__name__)
         if self.follow_owners:
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            for tensor in (*parameters_of(module), *buffers_of(module)):
                 self._own(tensor, number)
         return number
 

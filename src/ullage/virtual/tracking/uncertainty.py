@@ -63,7 +63,7 @@ NOTE_MEANINGS = {
     "graphs": NoteMeaning(LEFT_OUT, "CUDA graphs of torch.compile", False, THE_ACTIVATIONS),
     "timing": NoteMeaning(LEFT_OUT, "CUDA graphs by which Triton times kernels", False),
     "lookups": NoteMeaning(LEFT_OUT, "kernels of packages that are not installed here", False),
-    "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script (the Python code ran)", False),
+    "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script and torch.jit.trace (the Python code ran)", False),
     "distributed": NoteMeaning(ASSUMED, "memory of NCCL as on an H200", True, NOTHING),
     "connections": NoteMeaning(ASSUMED, "memory of NCCL as for one rank", False),
     "ranks": NoteMeaning(ASSUMED, "that the other ranks are like this one", True, NOTHING),
