@@ -4,7 +4,9 @@ import threading
 
 import pytest
 
+from ullage.errors import ScriptFailed
 from ullage.estimation.scripts.failures import is_own, message, where_now
+from ullage.estimation.scripts.parent import estimate_script
 
 HEAD = """
 import sys, torch
@@ -79,6 +81,7 @@ FAILURES = {
     "raise ValueError('too deep')": "ValueError: too deep (line ",
     "open('data/train.csv')": "needs data that is not there: FileNotFoundError",
     "raise RuntimeError('Dataset not found or corrupted. You can use download=True')": "needs data that is not there",
+    "raise OSError('Error no file named model.safetensors found in directory bert')": "needs data that is not there",
     "import urllib.error; raise urllib.error.URLError('no name')": "asked the network for something",
     "import not_a_package": " -m pip install not_a_package, or name a Python that has it",
     "sys.exit('give me a config')": "exit code 1, before anything",
@@ -185,3 +188,12 @@ def test_running_out_of_memory_is_told_and_can_be_measured_without_a_limit(follo
 def test_running_out_of_memory_that_the_script_caught_at_its_first_step_counts(follow):
     source = HEAD + "try:\n    torch.empty(2**40, device='cuda')\nexcept RuntimeError:\n    print('skipped')"
     assert "CUDA out of memory" in follow(source)["out_of_memory"]
+
+
+def test_a_package_beside_the_script_says_how_python_finds_it(tmp_path, monkeypatch):
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/train.py").write_text("import torch, nets")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ScriptFailed, match=f"type: PYTHONPATH={tmp_path} ullage estimate tools/train.py"):
+        estimate_script("tools/train.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 import sys
 import threading
 import traceback
@@ -25,6 +26,7 @@ _DATA_WORDS = (
     "couldn't find any",
     "found no valid file",
     "no such file",
+    "no file named",
 )
 
 
@@ -323,6 +325,9 @@ def _package(failure: dict[str, Any], shown: str, seconds: float) -> str:
         )
     needs = f"{shown} needs the package {package}, which is not installed for {failure['python']}{_at(failure)}"
     command = f"ullage estimate {shown.replace('-m ', '--module ')} --python"
+    if failure.get("around"):
+        folder = shlex.quote(failure["around"])
+        return f"{needs}. It is in {folder}; type: PYTHONPATH={folder} {command.removesuffix(' --python')}"
     if failure.get("elsewhere"):
         return f"{needs}. {failure['elsewhere']} has it; type: {command} {failure['elsewhere']}"
     install = f"{failure['python']} -m pip install {_PIP_NAMES.get(package, package)}"

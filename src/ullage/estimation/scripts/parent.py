@@ -205,12 +205,22 @@ def _estimate(values: dict[str, Any], notes: list[str], out_of_memory: str | Non
 
 
 def _circumstances(failure: dict[str, Any], path: str, module: bool) -> dict[str, Any]:
-    """What this side knows about a failure: another framework, or an environment that has the missing package."""
+    """What this side knows about a failure: another framework, or where the missing package is."""
     missing = missing_package(failure)
     return {
         "framework": framework_of(path, module, [*failure.get("imported", []), missing]),
         "elsewhere": environment_with(missing, path) if missing else None,
+        "around": _folder_with(missing, path) if missing else None,
     }
+
+
+def _folder_with(package: str, path: str) -> str | None:
+    """The working folder, or one above the script, if the package is in it: Python does not look there by itself."""
+    script = Path(path).resolve()
+    for folder in (Path.cwd(), *script.parents[1:4]):
+        if (folder / package).is_dir() or (folder / f"{package}.py").is_file():
+            return str(folder)
+    return None
 
 
 def _run(

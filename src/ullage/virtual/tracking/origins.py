@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +59,11 @@ class RequestOrigins:
         self.classes: list[str | None] = [None]  # by module number
         self.models: list[Model] = []
         self._weights: set[int] = set()  # the indices of the spans that hold them
-        self._parents: Any = WeakIdKeyDictionary()  # a class may have an __eq__ of its own
+        self._parents: MutableMapping[Any, Any] = WeakIdKeyDictionary()  # a class may have an __eq__ of its own
         self._shapes: dict[int, list[int | None]] = {}  # by module number: of its first output
         self._calls: dict[int, tuple[int, int]] = {}  # of modules called from outside: the last forward pass
         self._entered = 0
-        self._known: Any = WeakIdKeyDictionary()
+        self._known: MutableMapping[Any, int] = WeakIdKeyDictionary()
         self._roots_with_children = 0
         self._stack: list[tuple[int, int]] = []  # module number and backward pass (-1: none) in which it was called
         self._sequences: list[int] = []  # of autograd nodes: from here on ...
