@@ -1,5 +1,7 @@
 """A script is followed to its end: what comes beside training and after it, by the shortest way."""
 
+import sys
+
 import pytest
 
 HEAD = """
@@ -272,3 +274,48 @@ for x, in rows(800): print("even", len(x)); step(x.cuda())
     lines = values["printed"].splitlines()
     assert lines.count("train 3") == 2 and lines.count("validation 5") == 2 and len(lines) < 60
     assert {line for line in lines if line.startswith("even")} == {"even 8"}
+
+
+COUNTED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(640, 64))
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(20):
+    model.train()
+    for x, in DataLoader(data, 64):
+        optimizer.zero_grad(); model(x.cuda()).sum().backward(); optimizer.step()
+    model.eval()
+    seen = 0
+    with torch.no_grad():
+        for x, in DataLoader(data, 8):
+            model(x.cuda()); seen += len(x)
+    if seen != len(data) and torch.distributed.get_rank() == 0:
+        print("counted", seen)
+model(torch.randn(1 << 20, 64, device="cuda"))
+"""
+
+
+def test_a_script_that_counts_what_it_evaluated_goes_on(estimated):
+    """As torchvision's do: without a process group they ask for their rank only if samples are missing."""
+    found = estimated(COUNTED)
+    assert "counted" in found["printed"] and not any("failed" in note for note in found["notes"])
+    assert found["peak_reserved"] > 256 << 20
+
+
+def test_a_metric_of_the_hub_has_a_stand_in(estimated, tmp_path_factory, monkeypatch):
+    library = tmp_path_factory.mktemp("library")
+    (library / "evaluate.py").write_text("def load(path): raise FileNotFoundError(path)")
+    monkeypatch.syspath_prepend(library)
+    monkeypatch.delitem(sys.modules, "evaluate", raising=False)
+    source = """
+    import evaluate, torch
+    metric = evaluate.load("accuracy")
+    torch.ones(8, device="cuda")
+    metric.add_batch(predictions=[1], references=[0])
+    print(metric.compute()["f1"], list(metric.compute()))
+    """
+    found = estimated(source)
+    assert "0.0 ['accuracy']" in found["printed"]
+    assert any("the metric accuracy was not downloaded" in note for note in found["notes"])

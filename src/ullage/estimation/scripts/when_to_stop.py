@@ -12,6 +12,7 @@ is followed to the end of the script. Only training that does not let itself be 
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -20,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch.utils.data import BatchSampler, dataloader
 from torch.utils.data._utils import fetch
 
@@ -329,6 +331,25 @@ class RunWatcher:
         self.loaders.install(replacements)
         self.loops.install(replacements)
         _hurry_frameworks(self.loaders, self.loops, replacements)
+        self._answer_who_counts(replacements)
+
+    def _answer_who_counts(self, replacements: Replacements) -> None:
+        """torchvision's scripts, and copies of them, count what they evaluated. If that is too little, they ask which
+        rank they are, also where there is none: an error that only epochs which ended early bring about."""
+        ask = getattr(torch.distributed, "get_rank", None)  # missing from builds without torch.distributed
+        if ask is None:
+            return
+
+        @functools.wraps(ask)
+        def get_rank(*args: Any, **options: Any) -> Any:
+            try:
+                return ask(*args, **options)
+            except ValueError:
+                if not any(kind == "epochs" for kind, _ in self._card.noted):
+                    raise
+                return 0
+
+        replacements.put(torch.distributed, "get_rank", get_rank)
 
     @property
     def settled(self) -> bool:
