@@ -98,6 +98,7 @@ def test_evaluate_that_is_stopped_gives_what_was_done(type_in, monkeypatch, trut
     assert type_in("evaluate", "--truth", truth)[:2] == (130, "")
 
 
+@pytest.mark.slow
 def test_a_ranking_that_is_stopped_shows_what_was_answered(type_in, monkeypatch, truth):
     from ullage.research.ranking import questions
 

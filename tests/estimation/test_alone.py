@@ -155,7 +155,7 @@ def test_the_fit_finds_what_the_runs_were_made_of(followed, timed):
     measured = runs.with_work(runs.read_alone(rows_of(followed)), steps)
     learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
     assert learn and test
-    rates = fitting.fit(timed, learn, trees=60)
+    rates = fitting.fit(timed, learn, trees=30)
     for run in test:
         told = utilization_of_work(run.work, H200, rates)
         assert told.gpu_s == pytest.approx(run.gpu_s, rel=0.15)
@@ -201,7 +201,7 @@ def test_train_and_evaluate_from_the_command_line(followed, timed, tmp_path):
             lines.append({"id": str(number), "how": "graph", "gpu_us": 1e6 * seconds, "call": runs.packed(one)})
     rates.write_text("".join(json.dumps(line) + "\n" for line in lines))
     made = tmp_path / "made.safetensors"
-    words = ["--data", str(table), "--rates", str(rates), "--resume", str(kept), "--out", str(made), "--trees", "30"]
+    words = ["--data", str(table), "--rates", str(rates), "--resume", str(kept), "--out", str(made), "--trees", "10"]
     shown = ullage("train", "utilization", *words)
     assert shown.returncode == 0 and "step time, median error" in shown.stdout, shown.stderr
     again = ullage(

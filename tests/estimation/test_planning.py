@@ -160,6 +160,7 @@ def test_stages_of_a_script_share_their_samples_and_the_largest_decides(of_scrip
     assert row.estimate.peak_allocated == row.estimate.ranks[1]["peak_allocated"]
 
 
+@pytest.mark.slow
 def test_ranks_that_send_nothing_are_no_way_to_use_more_gpus(of_script):
     found = of_script("alone", "1..4xH100")
     assert [row.fits for row in found.rows] == [True, False, False] and found.fastest.gpus == 1

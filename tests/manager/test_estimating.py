@@ -352,6 +352,7 @@ def test_whatever_a_users_process_answers_is_a_job_with_a_note(monkeypatch, answ
     assert not found.own_failure and found.reads is None
 
 
+@pytest.mark.slow
 def test_an_estimator_that_is_not_ours_says_what_it_does_not_support(tmp_path):
     answer = make(asked(tmp_path, "", estimator="horus"))
     assert answer.upper is None and "horus" in answer.note

@@ -142,6 +142,7 @@ def test_ctrl_c_ends_the_live_view_and_gives_the_terminal_back(cards: Path) -> N
     _ends_cleanly(cards, signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_a_polite_kill_does_too(cards: Path) -> None:
     _ends_cleanly(cards, signal.SIGTERM)
 

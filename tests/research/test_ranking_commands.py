@@ -63,6 +63,7 @@ def plan(truth, **values):
     return RankingPlan(truth=truth, **given | values)
 
 
+@pytest.mark.slow
 def test_a_ranking_under_way_shows_what_is_answered_and_asks_nothing(truth, tmp_path, capsys):
     kept = tmp_path / "kept.jsonl"
     rank_estimators(plan(truth, estimators="accelerate", resume=kept, sample=["1"]))
