@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ullage.errors import InvalidValue
-from ullage.estimation.advice import larger_gpu, options
+from ullage.estimation.advice import OutOfTime, larger_gpu, options
 from ullage.estimation.asking import estimate, estimate_workload
+from ullage.estimation.jobs.child import advise
 from ullage.estimation.over_gpus import estimate_over_gpus
 from ullage.hardware import gpu, gpus, select_gpus
 from ullage.workloads import Configuration, Workload, train
@@ -133,3 +134,31 @@ def test_a_card_on_which_cached_memory_would_have_to_go_is_run_itself():
 def test_gpus_to_compare(text, least):
     assert len(select_gpus(text)) >= least
     assert len({card.name for card in select_gpus(text)}) == len(select_gpus(text))
+
+
+@pytest.mark.parametrize("affordable", [0, 3])
+def test_what_there_is_no_time_for_is_said(affordable) -> None:
+    job, card, tried = Job(batch_size=400, precision="amp_fp16"), gpu("T4"), []
+    answer = formula(job, card)
+
+    def run(changed, on):
+        if len(tried) == affordable:
+            raise OutOfTime("not tried: no time")
+        tried.append(changed)
+        return formula(changed, on)
+
+    found = options(job, card, run, answer=answer)
+    left_out = [option.change for option in found if option.failed == "not tried: no time"]
+    assert len(tried) == affordable
+    assert left_out[-2:] == ["a smaller batch", "a larger GPU"] and len(left_out) == 5 - affordable
+
+
+def test_advice_of_a_script_keeps_to_its_time(tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('it was run')")
+    card = gpu("T4")
+    answer = replace(formula(Job(batch_size=400), card), seconds=50.0)
+    found = advise(str(script), card, answer, {"args": ["--batch-size", "8"]}, "--batch-size", seconds=40.0)
+    assert found["largest"].startswith("the largest batch was not tried: an estimate takes 50 s")
+    [option] = found["options"]
+    assert (option["change"], option["fits"], option["takes"]) == ("a larger GPU", False, None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ullage.errors import UllageError
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU, gpus
 from ullage.hardware import gpu as find_gpu
-from ullage.units import format_bytes
+from ullage.units import format_bytes, format_duration
 from ullage.workloads import Configuration
 
 Run = Callable[[Configuration, GPU], Estimate]
@@ -27,6 +29,47 @@ BF16_CAPABILITY = (8, 0)
 MOST_TRIED_DIVISORS = 3
 MOST_TRIED_GPUS = 4
 WORTH_NAMING = 0.95
+
+
+class OutOfTime(UllageError):
+    """There is no time for another estimate."""
+
+
+class Budget:
+    """Time for estimates: another one is made if there is time for one that takes as long as the longest so far.
+
+    >>> budget = Budget(seconds=60.0, longest=5.0)
+    >>> budget.check()
+    >>> budget.lasted(70.0); budget.check()
+    Traceback (most recent call last):
+    ullage.estimation.advice.OutOfTime: not tried: an estimate takes 1 min 10 s, and there was no time left for another
+    """
+
+    def __init__(self, seconds: float, longest: float) -> None:
+        self._until, self._longest = time.monotonic() + seconds, longest
+
+    def check(self) -> None:
+        """Raise `OutOfTime` if there is no time for another one."""
+        if time.monotonic() + self._longest > self._until:
+            lasts = format_duration(max(1.0, round(self._longest)))
+            raise OutOfTime(f"not tried: an estimate takes {lasts}, and there was no time left for another")
+
+    def lasted(self, seconds: float) -> None:
+        """Note how long one took."""
+        self._longest = max(self._longest, seconds)
+
+    def timed(self, run: Callable[..., Estimate]) -> Callable[..., Estimate]:
+        """The same, as long as there is time."""
+
+        def within(*args: Any) -> Estimate:
+            self.check()
+            began = time.monotonic()
+            try:
+                return run(*args)
+            finally:
+                self.lasted(time.monotonic() - began)
+
+        return within
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +104,7 @@ def options(
 ) -> list[Option]:
     """Changes that would make a configuration fit on a GPU, each with its estimate, the smallest change first.
 
-    `run` estimates one configuration on one GPU. `progress` is called with what is being estimated. `answer` is the
+    `run` estimates one configuration on one GPU; where it raises `OutOfTime`, an option says so. `progress` is called with what is being estimated. `answer` is the
     estimate of the job as it is, if there is one already.
     """
     adviser = _Adviser(configuration, find_gpu(gpu), progress or (lambda text: None), run)
@@ -75,7 +118,10 @@ def larger_gpu(run: Callable[[GPU], Estimate], answer: Estimate, progress: Repor
     for card in sorted(roomy, key=lambda card: (card.usable, card.name))[:MOST_TRIED_GPUS]:
         if progress is not None:
             progress(f"on {card.name}")
-        found = run(card)
+        try:
+            found = run(card)
+        except OutOfTime as error:
+            return Option("a larger GPU", None, str(error))
         if found.fits:
             return Option(f"a larger GPU: {card.name}", found)
     return None
@@ -97,7 +143,7 @@ class _Adviser:
             found.append(self._option(" and ".join(alone), **together))
         batch = self._largest_batch()
         if batch is not None:
-            found += self._accumulated(batch)
+            found += self._accumulated(batch) if batch.fits else []
             found.append(batch)
         larger = larger_gpu(lambda card: self._run(self._job, card), answer, self._progress)
         found += [larger] if larger is not None else []
@@ -129,13 +175,17 @@ class _Adviser:
         """The largest smaller batch that fits, by halving; the next one does not fit."""
         low, high = 0, self._job.batch_size
         best: Estimate | None = None
-        while high - low > 1:
-            middle = (low + high) // 2
-            answer = self._estimate(f"batch {middle}", batch_size=middle)
-            if answer.fits:
-                low, best = middle, answer
-            else:
-                high = middle
+        try:
+            while high - low > 1:
+                middle = (low + high) // 2
+                answer = self._estimate(f"batch {middle}", batch_size=middle)
+                if answer.fits:
+                    low, best = middle, answer
+                else:
+                    high = middle
+        except OutOfTime as error:
+            if best is None:
+                return Option("a smaller batch", None, str(error))
         return Option(f"batch {low} for {self._job.batch_size}", best) if best is not None else None
 
     def _accumulated(self, batch: Option) -> list[Option]:

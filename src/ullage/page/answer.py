@@ -177,9 +177,13 @@ def _show_advice(advice: dict[str, Any]) -> None:
             words("h2", "Nothing that was tried makes it fit")
             words("p", "For a script, name the argument that sets its batch size.", "figures")
             return
-        words("h2", "What would make it fit" if advice["options"] else "The largest batch")
+        help_found = any(option["fits"] for option in advice["options"])
+        nothing = "Nothing that was tried makes it fit" if not advice["largest"] else "What was tried"
+        heading = "What would make it fit" if help_found else nothing if advice["options"] else "The largest batch"
+        words("h2", heading)
         if advice["options"]:
-            words("p", "Each of these was estimated.", "figures")
+            tried = all(option["takes"] for option in advice["options"])
+            words("p", "Each of these was estimated." if tried else "What has a size was estimated.", "figures")
             with scrolled("Changes"), box("table"):
                 _head("Change", "Takes", "")
                 with box("tbody"):

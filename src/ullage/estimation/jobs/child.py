@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,13 @@ from ullage.isolation.conda import in_conda
 from ullage.isolation.environment import is_guest
 
 if TYPE_CHECKING:
+    from ullage.estimation.advice import Budget
     from ullage.estimation.result import Estimate
     from ullage.hardware import GPU
     from ullage.workloads.configuration import Configuration
 
 OWN = "ullage"  # the estimator that can tell what would help
+_FOR_ALL = 0.85  # of the time of an estimate: what it and all advice may take, so that the answer is not lost
 
 
 def script_request(
@@ -98,39 +101,61 @@ def _whole(
     from ullage.estimation.over_gpus import estimate_over_gpus
     from ullage.hardware import gpu as find_gpu
 
-    details = request["whole"] == "details"
+    details, began = request["whole"] == "details", time.monotonic()
     cards = [find_gpu(name) for name in request["gpus"]]
     found = estimate_over_gpus(lambda card: ask(source, gpu=card, estimator=request["estimator"], **options), cards)
     shown = [replace(each, source=name).to_dict(timeline=details, layers=details) for each in found]
     wanted = request["advice"] and request["estimator"] == OWN
-    advice = advise(source, cards[0], found[0], options, batch_arg) if wanted else None
+    left = _FOR_ALL * request["timeout"] - (time.monotonic() - began)
+    advice = advise(source, cards[0], found[0], options, batch_arg, left) if wanted else None
     return {"estimates": shown, "advice": advice}
 
 
 def advise(
-    source: str, card: GPU, answer: Estimate, options: dict[str, Any], batch_arg: str | None = None
+    source: str, card: GPU, answer: Estimate, options: dict[str, Any], batch_arg: str | None, seconds: float
 ) -> dict[str, Any]:
     """What would make a job fit, as `options` with what each takes, and the `largest` batch: of a model that fits, and
-    of a script whose argument for it is known."""
+    of a script whose argument for it is known. What there is no time for is said."""
     from ullage.estimation import advice
     from ullage.estimation.asking import estimate_workload
-    from ullage.estimation.largest_batch import max_batch
     from ullage.workloads.workload import workload_of
 
-    workload, found, largest = workload_of(source, options), [], None
-    is_script = workload.configuration is None
-    if batch_arg if is_script else answer.fits:
-        largest = max_batch(source, gpu=card, batch_arg=batch_arg, **options).report()
+    workload, found = workload_of(source, options), []
+    budget = advice.Budget(seconds, longest=answer.seconds)
     if workload.configuration is None:
-        larger = None if answer.fits else advice.larger_gpu(lambda gpu: estimate_workload(workload, gpu), answer)
+        run = budget.timed(lambda gpu: estimate_workload(workload, gpu))
+        larger = None if answer.fits else advice.larger_gpu(run, answer)
         found = [] if larger is None else [larger]
     elif not answer.fits:
 
-        def run(configuration: Configuration, gpu: GPU) -> Estimate:
+        def run_changed(configuration: Configuration, gpu: GPU) -> Estimate:
             return estimate_workload(replace(workload, configuration=configuration), gpu)
 
-        found = advice.options(workload.configuration, card, run, answer=answer)
+        found = advice.options(workload.configuration, card, budget.timed(run_changed), answer=answer)
+    wanted = batch_arg if workload.configuration is None else answer.fits
+    largest = _largest(source, card, options, batch_arg, budget) if wanted else None
     return {"options": [each.to_dict() for each in found], "largest": largest}
+
+
+def _largest(source: str, card: GPU, options: dict[str, Any], batch_arg: str | None, budget: Budget) -> str:
+    """The largest batch in words, or the largest that was found while there was time."""
+    from ullage.estimation.advice import OutOfTime
+    from ullage.estimation.largest_batch import max_batch
+
+    fitting = [0]
+
+    def note(count: int, number: int, answer: Estimate) -> None:
+        if answer.fits:
+            fitting.append(number)
+        budget.lasted(answer.seconds)
+        budget.check()
+
+    try:
+        budget.check()
+        return max_batch(source, gpu=card, batch_arg=batch_arg, progress=note, **options).report()
+    except OutOfTime as error:
+        known = f"batch size {max(fitting)} fits on {card.name}; a larger one" if max(fitting) else "the largest batch"
+        return f"{known} was {error}"
 
 
 def _written(question: dict[str, Any], cwd: str) -> str:
