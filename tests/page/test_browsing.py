@@ -48,6 +48,17 @@ def test_a_card_shows_what_is_promised_and_hostile_names_stay_text(page, work, v
     work.wait(job)
 
 
+def test_jobs_of_an_array_have_the_names_of_the_command_line_on_a_card(page, work, visitor):
+    first = work.submit(proceed="go", name="sweep", array="3-4")
+    until(lambda: all(work.job(f"{first}_{index}")["state"] == "running" for index in (3, 4)), "both to run")
+    visitor.goto(page.url + "/")
+    for index in (3, 4):
+        see(visitor, ".card li", f"{first}_{index} sweep")
+    work.go("go")
+    for index in (3, 4):
+        work.wait(f"{first}_{index}")
+
+
 def test_the_browser_runs_no_handler_that_somebody_slipped_in(page, visitor):
     visitor.goto(page.url + "/")
     see(visitor, ".card", "GPU 0")
@@ -78,6 +89,9 @@ def test_the_queue_shows_why_a_job_waits_and_can_be_filtered(page, work, visitor
     visitor.get_by_label("Search all columns").fill("needs")
     visitor.get_by_role("link", name=str(waiting), exact=True).click()
     see(visitor, "h1", f"Job {waiting}")
+    see(visitor, ".facts dt:nth-of-type(2) + dd", "needs 30.0 GiB on each of 2 GPUs")  # why it waits stands first
+    see(visitor, ".figures", "None yet: it has not started.")
+    assert visitor.locator("dt", has_text="Ran").count() == 0
     work.client.cancel(waiting, f"{held}_all", *others)
     work.go("go")
     work.wait(running)

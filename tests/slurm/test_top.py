@@ -79,6 +79,8 @@ def test_top_shows_what_is_promised_and_what_is_taken_job_by_job(cluster, ullage
     over = {sample.labels["job"]: sample.value for sample in families["ullage_slurm_job_over_promise"]}
     assert over == {str(within): 0.0, str(beyond): 1.0}
     assert {sample.labels["node"] for sample in families["ullage_slurm_gpu_used_bytes"]} == {"n2"}
+    assert "no report of n1, n3" in shown and "n2" not in shown.splitlines()[-1]
+    assert "no report of n1, n2, n3" in ullage("slurm", "top")
     blind = json.loads(ullage("slurm", "top", "--json"))
     assert blind["over_promised"] == [] and blind["nodes"][1]["gpus"][0]["promised"] == 32
 

@@ -133,8 +133,10 @@ def test_each_user_sees_what_root_saw_of_their_jobs(tmp_path, monkeypatch, capsy
     store = RunStore(home() / STATE, writes=True)
     for number, user in enumerate(filter(None, (mine, other, mine)), 1):
         store.add(run_of(number, user))
+    before = os.umask(0o077)
     for user in store.users(0.0):
         shared_history.tell_user(tmp_path, user, store.of_user(user, 10))
+    os.umask(before)
     store.close()
     ullage = typed_in(monkeypatch, capsys)
     shown = json.loads(ullage("slurm", "history", "--folder", tmp_path, "--json")[1])

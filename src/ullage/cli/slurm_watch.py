@@ -44,7 +44,7 @@ def watch(
         str, typer.Option(help="How much more a job gets than is known to be too little.", metavar="SIZE")
     ] = "5GiB",
     exclusive_after: Annotated[
-        int, typer.Option(help="The how manieth time that memory runs out gives a GPU to itself.", metavar="N", min=1)
+        int, typer.Option(help="From so many failures for memory on, the job gets a GPU to itself.", metavar="N", min=1)
     ] = 3,
 ) -> None:  # fmt: skip
     """Start jobs of Slurm again that ran out of GPU memory, with more shards.
@@ -190,6 +190,11 @@ def top(
         print(_table(found))
         for sentence in view.over_promised(found):
             print(plain(sentence))
+        silent = view.unreported(found)
+        if silent:
+            more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
+            names = plain(", ".join(silent[:5])) + more
+            print(f"no report of {names}: 'ullage slurm monitor --folder FOLDER' there says what jobs take")
 
 
 def epilog(folder: Annotated[Path, typer.Argument(help="The folder that all nodes share.", metavar="FOLDER")]) -> None:

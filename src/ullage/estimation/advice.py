@@ -104,8 +104,8 @@ def options(
 ) -> list[Option]:
     """Changes that would make a configuration fit on a GPU, each with its estimate, the smallest change first.
 
-    `run` estimates one configuration on one GPU; where it raises `OutOfTime`, an option says so. `progress` is called with what is being estimated. `answer` is the
-    estimate of the job as it is, if there is one already.
+    `run` estimates one configuration on one GPU; where it raises `OutOfTime`, an option says so. `progress` is called
+    with what is being estimated. `answer` is the estimate of the job as it is, if there is one already.
     """
     adviser = _Adviser(configuration, find_gpu(gpu), progress or (lambda text: None), run)
     return adviser.options(answer)

@@ -6,6 +6,7 @@ from typing import Any
 
 from nicegui import ui
 
+from ullage.job_words import reference
 from ullage.page.elements import Curve, box, set_prop, set_width, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading, Readings
@@ -124,7 +125,7 @@ class GPUCard:
             set_width(promised, most / total)
             set_width(used, (job["used"] or 0) / most if most else 0.0)
             set_width(beyond, 1 - promise / most if most and job["over_promise"] else 0.0)
-            set_prop(promised, "title", f"job {job['id']}")
+            set_prop(promised, "title", f"job {reference(job)}")
             if line is not None:
                 used_of = "" if job["used"] is None else f"{format_bytes(job['used'])} of "
                 line.set_text(f"{used_of}{format_bytes(job['promise'])} promised")
@@ -149,7 +150,7 @@ class GPUCard:
             if place < _MOST_JOBS:
                 with self._jobs, box("li"):
                     box("span", f"dot {colour}").props["aria-hidden"] = "true"
-                    ui.link(f"{job['id']} {job['name']}", f"/job/{int(job['id'])}")
+                    ui.link(f"{reference(job)} {job['name']}", f"/job/{int(job['id'])}")
                     words("span", job["user"], "user")
                     line = words("span", "")
             self._parts.append((promised, used, beyond, line))

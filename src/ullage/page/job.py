@@ -89,6 +89,7 @@ class JobSheet:
             self._estimate = box("section", "card answer")
             with box("section", "card"):
                 words("h2", "Attempts")
+                self._none = words("p", "None yet: it has not started.", "figures")
                 self._table = box("ol", "attempts")
         with box("section", "card log"):
             with box("div", "head"):
@@ -119,6 +120,7 @@ class JobSheet:
         self._show_memory(job)
         self._show_estimate(job)
         await self._show_over_time()
+        self._none.set_visibility(not job["attempts"])
         if job["attempts"] != self._attempts:
             self._attempts = job["attempts"]
             self._table.clear()
@@ -256,16 +258,15 @@ async def _confirmed(question: str, order: str) -> bool:
 
 
 def _facts(job: dict[str, Any]) -> dict[str, str]:
-    facts = {"Job": label(job), "User": f"{job['user']}, priority {job['priority']}"}
+    ending = "Ended" if job["ended"] is not None else "Runs" if job["alone"] is not None else "Waits"
+    facts = {"Job": label(job), ending: why(job), "User": f"{job['user']}, priority {job['priority']}"}
     if job.get("command"):
         facts |= {"Command": shlex.join(job["command"]), "Folder": job["cwd"]}
     number = f"{job['gpus']} GPU{'' if job['gpus'] == 1 else 's'}" + (", alone" if job["exclusive"] else "")
     facts["Promise"] = f"{memory(job['promise'])} on {number}" if job["gpus"] else "no GPU"
     facts["Estimate"] = job["estimate"] or "under way"
-    ending = "Ended" if job["ended"] is not None else "Runs" if job["alone"] is not None else "Waits"
-    facts[ending] = why(job)
     facts |= {"Submitted": _moment(job["submitted"]), "Waited": format_duration(job["waited"])}
-    return facts | ({"Ran": format_duration(job["ran"])} if job["ran"] is not None else {})
+    return facts | ({"Ran": format_duration(job["ran"])} if job["ran"] else {})
 
 
 def _attempt(attempt: dict[str, Any], names: dict[str, str]) -> str:

@@ -103,6 +103,13 @@ def _numbers(text: str) -> Iterator[int]:
             yield from range(int(first), int(last or first) + 1)
 
 
+def unreported(found: dict[str, Any]) -> list[str]:
+    """The nodes with GPUs of which nobody says what their jobs take."""
+    return [
+        node["name"] for node in found["nodes"] if node["gpus"] and all(gpu["total"] is None for gpu in node["gpus"])
+    ]
+
+
 def over_promised(found: dict[str, Any]) -> list[str]:
     """A sentence for each job that takes more than it was promised."""
     return [

@@ -30,7 +30,9 @@ def tell_user(folder: Path, user: str, runs: Sequence[RunRecord]) -> None:
     except KeyError:
         return  # this machine does not know who that is
     place = folder / HISTORY
-    place.mkdir(mode=0o711, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+        place.chmod(0o711)  # whatever the umask is: users read their own file, and see no other
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise InvalidValue(f"needed a folder {place} that nobody else can write to; found another one")
