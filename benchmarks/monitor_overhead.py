@@ -26,7 +26,8 @@ import psutil
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent / "tests" / "monitor")]
 
-from ullage.monitor.nvml import NvmlSource, pynvml  # noqa: E402
+from ullage.hardware.local import pynvml  # noqa: E402
+from ullage.monitor.nvml import NvmlSource  # noqa: E402
 from ullage.monitor.readings import RATES, Device, GPUReading, Source  # noqa: E402
 from ullage.monitor.sampling import Monitor  # noqa: E402
 

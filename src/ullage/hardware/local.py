@@ -25,7 +25,7 @@ def local_gpus(nvml: Any = None) -> list[GPU]:
     >>> isinstance(local_gpus(), list)
     True
     """
-    module = nvml or _pynvml()
+    module = nvml or pynvml()
     if module is None:
         return []
     try:
@@ -38,10 +38,37 @@ def local_gpus(nvml: Any = None) -> list[GPU]:
         module.nvmlShutdown()
 
 
-def _pynvml() -> Any:
+def pynvml() -> Any:
+    """The module, or `None` where it is not installed.
+
+    >>> module = pynvml()
+    >>> module is None or hasattr(module, "nvmlInit")
+    True
+    """
     try:
         return importlib.import_module("pynvml")
     except ImportError:
+        return None
+
+
+def nvml_text(value: Any) -> str:
+    """A name or UUID; older versions of pynvml give bytes.
+
+    >>> nvml_text(b"NVIDIA H200"), nvml_text("NVIDIA H200")
+    ('NVIDIA H200', 'NVIDIA H200')
+    """
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def driver_version(nvml: Any = None) -> str | None:
+    """The driver's version; `None` where NVML does not say."""
+    module = nvml or pynvml()
+    if module is None:
+        return None
+    try:
+        module.nvmlInit()
+        return nvml_text(module.nvmlSystemGetDriverVersion())
+    except module.NVMLError:
         return None
 
 
@@ -69,8 +96,7 @@ def _mig_handles(nvml: Any, card: Any) -> Iterator[Any]:
 
 
 def _described(nvml: Any, handle: Any) -> GPU:
-    name = nvml.nvmlDeviceGetName(handle)
-    device_name = name.decode() if isinstance(name, bytes) else str(name)
+    device_name = nvml_text(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     known = in_catalogue(device_name, memory)
     if known is not None:

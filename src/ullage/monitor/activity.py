@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ullage.errors import UnknownName
-from ullage.monitor.nvml import INSTALL, SHORTEST, Busy, GpmCounter, gpm_supported, pynvml, text
+from ullage.hardware.local import nvml_text, pynvml
+from ullage.monitor.nvml import INSTALL, SHORTEST, Busy, GpmCounter, gpm_supported
 
 
 @dataclass
@@ -122,7 +123,7 @@ class _Stretch:
         seen = [value for value in self.clocks if value is not None]
         found.clock_mhz = sum(seen) / len(seen) if seen else None
         try:
-            found.device = text(self.nvml.nvmlDeviceGetUUID(self.handle))
+            found.device = nvml_text(self.nvml.nvmlDeviceGetUUID(self.handle))
         except self.nvml.NVMLError as error:
             found.unknown_because = f"the GPU could not be read at the end: {error}"
 
@@ -178,7 +179,7 @@ def _uuids(nvml: Any) -> list[str]:
     found = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError):
-            found.append(text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))
+            found.append(nvml_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))
     return found
 
 

@@ -7,7 +7,6 @@ between two readings. Each value is read at its own rate (`readings.RATES`).
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import threading
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ullage.errors import DeviceLost, NoGPUSource
+from ullage.hardware.local import nvml_text, pynvml
 from ullage.monitor.readings import RATES, Device, GPUReading, due
 from ullage.units import MIB
 
@@ -297,28 +297,6 @@ def _scaled(thousandths: int | None) -> float | None:
 INSTALL = "needed the package nvidia-ml-py to ask NVML; type: pip install nvidia-ml-py"
 
 
-def pynvml() -> Any:
-    """The module, or `None` where it is not installed.
-
-    >>> module = pynvml()
-    >>> module is None or hasattr(module, "nvmlInit")
-    True
-    """
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None
-
-
-def text(value: Any) -> str:
-    """A name or UUID; older versions of pynvml give bytes.
-
-    >>> text(b"NVIDIA H200"), text("NVIDIA H200")
-    ('NVIDIA H200', 'NVIDIA H200')
-    """
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 _LISTS = (
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetMPSComputeRunningProcesses",
@@ -440,21 +418,23 @@ class NvmlSource:
     def _card(self, index: int) -> Iterator[_Known]:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        id = text(nvml.nvmlDeviceGetUUID(handle))
+        id = nvml_text(nvml.nvmlDeviceGetUUID(handle))
         places = self._mig_places(handle)
         divided = places is not None
         # A card in MIG mode is not counted as a whole: its instances are.
         yield self._kept(id, index, handle, divided) or self._new(
-            Device(id, index, text(nvml.nvmlDeviceGetName(handle)), self._asking.memory(handle)[1], divided=divided),
+            Device(
+                id, index, nvml_text(nvml.nvmlDeviceGetName(handle)), self._asking.memory(handle)[1], divided=divided
+            ),
             handle, handle,
         )  # fmt: skip
         for place in range(places or 0):
             with contextlib.suppress(nvml.NVMLError):  # an empty place
                 part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-                part_id, instance = text(nvml.nvmlDeviceGetUUID(part)), int(nvml.nvmlDeviceGetGpuInstanceId(part))
+                part_id, instance = nvml_text(nvml.nvmlDeviceGetUUID(part)), int(nvml.nvmlDeviceGetGpuInstanceId(part))
                 yield self._kept(part_id, index, part, instance=instance) or self._new(
                     Device(
-                        part_id, index, text(nvml.nvmlDeviceGetName(part)), self._asking.memory(part)[1],
+                        part_id, index, nvml_text(nvml.nvmlDeviceGetName(part)), self._asking.memory(part)[1],
                         mig=True, parent=id, instance=instance,
                     ),
                     part, handle,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 from ullage.errors import UllageError
+from ullage.hardware.local import driver_version
 from ullage.research.measure.contribution import header_of
 from ullage.research.measure.runs import RunRequest, apart, local_gpu, measure_apart
 
@@ -18,17 +18,6 @@ def describe(nvml: Any = None) -> dict[str, Any]:
 
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
     return header_of(card, driver_version(nvml), torch.version.cuda, cudnn)
-
-
-def driver_version(nvml: Any = None) -> str | None:
-    """The driver's version by NVML; `None` where it does not say."""
-    module = nvml or importlib.import_module("pynvml")
-    try:
-        module.nvmlInit()
-        told = module.nvmlSystemGetDriverVersion()
-    except module.NVMLError:
-        return None
-    return told.decode() if isinstance(told, bytes) else str(told)
 
 
 def measure_one(row: dict[str, Any], seconds: float) -> dict[str, Any]:

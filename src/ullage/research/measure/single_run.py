@@ -6,7 +6,6 @@ of memory is an answer too (`"oom"`: PyTorch's message); only what could not be 
 
 from __future__ import annotations
 
-import importlib
 import os
 import runpy
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ullage.hardware.local import driver_version, pynvml
 from ullage.workloads import Configuration, train
 
 # What NVML says of the process that asks: its memory on one GPU. `None` where it says nothing.
@@ -37,18 +37,15 @@ class ProcessMemory:
         self.driver: str | None = None
         self._nvml: Any = None
         self._handle: Any = None
-        try:
-            nvml: Any = importlib.import_module("pynvml")
-        except ImportError:
+        nvml = pynvml()
+        if nvml is None:
             return
         try:
             nvml.nvmlInit()
             self._handle = nvml.nvmlDeviceGetHandleByUUID(self.uuid)
-            driver = nvml.nvmlSystemGetDriverVersion()
         except nvml.NVMLError:
             return
-        self._nvml = nvml
-        self.driver = driver.decode() if isinstance(driver, bytes) else str(driver)
+        self._nvml, self.driver = nvml, driver_version(nvml)
 
     def read(self) -> int | None:
         """Bytes that this process takes on the GPU."""

@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import UnknownName
+from ullage.hardware.local import pynvml
 from ullage.hardware.mps import MISSING, MpsService, MpsUnavailable
 from ullage.isolation.forking import ForkedHere, Pause
 from ullage.monitor.activity import activity_between
 from ullage.monitor.host import LoadSince
-from ullage.monitor.nvml import pynvml
 from ullage.research.datasets.measuring import SPARE, appending, import_models, last_header, look_at_gpu
 from ullage.research.datasets.schema import quartiles
 from ullage.research.measure.job_sets import RESIDENTS, JobSet, Round, room, rounds
