@@ -16,7 +16,6 @@ from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ullage.errors import UnsupportedOperation
 from ullage.virtual.libraries import SIDE_STREAMS
@@ -61,8 +60,6 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
     if torch.version.cuda:
         replacements.put(homes[0].Reducer, "prepare_for_forward", lambda self: None)
-    replacements.on_undo(register_optimizer_step_pre_hook(lambda *step: groups.before_step()).remove)
-    replacements.on_undo(register_optimizer_step_post_hook(lambda *step: groups.after_step()).remove)
     replacements.put(sys, "excepthook", sys.excepthook)  # `init_process_group` sets one of its own
     replacements.on_undo(lambda: _end_stand_in(groups))
 
@@ -79,8 +76,7 @@ class Groups:
         self._communicators: set[str] = set()
         self._kept: list[tuple[int, list[torch.Tensor]]] = []
         self._sent: dict[int, tuple[int, Any]] = {}  # by the span's number: when it was last given to a collective
-        self._seen_until = 0  # the watchdog has looked since; in allocator calls
-        self._stepped, self._step_begins = False, 0
+        self._loaded = 0  # kernels when a collective was last kept
         self._eager = False
         self.messages = ObjectMessages(gpu)
         self.apart: list[int] = []  # the ranks of a group in which one sends to another: they may have other parts
@@ -123,36 +119,26 @@ class Groups:
     # DDP waits for the futures of its collectives and not for the works, so nobody but NCCL's watchdog lets go of the
     # tensors (ProcessGroupNCCL.cpp, `stashed_for_allocator_safety_`). It looks every 100 ms, and what it found to be
     # done is let go with the next collective (`workEnqueue`). On an H200 a call of the allocator came every 17 to 50
-    # microseconds. The first step of an optimizer loads its kernels, some 20 ms each: with the ten of a foreach AdamW
-    # the watchdog had looked before DDP built its buckets anew, with the two or three of SGD or of a fused AdamW it had
-    # not. With `static_graph` they are built a step later, when steps are fast: then the old buckets are there beside
-    # the new ones, too.
+    # microseconds. A kernel is loaded when it is first used, which takes some 20 ms: with the ten of a foreach AdamW,
+    # or the six that clip gradients, the watchdog had looked before DDP built its buckets anew, with the two or three
+    # of SGD or of a fused AdamW it had not. With `static_graph` they are built a step later, when nothing is loaded:
+    # then the old buckets are there beside the new ones, too.
 
     def keep(self, tensors: list[torch.Tensor]) -> None:
         """Keep what an asynchronous collective of DDP was given, until the watchdog has seen that it is done."""
         memory = self._gpu.memory
+        self._loaded = self._gpu.calls.operators
         self._kept.append((memory.clock, tensors))
         for span in map(memory.span_of, tensors):
             if span is not None:
                 self._sent[span.index] = memory.clock, span
         self._count()
 
-    def before_step(self) -> None:
-        """An optimizer begins a step."""
-        self._step_begins = len(self._gpu.calls.stream)
-
-    def after_step(self) -> None:
-        """An optimizer has made a step; the first one takes long if it has many kernels."""
-        if not self._stepped:
-            kernels = self._gpu.calls.operators_since(self._step_begins)
-            self._stepped = True
-            if len(kernels) >= _KERNELS_OF_A_SLOW_STEP:
-                self._seen_until = self._gpu.memory.clock
-
     def let_go(self) -> None:
         """A collective begins: drop what the watchdog has found, and note what it would hold if it came late."""
         memory = self._gpu.memory
-        found = max(self._seen_until, memory.clock - _WATCHDOG)
+        slow = self._gpu.calls.operators - self._loaded >= _KERNELS_OF_A_LOOK
+        found = memory.clock if slow else memory.clock - _WATCHDOG
         self._kept = [(since, kept) for since, kept in self._kept if since > found]
         oldest = memory.clock - _LATE_WATCHDOG
         self._sent = {number: (since, span) for number, (since, span) in self._sent.items() if since > oldest}
@@ -414,5 +400,5 @@ def _done(results: list[torch.Tensor]) -> Any:
     return _c10d._create_work_from_future(future)
 
 
-_KERNELS_OF_A_SLOW_STEP = 6
+_KERNELS_OF_A_LOOK = 6  # that are loaded while the watchdog sleeps
 _WATCHDOG, _LATE_WATCHDOG = 2000, 6000  # calls of the allocator until it looks: in the mean, and at most

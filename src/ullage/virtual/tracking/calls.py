@@ -136,6 +136,7 @@ class OperatorCalls:
         self.settled = False  # what comes later is less usual: of a steady step only a shorter one takes the place
         self._views: dict[Any, int] = {}  # numbers of views, by what they are
         self._distinct: list[SeenCall] = []
+        self._operators: set[str] = set()
         self._marks = [_Mark(0, 0, 0, 0, 0)]
         self._steady: tuple[array[int], list[_Mark]] | None = None
         self._trains = False
@@ -150,6 +151,7 @@ class OperatorCalls:
         number = self.numbers[mark] = self._views.setdefault(_layout_of_view(seen), new) if seen.is_view else new
         if number == new:
             self._distinct.append(seen)
+            self._operators.add(seen.operator)
         if len(self.stream) > _MOST_CALLS:
             self._begin_anew()
         return number
@@ -168,9 +170,10 @@ class OperatorCalls:
         """How many calls there were before this step."""
         return self._dropped + self._marks[-1].calls
 
-    def operators_since(self, place: int) -> set[str]:
-        """The names of the operators that were called since the stream had so many calls."""
-        return {self._distinct[number // len(PASSES)].operator for number in set(self.stream[place:])}
+    @property
+    def operators(self) -> int:
+        """How many different operators were called so far."""
+        return len(self._operators)
 
     def add_wait(self) -> None:
         """The host waits for the GPU: `torch.cuda.synchronize()`, or the same of a stream or an event."""
