@@ -192,3 +192,22 @@ def test_a_function_is_estimated_as_one_rank_of_many():
 def test_a_rank_that_cannot_be_is_refused(given, message):
     with pytest.raises(InvalidValue, match=message):
         estimate(lambda: None, gpu="H200", **given)
+
+
+def test_connections_to_other_ranks_take_memory_and_the_bound_has_those_that_nccl_may_make_besides():
+    def outside(ranks, nodes=1, send=False):
+        with Rank(ranks, 0, nodes=nodes).entered(), virtual_gpu("H200") as gpu:
+            dist.init_process_group("nccl")
+            before = gpu.context
+            dist.all_reduce(torch.zeros(1, device="cuda"))
+            if send:
+                dist.send(torch.zeros(1, device="cuda"), 1)
+                dist.send(torch.zeros(1, device="cuda"), 1)
+            added = sum(entry["adds"] for entry in gpu.assumed if "NCCL" in entry["what"])
+            return (gpu.context - before) / MIB, added / MIB
+
+    alone, on_a_node, on_two = outside(1), outside(8), outside(8, nodes=2)
+    assert alone[1] == 0 < on_a_node[1]
+    assert on_a_node[0] > alone[0]
+    assert on_two[0] != on_a_node[0]
+    assert outside(8, send=True)[0] - on_a_node[0] == 32 * 12  # one peer, once

@@ -22,6 +22,7 @@ from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Trial
 from ullage.virtual.kernels.plan import CONVOLUTION, CUBLAS, CUBLAS_LT, CUDNN
 from ullage.virtual.memory import WORKSPACE, DeviceMemory
 from ullage.virtual.native import in_backward
+from ullage.virtual.nccl import Communicator
 from ullage.virtual.releases import KEPT, SHARED, TAKEN_EACH_TIME, Release
 
 _LT_DEFAULT = 1 * MIB
@@ -33,26 +34,9 @@ CODE = {CUBLAS: 128 * MIB, CUDNN: 16 * MIB, CONVOLUTION: 2 * MIB}
 _PARTS = {CUBLAS: (CUBLAS,), CUBLAS_LT: (CUBLAS,), CUDNN: (CUDNN,), CONVOLUTION: (CUDNN, CONVOLUTION)}
 
 # Measured on an H200 too (NCCL 2.28): PyTorch's pool of side streams, made with the first of them, has 70 MiB; NCCL's
-# kernels 100, what sends to the process itself 248 more. A communicator of one process has 64 channels of 6 MiB each,
-# and 4 to 6 besides, or 8 each without CUDA's virtual memory. Neither the size nor the kind of messages, nor
-# NCCL_BUFFSIZE, changes that.
+# kernels 100, what sends to the process itself 248 more. Communicators are in `nccl.py`.
 SIDE_STREAMS, NCCL, NCCL_TO_ITSELF = "side streams", "NCCL", "NCCL to itself"
 BEYOND = {SIDE_STREAMS: 70 * MIB, NCCL: 100 * MIB, NCCL_TO_ITSELF: 248 * MIB}
-_COMMUNICATOR, _CHANNEL, _CHANNEL_BY_CUDA_MALLOC = 6 * MIB, 6 * MIB, 8 * MIB
-_MOST_CHANNELS = 64
-
-
-def communicator_size(environment: Mapping[str, str]) -> int:
-    """Bytes of one of NCCL's communicators, for a group of one process.
-
-    >>> communicator_size({}) // MIB, communicator_size({"NCCL_MAX_NCHANNELS": "1"}) // MIB
-    (390, 12)
-    """
-    limits = [environment.get(name, "") for name in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")]
-    channels = min([_MOST_CHANNELS, *(max(1, int(limit)) for limit in limits if limit.isdecimal())])
-    by_cuda_malloc = environment.get("NCCL_CUMEM_ENABLE") == "0"
-    return _COMMUNICATOR + channels * (_CHANNEL_BY_CUDA_MALLOC if by_cuda_malloc else _CHANNEL)
-
 
 TRIALS_NOTE = (
     "torch.backends.cudnn.benchmark is on: at the first call of each convolution PyTorch tries cuDNN's plans, in as "
@@ -83,7 +67,9 @@ class Libraries:
         self._workspaces: dict[Any, Any] = {}
         self._not_loaded = dict(CODE)
         self.beyond = 0  # bytes outside the allocator that most trainings do not take
+        self.of_connections = 0  # bytes that NCCL may take besides
         self._taken_beyond: set[str] = set()
+        self._peers: set[tuple[str, int]] = set()
         self._plans: dict[Any, int] = {}  # bytes of the plan that `cudnn.benchmark` has kept, by problem and thread
 
     @property
@@ -115,11 +101,19 @@ class Libraries:
             self._taken_beyond.add(what)
             self._take_more_outside(BEYOND[what])
 
-    def make_communicator(self) -> None:
+    def make_communicator(self, ranks: int, machines: int) -> None:
         """Take the memory of one of NCCL's communicators."""
         self.need_beyond(SIDE_STREAMS)
         self.need_beyond(NCCL)
-        self._take_more_outside(communicator_size(os.environ))
+        made = Communicator(self._spec, os.environ, ranks, machines)
+        self._take_more_outside(made.size)
+        self.of_connections += made.more
+
+    def connect_to(self, peer: int, group: str, ranks: int, machines: int) -> None:
+        """Take the memory of a connection to a single rank of a group, at its first use."""
+        if (group, peer) not in self._peers:
+            self._peers.add((group, peer))
+            self._take_more_outside(Communicator(self._spec, os.environ, ranks, machines).of_a_peer)
 
     def _take_more_outside(self, size: int) -> None:
         self.beyond += size

@@ -127,7 +127,7 @@ class GPUState:
 
     def _meanings(self, group: str) -> list[dict[str, Any]]:
         activations = self.memory.live_at_peak()[KINDS[ACTIVATIONS]]
-        return meanings_of(dict(self._notes), group, self.peak_reserved, activations)
+        return meanings_of(dict(self._notes), group, self.peak_reserved, activations, self.libraries.of_connections)
 
     def note(self, kind: str, text: str) -> None:
         """Add a line to the notes; a line that is there already is counted.

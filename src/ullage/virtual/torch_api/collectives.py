@@ -57,7 +57,7 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
         if in_backward() and gpu.release.keeps_what_is_sent and _is_asynchronous(func, args, kwargs):
             groups.keep(targets)
         if name in _TO_ONE:
-            groups.send_to_one(group)
+            groups.send_to_one(group, next((value for value in args[1:] if type(value) is int), None))
             if group.size() == 1:
                 gpu.libraries.need_beyond(NCCL_TO_ITSELF)
         if groups.backend(group) == "nccl":

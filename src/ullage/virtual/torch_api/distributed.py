@@ -28,8 +28,8 @@ _ONE_OF_MANY = (
     "rank {rank} of {size} was followed; the others were taken to have the same shapes, and to send what this one does"
 )
 _CONNECTIONS = (
-    "what NCCL takes outside PyTorch's allocator was counted as for one rank: connections to others take more, by the "
-    "network and the number of channels"
+    "what NCCL takes outside PyTorch's allocator to reach other ranks was counted by the sizes in its source, for "
+    "machines that are sold with this GPU; it was not measured"
 )
 _LIKE_ANOTHER = "recv_object_list: what another rank sends was taken to be like what the first one, or this one, sends"
 _NCCL = "what NCCL takes outside PyTorch's allocator was measured on an H200; it was counted as there"
@@ -99,10 +99,16 @@ class Groups:
         """The backend of a group, as it was named."""
         return self._backends.get(group.group_name, "nccl")
 
-    def send_to_one(self, group: Any) -> None:
-        """A rank sends something to another one, as the stages of a pipeline do."""
+    def send_to_one(self, group: Any, peer: int | None = None) -> None:
+        """A rank sends something to another one, as the stages of a pipeline do; a tensor goes from GPU to GPU."""
         if group.size() > 1 and not self.apart:
             self.apart = torch.distributed.get_process_group_ranks(group)
+        if group.size() > 1 and peer is not None:
+            self._connect(group, peer)
+
+    def _connect(self, group: Any, peer: int) -> None:
+        if self.backend(group) == "nccl":
+            self._gpu.libraries.connect_to(peer, group.group_name, *self._place_of(group))
 
     def communicate(self, group: Any) -> None:
         """The group's tensors on the GPU are about to be sent."""
@@ -110,7 +116,7 @@ class Groups:
             self._gpu.libraries.need_beyond(SIDE_STREAMS)
         elif group.group_name not in self._communicators:
             self._communicators.add(group.group_name)
-            self._gpu.libraries.make_communicator()
+            self._gpu.libraries.make_communicator(*self._place_of(group))
             if group.size() > 1:
                 self._gpu.note("connections", _CONNECTIONS)
             if not self._gpu.spec.context_measured:
@@ -152,12 +158,24 @@ class Groups:
 
     def exchange(self, name: str, group: Any, size: int, until_backward_ends: bool = False) -> int:
         """A collective of so many bytes begins among several ranks; returns its number."""
-        ranks = torch.distributed.get_process_group_ranks(group)
-        on_node = int(self._gpu.environment.get("LOCAL_WORLD_SIZE") or torch.distributed.get_world_size())
+        ranks, nodes = self._place_of(group)
+        if name == "all_to_all":
+            for peer in set(range(ranks)) - {group.rank()}:
+                self._connect(group, peer)
         return self._gpu.communication.begin(
-            name, group.group_name, size, ranks=len(ranks), nodes=len({rank // on_node for rank in ranks}),
-            ranks_per_node=on_node, stream=self._gpu.memory.stream, until_backward_ends=until_backward_ends,
+            name, group.group_name, size, ranks=ranks, nodes=nodes, ranks_per_node=self._ranks_per_node(),
+            stream=self._gpu.memory.stream, until_backward_ends=until_backward_ends,
         )  # fmt: skip
+
+    def _ranks_per_node(self) -> int:
+        return int(self._gpu.environment.get("LOCAL_WORLD_SIZE") or torch.distributed.get_world_size())
+
+    def _place_of(self, group: Any) -> tuple[int, int]:
+        """How many ranks a group has, and on how many machines."""
+        if group.size() == 1:
+            return 1, 1
+        ranks = torch.distributed.get_process_group_ranks(group)
+        return len(ranks), len({rank // self._ranks_per_node() for rank in ranks})
 
     def remove(self, group: Any) -> None:
         """A group, or all of them, was destroyed; what it took may come back, but its peak was there."""

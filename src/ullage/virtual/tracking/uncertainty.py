@@ -9,6 +9,7 @@ What was assumed or left out widens the bound by its kind, `NOTE_MEANINGS`:
 - Other kernels run than those that were measured, or nothing that was seen tells how much more there can be: a
   twentieth of the reserved memory for each kind, as for a GPU that was not measured.
 - CUDA graphs keep a memory pool of their own, which no other code can use: the activations count once more.
+- NCCL connects ranks in other ways, too, when it finds them faster: the buffers of these.
 - Numbers with a fraction that the code reads, such as a loss. They are no sizes, only printed or compared: nothing.
 """
 
@@ -30,7 +31,7 @@ SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least
 UNMEASURED_SHARE = 20  # a twentieth: so much do other kernels take than those that were measured
 
 ASSUMED, LEFT_OUT = "assumed", "left_out"
-NOTHING, A_TWENTIETH, THE_ACTIVATIONS = range(3)  # what the bound adds
+NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS = range(4)  # what the bound adds
 
 
 class NoteMeaning(NamedTuple):
@@ -39,7 +40,7 @@ class NoteMeaning(NamedTuple):
     group: str  # ASSUMED or LEFT_OUT
     what: str
     covered: bool  # whether `upper` holds all the same
-    adds: int = A_TWENTIETH  # to `upper`: NOTHING, A_TWENTIETH or THE_ACTIVATIONS
+    adds: int = A_TWENTIETH  # to `upper`: one of those above
 
 
 # By the kind that `GPUState.note` is called with. Notes of other kinds say nothing about memory.
@@ -65,8 +66,8 @@ NOTE_MEANINGS = {
     "lookups": NoteMeaning(LEFT_OUT, "kernels of packages that are not installed here", False),
     "scripting": NoteMeaning(LEFT_OUT, "torch.jit.script and torch.jit.trace (the Python code ran)", False),
     "distributed": NoteMeaning(ASSUMED, "memory of NCCL as on an H200", True, NOTHING),
-    "connections": NoteMeaning(ASSUMED, "memory of NCCL as for one rank", False),
-    "ranks": NoteMeaning(ASSUMED, "that the other ranks are like this one", True, NOTHING),
+    "connections": NoteMeaning(ASSUMED, "memory of NCCL by the sizes in its source", False, OTHER_CONNECTIONS),
+    "ranks": NoteMeaning(ASSUMED, "that the other ranks are like this one", True),
     "cudnn": NoteMeaning(LEFT_OUT, "switches of cuDNN", False),
     "trials": NoteMeaning(ASSUMED, "which plans cudnn.benchmark tries and keeps", True),
     "allocator": NoteMeaning(LEFT_OUT, "allocator settings", False),
@@ -126,17 +127,21 @@ class Uncertainty:
 
 
 def meanings_of(
-    notes: Mapping[tuple[str, str], int], group: str, reserved: int, activations: int
+    notes: Mapping[tuple[str, str], int], group: str, reserved: int, activations: int, connections: int = 0
 ) -> list[dict[str, Any]]:
     """What was assumed or left out, by the notes of a run (kind and text, with a count).
 
     Each entry says `what`, how often (`count`), whether `upper` holds all the same (`covered`), and how many bytes
-    `upper` adds for it (`adds`), by the bytes that are `reserved` and those of `activations`.
+    `upper` adds for it (`adds`), by the bytes that are `reserved`, those of `activations` and those of `connections`
+    that NCCL may make besides.
 
     >>> meanings_of({("shapes", "nonzero of (8,)"): 2, ("shapes", "unique of (9,)"): 1}, ASSUMED, 100, 50)
     [{'what': 'data-dependent shapes at their maximum', 'count': 3, 'covered': True, 'adds': 0}]
     """
-    added = {NOTHING: 0, A_TWENTIETH: reserved // UNMEASURED_SHARE, THE_ACTIVATIONS: activations}
+    added = {
+        NOTHING: 0, A_TWENTIETH: reserved // UNMEASURED_SHARE, THE_ACTIVATIONS: activations,
+        OTHER_CONNECTIONS: connections,
+    }  # fmt: skip
     found: dict[str, dict[str, Any]] = {}
     for (kind, _), count in notes.items():
         meaning = NOTE_MEANINGS.get(kind)
