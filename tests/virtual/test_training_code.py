@@ -442,3 +442,24 @@ def test_checkpoints_are_loaded_also_where_cuda_is_the_default_device(tmp_path):
         torch.save(model.state_dict(), tmp_path / "model.pt")
         model.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=False))
         assert model.weight.is_cuda
+
+
+def test_a_layer_that_is_computed_again_inside_of_autocast_drops_the_casts_of_weights():
+    """A GPU's backward pass runs in a thread of its own, where autocast is entered and left with each layer."""
+    width = 1024
+
+    def casts(backward_inside):
+        with ullage.virtual_gpu("H200") as gpu:
+            layers = [torch.nn.Linear(width, width, bias=False, device="cuda") for _ in range(3)]
+            x = torch.zeros(4, width, device="cuda", requires_grad=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                for layer in layers:
+                    x = checkpoint(layer, x, use_reentrant=False)
+                if backward_inside:
+                    x.sum().backward()
+            if not backward_inside:
+                x.sum().backward()
+            return list(gpu.memory.requests).count(2 * width * width)
+
+    # The first one finds those of the forward pass.
+    assert casts(backward_inside=True) == casts(backward_inside=False) - 1

@@ -134,6 +134,7 @@ class VirtualGPU(GPUState):
             self._restore.add(install_torch_api(self))
             self._restore.add(decompositions.install(self))
             self._restore.add(autocast.install())
+            self._restore.add(autocast.install_depth())
             self._restore.add(watch_autocast(self.uncertainty))
             if self.memory.keeps_history:
                 self._restore.add(self.progress.install())

@@ -4,6 +4,10 @@ PyTorch writes the casts as arguments of one C++ call, and C++ leaves their orde
 which run on nearly every GPU server, cast the last argument first; builds for 64-bit ARM the first. The order decides
 where the casts lie in memory and in which order their gradients are made. If this machine's build casts the first
 argument first, autocast's operators are replaced by ones that cast the last argument first.
+
+The casts of weights are dropped when a thread leaves its outermost autocast (autocast_mode.cpp: the casts are those of
+the process, the depth is that of the thread). A GPU's backward pass has a thread of its own. So a checkpointed layer that
+is computed again in it drops them as it ends, even if the whole pass is inside of autocast.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ullage.virtual.native import in_backward
 
 # aten/src/ATen/autocast_mode.h, AT_FORALL_LOWER_PRECISION_FP: those that take several tensors.
 _OPERATORS = (
@@ -56,6 +62,34 @@ def install() -> Callable[[], None]:
         library._destroy()
 
     return remove
+
+
+def install_depth() -> Callable[[], None]:
+    """Let a backward pass have its own depth of autocast; returns what takes that away."""
+    autocast: Any = torch.amp.autocast_mode.autocast
+    enter, leave = autocast.__enter__, autocast.__exit__
+    depth = 0
+
+    def __enter__(self: Any) -> Any:
+        nonlocal depth
+        depth += in_backward()
+        return enter(self)
+
+    def __exit__(self: Any, *error: Any) -> Any:
+        nonlocal depth
+        left = leave(self, *error)
+        if in_backward():
+            depth -= 1
+            if depth == 0:
+                torch.clear_autocast_cache()
+        return left
+
+    autocast.__enter__, autocast.__exit__ = __enter__, __exit__
+
+    def restore() -> None:
+        autocast.__enter__, autocast.__exit__ = enter, leave
+
+    return restore
 
 
 def _replacement(operator: Any) -> Callable[..., Any]:
