@@ -343,13 +343,13 @@ _SHARES = (32, 22, 14, 12, 8, 12)
 _MOST = 60 * GIB
 
 
-def draw(count: int, seed: int) -> list[Row]:
-    """So many random trainings; the same seed draws the same."""
+def draw(count: int, seed: int, most: int = _MOST) -> list[Row]:
+    """So many random trainings that take about `most` bytes or less; the same seed draws the same."""
     chance = random.Random(seed)
     rows: list[Row] = []
     while len(rows) < count:
         row = _one(chance)
-        if row is not None:
+        if row is not None and rough_need(row) <= most:
             rows.append({"id": f"r{seed}n{len(rows):03d}", **row})
     return rows
 
@@ -426,7 +426,7 @@ def _one(chance: random.Random) -> Row | None:
         return None
     if row["offload"] and parameters / row["ranks"] > 6e8:
         return None
-    return row if rough_need(row) <= _MOST else None
+    return row
 
 
 def parameters_of(row: Row) -> int:
@@ -644,6 +644,7 @@ def main() -> None:
     drawing = commands.add_parser("draw")
     drawing.add_argument("--count", type=int, default=60)
     drawing.add_argument("--seed", type=int, default=0)
+    drawing.add_argument("--most", type=float, default=_MOST / GIB, help="GiB that a training may take, roughly")
     measuring = commands.add_parser("measure")
     measuring.add_argument("file", type=Path)
     measuring.add_argument("--out", type=Path, required=True)
@@ -660,7 +661,7 @@ def main() -> None:
     reporting.add_argument("file", type=Path)
     given = parser.parse_args()
     if given.command == "draw":
-        for row in draw(given.count, given.seed):
+        for row in draw(given.count, given.seed, int(given.most * GIB)):
             print(json.dumps(row))
     elif given.command == "measure":
         measure(_read(given.file), given.out, given.at_once, given.histories, given.seconds)
