@@ -1,7 +1,7 @@
 """`ullage.plan`: on how many GPUs, and spread how, a job fits, and what is fastest.
 
 Each row is an estimate, made by running PyTorch's own code as one rank of so many. Two rows share a run only where the
-code cannot tell them apart: whole models with the same batch do the same on 2 ranks and on 64, and only the network's
+code cannot tell them apart: whole models with the same batch do the same on 16 ranks and on 64, and only the network's
 part differs.
 """
 
@@ -28,6 +28,7 @@ from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.performance.step import StepCalls
 from ullage.units import format_bytes, format_duration
+from ullage.virtual.nccl import Communicator
 from ullage.workloads.parallel import DDP, PARALLEL, check_parallel, data_ranks
 from ullage.workloads.ranks import Rank
 from ullage.workloads.workload import MODEL, Workload, workload_of
@@ -229,7 +230,7 @@ def _words(found: GPUPlan) -> Iterator[str]:
     for names in sorted(filter(None, networks)):
         yield f"the network is modelled, not measured: {names}"
     if any(row.same_run for row in tried):
-        yield "ddp: the same run for every number of GPUs; each rank does the same, and only the network's part differs"
+        yield "ddp: some share a run; each rank does the same, and only the network's part differs"
     reasons: dict[str, list[PlanRow]] = {}
     for row in found.rows:
         if row.estimate is None:
@@ -327,7 +328,7 @@ def _filled(
         if progress is not None:
             progress(row, number, len(rows))
         reason = row.why_not or hopeless.get((row.strategy, row.checkpointing))
-        known = _same_run(row, filled)
+        known = _same_run(row, filled, card)
         if reason is not None:
             filled.append(replace(row, why_not=reason))
         elif known is not None:
@@ -379,16 +380,19 @@ def _as_it_ran(row: PlanRow, found: Estimate) -> PlanRow:
     return replace(row, estimate=found, batch_size=step.samples, data_ranks=row.gpus // stages)
 
 
-def _same_run(row: PlanRow, filled: list[PlanRow]) -> PlanRow | None:
-    """A row whose run this one can share: whole models on several ranks ask for the same, whatever their number."""
+def _same_run(row: PlanRow, filled: list[PlanRow], card: GPU) -> PlanRow | None:
+    """A row whose run this one can share: whole models on several ranks ask for the same, whatever their number, where
+    NCCL's connections take the same."""
     if row.strategy != DDP:
         return None
+    connections = Communicator(card, ranks=row.gpus, machines=row.nodes)
     return next(
         (
             other
             for other in filled
             if other.strategy == DDP and other.estimate is not None and not other.same_run
             and (other.checkpointing, other.batch_size) == (row.checkpointing, row.batch_size)
+            and Communicator(card, ranks=other.gpus, machines=other.nodes).size == connections.size
         ),
         None,
     )  # fmt: skip

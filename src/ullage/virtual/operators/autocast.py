@@ -6,8 +6,8 @@ where the casts lie in memory and in which order their gradients are made. If th
 argument first, autocast's operators are replaced by ones that cast the last argument first.
 
 The casts of weights are dropped when a thread leaves its outermost autocast (autocast_mode.cpp: the casts are those of
-the process, the depth is that of the thread). A GPU's backward pass has a thread of its own. So a checkpointed layer that
-is computed again in it drops them as it ends, even if the whole pass is inside of autocast.
+the process, the depth is that of the thread). A GPU's backward pass has a thread of its own. So a checkpointed layer
+that is computed again in it drops them as it ends, even if the whole pass is inside of autocast.
 """
 
 from __future__ import annotations
