@@ -21,7 +21,7 @@ from ullage.text import plain_values
 CODE_LASTS = 600.0  # seconds in which a link can be used, once
 LONGEST_IDLE = 1800.0  # seconds after which a session ends of which no page is open
 MOST_SESSIONS = 1000
-_CHECK = 10.0  # seconds after which a session's own token is tried again
+_CHECK = 3.0  # seconds after which a session's own token is tried again
 _TIMEOUT = 10.0  # seconds that the daemon may take to answer
 _WINDOW, _EACH, _ALL = 60.0, 10, 200  # failures to sign in within so many seconds: from one address, from everywhere
 _AS_IT_IS = ("logs", "estimate", "estimated")  # answers with lines of text in them
