@@ -399,7 +399,7 @@ def estimate(
 def _serve(target: EstimateTarget, answers: list[Estimate], options: Sequence[Option], opens: bool) -> None:
     """Show the answers as a page, with the question as its form has it."""
     from ullage.cli.page import serve_answer
-    from ullage.workloads.workload import SCRIPT
+    from ullage.workloads.kinds import SCRIPT
 
     question: dict[str, Any] = {"gpu": [answer.gpu for answer in answers]}
     if target.workload.kind != SCRIPT:

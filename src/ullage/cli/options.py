@@ -305,10 +305,14 @@ def target_of(
     parallel: str | None = None,
 ) -> EstimateTarget:
     """What the command line describes; options that do not belong to this kind of source are refused."""
+    from ullage.workloads.kinds import SCRIPT, check_script, kind_of
+
+    if source.endswith(".py") and not module:
+        check_script(source)  # at once: the rest takes longer to import
     from ullage.estimation.estimators.registry import check_name
     from ullage.estimation.jobs.command import EACH_GPU
     from ullage.isolation.interpreter import active_environment
-    from ullage.workloads.workload import SCRIPT, check_script, kind_of, workload_of
+    from ullage.workloads.workload import workload_of
 
     check_name(estimator)
     by = _launched(source, args)

@@ -107,7 +107,7 @@ def _target(text: str, model: dict[str, Any]) -> EstimateTarget | Estimate:
     if text.endswith(".json"):
         return _read(Path(text))
     from ullage.cli.main import typed
-    from ullage.workloads.workload import SCRIPT, kind_of
+    from ullage.workloads.kinds import SCRIPT, kind_of
 
     try:
         words = shlex.split(text)

@@ -15,7 +15,8 @@ from ullage.hardware import gpu as find_gpu
 from ullage.performance.cost import PLAN_OPTIONS, TrainingPlan
 from ullage.performance.result import Utilization
 from ullage.virtual.releases import refuse_if_unserved
-from ullage.workloads.workload import MODEL, SCRIPT, Workload, workload_of
+from ullage.workloads.kinds import MODEL, SCRIPT
+from ullage.workloads.workload import Workload, workload_of
 
 if TYPE_CHECKING:
     from ullage.allocator import AllocatorConfig

@@ -23,7 +23,8 @@ from ullage.hardware import GPU, default_gpu
 from ullage.hardware import gpu as find_gpu
 from ullage.units import format_bytes
 from ullage.workloads.configuration import Configuration
-from ullage.workloads.workload import FUNCTION, MODEL, Workload, kind_of, workload_of
+from ullage.workloads.kinds import FUNCTION, MODEL, kind_of
+from ullage.workloads.workload import Workload, workload_of
 
 FIRST_GROWTH = 4
 MOST_GROWTH = 64  # times the largest number that fits so far: a line through two small numbers may be far off

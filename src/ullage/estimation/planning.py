@@ -29,9 +29,10 @@ from ullage.hardware import gpu as find_gpu
 from ullage.performance.step import StepCalls
 from ullage.units import format_bytes, format_duration
 from ullage.virtual.nccl import Communicator
+from ullage.workloads.kinds import MODEL
 from ullage.workloads.parallel import DDP, PARALLEL, check_parallel, data_ranks
 from ullage.workloads.ranks import Rank
-from ullage.workloads.workload import MODEL, Workload, workload_of
+from ullage.workloads.workload import Workload, workload_of
 
 GPUS_OF_A_NODE = 8
 ONE, ITS_OWN = "one GPU", "its own"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import shlex
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +12,11 @@ from ullage.allocator import AllocatorConfig
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware.networks import check_interconnect
 from ullage.workloads.configuration import MODEL_OPTIONS, Configuration
+from ullage.workloads.kinds import FUNCTION, MODEL, SCRIPT, SUMMARY, kind_of
 from ullage.workloads.parallel import DDP, check_parallel
 from ullage.workloads.ranks import TORCHRUN, Rank
 from ullage.workloads.sources.hub import is_checkpoint
 from ullage.workloads.sources.names import check_model_name
-
-MODEL, FUNCTION, SCRIPT, SUMMARY = "model", "function", "script", "summary"
-SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 
 _RUN_OPTIONS = {
     FUNCTION: (
@@ -177,55 +172,6 @@ def workload_of(source: Any, options: Mapping[str, Any], estimator: str = "ullag
     if configuration.source != "hf" or not is_checkpoint(configuration.name):
         check_model_name(configuration.source, configuration.name)
     return Workload(configuration=configuration, run=run, options=own, source=name)
-
-
-def kind_of(source: Any, module: bool = False) -> str:
-    """Whether a source is a model's name, a function, a script, or a text file with a model summary.
-
-    >>> kind_of("timm:resnet50"), kind_of(print), kind_of("package.train", module=True), kind_of("resnet50.txt")
-    ('model', 'function', 'script', 'summary')
-    """
-    if callable(source):
-        return FUNCTION
-    if not isinstance(source, str | Path) or not str(source):
-        raise InvalidValue(
-            "needed a model's name such as torchvision:resnet50, a function that trains on 'cuda', or the path of a "
-            f"script; found {source!r}"
-        )
-    name = str(source)
-    if module:
-        return SCRIPT
-    if name.endswith(SUMMARY_ENDINGS) and ":" not in name:
-        return SUMMARY
-    return SCRIPT if name.endswith(".py") or Path(name).is_file() else MODEL
-
-
-def check_script(path: str | os.PathLike[str], module: bool = False) -> None:
-    """Refuse a script, a folder or a module that Python would not run."""
-    if module:
-        _check_module(str(path))
-        return
-    file = Path(path)
-    if file.is_dir():
-        if not (file / "__main__.py").is_file():
-            found = ", ".join(sorted(child.name for child in file.glob("*.py"))[:8])
-            raise InvalidValue(f"needed a script; {path} is a folder" + (f" (in it: {found})" if found else ""))
-    elif not file.is_file():
-        folder = file.parent if file.parent.is_dir() else Path()
-        near = ", ".join(sorted(child.name for child in folder.glob("*.py"))[:8])
-        raise InvalidValue(f"needed a script; there is no file {path}" + (f" (in {folder}: {near})" if near else ""))
-
-
-def _check_module(name: str) -> None:
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        found = None
-    finally:
-        sys.path.pop(0)
-    if found is None:
-        raise InvalidValue(f"needed a module that `python -m {name}` would run; found none of that name from here")
 
 
 def check_options(kind: str, options: Mapping[str, Any]) -> None:

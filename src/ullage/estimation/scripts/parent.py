@@ -28,8 +28,9 @@ from ullage.isolation.parent import Outcome, run
 from ullage.isolation.warm import WarmProcesses
 from ullage.performance.step import StepCalls
 from ullage.units import GIB
+from ullage.workloads.kinds import check_script
 from ullage.workloads.ranks import MPI, SLURM, TORCHRUN, Rank
-from ullage.workloads.workload import RunOptions, check_script
+from ullage.workloads.workload import RunOptions
 
 DEFAULT_TIMEOUT = 300.0  # seconds
 _PATIENCE = 30.0  # seconds more for a script that does not let itself be stopped

@@ -1,0 +1,66 @@
+"""What a source is: a model's name, a function, a script, or a summary of a model.
+
+This imports nothing else, so that a name that is misspelt is told at once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ullage.errors import InvalidValue
+
+MODEL, FUNCTION, SCRIPT, SUMMARY = "model", "function", "script", "summary"
+SUMMARY_ENDINGS = (".txt", ".model", ".summary")
+
+
+def kind_of(source: Any, module: bool = False) -> str:
+    """Whether a source is a model's name, a function, a script, or a text file with a model summary.
+
+    >>> kind_of("timm:resnet50"), kind_of(print), kind_of("package.train", module=True), kind_of("resnet50.txt")
+    ('model', 'function', 'script', 'summary')
+    """
+    if callable(source):
+        return FUNCTION
+    if not isinstance(source, str | Path) or not str(source):
+        raise InvalidValue(
+            "needed a model's name such as torchvision:resnet50, a function that trains on 'cuda', or the path of a "
+            f"script; found {source!r}"
+        )
+    name = str(source)
+    if module:
+        return SCRIPT
+    if name.endswith(SUMMARY_ENDINGS) and ":" not in name:
+        return SUMMARY
+    return SCRIPT if name.endswith(".py") or Path(name).is_file() else MODEL
+
+
+def check_script(path: str | os.PathLike[str], module: bool = False) -> None:
+    """Refuse a script, a folder or a module that Python would not run."""
+    if module:
+        _check_module(str(path))
+        return
+    file = Path(path)
+    if file.is_dir():
+        if not (file / "__main__.py").is_file():
+            found = ", ".join(sorted(child.name for child in file.glob("*.py"))[:8])
+            raise InvalidValue(f"needed a script; {path} is a folder" + (f" (in it: {found})" if found else ""))
+    elif not file.is_file():
+        folder = file.parent if file.parent.is_dir() else Path()
+        near = ", ".join(sorted(child.name for child in folder.glob("*.py"))[:8])
+        raise InvalidValue(f"needed a script; there is no file {path}" + (f" (in {folder}: {near})" if near else ""))
+
+
+def _check_module(name: str) -> None:
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        found = None
+    finally:
+        sys.path.pop(0)
+    if found is None:
+        raise InvalidValue(f"needed a module that `python -m {name}` would run; found none of that name from here")
