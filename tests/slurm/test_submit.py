@@ -57,8 +57,8 @@ def test_a_script_is_estimated_submitted_and_gets_its_shards(slurm, project, ull
 def test_a_script_that_fails_asks_for_a_whole_gpu_and_says_why(slurm, project, warm_estimates):
     (project / "train.py").write_text("import torch\ntorch.zeros(3).cuda()\nraise SystemError('no data')\n")
     plan = plan_words(["job.sh"])
-    assert plan.sizing.gres == "gpu:1" and "cannot be estimated" in plan.sizing.why and "no data" in plan.sizing.why
-    assert plan.words == []
+    assert plan.sizing.gres == "shard:40" and "cannot be estimated" in plan.sizing.why and "no data" in plan.sizing.why
+    assert plan.words == ["--gres=shard:40", "--gpus=0"]
 
 
 def test_the_dry_run_prints_the_line_and_submits_nothing(slurm, project, ullage):
@@ -118,10 +118,10 @@ def test_more_than_a_gpu_has_is_refused_at_once(slurm, project, ullage):
         ("#ULLAGE memory=12GiB", [], "shard:13", {"gpus": "0"}),
         ("#ULLAGE memory=12GiB", ["--gpus-per-node=fake:1"], "shard:fake:13", {"gpus": "0", "gpus-per-node": "0"}),
         ("#ULLAGE memory=12GiB", ["--nodes=2", "--gpus=2"], "shard:13", {"gpus": "0"}),
-        ("#ULLAGE memory=12GiB exclusive", [], None, {}),
+        ("#ULLAGE memory=12GiB exclusive", [], "shard:40", {"gpus": "0"}),
         ("#ULLAGE memory=12GiB", ["--gpus=2"], None, {}),
         ("#ULLAGE no-estimate", [], None, {}),
-        ("make train", [], None, {}),
+        ("make train", [], "shard:40", {"gpus": "0"}),
         ("python train.py", ["--gres=shard:3"], None, {"gpus": "0"}),
     ],
 )
@@ -135,8 +135,8 @@ def test_what_is_asked_for(slurm, project, text, words, gres, cleared):
 
 def test_a_job_that_names_no_gpu_gets_what_it_needs(slurm, project):
     (project / "job.sh").write_text(job("#ULLAGE exclusive memory=1GiB", options="--gres=tmp:0"))
-    assert of(plan_words(["job.sh"])) == "gpu:1,tmp:0"
-    assert of(plan_words(["--comment=mine", "job.sh"])) == "gpu:1,tmp:0"
+    assert of(plan_words(["job.sh"])) == "shard:40,tmp:0"
+    assert of(plan_words(["--comment=mine", "job.sh"])) == "shard:40,tmp:0"
     assert plan_words(["--comment=mine", "job.sh"]).options["comment"].startswith("mine ullage:{")
 
 
@@ -167,6 +167,8 @@ def test_on_two_kinds_of_gpus_a_job_may_run_on_both_or_only_on_the_larger():
     assert only.gres == "shard:h200:50"
     assert size(needs(50), GpuRequest(per_node=2), site).gres == "gpu:h200:2"
     assert size(needs(10), GpuRequest(per_node=2), site).gres == "gpu:2"
+    assert size(needs(10), GpuRequest(), site, exclusive=True).gres == "gpu:1"  # the number of shards differs
+    assert size(needs(50), GpuRequest(), site, exclusive=True).gres == "shard:h200:139"
     with pytest.raises(InvalidValue, match="H200"):
         size(needs(500), GpuRequest(), site)
 
@@ -176,7 +178,8 @@ def test_a_job_that_sharing_would_hurt_gets_a_whole_gpu():
     step = {"step_s": 0.1, "gpu_s": 0.0999, "host_s": 0.005, "flops": 1e13, "bytes": 4e11, "kernels": 300}
     alone = Utilization(gpu="H200", **step, **busy, steady=True, measured=True)
     need = [GpuNeed(LARGE, 20 * GIB, alone)]
-    assert "one after the other" in size(need, GpuRequest(), Site((LARGE,))).why
+    found = size(need, GpuRequest(), Site((LARGE,)))
+    assert found.gres == "shard:139" and "one after the other" in found.why
 
     idle = replace(alone, smact=0.2, smocc=0.1, drama=0.05, gpu_s=0.03, host_s=0.1)
     need = [GpuNeed(LARGE, 20 * GIB, idle)]

@@ -25,7 +25,8 @@ class GpuNeed:
 
 @dataclass(frozen=True)
 class Sizing:
-    """What a job asks Slurm for on each node: shards of one GPU, or whole GPUs; and why."""
+    """What a job asks Slurm for on each node: shards of one GPU, all of them if it is to have it to itself, or GPUs;
+    and why."""
 
     name: str  # "shard" or "gpu"
     count: int
@@ -48,29 +49,37 @@ def size(
     gpus = request.per_node or ranks
     unknown = next((need for need in needs if need.upper is None), None)
     if unknown is not None:
-        return _whole(request, gpus, unknown.why)
+        return _whole(site, request, gpus, unknown.why)
     fitting = [need for need in needs if need.upper is not None and need.upper <= need.kind.gpu.usable]
     if not fitting:
         raise InvalidValue(_never(needs[-1]))
     largest = max(fitting, key=lambda need: need.upper or 0)
     pinned = request.type or (None if len(fitting) == len(needs) else largest.kind.type)
     if exclusive:
-        return _whole(request, gpus, "the job wants GPUs of its own", largest, pinned)
+        return _whole(site, request, gpus, "the job wants GPUs of its own", largest, pinned)
     if gpus > 1:
-        return _whole(request, gpus, "Slurm cannot promise shards of several GPUs on one node", largest, pinned)
+        return _whole(site, request, gpus, "Slurm cannot promise shards of several GPUs on one node", largest, pinned)
     shared = [need for need in fitting if need.kind.shards]
     if not shared:
         why = "the GPUs of this cluster have no shards ('ullage slurm configure' says how)"
-        return _whole(request, gpus, why, largest, pinned)
+        return _whole(site, request, gpus, why, largest, pinned)
     if hurt := _hurts(shared, site.sharing, min_speed):
-        return _whole(request, gpus, hurt, largest, pinned)
+        return _whole(site, request, gpus, hurt, largest, pinned)
     taken = max(shared, key=lambda need: need.kind.shards_for(need.upper or 0))
     count = taken.kind.shards_for(taken.upper or 0)
     return Sizing("shard", count, pinned, f"{count} of a GPU's {taken.kind.shards} shards", taken)
 
 
-def _whole(request: GpuRequest, gpus: int, why: str, need: GpuNeed | None = None, kind: str | None = None) -> Sizing:
-    return Sizing("gpu", gpus, kind or request.type, why, need)
+def _whole(
+    site: Site, request: GpuRequest, gpus: int, why: str, need: GpuNeed | None = None, kind: str | None = None
+) -> Sizing:  # fmt: skip
+    """GPUs of the job's own. One of them is asked for as all of its shards, where all GPUs that it can get have the
+    same number: Slurm 22.05 gives GPUs away while some of their shards are in use, but counts shards rightly."""
+    kind = kind or request.type
+    shards = {each.shards for each in site.kinds if kind is None or each.type == kind}
+    if gpus == 1 and len(shards) == 1 and (count := shards.pop()):
+        return Sizing("shard", count, kind, f"all {count} shards of a GPU, since {why}", need)
+    return Sizing("gpu", gpus, kind, why, need)
 
 
 def _never(need: GpuNeed) -> str:

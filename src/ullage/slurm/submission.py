@@ -110,6 +110,8 @@ def plan_job(
             f"the job can never run: it asks for {gpus} GPUs on a node, and a node has at most {most}. "
             "Ask for fewer, or for more nodes with --nodes"
         )
+    if request.per_node is not None and not hints.estimate and hints.memory is None:
+        return SubmissionPlan(left_alone="no estimate is wanted", notes=batch.notes)
     needs, answers = _needs(batch, hints, site, choices.timeout, progress)
     sizing = size(needs, request, site, ranks, hints.exclusive, hints.min_speed)
     return _plan(batch, request, sizing, answers)
