@@ -33,9 +33,8 @@ def test_the_answer_fits_and_the_next_one_does_not(seed):
     search = Search(trial, 24 * 10**9)
     largest = search.largest(start=chance.choice([1, 8, 64]))
     assert largest == 0 or seen[largest][1]
-    assert not seen[search.next][1]
-    assert search.next - largest <= max(1, largest // 128)
-    assert search.trials == len(seen) <= 11
+    assert not seen[largest + 1][1]
+    assert search.trials == len(seen) <= 15
 
 
 def test_a_step_and_nothing_that_fits():
@@ -49,8 +48,7 @@ def test_the_largest_batch_of_a_model_is_exact():
     heard = []
     found = ullage.max_batch("torchvision:resnet18", progress=lambda *facts: heard.append(facts), **options)
     assert ullage.estimate("torchvision:resnet18", batch_size=found, **options).fits
-    assert not ullage.estimate("torchvision:resnet18", batch_size=found.next, **options).fits
-    assert found.next - found <= found // 128
+    assert not ullage.estimate("torchvision:resnet18", batch_size=found + 1, **options).fits
     assert found.trials == len(heard) <= 18
     assert found.estimate.fits and not found.beyond.fits
     assert 0 < found.sure <= found

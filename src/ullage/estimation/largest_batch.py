@@ -1,8 +1,7 @@
 """`ullage.max_batch`: the largest batch that trains on a GPU, found in about ten estimates.
 
 Memory grows nearly linearly with the batch size, so the search follows the line through two estimates while it is far
-from the limit, and halves the interval when it is near. Up to 255 the answer is exact; above, it is exact to less than
-one percent: the numbers tried are multiples of a power of two.
+from the limit, and halves the interval when it is near.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ FIRST_GROWTH = 4
 MOST_GROWTH = 64  # times the largest number that fits so far: a line through two small numbers may be far off
 LARGEST = 1 << 24
 TRIALS_BY_LINE = 8  # after that only by halving
-DIGITS = 8  # of a number, in binary, that are looked for
 # A GPU is full before tensors take all of it, because the allocator's blocks never fill it completely. Early trials
 # aim between these shares of the limit.
 LEAST_SHARE, FIRST_SHARE = 0.85, 0.98
@@ -39,17 +37,12 @@ LEAST_SHARE, FIRST_SHARE = 0.85, 0.98
 class Search:
     """Finds the largest number that fits; `trial` returns how many bytes a number takes and whether it fits.
 
-    The answer fits and the `next` number does not: the one after it, or of numbers with more than `DIGITS` binary
-    digits the one that is larger by one in the last of these. Memory is not strictly monotone (kernels change with the
-    shape), so a still larger number might fit again; that is not searched for. `limit` is the most that can be taken,
-    in bytes.
+    The answer fits and the next number does not. Memory is not strictly monotone (kernels change with the shape), so a
+    still larger number might fit again; that is not searched for. `limit` is the most that can be taken, in bytes.
 
     >>> search = Search(lambda number: (100 * number + 7, number <= 48), limit=5000)
-    >>> search.largest(start=8), search.next, search.trials
-    (48, 49, 4)
-    >>> search = Search(lambda number: (100 * number + 7, number <= 5000), limit=512_000)
-    >>> search.largest(start=8), search.next, search.trials
-    (4992, 5024, 9)
+    >>> search.largest(start=8), search.trials
+    (48, 4)
     """
 
     def __init__(self, trial: Callable[[int], tuple[int, bool]], limit: int, step: int = 1) -> None:
@@ -67,11 +60,6 @@ class Search:
         """How many numbers were tried."""
         return len(self._taken)
 
-    @property
-    def next(self) -> int:
-        """The smallest number tried that does not fit; 0 if all did."""
-        return self._high * self._step if self._high in self._taken else 0
-
     def largest(self, start: int) -> int:
         """The largest number that fits, a multiple of the step; 0 if none does."""
         number = max(1, start // self._step)
@@ -83,16 +71,9 @@ class Search:
                     self._high, self._stretch = number + self._stretch, 2 * self._stretch
             else:
                 self._high = number
-            near = self._high - self._low <= _unit(self._low)
-            if near and (self._high in self._taken or self._high * self._step > LARGEST):
+            if self._high - self._low == 1 and (self._high in self._taken or self._high * self._step > LARGEST):
                 return self._low * self._step
-            number = self._within(self._next())
-
-    def _within(self, number: int) -> int:
-        """The number, rounded, if it is above all that fit and below all that do not; else the nearest such one."""
-        least = self._low + _unit(self._low)
-        number = max(least, number // _unit(number) * _unit(number))
-        return number if number < self._high or number == least else max(least, self._high - _unit(self._high - 1))
+            number = min(max(self._next(), self._low + 1), max(self._high - 1, self._low + 1))
 
     def _next(self) -> int:
         """By the line while far from the limit; then by halving, which always ends."""
@@ -127,11 +108,6 @@ class Search:
         return LARGEST if rise <= 0 else first + int((wanted - self._taken[first]) * (second - first) / rise)
 
 
-def _unit(number: int) -> int:
-    """The value of the last digit that is looked for."""
-    return 1 << max(0, number.bit_length() - DIGITS)
-
-
 # What can be searched for: the option that gives the first number, the default for it, and the step.
 WHAT = {
     "batch-size": ("batch_size", 8, 1),
@@ -148,17 +124,15 @@ class MaxBatch(int):
     """The largest number that fits, as an `int` that knows how it was found; 0 if even the smallest does not fit.
 
     `sure` is the largest number tried whose upper bound fits too. `estimate` is the estimate of the largest number
-    that fits, `beyond` that of the `next` one, which does not. `trials` is the number of estimates.
+    that fits, `beyond` that of the next one, which does not. `trials` is the number of estimates.
 
-    >>> facts = {"what": "batch-size", "gpu": "T4", "sure": 7, "next": 9, "trials": 5, "seconds": 1.0}
-    >>> int(MaxBatch(8, estimate=None, beyond=None, **facts))
+    >>> int(MaxBatch(8, what="batch-size", gpu="T4", sure=7, estimate=None, beyond=None, trials=5, seconds=1.0))
     8
     """
 
     what: str
     gpu: str
     sure: int
-    next: int
     estimate: Estimate | None
     beyond: Estimate | None
     trials: int
@@ -192,8 +166,7 @@ class MaxBatch(int):
         held, has = format_bytes(self.estimate.needed), format_bytes(self.estimate.gpu_memory)
         lines = [f"largest {words} on {self.gpu}: {int(self)} ({held} of {has})"]
         if self.beyond is not None:
-            next_one = "the next one" if self.next == self + WHAT[self.what][2] else str(self.next)
-            lines.append(f"{next_one} takes {format_bytes(self.beyond.needed)} and does not fit")
+            lines.append(f"the next one takes {format_bytes(self.beyond.needed)} and does not fit")
         else:
             lines.append("no larger one was tried")
         bound = "this one too" if self.sure == self else str(self.sure) if self.sure else "none"
@@ -211,8 +184,7 @@ def max_batch(
     progress: Progress | None = None,
     **options: Any,
 ) -> MaxBatch:
-    """Find the largest batch that trains on `gpu`; the next larger one, or above 255 one that is larger by less than
-    one percent, does not fit.
+    """Find the largest batch that trains on `gpu`; the next larger one does not fit.
 
     Args:
         source: A model's name, a function or a script, as for `ullage.estimate`.
@@ -252,12 +224,11 @@ def max_batch(
     limit = card.usable - (card.context or 0)
     first = argument_value(options.get("args", ()), batch_arg) or options.get(option)
     with many_runs(of_ranks=bool(options.get("world_size"))):
-        search = Search(trial, limit, step)
-        largest = search.largest(_start(first, start))
+        largest = Search(trial, limit, step).largest(_start(first, start))
         sure = _sure(largest, step, estimates, estimate_of) if largest else 0
     return MaxBatch(
-        largest, what=what, gpu=card.name, sure=sure, next=search.next, estimate=estimates.get(largest),
-        beyond=estimates.get(search.next), trials=len(estimates), seconds=time.perf_counter() - begin,
+        largest, what=what, gpu=card.name, sure=sure, estimate=estimates.get(largest),
+        beyond=estimates.get(largest + step), trials=len(estimates), seconds=time.perf_counter() - begin,
     )  # fmt: skip
 
 
