@@ -72,6 +72,7 @@ _FEATURES_TRIED = 0.5
 
 Filter = tuple[tuple[int, ...], tuple[int, ...], int]
 SHIPPED = workspaces.DATA_FOLDER
+H200_TREES = workspaces.trees_of(workspaces.MEASURED_CAPABILITY)
 
 # Names of torchvision's and timm's models; the first that matches counts. What matches none is in the last family.
 FAMILIES = {
@@ -115,7 +116,7 @@ def use(variant: str, model: str, folder: Path) -> None:
     left_out = {"regrown": NOTHING, "families": fold_of(family_of(model)), "models": MODELS}.get(variant)
     if left_out is not None:
         workspaces.DATA_FOLDER = folder / f"without {left_out}"
-        if not (workspaces.DATA_FOLDER / workspaces.TREES).exists():
+        if not (workspaces.DATA_FOLDER / H200_TREES).exists():
             raise SystemExit(f"no trees in {workspaces.DATA_FOLDER}: run `grow` first")
     workspaces.workspace.cache_clear()
     dispatch.forget_plans()
@@ -224,7 +225,6 @@ def read_layers() -> dict[str, set[ConvolutionLayer]]:
 
 def list_layers(file: Path, count: int) -> None:
     """Write the layers of so many models, and of those whose runs are judged."""
-    kept = collect.declare_torchvision_operators()
     wanted = set(list(dict.fromkeys(name for name, _, _ in collect.models()))[:count])
     wanted |= {row["model"].partition(":")[2] for row in measured_rows(RUNS) if family_of(row["model"])}
     found: dict[str, set[ConvolutionLayer]] = {}
@@ -234,7 +234,7 @@ def list_layers(file: Path, count: int) -> None:
     numbers = {layer: number for number, layer in enumerate(layers)}
     models = {name: sorted(numbers[layer] for layer in members) for name, members in found.items()}
     file.write_bytes(gzip.compress(json.dumps({"layers": layers, "models": models}).encode(), mtime=0))
-    say(f"{len(layers)} layers of {len(models)} models; {len(kept)} operators of torchvision declared")
+    say(f"{len(layers)} layers of {len(models)} models")
 
 
 def say(message: str) -> None:
@@ -350,7 +350,7 @@ def grow_trees(folder: Path, controls: bool, workers: int) -> None:
         target = folder / f"without {name}"
         target.mkdir(exist_ok=True)
         columns = {column: values for trees in directions for column, values in trees[name].items()}
-        np.savez_compressed(target / workspaces.TREES, **columns)
+        np.savez_compressed(target / H200_TREES, **columns)
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """`ullage measure cudnn`: which convolutions are asked about, and how answers are kept. The questions need a GPU."""
 
 import json
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -147,6 +149,37 @@ def test_every_architecture_has_a_file_of_its_own_and_goes_on(tmp_path: Path, mo
     assert asked == ["Tesla T4"] * 4 + ["NVIDIA A100-SXM4-40GB"] * 4
     for name in ("sm_75", "sm_80"):
         assert len((tmp_path / f"plans-{name}.jsonl").read_text().splitlines()) == 4
+
+
+def test_an_architecture_on_which_cudnn_ends_the_process_does_not_end_the_others(tmp_path, monkeypatch, capsys) -> None:
+    def ask(problems, workers, description):
+        if json.loads(description)["deviceVer"] == 1000:
+            raise CudnnError("cuDNN 91900 ended the process that asked about NVIDIA B200")
+        yield from ({"problem": problem, "candidates": []} for problem in problems)
+
+    monkeypatch.setattr(asking, "check", lambda told: None)
+    monkeypatch.setattr(asking, "own_description", lambda: OWN)
+    monkeypatch.setattr(asking, "ask", ask)
+    words = ("measure", "cudnn", "--random", "2", "--architecture", "sm_100,sm_120", "--out", tmp_path / "plans.jsonl")
+    code, out, _ = typed_in(monkeypatch, capsys)(*words)
+    assert code == 0 and "ended the process" in out
+    assert len((tmp_path / "plans-sm_120.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_process_that_cudnn_ends_is_an_error_of_cudnn(monkeypatch) -> None:
+    class Dying:
+        def __init__(self, *given, **named) -> None: ...
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error) -> None: ...
+        def map(self, *given):
+            raise BrokenProcessPool
+
+    monkeypatch.setattr(asking, "Cudnn", lambda description: SimpleNamespace(version=91900))
+    monkeypatch.setattr(asking, "ProcessPoolExecutor", Dying)
+    with pytest.raises(CudnnError, match="91900 ended the process that asked about NVIDIA B200"):
+        list(asking.ask([], description=asking.described(OWN, "sm_100")))
 
 
 def test_without_a_gpu_no_architecture_is_asked_about(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -12,6 +12,7 @@ from tests.virtual.test_kernels_recorded import play
 
 import ullage
 from ullage.virtual.kernels.cudnn import workspaces
+from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
 from ullage.virtual.kernels.cudnn.workspaces import workspace
 from ullage.virtual.tracking.uncertainty import SURPRISES, Uncertainty
 
@@ -242,6 +243,32 @@ def test_other_gpus_use_the_trees(card):
         call = dict(grad=(8, 224, 7, 7), source=(8, 768, 7, 7), weight=(224, 768, 3, 3), kind="bf16", padding=[1, 1])
         sizes, outputs = backward(gpu, **call)
     assert sizes[0] == outputs[0].nbytes and outputs[1].nbytes in sizes
+
+
+ARCHITECTURES = (7, 5), (8, 0), (8, 6), (8, 9), (12, 0)
+# What cuDNN 9.19 answered for each of them, in bytes.
+ANSWERS = [
+    (("f", (28, 896, 4, 4), (2048, 896, 1, 1), (28, 2048, 4, 4)), (128, 8945680, 8945680, 400, 0)),
+    (("d", (64, 432, 6, 6), (192, 432, 1, 1), (64, 192, 6, 6)), (0, 6082576, 2432, 400, 0)),
+    (
+        ("w", (32, 1152, 6, 6), (216, 1152, 1, 1), (32, 216, 6, 6)),
+        (31850896, 31850896, 6303888, 8294544, 9289872),
+    ),
+]
+
+
+@pytest.mark.parametrize("sizes, answers", ANSWERS)
+def test_each_architecture_has_the_choices_that_cudnn_makes_for_it(sizes, answers) -> None:
+    problem = ConvolutionProblem(*sizes, (1, 1), (0, 0), (1, 1), 1, "f32", False)
+    found = [workspace(problem, capability, 40).size for capability in ARCHITECTURES]
+    assert tuple(found) == answers
+
+
+def test_an_architecture_that_cudnn_does_not_answer_for_may_copy_all_tensors() -> None:
+    problem = ConvolutionProblem(*ANSWERS[0][0], (1, 1), (0, 0), (1, 1), 1, "f32", False)
+    known, other = workspace(problem, (9, 0), 40), workspace(problem, (10, 0), 148)
+    assert other.size == known.size
+    assert other.larger >= 4 * (28 * 896 * 16 + 2048 * 896 + 28 * 2048 * 16)
 
 
 def test_without_cudnn_columns_take_the_place_of_its_workspace():

@@ -182,6 +182,7 @@ def _ask_cudnn(
 ) -> None:  # fmt: skip
     """Ask cuDNN about convolutions, and write each answer as it comes."""
     from ullage.research.cudnn_tables import asking
+    from ullage.research.cudnn_tables.candidates import CudnnError
 
     if bool(args) == bool(random):
         raise InvalidValue("needed either a list of calls, a script, or --random COUNT after 'cudnn'")
@@ -209,10 +210,17 @@ def _ask_cudnn(
         rows = [_ask_about(problems, out, workers, told)]
     else:
         places = {name: out.with_name(f"{out.stem}-{name}{out.suffix}") for name in names}
-        rows = [_ask_about(problems, place, workers, asking.described(own, name)) for name, place in places.items()]
+        rows = []
+        for name, place in places.items():
+            try:
+                rows.append(_ask_about(problems, place, workers, asking.described(own, name)))
+            except CudnnError as error:  # the others may be known to it
+                rows.append({"file": str(place), "failed": str(error)})
     for row in rows:
         if as_json:
             print(json.dumps(row))
+        elif "failed" in row:
+            print(f"{row['failed']}: {row['file']} is not whole")
         else:
             print(f"cuDNN answered for {row['answered']} convolutions and declined {row['declined']}: {row['file']}")
 

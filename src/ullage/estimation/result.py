@@ -16,7 +16,7 @@ from ullage.performance.result import Utilization, utilization_html
 from ullage.performance.step import StepCalls
 from ullage.text import AFTER_THE_TIME
 from ullage.units import format_bytes, format_duration
-from ullage.virtual.releases import MEASURED
+from ullage.virtual.releases import MEASURED, MEASURED_CUDNN
 
 PROCESS = "process_memory"
 WORTH_SAYING = 0.01  # a share of the memory that is worth a remark
@@ -358,7 +358,7 @@ class Estimate:
         share = self.guessed["bytes"] / max(1, self.guessed["of_bytes"])
         size = f"{share:.0%} of their bytes" if self.guessed["bytes"] else "to be empty"
         words = f"{self.guessed['workspaces']} of {self.guessed['of']} convolution workspaces were guessed"
-        return f"{words} ({size}{', ' + self._doubt if self.doubtful else ''})"
+        return f"{words} ({size}{', ' + self._doubt if self.doubtful else ''}), as cuDNN {MEASURED_CUDNN} chooses"
 
     @property
     def _doubt(self) -> str:

@@ -13,6 +13,7 @@ import multiprocessing
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,8 @@ def ask(
 ) -> Iterator[dict[str, Any]]:
     """Ask cuDNN about problems, in several processes; yields a row for each, in their order.
 
-    `description` is that of another GPU, in cuDNN's own JSON.
+    `description` is that of another GPU, in cuDNN's own JSON. For some that it does not know, cuDNN ends the process
+    that asks, 9.19 for sm_100: that raises `CudnnError`.
     """
     cudnn = Cudnn(description)
     about = {
@@ -173,7 +175,10 @@ def ask(
     waiting = list(problems)
     chunks = [waiting[start : start + _AT_ONCE] for start in range(0, len(waiting), _AT_ONCE)]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_open, initargs=(description,)) as pool:
-        for rows in pool.map(_ask, chunks):
-            for row in rows:
-                yield about | row
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_open, initargs=(description,)) as pool:
+            for rows in pool.map(_ask, chunks):
+                for row in rows:
+                    yield about | row
+    except BrokenProcessPool:
+        raise CudnnError(f"cuDNN {cudnn.version} ended the process that asked about {about['gpu']}") from None

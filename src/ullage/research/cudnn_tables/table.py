@@ -25,9 +25,10 @@ import numpy as np
 from ullage.errors import InvalidValue
 from ullage.research.cudnn_tables.tasks import read_calls, workspaces_of
 from ullage.virtual.kernels.cudnn.formulas import (
+    NEEDED,
+    NEEDED_BY_GROUP,
     NONE,
     PADDED,
-    PADDED_COPIES,
     WIDE,
     ConvolutionProblem,
     Formula,
@@ -38,10 +39,11 @@ from ullage.virtual.kernels.cudnn.formulas import (
     terms,
 )
 from ullage.virtual.kernels.cudnn.workspaces import (
+    MEASURED_CAPABILITY,
     TABLE,
-    TREES,
     features,
     hash_of,
+    trees_of,
 )
 
 _SAMPLE = 25_000  # problems that formulas are looked for in
@@ -54,11 +56,12 @@ MODES = [(0, 0, 0)] + [
     for source, out, weight in itertools.product((0, 1), repeat=3)
     if source or out or weight
 ]
+_AS_NEEDED = (NEEDED, NEEDED_BY_GROUP)  # buffers that hold copies, beside those of `MODES`
 _PER_GROUP = (0, 16, 144, 160)  # bytes a group that grouped convolutions were seen to take
 _SAMPLES = (1, 2, 4, 8, 16)  # partial results a sample
 _MOST = 1000  # partial results
 _UNKNOWN = 1 << 50  # bytes of a copy with a padding that a problem does not know: more than any workspace
-_WIDTH = PADDED_COPIES + 1  # places of the longest tuple in `Terms`
+_WIDTH = NEEDED_BY_GROUP + 1  # places of the longest tuple in `Terms`
 DIRECTIONS = "fdw"  # forward, gradient of the data, gradient of the weight
 EVERY = 7  # layer is held out
 
@@ -111,9 +114,10 @@ def _candidates(part: Measured, chosen: Any) -> Any:
     partial = _columns([row.partial for row in parts], 5, 0)
     batch = np.array([row.batch for row in parts], dtype=np.int64)
     groups = np.array([row.groups for row in parts], dtype=np.int64)
+    copied = [sum(column[:, mode] for column, mode in zip(tensors, modes, strict=True)) for modes in MODES]
+    copied += [np.array([row.buffers[buffer] for row in parts], dtype=np.int64) for buffer in _AS_NEEDED]
     found = []
-    for number, modes in enumerate(MODES):
-        copies = sum(column[:, mode] for column, mode in zip(tensors, modes, strict=True))
+    for number, copies in enumerate(copied):
         for per_group, constant in enumerate(_PER_GROUP):
             left = sizes - copies - constant * groups
             fits = (left >= 0) & ((per_group == 0) | ((groups > 1) & (left < _SMALL)))
@@ -144,8 +148,9 @@ def _unpack(code: int) -> Formula:
     count = (code >> 40) & 0x7FF
     if count >= _MOST:
         count = -_SAMPLES[count - _MOST]
-    modes, padding, per_group = MODES[code >> 56], (code >> 53) & 7, _PER_GROUP[(code >> 51) & 3]
-    return Formula(*modes, padding, count, code & ((1 << 40) - 1), per_group)
+    place, padding, per_group = code >> 56, (code >> 53) & 7, _PER_GROUP[(code >> 51) & 3]
+    modes, buffer = (MODES[place], 0) if place < len(MODES) else (MODES[0], _AS_NEEDED[place - len(MODES)])
+    return Formula(*modes, padding, count, code & ((1 << 40) - 1), per_group, buffer)
 
 
 def _plainness(code: int) -> tuple[int, ...]:
@@ -159,15 +164,23 @@ def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
     """Formulas, those that explain most first, each with the share of the problems that no earlier one explains."""
     chosen = np.random.default_rng(seed).permutation(len(part.problems))[:_SAMPLE]
     codes = _candidates(part, chosen)
+    rows, columns = np.nonzero(codes >= 0)
+    values, numbers = np.unique(codes[rows, columns], return_inverse=True)
+    pairs = np.unique(np.stack([rows, numbers], 1), axis=0)  # a row may have a code twice
+    rows, numbers = pairs[:, 0], pairs[:, 1]
+    counts = np.bincount(numbers, minlength=len(values))
+    by_code, first_row = np.argsort(numbers, kind="stable"), np.searchsorted(rows, np.arange(len(codes) + 1))
+    first_code = np.concatenate([[0], np.cumsum(counts)])
+    left = np.ones(len(codes), dtype=bool)
     found: list[tuple[Formula, float]] = []
-    while len(codes):
-        values, counts = np.unique(codes[codes >= 0], return_counts=True)
-        if counts.max() < _LEAST:
-            break
-        best = min((int(code) for code in values[counts == counts.max()]), key=_plainness)
-        explained = (codes == best).any(1)
-        found.append((_unpack(best), float(explained.sum()) / len(chosen)))
-        codes = codes[~explained]
+    while len(counts) and counts.max() >= _LEAST:
+        best = min(np.flatnonzero(counts == counts.max()).tolist(), key=lambda number: _plainness(int(values[number])))
+        having = rows[by_code[first_code[best] : first_code[best + 1]]]
+        explained = having[left[having]]
+        found.append((_unpack(int(values[best])), len(explained) / len(chosen)))
+        left[explained] = False
+        gone = np.concatenate([numbers[first_row[row] : first_row[row + 1]] for row in explained])
+        counts -= np.bincount(gone, minlength=len(values))
     return found
 
 
@@ -354,7 +367,7 @@ def write_fit(
         for name, values in export(grown).items():
             arrays[f"{direction}_{name}"] = values
         arrays[f"{direction}_formulas"] = np.array(formulas, dtype=np.int64)
-    np.savez_compressed(out / TREES, **arrays)
+    np.savez_compressed(out / trees_of(MEASURED_CAPABILITY), **arrays)
 
 
 def evaluate_held_out(

@@ -146,13 +146,48 @@ def terms(problem: ConvolutionProblem) -> Terms:
 
 # Places in `Terms.buffers`.
 NO_BUFFER, FOURIER, WINOGRAD, PHASES, TILES_32, TILES_64, TILES_128, COPIES, PADDED_COPIES = range(9)
+NEEDED, NEEDED_BY_GROUP = 9, 10  # `needed_copies`, with what aligns them once or for each group
 
 
 def buffers(problem: ConvolutionProblem, parts: Terms) -> tuple[int, ...]:
     """Bytes that the method of a plan keeps beside the copies of the tensors, by its place; 0 if it does not apply."""
     copies = (sum(sizes[padding] for sizes in (parts.source, parts.out, parts.weight)) for padding in (PLAIN, PADDED))
     tiles = (tile_bytes(problem, width) for width in (32, 64, 128))
-    return (0, transform_bytes(problem), winograd_bytes(problem), phase_bytes(problem), *tiles, *copies)
+    methods = transform_bytes(problem), winograd_bytes(problem), phase_bytes(problem)
+    needed = needed_copies(problem)
+    spare = _SPARE if needed else 0
+    return (0, *methods, *tiles, *copies, needed + spare, needed + spare * problem.groups)
+
+
+_SPARE = 16  # bytes beside copies, to align them
+
+
+def needed_copies(problem: ConvolutionProblem) -> int:
+    """Copies of those tensors that tensor cores cannot read or write in place.
+
+    They want channels last, in multiples of 16 bytes. A filter of one tap, and an image of one pixel, are the same in
+    both layouts. Filters are also padded where only one of their numbers of channels is no such multiple.
+
+    >>> sizes = (2, 8, 5, 5), (16, 8, 1, 1), (2, 16, 5, 5)
+    >>> needed_copies(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", False))
+    2400
+    >>> needed_copies(ConvolutionProblem("f", *sizes, (1, 1), (0, 0), (1, 1), 1, "f16", True))
+    0
+    """
+    groups, item = problem.groups, ITEM_BYTES[problem.kind]
+    unit = 16 // item
+    inner, outer = problem.source[1] // groups, problem.out[1] // groups
+    wide, tall = round_up(inner, unit), round_up(outer, unit)
+    turned = not problem.channels_last
+    pixels, out_pixels, taps = (product(size[2:]) for size in (problem.source, problem.out, problem.weight))
+    size = 0
+    if wide > inner or (turned and pixels > 1 < problem.source[1]):
+        size += problem.source[0] * groups * wide * pixels
+    if tall > outer or (turned and out_pixels > 1 < problem.out[1]):
+        size += problem.out[0] * groups * tall * out_pixels
+    if wide > inner or tall > outer or (turned and taps > 1 < inner):
+        size += groups * wide * tall * taps
+    return size * item
 
 
 def tile_bytes(problem: ConvolutionProblem, width: int) -> int:

@@ -1,12 +1,11 @@
 """The workspace that cuDNN takes for a convolution, looked up or guessed.
 
-What a workspace can be is a formula (`formulas.py`). Which formula applies depends on the engine that cuDNN chooses. A
-table of measured calls has the answer for one kind of GPU; decision trees, grown on the same measurements, guess it for
-all other calls.
+What a workspace can be is a formula (`formulas.py`). Which formula applies depends on the engine that cuDNN chooses,
+and that on the architecture. Decision trees guess it, one file of them for each architecture that cuDNN could be asked
+about (`ullage measure cudnn`). For the H200 a table of measured calls has the answer, too.
 
-Everything was measured on an H200. On other generations the copies are of the same kind, but constants and choices
-may differ until somebody measures them. A table for another GPU (`convolution_table*.npz`) put into `data/` serves
-the GPUs that its header names.
+The number of multiprocessors changes answers for sm_90 alone. A table for another GPU (`convolution_table*.npz`) put
+into `data/` serves the GPUs that its header names.
 """
 
 from __future__ import annotations
@@ -26,21 +25,36 @@ from ullage.virtual.kernels.cudnn.formulas import (
     Workspace,
     all_copies,
     by_votes,
+    needed_copies,
     product,
     round_up,
     terms,
     transform_bytes,
     transforms,
 )
+from ullage.virtual.releases import MEASURED_CUDNN
 
 # The table and the trees. `ullage convolutions fit` writes them; they are read at the first convolution.
 
 DATA_FOLDER = Path(__file__).with_name("data")
-TABLE, TREES = "convolution_table.npz", "convolution_trees.npz"
+TABLE = f"convolution_table-cudnn{MEASURED_CUDNN}-sm_90.npz"
 TRIAL_TABLE, TRIAL_TREES = "trial_table.npz", "trial_trees.npz"
 OTHERS, TRANSFORM = "o", "t"  # the largest plan without Fourier transforms, and whether there is one with them
 MULTIPROCESSORS = 132  # of the GPU that was measured
 MEASURED_CAPABILITY = (9, 0)
+ASKED = ((7, 5), (8, 0), (8, 6), (8, 9), MEASURED_CAPABILITY, (12, 0))  # cuDNN answers for no other architecture
+
+
+def trees_of(capability: tuple[int, int] | None) -> str:
+    """The file of the trees for an architecture; for one that cuDNN was not asked about, those of the H200.
+
+    >>> trees_of((8, 6)), trees_of((10, 0)) == trees_of((9, 0))
+    ('convolution_trees-cudnn9.19-sm_86.npz', True)
+    """
+    major, minor = capability if capability in ASKED else MEASURED_CAPABILITY
+    return f"convolution_trees-cudnn{MEASURED_CUDNN}-sm_{major}{minor}.npz"
+
+
 # 1 in 17.7 million problems that were never measured is taken for one of the 996,558 in the table.
 HASH_BITS = 44
 
@@ -196,6 +210,13 @@ class ProblemFeatures(NamedTuple):
     out_width: int
     transform_kib: int  # by Fourier transforms, see `transform_bytes`
     transform_per_100_copies: int
+    source_depth: int  # 1 in two dimensions
+    filter_depth: int
+    out_height: int
+    forward_tiles_in_wave: int  # of the last wave, where every multiprocessor of an H200 has one
+    data_tiles_in_wave: int
+    filter_tiles_in_wave: int
+    needed_kib: int  # copies that tensor cores need, see `needed_copies`
 
 
 def features(problem: ConvolutionProblem) -> ProblemFeatures:
@@ -274,6 +295,13 @@ def features(problem: ConvolutionProblem) -> ProblemFeatures:
         out_width=out[-1],
         transform_kib=transform >> 10,
         transform_per_100_copies=100 * transform // (source_bytes + out_bytes + weight_bytes),
+        source_depth=source[2] if len(source) == 5 else 1,
+        filter_depth=weight[2] if len(weight) == 5 else 1,
+        out_height=out[-2],
+        forward_tiles_in_wave=tiles % MULTIPROCESSORS,
+        data_tiles_in_wave=data_tiles % MULTIPROCESSORS,
+        filter_tiles_in_wave=filter_tiles % MULTIPROCESSORS,
+        needed_kib=needed_copies(problem) >> 10,
     )
 
 
@@ -304,7 +332,7 @@ def trees(path: Path) -> dict[str, WorkspaceTrees]:
     return found
 
 
-def votes(problem: ConvolutionProblem, file: str = TREES, question: str = "") -> list[tuple[Formula, float]]:
+def votes(problem: ConvolutionProblem, file: str, question: str = "") -> list[tuple[Formula, float]]:
     """What the trees say of a problem: formulas, each with its shares of the measured calls in the leaves."""
     grown = trees(DATA_FOLDER / file).get(problem.direction + question)
     if grown is None:
@@ -325,10 +353,10 @@ def votes(problem: ConvolutionProblem, file: str = TREES, question: str = "") ->
 def workspace(
     problem: ConvolutionProblem, capability: tuple[int, int] | None, multiprocessors: int | None
 ) -> Workspace:
-    """The workspace of a problem: measured for this kind of GPU, or else what the trees say.
+    """The workspace of a problem: measured for this kind of GPU, or else what the trees of its architecture say.
 
-    The trees know the choices of one architecture. On others cuDNN takes another engine for every second problem, and
-    most often that means copies in another layout: the larger size allows for copies of all tensors.
+    Architectures differ for every second problem. Where cuDNN was not asked about one, the larger size allows for
+    copies of all tensors in another layout.
 
     Not covered: double precision, which runs without tensor cores and is taken to need none.
 
@@ -346,8 +374,8 @@ def workspace(
     if known is not None:
         return Workspace(known, known)
     parts = terms(problem)
-    guess = by_votes(votes(problem), parts)
-    if capability == MEASURED_CAPABILITY:
+    guess = by_votes(votes(problem, trees_of(capability)), parts)
+    if capability in ASKED:
         return guess
     return guess._replace(larger=max(guess.larger, all_copies(parts)))
 

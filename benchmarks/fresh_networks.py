@@ -1,0 +1,256 @@
+"""Random convolutional networks of families that no table and no tree was made from, and how well they are estimated.
+
+    python benchmarks/fresh_networks.py draw runs.jsonl                          # the list, with the estimates
+    ullage measure runs.jsonl --out fresh.jsonl --workers 16 --steps 3           # needs a GPU
+    python benchmarks/fresh_networks.py judge benchmarks/data/h200_fresh.jsonl.gz
+
+Eight families: U-Nets, generators (transposed convolutions), dilated networks over one dimension, networks over three,
+residual ones, inverted bottlenecks (depthwise), towers of oblong filters, and large filters with groups. Half of them
+have any whole numbers as channels, the others multiples of 8. The seed is no setting: a list that was looked at is used
+up. `judge` estimates the runs with the rules of today. The shipped file has 296 runs that were measured on an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+from ullage.research.measure import accuracy
+from ullage.research.measure.runs import RunRequest, estimate_here
+from ullage.research.ranking.truth import measured_rows
+from ullage.virtual.releases import as_measured
+
+SEED = 20261117
+MOST_BYTES = 7 << 30  # by the bound of the estimate: sixteen of them fit on an H200
+PRECISIONS = ("fp32", "fp32", "amp_bf16", "amp_fp16", "bf16")
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+def block(inputs: int, outputs: int, kernel: Any, dims: int = 2, **settings: Any) -> nn.Sequential:
+    """A convolution that keeps the size, its norm and an activation."""
+    dilation = settings.get("dilation", 1)
+    sides = kernel if isinstance(kernel, tuple) else (kernel,) * dims
+    padding = tuple(dilation * (side - 1) // 2 for side in sides)
+    layer = CONVOLUTIONS[dims](inputs, outputs, kernel, padding=padding, bias=False, **settings)
+    return nn.Sequential(layer, NORMS[dims](outputs), nn.ReLU())
+
+
+def headed(body: nn.Module, channels: int, classes: int, dims: int = 2) -> nn.Module:
+    """A network that ends in classes."""
+    pools = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
+    return nn.Sequential(body, pools[dims](1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+class UNet(nn.Module):
+    """Down and up again, with the steps of the way down beside those up."""
+
+    def __init__(self, channels: int, widths: list[int], kernel: int) -> None:
+        super().__init__()
+        pairs = list(zip([channels, *widths], widths, strict=False))
+        self.down = nn.ModuleList(nn.Sequential(block(a, b, kernel), block(b, b, kernel)) for a, b in pairs)
+        ups = list(zip(widths[::-1], widths[-2::-1], strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, stride=2) for a, b in ups)
+        self.join = nn.ModuleList(block(2 * b, b, kernel) for _, b in ups)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """As wide as the input, with the first width as channels."""
+        kept: list[torch.Tensor] = []
+        for step in self.down:
+            image = step(image if not kept else nn.functional.max_pool2d(kept[-1], 2))
+            kept.append(image)
+        for up, join, other in zip(self.up, self.join, kept[-2::-1], strict=True):
+            image = join(torch.cat([up(image), other], 1))
+        return image
+
+
+class Residual(nn.Module):
+    """What a body adds to its input."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum."""
+        added: torch.Tensor = value + self.body(value)
+        return added
+
+
+def unet(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """A U-Net with a head."""
+    return headed(UNet(channels, widths, kernel), widths[0], num_classes)
+
+
+def generator(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Transposed convolutions, each of which doubles the sides."""
+    parts: list[nn.Module] = []
+    for inputs, outputs in zip([channels, *widths], widths, strict=False):
+        parts += [nn.ConvTranspose2d(inputs, outputs, kernel, stride=2, padding=kernel // 2 - 1, bias=False)]
+        parts += [nn.BatchNorm2d(outputs), nn.ReLU()]
+    return headed(nn.Sequential(*parts), widths[-1], num_classes)
+
+
+def waves(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Dilated convolutions over one dimension."""
+    pairs = enumerate(zip([channels, *widths], widths, strict=False))
+    body = nn.Sequential(*(block(a, b, kernel, 1, dilation=2 ** (place % 4)) for place, (a, b) in pairs))
+    return headed(body, widths[-1], num_classes, 1)
+
+
+def volumes(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Convolutions over three dimensions, every second one with a stride."""
+    pairs = enumerate(zip([channels, *widths], widths, strict=False))
+    body = nn.Sequential(*(block(a, b, kernel, 3, stride=1 + place % 2) for place, (a, b) in pairs))
+    return headed(body, widths[-1], num_classes, 3)
+
+
+def residual(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Residual blocks with a bottleneck, and a stride between widths."""
+    parts: list[nn.Module] = []
+    for inputs, outputs in zip([channels, *widths], widths, strict=False):
+        middle = max(1, outputs // 3)
+        inner = nn.Sequential(block(outputs, middle, 1), block(middle, middle, kernel), block(middle, outputs, 1))
+        parts += [block(inputs, outputs, 3, stride=2), Residual(inner)]
+    return headed(nn.Sequential(*parts), widths[-1], num_classes)
+
+
+def inverted(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Wide depthwise convolutions between narrow layers."""
+    parts: list[nn.Module] = [block(channels, widths[0], 3, stride=2)]
+    for inputs, outputs in zip(widths, [*widths[1:], widths[-1]], strict=True):
+        wide = 4 * inputs
+        parts += [block(inputs, wide, 1), block(wide, wide, kernel, groups=wide, stride=2), block(wide, outputs, 1)]
+    return headed(nn.Sequential(*parts), widths[-1], num_classes)
+
+
+def oblong(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Filters that are wide and flat, then high and narrow."""
+    parts: list[nn.Module] = []
+    for inputs, outputs in zip([channels, *widths], widths, strict=False):
+        parts += [block(inputs, outputs, (1, kernel)), block(outputs, outputs, (kernel, 1)), nn.MaxPool2d(2)]
+    return headed(nn.Sequential(*parts), widths[-1], num_classes)
+
+
+def large(channels: int, widths: list[int], kernel: int, num_classes: int) -> nn.Module:
+    """Large filters in two groups, and ones of a single tap."""
+    parts: list[nn.Module] = [block(channels, 2 * widths[0], 4, stride=4)]
+    for inputs, outputs in zip(widths, [*widths[1:], widths[-1]], strict=True):
+        parts += [block(2 * inputs, 2 * inputs, kernel, groups=2), block(2 * inputs, 2 * outputs, 1)]
+    return headed(nn.Sequential(*parts), 2 * widths[-1], num_classes)
+
+
+# Each with its filters, how many widths it has, its channels of input, and its sides.
+FAMILIES: dict[str, tuple[tuple[int, ...], tuple[int, int], tuple[int, ...], tuple[int, int], int]] = {
+    "unet": ((3, 3, 5), (3, 5), (1, 3), (32, 192), 2),
+    "generator": ((4,), (3, 5), (64, 100, 128), (2, 6), 2),
+    "waves": ((3, 5, 9, 15), (4, 8), (1, 2, 13, 80), (200, 8000), 1),
+    "volumes": ((3,), (3, 6), (1, 2, 4), (12, 48), 3),
+    "residual": ((3, 3, 5), (3, 5), (1, 3), (48, 224), 2),
+    "inverted": ((3, 5, 7), (3, 5), (3,), (64, 224), 2),
+    "oblong": ((3, 5, 7), (3, 5), (1, 3), (48, 200), 2),
+    "large": ((7, 9), (3, 5), (3,), (64, 224), 2),
+}
+
+
+def drawn(number: int) -> dict[str, Any]:
+    """One run: every number has a source of chance of its own."""
+    chance = random.Random(f"{SEED}-{number}")
+    family = list(FAMILIES)[number % len(FAMILIES)]
+    kernels, depth, inputs, (least, most), dims = FAMILIES[family]
+    odd = number // len(FAMILIES) % 2 == 0
+    count, step = chance.randint(*depth), 1 if odd else 8
+    width = chance.uniform(8, 96)
+    growth = chance.choice((1.0, 1.4, 2.0)) if family != "generator" else 0.6
+    widths = [max(step, round(min(width * growth**place, 512) / step) * step) for place in range(count)]
+    side = round(least * (most / least) ** chance.random())
+    side = side // 2 ** (count - 1) * 2 ** (count - 1) or 2 ** (count - 1) if family == "unet" else side
+    channels = chance.choice(inputs)
+    return {
+        "id": f"{family}-{number:04d}", "family": family, "odd": odd,
+        "model": f"benchmarks/fresh_networks.py:{family}",
+        "batch": chance.randint(1, 48) if odd else chance.choice((1, 2, 4, 8, 16, 32, 64)),
+        "input": [channels, *[side] * dims], "classes": chance.choice((2, 10, 100)),
+        "opt": chance.choice(("sgd", "sgdm", "adam", "adamw")), "precision": chance.choice(PRECISIONS),
+        "channels_last": dims == 2 and chance.random() < 0.25,
+        "settings": {"channels": channels, "widths": widths, "kernel": chance.choice(kernels)},
+    }  # fmt: skip
+
+
+def estimated(row: dict[str, Any]) -> dict[str, Any] | None:
+    """The run with its estimate; `None` if it cannot be built or is too large."""
+    torch.set_num_threads(1)
+    try:
+        guess = estimate_here(vars(RunRequest(row=row)) | {"gpu": "H200"})
+    except (RuntimeError, ValueError):
+        return None
+    return {**row, "estimate": guess} if guess["upper"] <= MOST_BYTES else None
+
+
+def draw(out: Path, count: int, workers: int) -> None:
+    """Write the list, with the estimates as they are today."""
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        found = pool.map(estimated, map(drawn, range(count)), chunksize=4)
+        rows = [row for row in track(found, total=count, console=Console(stderr=True)) if row is not None]
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(f"{len(rows)} runs: {out}")
+
+
+def judge(path: Path, workers: int) -> None:
+    """Print the errors of all runs, of those with odd channels and of the others, and by family."""
+    rows = [row for row in measured_rows(path) if "peak_reserved" in row]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        found = list(
+            track(pool.map(accuracy.compare, rows, chunksize=4), total=len(rows), console=Console(stderr=True))
+        )
+    groups = {"all": rows, "odd channels": [row for row in rows if row["odd"]]}
+    groups |= {"multiples of 8": [row for row in rows if not row["odd"]]}
+    groups |= {family: [row for row in rows if row["family"] == family] for family in FAMILIES}
+    shown = Table("runs", "count", "figure", "exact", "median", "90 %", "99 %", "upper holds", "above")
+    for name, members in groups.items():
+        wanted = {row["id"] for row in members}
+        part = [one for one in found if one.id in wanted]
+        limits = accuracy.bound(part)
+        for line in accuracy.summarize(part):
+            if line.group == "all":
+                errors = (f"{line.exact:.1%}", f"{line.median:.2%}", f"{line.p90:.2%}", f"{line.p99:.2%}")
+                above = (f"{limits['holds']:.1%}", f"{limits['above']:.2%}") if line.figure == "process" else ("", "")
+                shown.add_row(name, str(line.given), line.figure, *errors, *above)
+    Console(width=120).print(shown)
+    for one in found:
+        if one.failed:
+            print(f"not estimated: {one.id}: {one.failed}")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    drawing = commands.add_parser("draw", help="draw runs and estimate them")
+    drawing.add_argument("file", type=Path)
+    drawing.add_argument("--count", type=int, default=416, metavar="N", help="less what is too large")
+    judging = commands.add_parser("judge", help="estimate measured runs and print how far off the estimates are")
+    judging.add_argument("file", type=Path)
+    for command in (drawing, judging):
+        command.add_argument("--workers", type=int, default=2, metavar="N", help="so many processes at once")
+    options = parser.parse_args()
+    if options.command == "draw":
+        draw(options.file, options.count, options.workers)
+    else:
+        judge(options.file, options.workers)
+
+
+if __name__ == "__main__":
+    as_measured()
+    main()
