@@ -169,3 +169,58 @@ def test_code_that_asks_for_a_flag_without_data_goes_on_where_one_way_only_raise
     x = torch.rand(1 << 20, device="cuda")
     assert code(x, (x > 0).all()) == answer
     assert gpu.noted, "something was assumed"
+
+
+# Masks: zeros into which ones are written at places that nobody knows.
+
+
+def sampled(count, size=100_000):
+    """A mask as detectors make it: some of the places, drawn at random."""
+    mask = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    mask[torch.randperm(size, device="cuda")[:count]] = 1
+    return mask
+
+
+MASKS = {
+    "of a large mask": (lambda: torch.where(sampled(128))[0], 128),
+    "of a small one": (lambda: sampled(5, size=40).nonzero(), 5),
+    "of either": (lambda: torch.where(sampled(128) | sampled(384))[0], 512),
+    "of several, one after the other": (lambda: torch.where(torch.cat([sampled(100), sampled(20, 50)]))[0], 120),
+    "of flags": (lambda: torch.rand(100_000, device="cuda")[sampled(128).bool()], 128),
+    "of a part": (lambda: sampled(128)[:50].nonzero(), 50),
+    "of rows": (lambda: rows(torch.zeros(300, 400, device="cuda")).nonzero(), 3 * 400),
+    "of a mask that is emptied": (lambda: torch.where(sampled(128).zero_())[0], 0),
+    "selected": (lambda: torch.rand(100_000, device="cuda").masked_select(sampled(9).bool()), 9),
+}
+
+
+def rows(made):
+    made[torch.randperm(300, device="cuda")[:3]] = 1
+    return made
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_has_at_most_as_many_places_as_were_written_into_zeros(gpu, name):
+    make, count = MASKS[name]
+    assert len(make()) == count
+
+
+ALL = {
+    "a part is filled": lambda mask: mask[:10].fill_(1),
+    "something is added": lambda mask: mask.add_(1),
+    "something is copied": lambda mask: mask.copy_(torch.rand(100_000, device="cuda") > 0.5),
+    "a part is copied": lambda mask: mask[:70_000].copy_(torch.rand(70_000, device="cuda") > 0.5),
+    "a result is written": lambda mask: torch.bitwise_not(mask, out=mask),
+    "a mask is filled": lambda mask: mask.masked_fill_(torch.rand(100_000, device="cuda") > 0.5, 1),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_mask_that_anything_else_wrote_to_may_be_full(gpu, name):
+    mask = sampled(128)
+    ALL[name](mask)
+    assert len(mask.nonzero()) == 100_000
+
+
+def test_an_expanded_mask_counts_every_element(gpu):
+    assert len(sampled(2, 300).expand(400, 300).nonzero()) == 400 * 300

@@ -47,7 +47,7 @@ from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.calls import SeenCall, describe, floats_of, mark_of_lists, outputs_of, same_lists
-from ullage.virtual.values import LARGEST_KNOWN, has_no_fixed_result
+from ullage.virtual.values import LARGEST_KNOWN, MAKE_MARKS, has_no_fixed_result
 
 # Shapes, strides, types and aliases of outputs come from PyTorch's own shape inference. The call is repeated on "meta"
 # tensors, which have no data. An output that shares an input's storage is a view of it.
@@ -227,6 +227,7 @@ class _Operator:
         "gpu",
         "handler",
         "makes",
+        "marks",
         "mode",
         "name",
         "outputs",
@@ -246,7 +247,7 @@ class _Operator:
         self.floats_matter = any(word in self.name for word in _FLOATS_MATTER)
         self.makes = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
         self.written, self.outputs = _written_places(func)
-        self.seen = self.name not in _NO_WORK
+        self.seen, self.marks = self.name not in _NO_WORK, func in MAKE_MARKS
         self.plans = _plans.setdefault((func, mode.gpu.spec.name if self.rule else ""), {})
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -283,8 +284,11 @@ class _Operator:
             gpu.values.follow_in_place(self.func, args, kwargs, written)
         elif self.outputs:
             gpu.values.follow_out(self.func, args, kwargs, self.outputs)
-        elif plan.small:
-            gpu.values.follow(self.func, args, kwargs, result)
+        else:
+            if self.marks:
+                gpu.values.follow_marks(self.func, args, result)
+            if plan.small:
+                gpu.values.follow(self.func, args, kwargs, result)
         same = 0
         if len(args) > 1:
             same = 1 if args[0] is args[1] else 2 if len(args) > 2 and args[1] is args[2] else 0

@@ -53,12 +53,13 @@ class Span:
 class _Watch(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage that is also the span of its memory: one object less for every tensor."""
 
-    __slots__ = ("begin", "block", "end", "index", "kind", "origin", "size", "value")
+    __slots__ = ("begin", "block", "end", "index", "kind", "marks", "origin", "size", "value")
     begin: int
     block: Block | None
     end: int
     index: int
     kind: int
+    marks: int | None  # at most so many of its elements are not zero; None: nobody knows (values.py)
     origin: int
     size: int
     value: Any  # a tensor of the CPU with the same values, where they are known (values.py)
@@ -169,7 +170,8 @@ class DeviceMemory:
             block = self._block(nbytes)
             watch = _Watch(storage, self._storage_died)
             watch.block, watch.size, watch.kind = block, block.size, kind
-            watch.begin, watch.end, watch.value, watch.origin = self.clock, -1, None, self.origin()
+            watch.begin, watch.end, watch.origin = self.clock, -1, self.origin()
+            watch.value = watch.marks = None
             spans = self.spans
             watch.index = len(spans)
             spans.append(watch)
@@ -344,7 +346,7 @@ class DeviceMemory:
             watch = _Watch(storage, self._storage_died)
             for name in Span.__slots__:
                 setattr(watch, name, getattr(span, name))
-            watch.value = None
+            watch.value = watch.marks = None
             self.spans[span.index] = storage.ullage = watch
 
     def address_of(self, tensor: torch.Tensor) -> int:
@@ -355,7 +357,7 @@ class DeviceMemory:
         """Something unknown was written to a tensor's memory."""
         watch = getattr(_storage_of(tensor), "ullage", None)
         if watch is not None:
-            watch.value = None
+            watch.value = watch.marks = None
 
     def mark(self, tensor: torch.Tensor, kind: int) -> None:
         """Say what a tensor's memory is for."""

@@ -7,11 +7,15 @@ besides, and known too. As soon as anything else is written to the memory, its v
 without known values the answer is made up, and the notes say so: 1 for numbers, also where a single one is compared
 with one that is not negative; for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an
 exception.
+
+Masks of any size are often zeros into which ones are written at places that nobody knows. How many were written bounds
+how many elements are not zero: these are the marks of the memory.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +31,15 @@ LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and threshold
 _OVERWRITING = {
     torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor,
 }  # fmt: skip
+
+_ZEROS = frozenset({
+    torch.ops.aten.zeros.default, torch.ops.aten.zeros_like.default, torch.ops.aten.new_zeros.default,
+})  # fmt: skip
+_EITHER = frozenset({
+    torch.ops.aten.bitwise_or.Tensor, torch.ops.aten.logical_or.default, torch.ops.aten.cat.default,
+})  # fmt: skip
+MAKE_MARKS = _ZEROS | _EITHER
+_WRITE_MARKS = frozenset({torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default})
 
 _COMPARISONS = frozenset(
     getattr(getattr(torch.ops.aten, name), overload)
@@ -75,6 +88,7 @@ class KnownValues:
         watch = getattr(storage, "ullage", None)
         if watch is None:
             return
+        watch.marks = None
         if watch.value is None:
             length = span_of_elements(tensor.shape, tensor.stride())
             if tensor.is_complex() or length * tensor.element_size() != storage.nbytes():
@@ -93,9 +107,43 @@ class KnownValues:
             self._host.fill(source)
             value = source.detach()
         if value is None:
+            marks = self.marks(source) if source.is_cuda and _is_whole(target) else None
             self._memory.written(target)
+            self._set_marks(target, marks)
         else:
             self.set(target, value)
+
+    def marks(self, tensor: _Tensor) -> int | None:
+        """At most so many elements of a tensor are not zero; `None` if nobody knows."""
+        watch = getattr(_storage_of(tensor), "ullage", None)
+        if watch is None or 0 in tensor.stride():
+            return None
+        most = watch.marks if watch.value is None else int(torch.count_nonzero(watch.value))
+        return None if most is None else min(most, tensor.numel())
+
+    def _set_marks(self, tensor: _Tensor, marks: int | None) -> None:
+        watch = getattr(_storage_of(tensor), "ullage", None)
+        if watch is not None:
+            watch.marks = marks
+
+    def follow_marks(self, func: Any, args: tuple[Any, ...], result: _Tensor) -> None:
+        """An operator has made zeros, or has joined tensors of which some elements are not zero."""
+        if func in _ZEROS:
+            self._set_marks(result, 0)
+            return
+        joined = func is torch.ops.aten.cat.default
+        parts = args[0] if joined else args[:2]
+        known = [self.marks(each) for each in parts if joined or each.shape == result.shape]
+        if len(known) == len(parts) and None not in known:
+            self._set_marks(result, sum(filter(None, known)))
+
+    def _marks_after(self, func: Any, args: tuple[Any, ...]) -> int | None:
+        """The marks of memory into which an operator writes."""
+        target = args[0]
+        if func is torch.ops.aten.zero_.default and _is_whole(target):
+            return 0
+        before = self.marks(target) if func in _WRITE_MARKS else None
+        return None if before is None else before + _places(target, args[1])
 
     def copied_storage(self, source: _Tensor, target: _Tensor) -> None:
         """Take over what is known of the whole memory of a tensor that was copied with it."""
@@ -159,6 +207,7 @@ class KnownValues:
     ) -> None:
         """An operator has written to these tensors: known values are changed with them if all that it reads is known,
         and forgotten otherwise."""
+        marks = self._marks_after(func, args)
         if func in _OVERWRITING and args[0].numel() <= LARGEST_KNOWN:
             value = args[1] if len(args) > 1 else 0
             if isinstance(value, _Tensor):
@@ -170,6 +219,8 @@ class KnownValues:
         if known and self.computed(func, args, kwargs) is None:
             for tensor in known:
                 self._memory.written(tensor)
+        for tensor in written:
+            self._set_marks(tensor, marks)
 
     def follow_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:
         """An operator has written to the tensors that were given by these names, as `out` is."""
@@ -233,6 +284,19 @@ class KnownValues:
 def _is_small(source: _Tensor) -> bool:
     """Whether a tensor of the CPU is small enough for its values to be kept."""
     return source.numel() <= (LARGEST_COPIED if source.is_floating_point() else LARGEST_KNOWN)
+
+
+def _is_whole(tensor: _Tensor) -> bool:
+    """Whether a tensor is all of its memory."""
+    nbytes: int = _storage_of(tensor).nbytes()
+    return tensor.numel() * tensor.element_size() == nbytes
+
+
+def _places(tensor: _Tensor, indices: Sequence[_Tensor | None]) -> int:
+    """How many elements of a tensor `tensor[indices] = ...` writes."""
+    given = [index for index in indices if index is not None]
+    others = [size for place, size in enumerate(tensor.shape) if place >= len(indices) or indices[place] is None]
+    return math.prod(torch.broadcast_shapes(*[index.shape for index in given])) * math.prod(others)
 
 
 def _over(twin: _Tensor, tensor: _Tensor) -> _Tensor:

@@ -54,16 +54,12 @@ _COUNT = 4  # bytes
 
 @handler("aten.nonzero.default")
 def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Nonzero.cu: counted first, then written. Every element may be non-zero."""
+    """Nonzero.cu: counted first, then written. Every element may be non-zero, or as many as were written into zeros."""
     source = args[0]
     if not source.is_cuda:
         return gpu.host.call(func, args, kwargs)
     known = gpu.values.computed(func, args, kwargs)
-    if known is not None:
-        count = len(known[0])
-    else:
-        count = source.numel()
-        gpu.note("shapes", f"nonzero of {tuple(source.shape)} taken as all {count} elements")
+    count = len(known[0]) if known is not None else _most(gpu, source, source.shape, "nonzero")
     size, stride = (count, source.dim()), (1, max(count, 1))  # CUDA writes it transposed
     counted = gpu.memory.take(_COUNT)
     gpu.memory.give_back(gpu.memory.take(sorting.reduce(source.numel(), _COUNT, gpu.spec)))
@@ -75,6 +71,16 @@ def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return out
 
 
+def _most(gpu: GPUState, mask: torch.Tensor, size: torch.Size, what: str) -> int:
+    """How many elements of a mask are true at most, which is what is assumed; `size` is that of the mask, expanded."""
+    marks, count = gpu.values.marks(mask), size.numel()
+    if marks is None or marks >= count or mask.shape != size:
+        gpu.note("shapes", f"{what} of {tuple(size)} taken as all {count} elements")
+        return count
+    gpu.note("shapes", f"{what} of {tuple(size)} taken as {marks} elements, as many as were written into zeros")
+    return marks
+
+
 @handler("aten.masked_select.default")
 def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Every element may be selected; CUDA goes through `nonzero` and `index`."""
@@ -82,13 +88,12 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     if not source.is_cuda:
         return gpu.host.call(func, args, kwargs)
     size = torch.broadcast_shapes(source.shape, mask.shape)
-    count = size.numel()
     chosen = gpu.values.known(mask)
     known = gpu.values.computed(func, args, kwargs)
     if chosen is not None:
         count = int(torch.count_nonzero(chosen.expand(size)))
     else:
-        gpu.note("shapes", f"masked_select of {tuple(size)} taken as all {count} elements")
+        count = _most(gpu, mask, size, "masked_select")
     indices = gpu.memory.take(max(1, count * len(size) * 8))
     out = gpu.memory.tensor((count,), (1,), source.dtype, count * source.element_size())
     gpu.memory.give_back(indices)
