@@ -49,7 +49,7 @@ def test_the_largest_batch_of_a_model_is_exact():
     found = ullage.max_batch("torchvision:resnet18", progress=lambda *facts: heard.append(facts), **options)
     assert ullage.estimate("torchvision:resnet18", batch_size=found, **options).fits
     assert not ullage.estimate("torchvision:resnet18", batch_size=found + 1, **options).fits
-    assert found.trials == len(heard) <= 18
+    assert found.trials == len(heard) <= 24
     assert found.estimate.fits and not found.beyond.fits
     assert 0 < found.sure <= found
     assert ullage.estimate("torchvision:resnet18", batch_size=found.sure, **options).upper <= found.estimate.gpu_memory

@@ -296,7 +296,8 @@ def _places(tensor: _Tensor, indices: Sequence[_Tensor | None]) -> int:
     """How many elements of a tensor `tensor[indices] = ...` writes."""
     given = [index for index in indices if index is not None]
     others = [size for place, size in enumerate(tensor.shape) if place >= len(indices) or indices[place] is None]
-    return math.prod(torch.broadcast_shapes(*[index.shape for index in given])) * math.prod(others)
+    at_once: int = torch.broadcast_shapes(*[index.shape for index in given]).numel()
+    return at_once * math.prod(others)
 
 
 def _over(twin: _Tensor, tensor: _Tensor) -> _Tensor:
