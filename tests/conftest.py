@@ -16,7 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # What is recorded here was recorded with PyTorch 2.11, so tests follow its rules whichever PyTorch they run with.
 os.environ.setdefault("ULLAGE_PYTORCH", "2.11")
@@ -38,7 +38,10 @@ collect_ignore = ["virtual/triton_kernels.py"]  # for a machine with Triton and 
 for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
     os.environ.pop(name, None)
 
-settings.register_profile("quick", max_examples=20)  # of properties that do not say themselves how many; else 100
+# A machine may pause at any moment. "quick" is for properties that do not say themselves how many examples: else 100.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+settings.register_profile("quick", settings.get_profile("patient"), max_examples=20)
 
 
 @pytest.fixture(scope="module", autouse=True)

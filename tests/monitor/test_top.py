@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +144,16 @@ def test_ctrl_c_ends_the_live_view_and_gives_the_terminal_back(cards: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_polite_kill_does_too(cards: Path) -> None:
-    _ends_cleanly(cards, signal.SIGTERM)
+def test_a_polite_kill_does_too_where_a_script_started_it_beside_itself(cards: Path) -> None:
+    _ends_cleanly(cards, signal.SIGTERM, on_interrupt=signal.SIG_IGN)
 
 
-def _ends_cleanly(cards: Path, how: signal.Signals) -> None:
+def _ends_cleanly(cards: Path, how: signal.Signals, on_interrupt: signal.Handlers = signal.SIG_DFL) -> None:
     master, slave = pty.openpty()
     job = subprocess.Popen(
         [sys.executable, "-m", "ullage", "top", "--cards", str(cards), "--interval", "100ms"],
         stdin=slave, stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+        preexec_fn=partial(signal.signal, signal.SIGINT, on_interrupt),
     )  # fmt: skip
     os.close(slave)
     said = _read_until(master, b"SMACT")

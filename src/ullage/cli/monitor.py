@@ -157,8 +157,12 @@ def _recording(path: Path | None) -> Iterator[IO[str] | None]:
 
 @contextlib.contextmanager
 def _terminated_like_ctrl_c() -> Iterator[None]:
-    """A polite kill gives the terminal back and ends child processes too."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """A polite kill gives the terminal back and ends child processes too, also where SIGINT is ignored."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
