@@ -221,12 +221,8 @@ def judge(path: Path, workers: int) -> None:
     for name, members in groups.items():
         wanted = {row["id"] for row in members}
         part = [one for one in found if one.id in wanted]
-        limits = accuracy.bound(part)
-        for line in accuracy.summarize(part):
-            if line.group == "all":
-                errors = (f"{line.exact:.1%}", f"{line.median:.2%}", f"{line.p90:.2%}", f"{line.p99:.2%}")
-                above = (f"{limits['holds']:.1%}", f"{limits['above']:.2%}") if line.figure == "process" else ("", "")
-                shown.add_row(name, str(line.given), line.figure, *errors, *above)
+        for line in accuracy.table_lines(part):
+            shown.add_row(name, *line)
     Console(width=120).print(shown)
     for one in found:
         if one.failed:

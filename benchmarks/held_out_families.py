@@ -156,12 +156,8 @@ def print_results(variant: str, results: list[accuracy.Comparison]) -> None:
     members = {"all": results, "torchvision and timm": [one for one in results if family_of(one.model)]}
     members |= {family: [one for one in results if family_of(one.model) == family] for family in FAMILIES}
     for name, part in members.items():
-        limits = accuracy.bound(part)
-        for line in accuracy.summarize(part):
-            if line.group == "all":
-                errors = (f"{line.exact:.1%}", f"{line.median:.2%}", f"{line.p90:.2%}", f"{line.p99:.2%}")
-                above = (f"{limits['holds']:.1%}", f"{limits['above']:.2%}") if line.figure == "process" else ("", "")
-                shown.add_row(name, str(line.given), line.figure, *errors, *above)
+        for line in accuracy.table_lines(part):
+            shown.add_row(name, *line)
     Console(width=130).print(shown)
     for one in results:
         if one.failed:
