@@ -140,7 +140,7 @@ def profiled(train: Callable[[], Any]) -> CpuTrace:
     ...         optimizer.zero_grad()
     ...         model(torch.ones(2, 4)).sum().backward()
     ...         optimizer.step()
-    >>> len(profiled(train).steps)      # doctest: +SKIP
+    >>> len(profiled(train).steps)
     3
     """
     watch = _Watch()
@@ -275,7 +275,7 @@ def run(workload: Workload, gpu: GPU) -> Estimate:
     >>> from ullage.hardware import gpu
     >>> from ullage.workloads import Configuration
     >>> workload = Workload(configuration=Configuration(model="mlp:x", widths=[8, 4], batch_size=2))
-    >>> run(workload, gpu("T4")).peak_reserved      # doctest: +SKIP
+    >>> run(workload, gpu("T4")).peak_reserved
     2097152
     """
     return estimate_by_cpu_run("xmem", workload, gpu)
