@@ -111,13 +111,13 @@ def test_where_the_gpu_is_there_the_truth_is_measured(monkeypatch):
 
     monkeypatch.setattr(ullage.hardware, "local_gpus", lambda: [card])
     monkeypatch.setattr(runs, "measure_apart", measured)
-    job = target_of("torchvision:resnet18", None, False, 3, None, False, {"batch_size": 2})
+    job = target_of("torchvision:resnet18", batch_size=2)
     ((name, run),) = comparison._truth(job, comparison._row(job), card, None, True)
     assert (name, run.allocated, run.reserved, run.process) == ("measured here, now", 5, 7, 17)
     assert orders[0].row["model"] == "torchvision:resnet18" and orders[0].row["batch"] == 2
     assert comparison._truth(job, comparison._row(job), ullage_gpu("T4"), None, True) == [], "another GPU is no truth"
     assert comparison._truth(job, comparison._row(job), card, None, False) == []
-    script = target_of(__file__, ["--epochs", "1"], False, 3, None, False, {})
+    script = target_of(__file__, ["--epochs", "1"])
     comparison._truth(script, comparison._row(script), card, None, True)
     assert orders[1].script == __file__ and orders[1].args == ["--epochs", "1"]
 

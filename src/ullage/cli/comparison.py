@@ -20,15 +20,13 @@ from ullage.cli.options import (
     EstimateTarget,
     Gpu,
     Json,
-    Module,
-    Network,
-    Python,
-    Pytorch,
+    ModelOptions,
     ScriptArguments,
+    ScriptOptions,
     Source,
     default_gpu_hint,
     target_of,
-    with_model_options,
+    with_options,
 )
 from ullage.cli.progress import Following, following
 from ullage.cli.tables import aligned
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
 _LEAST_ROOM = 30  # columns for the reason why there is no answer
 
 
-@with_model_options
+@with_options(ScriptOptions, ModelOptions)
 def compare(
     source: Source,
     args: ScriptArguments = None,
@@ -62,15 +60,11 @@ def compare(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Also run the job, if this machine has that GPU.")
     ] = True,
-    module: Module = False,
-    network: Network = False,
-    python: Python = None,
-    pytorch: Pytorch = None,
     timeout: Annotated[
         str, typer.Option(help="Give up on an estimator after this long, such as 90s or 10m.", metavar="TIME")
     ] = "5m",
     as_json: Json = False,
-    **model: Any,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Estimate one job with every estimator and print the answers side by side, as they come.
 
@@ -94,7 +88,7 @@ def compare(
     if estimators is None:
         names = [name for name in names if name not in TRAIN_ON_THE_CPU]
     card = find_gpu(gpu or default_gpu())
-    target = target_of(source, args, module, 3, None, False, model, network=network, python=python)
+    target = target_of(source, args, **options)
     _check(target)
     row = _row(target)
     runs = _truth(target, row, card, truth, measure)

@@ -18,27 +18,20 @@ from ullage.cli import completion
 from ullage.cli.exit_codes import DONE, FAILED, WRONG
 from ullage.cli.options import (
     ALL,
+    RANKS,
     EstimateTarget,
+    FollowOptions,
     Gpu,
     Gpus,
     InterconnectNames,
     Json,
-    Module,
-    Network,
-    Nodes,
-    Parallel,
-    Python,
-    Pytorch,
-    RankNumber,
-    RankNumbers,
+    ModelOptions,
+    RankOptions,
     ScriptArguments,
     Source,
-    Steps,
-    Timeout,
-    WorldSize,
     default_gpu_hint,
     target_of,
-    with_model_options,
+    with_options,
 )
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes, parse_bytes
@@ -56,27 +49,17 @@ USUAL_TRIALS = 12  # of `ullage max-batch`, for its progress bar
 OUTPUT, LENGTH = "Output", "How long a training takes, and what it costs"
 
 
-@with_model_options
+@with_options(FollowOptions, RankOptions, ModelOptions)
 def check(
     source: Source,
     args: ScriptArguments = None,
     gpu: Gpu = None,
-    module: Module = False,
-    steps: Steps = 3,
-    timeout: Timeout = None,
-    network: Network = False,
-    python: Python = None,
-    pytorch: Pytorch = None,
-    world_size: WorldSize = None,
-    rank: RankNumber = 0,
-    ranks: RankNumbers = None,
-    nodes: Nodes = 1,
     margin: Annotated[
         str, typer.Option(help="Memory that must stay free: a size (2GiB) or a share of the GPU (5%).", metavar="SIZE")
     ] = "0",
     upper: Annotated[bool, typer.Option("--upper", help="Judge by the upper bound, not by the likely figure.")] = False,
     as_json: Json = False,
-    **model: Any,
+    **options: Any,
 ) -> None:
     """Check whether a job fits on a GPU, for scripts and CI.
 
@@ -96,10 +79,7 @@ def check(
     try:
         card = find_gpu(gpu or default_gpu())
         needed = parse_margin(margin, card.usable)
-        target = target_of(
-            source, args, module, steps, timeout, False, model, network=network, python=python,
-            world_size=world_size, rank=rank, ranks=ranks, nodes=nodes,
-        )  # fmt: skip
+        target = target_of(source, args, **options)
         from rich.console import Console
 
         with Console(stderr=True).status(f"running {source} on a virtual {card.name} ..."):
@@ -147,7 +127,7 @@ def parse_margin(text: str, whole: int) -> int:
         raise InvalidValue(f"--margin: needed a size such as 2GiB or a share such as 5%; found {text!r}") from None
 
 
-@with_model_options
+@with_options(FollowOptions, RankOptions, ModelOptions)
 def max_batch(
     source: Source,
     args: ScriptArguments = None,
@@ -160,18 +140,8 @@ def max_batch(
     batch_arg: Annotated[
         str | None, typer.Option(help="For a script: its argument that sets the size.", metavar="--batch-size")
     ] = None,
-    module: Module = False,
-    steps: Steps = 3,
-    timeout: Timeout = None,
-    network: Network = False,
-    python: Python = None,
-    pytorch: Pytorch = None,
-    world_size: WorldSize = None,
-    rank: RankNumber = 0,
-    ranks: RankNumbers = None,
-    nodes: Nodes = 1,
     as_json: Json = False,
-    **model: Any,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Find the largest batch that trains on a GPU.
 
@@ -184,10 +154,7 @@ def max_batch(
       ullage max-batch train.py --batch-arg=--batch-size --gpu L4 -- --epochs 1
       ullage max-batch torchvision:resnet18 --jobs -b 32 --gpu H200
     """
-    target = target_of(
-        source, args, module, steps, timeout, False, model, network=network, python=python,
-        world_size=world_size, rank=rank, ranks=ranks, nodes=nodes,
-    )  # fmt: skip
+    target = target_of(source, args, **options)
     if jobs:
         _count_jobs(target, gpu, as_json)
     else:
@@ -245,7 +212,7 @@ def _print_default_gpu(gpu: str | None, taken: str) -> None:
         print(hint)
 
 
-@with_model_options
+@with_options(FollowOptions, RankOptions, ModelOptions)
 def estimate(
     source: Source,
     args: ScriptArguments = None,
@@ -255,18 +222,12 @@ def estimate(
                           "horus, faketensor, deepspeed, llmem, dnnmem or accelerate. Set its own options with "
                           "--set NAME.KEY=VALUE.", metavar="NAME", autocompletion=completion.estimators)
     ] = "ullage",
-    module: Module = False,
-    steps: Steps = 3,
-    timeout: Timeout = None,
-    network: Network = False,
-    python: Python = None,
-    pytorch: Pytorch = None,
-    world_size: WorldSize = None,
-    rank: RankNumber = 0,
-    ranks: RankNumbers = None,
-    nodes: Nodes = 1,
     interconnect: InterconnectNames = None,
-    parallel: Parallel = None,
+    parallel: Annotated[
+        str | None, typer.Option("--parallel", help="How a model by name is spread over the ranks: ddp, fsdp2 or tp.",
+                                 metavar="NAME", show_default="ddp", rich_help_panel=RANKS,
+                                 autocompletion=completion.parallel)
+    ] = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits.")] = False,
     batch_arg: Annotated[
         str | None, typer.Option(help="With --max-batch: the script's argument that sets the size.",
@@ -329,7 +290,7 @@ def estimate(
                                   metavar="FILE.toml", rich_help_panel=LENGTH,
                                   show_default="prices.toml in Ullage's folder, if it is there")
     ] = None,
-    **model: Any,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Estimate how much GPU memory a model or a training script takes, how long a step takes, and what training costs.
 
@@ -365,10 +326,8 @@ def estimate(
       ullage estimate torchvision:resnet50 --estimator deepspeed --set deepspeed.stage=3
       ullage estimate summary.txt --estimator horus --batch-size 32
     """
-    target = target_of(
-        source, args, module, steps, timeout, show_output, model, estimator, network=network, python=python,
-        world_size=world_size, rank=rank, ranks=ranks, nodes=nodes, interconnect=interconnect, parallel=parallel,
-    )  # fmt: skip
+    options |= {"show_output": show_output, "interconnect": interconnect, "parallel": parallel}
+    target = target_of(source, args, estimator=estimator, **options)
     asked = {
         "epochs": epochs, "samples": samples, "samples_per_step": samples_per_step, "total_steps": total_steps,
         "input_rate": input_rate, "prices": prices,
@@ -382,7 +341,7 @@ def estimate(
         _search(target, gpu, "batch-size", batch_arg, as_json)
         return
     plan = _plan(target, asked)
-    options: Sequence[Option] = ()
+    helps: Sequence[Option] = ()
     if serve or open_page:
         from ullage.cli.page import check_page
 
@@ -390,10 +349,10 @@ def estimate(
     if gpu is not None and ("," in gpu or gpu.strip().casefold() == ALL):
         answers = _over_gpus(target, plan, gpu, as_json)
     else:
-        answer, options = _one(target, plan, gpu, as_json, timeline, snapshot, advice, depth if layers else None)
+        answer, helps = _one(target, plan, gpu, as_json, timeline, snapshot, advice, depth if layers else None)
         answers = [answer]
     if serve or open_page:
-        _serve(target, answers, options, open_page)
+        _serve(target, answers, helps, open_page)
 
 
 def _serve(target: EstimateTarget, answers: list[Estimate], options: Sequence[Option], opens: bool) -> None:

@@ -56,52 +56,19 @@ ScriptArguments = Annotated[
     list[str] | None, typer.Argument(help="Arguments of the script, after --.", metavar="ARGS",
                                      show_default=False)
 ]  # fmt: skip
-Module = Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")]
-Steps = Annotated[int, typer.Option(help="Follow the job for at least this many optimizer steps.", metavar="N")]
 Seed = Annotated[
     int, typer.Option(help="Seed of the random generator; the same seed gives the same result.", metavar="N", min=0)
 ]
 Network = Annotated[bool, typer.Option("--network", help="Let a script reach other machines, to download something.")]
-Python = Annotated[
-    str | None, typer.Option("--python", help="Run a script in another Python, which needs PyTorch but not Ullage: "
-                             "its path, an environment's folder, or the name of a conda environment.", metavar="PATH",
-                             show_default="the active environment if it has PyTorch, or else Ullage's own",
-                             autocompletion=completion.pythons)
+Timeout = Annotated[
+    str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
+                             show_default="5m")
 ]  # fmt: skip
-
-
-def _follow(release: str | None) -> str | None:
-    """Children read the variable, so the whole command follows this release."""
-    if release:
-        os.environ[releases.VARIABLE] = releases.named(release).name
-    return release
-
-
 Pytorch = Annotated[
     str | None, typer.Option("--pytorch", help="The release of PyTorch on the GPU, such as 2.11: which attention runs "
-                             "and which workspaces stay differ.", metavar="RELEASE", callback=_follow,
+                             "and which workspaces stay differ.", metavar="RELEASE",
                              envvar=releases.VARIABLE, show_envvar=False, autocompletion=completion.releases,
                              show_default="the one that is installed; 2.11 for newer CPU builds")
-]  # fmt: skip
-WorldSize = Annotated[
-    int | None, typer.Option("--world-size", help="Run as one rank of N, with what torchrun would set. Each rank has a "
-                             "GPU.", metavar="N", show_default="as the script is started", min=1,
-                             rich_help_panel=RANKS)
-]  # fmt: skip
-RankNumber = Annotated[
-    int, typer.Option("--rank", help="The rank to follow.", metavar="N", min=0, rich_help_panel=RANKS)
-]
-RankNumbers = Annotated[
-    str | None, typer.Option("--ranks", help="Several ranks to follow, such as 0,7. The one that takes most decides.",
-                             metavar="N,N", show_default="0, and the last stage of a pipeline", rich_help_panel=RANKS)
-]  # fmt: skip
-Nodes = Annotated[
-    int, typer.Option("--nodes", help="On how many machines the ranks are.", metavar="N", min=1, rich_help_panel=RANKS)
-]
-Parallel = Annotated[
-    str | None, typer.Option("--parallel", help="How a model by name is spread over the ranks: ddp, fsdp2 or tp.",
-                             metavar="NAME", show_default="ddp", rich_help_panel=RANKS,
-                             autocompletion=completion.parallel)
 ]  # fmt: skip
 InterconnectNames = Annotated[
     str | None, typer.Option("--interconnect", help="The networks by which ranks reach each other: inside a machine "
@@ -110,10 +77,52 @@ InterconnectNames = Annotated[
                              metavar="NAME[,NAME]", show_default="as machines with this GPU are sold",
                              rich_help_panel=RANKS, autocompletion=completion.interconnects)
 ]  # fmt: skip
-Timeout = Annotated[
-    str | None, typer.Option(help="Give up on a script after this long, such as 90s or 10m.", metavar="TIME",
-                             show_default="5m")
-]  # fmt: skip
+
+
+class ScriptOptions:
+    """How a script is started; every command that takes one has these options."""
+
+    module: Annotated[bool, typer.Option("--module", "-m", help="SOURCE is a module, as in python -m.")] = False
+    network: Network = False
+    python: Annotated[
+        str | None, typer.Option("--python", help="Run a script in another Python, which needs PyTorch but not Ullage: "
+                                 "its path, an environment's folder, or the name of a conda environment.",
+                                 metavar="PATH", autocompletion=completion.pythons,
+                                 show_default="the active environment if it has PyTorch, or else Ullage's own")
+    ] = None  # fmt: skip
+    pytorch: Pytorch = None
+
+
+class FollowOptions(ScriptOptions):
+    """And for how long it is followed."""
+
+    steps: Annotated[
+        int, typer.Option(help="Follow the job for at least this many optimizer steps.", metavar="N")
+    ] = 3  # fmt: skip
+    timeout: Timeout = None
+
+
+class RankOptions:
+    """The ranks of a job of many GPUs, and which of them to follow."""
+
+    world_size: Annotated[
+        int | None, typer.Option("--world-size", help="Run as one rank of N, with what torchrun would set. Each rank "
+                                 "has a GPU.", metavar="N", show_default="as the script is started", min=1,
+                                 rich_help_panel=RANKS)
+    ] = None  # fmt: skip
+    rank: Annotated[
+        int, typer.Option("--rank", help="The rank to follow.", metavar="N", min=0, rich_help_panel=RANKS)
+    ] = 0  # fmt: skip
+    ranks: Annotated[
+        str | None, typer.Option("--ranks", help="Several ranks to follow, such as 0,7. The one that takes most "
+                                 "decides.", metavar="N,N", show_default="0, and the last stage of a pipeline",
+                                 rich_help_panel=RANKS)
+    ] = None  # fmt: skip
+    nodes: Annotated[
+        int, typer.Option("--nodes", help="On how many machines the ranks are.", metavar="N", min=1,
+                          rich_help_panel=RANKS)
+    ] = 1  # fmt: skip
+
 
 MODEL = "Model (when SOURCE is a model's name)"
 TRAINING = "Training (when SOURCE is a model's name)"
@@ -203,22 +212,21 @@ class ModelOptions:
     ] = False  # fmt: skip
 
 
-def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above; it gets them as keyword arguments."""
-    return with_options(command, ModelOptions)
+def with_options(*shared: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that these classes have; it gets them as keyword arguments."""
 
+    def added(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        others = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(one, name), annotation=kind)
+            for one in shared
+            for name, kind in get_type_hints(one, include_extras=True).items()
+        ]
+        command.__signature__ = signature.replace(parameters=[*own, *others])  # type: ignore[attr-defined]
+        return command
 
-def with_options(command: Callable[..., None], shared: type) -> Callable[..., None]:
-    """Give a command the options that a class has; it gets them as keyword arguments."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    types = get_type_hints(shared, include_extras=True)
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(shared, name), annotation=kind)
-        for name, kind in types.items()
-    ]
-    command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    return command
+    return added
 
 
 def given_options(values: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +267,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 class EstimateTarget:
     """What to estimate and with which estimator; `options` are those that were given, `workload` what they describe.
 
-    >>> target_of("torchvision:resnet18", None, False, 3, None, False, {"batch_size": 8}).options
+    >>> target_of("torchvision:resnet18", batch_size=8).options
     {'steps': 3, 'batch_size': 8}
     """
 
@@ -287,14 +295,13 @@ class EstimateTarget:
 
 def target_of(
     source: str,
-    args: list[str] | None,
-    module: bool,
-    steps: int,
-    timeout: str | None,
-    show_output: bool,
-    model: dict[str, Any],
-    estimator: str = "ullage",
+    args: list[str] | None = None,
     *,
+    estimator: str = "ullage",
+    module: bool = False,
+    steps: int = 3,
+    timeout: str | None = None,
+    show_output: bool = False,
     network: bool = False,
     python: str | None = None,
     world_size: int | None = None,
@@ -303,8 +310,12 @@ def target_of(
     nodes: int = 1,
     interconnect: str | None = None,
     parallel: str | None = None,
+    pytorch: str | None = None,
+    **model: Any,
 ) -> EstimateTarget:
     """What the command line describes; options that do not belong to this kind of source are refused."""
+    if pytorch:  # children read the variable, so the whole command follows this release
+        os.environ[releases.VARIABLE] = releases.named(pytorch).name
     from ullage.workloads.kinds import SCRIPT, check_script, kind_of
 
     if source.endswith(".py") and not module:

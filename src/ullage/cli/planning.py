@@ -10,22 +10,18 @@ import typer
 from ullage.cli import completion
 from ullage.cli.options import (
     RANKS,
+    FollowOptions,
     InterconnectNames,
     Json,
-    Module,
-    Network,
-    Python,
-    Pytorch,
+    ModelOptions,
     ScriptArguments,
     Source,
-    Steps,
-    Timeout,
     target_of,
-    with_model_options,
+    with_options,
 )
 
 
-@with_model_options
+@with_options(FollowOptions, ModelOptions)
 def plan(
     source: Source,
     args: ScriptArguments = None,
@@ -48,14 +44,8 @@ def plan(
                            rich_help_panel=RANKS)
     ] = False,
     interconnect: InterconnectNames = None,
-    module: Module = False,
-    steps: Steps = 3,
-    timeout: Timeout = None,
-    network: Network = False,
-    python: Python = None,
-    pytorch: Pytorch = None,
     as_json: Json = False,
-    **model: Any,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Plan a job of many GPUs: on how many, and spread how, it fits, and what is fastest.
 
@@ -77,9 +67,8 @@ def plan(
     from ullage.estimation.planning import plan as make_plan
 
     read_gpus(gpus)
-    checkpointing = False if no_checkpointing else True if model.get("checkpointing") else None
-    target = target_of(source, args, module, steps, timeout, False, model, network=network, python=python)
-    options = {name: value for name, value in target.options.items() if name != "checkpointing"}
+    checkpointing = False if no_checkpointing else True if options.pop("checkpointing") else None
+    target = target_of(source, args, **options)
     with following("estimating") as going:
 
         def told(row: PlanRow, number: int, total: int) -> None:
@@ -91,7 +80,8 @@ def plan(
 
         found = make_plan(
             target.source, gpus, parallel=None if parallel is None else [name.strip() for name in parallel.split(",")],
-            checkpointing=checkpointing, global_batch=global_batch, interconnect=interconnect, progress=told, **options,
+            checkpointing=checkpointing, global_batch=global_batch, interconnect=interconnect, progress=told,
+            **target.options,
         )  # fmt: skip
     if as_json:
         print(json.dumps(found.to_dict()))

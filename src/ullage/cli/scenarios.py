@@ -181,11 +181,7 @@ class ScenarioOptions:
     ] = None  # fmt: skip
 
 
-def with_scenario_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all of these options; it gets them as keyword arguments."""
-    for shared in (ScenarioOptions, TraceOptions, DrawnOptions):
-        command = with_options(command, shared)
-    return command
+with_scenario_options = with_options(ScenarioOptions, TraceOptions, DrawnOptions)
 
 
 def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> list[TraceSource]:

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ullage.cli import completion
-from ullage.cli.options import ALL, EstimateTarget, Gpu, Json, Pytorch, default_gpu_hint, target_of, with_model_options
+from ullage.cli.options import (
+    ALL,
+    EstimateTarget,
+    Gpu,
+    Json,
+    ModelOptions,
+    Pytorch,
+    default_gpu_hint,
+    target_of,
+    with_options,
+)
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
 from ullage.units import format_duration
@@ -25,18 +35,10 @@ if TYPE_CHECKING:
     from ullage.hardware import GPU
     from ullage.performance.sharing import Sharing
 
-_STEPS = 3
-_OF_A_JOB: dict[str, Any] = {
-    "args": None,
-    "module": False,
-    "steps": _STEPS,
-    "timeout": None,
-    "network": False,
-    "python": None,
-}
+_OF_A_JOB = {"args", "module", "steps", "timeout", "network", "python"}  # may stand in its quotes, besides the model's
 
 
-@with_model_options
+@with_options(ModelOptions)
 def share(
     jobs: Annotated[
         list[str], typer.Argument(help="Two jobs or more: models, scripts, commands of Python, or files that "
@@ -81,7 +83,7 @@ def share(
     for way in how.split(","):
         if way.partition(":")[0] not in (*HOWS, ALL):
             raise UnknownName("way of sharing", way, [*HOWS, ALL])
-    targets = {text: _target(text, model) for text in dict.fromkeys(jobs)}
+    targets = {text: _target(text, pytorch, model) for text in dict.fromkeys(jobs)}
     card = find_gpu(gpu or _gpu_of(targets.values()) or default_gpu())
     ways = [way for way in HOWS if way != "mig" or profiles(card)] if how == ALL else how.split(",")
     answers: dict[str, Estimate] = {}
@@ -102,7 +104,7 @@ def share(
         print(hint)
 
 
-def _target(text: str, model: dict[str, Any]) -> EstimateTarget | Estimate:
+def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> EstimateTarget | Estimate:
     """What a job's text stands for: an estimate that was written to a file, or something to estimate."""
     if text.endswith(".json"):
         return _read(Path(text))
@@ -115,19 +117,18 @@ def _target(text: str, model: dict[str, Any]) -> EstimateTarget | Estimate:
         raise InvalidValue(f"cannot read the job {text!r}: {error}") from None
     if not words:
         raise InvalidValue("needed a job such as torchvision:resnet50; found an empty one")
-    if (command := _command(words)) is not None:
+    if (command := _command(words, pytorch)) is not None:
         return command
     own = typed("estimate", words)
     if others := own.keys() - {"source", *_OF_A_JOB, *model}:
         names = ", ".join(f"--{name.removeprefix('as_').replace('_', '-')}" for name in sorted(others))
         raise InvalidValue(f"{text!r}: {names} is not for one job of several; write it outside of the quotes")
-    source, run = own.pop("source"), {name: own.pop(name, usual) for name, usual in _OF_A_JOB.items()}
-    if kind_of(source, run["module"]) != SCRIPT:
+    if kind_of(own["source"], own.get("module", False)) != SCRIPT:
         own = {**model, **own}
-    return target_of(source, model=own, show_output=False, **run)
+    return target_of(**own, pytorch=pytorch)
 
 
-def _command(words: list[str]) -> EstimateTarget | None:
+def _command(words: list[str], pytorch: str | None) -> EstimateTarget | None:
     """What a command of Python runs, as it would be submitted; `None` if it is none."""
     from ullage.estimation.jobs.command import python_of, script_of
 
@@ -136,7 +137,7 @@ def _command(words: list[str]) -> EstimateTarget | None:
         return None
     usual = found.program in ("python", "python3") and not found.launcher
     python = None if usual else python_of(found, os.environ).path
-    return target_of(found.source, found.args, found.module, _STEPS, None, False, {}, python=python)
+    return target_of(found.source, found.args, module=found.module, python=python, pytorch=pytorch)
 
 
 def _read(file: Path) -> Estimate:

@@ -91,7 +91,7 @@ def convert(file: File, out: Out, as_json: Json = False, seed: Seed = 0, **optio
 
 
 for command, shared in ((generate, DrawnOptions), (show, TraceOptions), (convert, TraceOptions)):
-    trace.command()(with_options(command, shared))
+    trace.command()(with_options(shared)(command))
 
 
 def _read(file: Path, seed: int, options: dict[str, Any]) -> JobTrace:

@@ -117,7 +117,7 @@ def test_an_environment_is_named_by_its_folder_by_conda_or_by_a_command(tmp_path
 
 def test_a_command_uses_the_environment_that_is_active(script, other_python, empty, monkeypatch):
     def python_of(source, **options):
-        return target_of(source, None, False, 3, None, False, {}, **options).options.get("python")
+        return target_of(source, **options).options.get("python")
 
     assert python_of("train.py") is None
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):

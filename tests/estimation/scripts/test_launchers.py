@@ -68,7 +68,7 @@ def test_what_cannot_be_followed_is_said(words, message, tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("")
     source, *args = words.split()
     with pytest.raises(InvalidValue, match=message):
-        target_of(source, args, False, 3, None, False, {})
+        target_of(source, args)
 
 
 @pytest.mark.parametrize("words", ["mpirun -n 8 python", "srun -n 8 python", "accelerate launch --num_processes 8"])
@@ -77,7 +77,7 @@ def test_the_words_of_a_launcher_are_its_own(words, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     typed = with_launcher_apart("estimate", ["--gpu", "H200", *words.split(), "train.py", "--lr", "1"])
     assert typed[:3] == ["--gpu", "H200", "--"]
-    target = target_of(typed[3], typed[4:], False, 3, None, False, {})
+    target = target_of(typed[3], typed[4:])
     run = target.workload.run
     assert (target.source, target.workload.args, run.world_size) == ("train.py", ("--lr", "1"), 8)
     assert run.launcher.split()[0] == words.split()[0]
