@@ -45,6 +45,76 @@ def test_zero_redundancy_keeps_a_part_of_the_states(gpu):
     assert sum(value.nbytes for value in states) == 2 * 8 * MIB // RANKS
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_zero_redundancy_gathers_the_states_of_all_ranks_and_takes_its_own_back(rank):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    with Rank(RANKS, rank).entered(), virtual_gpu("H200"):
+        dist.init_process_group("nccl")
+        model = DistributedDataParallel(layers())
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+        model(torch.randn(4, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.consolidate_state_dict(to=0)
+        assert torch.cuda.memory_allocated() == before
+        of_a_rank = 2 * 8 * MIB // RANKS  # as bytes, and as tensors
+        assert torch.cuda.max_memory_allocated() - before == pytest.approx(2 * of_a_rank, rel=0.01)
+        if rank == 0:
+            states = optimizer.state_dict()
+            assert [state["exp_avg"].shape for state in states["state"].values()] == [(512, 512)] * 8
+            optimizer.load_state_dict(states)
+        model(torch.randn(4, 512, device="cuda")).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_writes_and_reads_its_part_of_a_distributed_checkpoint(rank, tmp_path):
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("needs fully_shard, which came with PyTorch 2.6")
+    with Rank(RANKS, rank).entered(), virtual_gpu("H200"):
+        dist.init_process_group("cuda:nccl,cpu:gloo")
+        model = layers()
+        for layer in model:
+            fsdp.fully_shard(layer)
+        fsdp.fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step():
+            model(torch.randn(4, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()
+        before = torch.cuda.memory_allocated()
+        weights, states = get_state_dict(model, optimizer)
+        checkpoint.save({"model": weights, "optimizer": states}, checkpoint_id=tmp_path / "a")
+        checkpoint.load({"model": weights, "optimizer": states}, checkpoint_id=tmp_path / "a")
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
+        saving = checkpoint.async_save({"model": weights}, checkpoint_id=tmp_path / "b")
+        getattr(saving, "upload_completion", saving).result()
+        del weights, states, saving
+        assert torch.cuda.memory_allocated() == before
+        step()
+
+
+def test_pieces_of_flat_parameters_lie_side_by_side(gpu):
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+    model = FullyShardedDataParallel(layers(), device_id=0)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        (flat,) = model.state_dict().values()
+    places = [(shard.shard_offsets, shard.placement.rank()) for shard in flat.metadata().shards_metadata]
+    piece = 8 * 512 * 512 // RANKS
+    assert places == [([rank * piece], rank) for rank in range(RANKS)]
+
+
 def test_gradients_that_are_views_of_buckets_take_no_memory_of_their_own(gpu):
     def gradients(**options):
         model = DistributedDataParallel(layers(), **options)
@@ -126,13 +196,13 @@ def test_context_parallelism_splits_sequences(gpu):
     assert out.shape == (1, 2, 64, 64)
 
 
-def pipeline(kind, rank, received=()):
+def pipeline(kind, rank, received=None):
     """What a rank of a pipeline allocates at most, and what it sends."""
     pipelining = pytest.importorskip("torch.distributed.pipelining")
     with Rank(RANKS, rank).entered(), virtual_gpu("H200") as gpu:
         dist.init_process_group("nccl")
         messages = groups_in_use[-1].messages
-        messages.received = list(received)
+        messages.received = dict(received or {})
         device = torch.device("cuda", rank)
         interleaved = kind == "ScheduleInterleaved1F1B"
         count = RANKS * (2 if interleaved else 1)

@@ -13,6 +13,7 @@ from ullage.errors import InvalidValue
 from ullage.estimation.asking import estimate
 from ullage.units import MIB
 from ullage.virtual import virtual_gpu
+from ullage.virtual.torch_api.distributed import groups_in_use
 from ullage.workloads.ranks import Rank
 
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -102,6 +103,42 @@ def test_work_handles_objects_and_messages(gpu):
         work.wait()
     dist.barrier()
     dist.monitored_barrier()
+
+
+def test_objects_are_gathered_in_the_order_of_ranks_and_take_their_bytes_on_the_gpu(gpu):
+    mine = {"text": "x" * 10 * MIB}
+    gathered = [None] * RANKS
+    torch.cuda.reset_peak_memory_stats()
+    dist.all_gather_object(object_list=gathered, obj=mine)
+    assert all(each is mine for each in gathered)
+    assert torch.cuda.max_memory_allocated() // MIB == 10 * (1 + 2 * RANKS)  # its own, all, and NCCL's one tensor
+    assert torch.cuda.memory_allocated() == 0
+    gathered = [None] * RANKS
+    dist.gather_object(obj=mine, object_gather_list=gathered, dst=2, group=dist.new_group(backend="gloo"))
+    assert gathered == [mine] * RANKS and torch.cuda.memory_allocated() == 0
+
+
+def test_objects_of_the_first_rank_are_those_that_it_sent_when_it_was_followed():
+    def exchange(rank, received):
+        with Rank(RANKS, rank).entered(), virtual_gpu("H200") as gpu:
+            dist.init_process_group("nccl")
+            messages = groups_in_use[-1].messages
+            messages.received = received
+            settings, name, piece = [None, None], [None], [None]
+            if rank == 0:
+                settings, name = [{"width": 64}, 3], ["run"]
+            dist.broadcast_object_list(settings, src=0)
+            dist.broadcast_object_list(object_list=name, group_src=0)
+            pieces = [10 * place for place in range(RANKS)] if rank == 0 else None
+            dist.scatter_object_list(scatter_object_output_list=piece, scatter_object_input_list=pieces, src=0)
+            return (settings, name, piece), messages.sent, messages.waits, list(gpu.notes)
+
+    _, sent, waits, _ = exchange(0, {})
+    assert not waits
+    assert exchange(3, sent)[0] == ([{"width": 64}, 3], ["run"], [30])
+    heard, _, waits, notes = exchange(3, {})
+    assert heard == ([None, None], [None], [None]) and waits
+    assert [note for note in notes if note.startswith("broadcast_object_list: what another rank sends is not known")]
 
 
 def test_groups_and_meshes_have_the_ranks_of_this_one(gpu):

@@ -44,6 +44,29 @@ def test_the_default_device_is_obeyed():
     assert torch.tensor([1.0]).device.type == "cpu"
 
 
+def test_tensors_like_one_of_the_gpu_are_made_where_they_are_asked_for():
+    x = torch.zeros(1024, 1024, device="cuda")
+    before = torch.cuda.memory_allocated()
+    made = [
+        torch.empty_like(x, device="cpu"), torch.zeros_like(x, device="cpu"), torch.full_like(x, 3, device="cpu"),
+        torch.randn_like(x, device="cpu"), x.new_empty((3,), device="cpu"), x.new_zeros(3, device="cpu"),
+        x.new_full((3,), 3, device="cpu"), x.new_ones(3, device="cpu"), x.new_empty([], device="cpu"),
+        x.new_empty_strided((3,), (1,), device="cpu"),
+    ]  # fmt: skip
+    assert {each.device.type for each in made} == {"cpu"} and {each.dtype for each in made} == {torch.float32}
+    assert made[2].sum() == 3 * 1024 * 1024 and made[6].tolist() == [3, 3, 3]
+    assert torch.empty_like(x, device="meta").is_meta and x.new_zeros(3, device="meta").is_meta
+    assert torch.cuda.memory_allocated() == before
+    assert torch.zeros_like(made[0], device="cuda").is_cuda and made[0].new_zeros(3, device="cuda").is_cuda
+
+
+def test_a_storage_is_copied_to_the_host_and_back():
+    x = torch.zeros(1024, device="cuda")
+    host = x.untyped_storage().cpu()
+    assert host.device.type == "cpu" and host.nbytes() == 4096
+    assert x.untyped_storage().copy_(host).device.type == "cuda"
+
+
 def test_lists_are_indices():
     x = torch.zeros(4, 5, device="cuda")
     assert x[[0, 2]].shape == (2, 5)

@@ -158,11 +158,12 @@ class Host:
     def _defer_factory(self, func: Any, fill: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _LIKE_FACTORIES:
             source = args[0]
-            if source.device.type != "cpu" or source.numel() * source.element_size() < SMALLEST_DEFERRED:
+            on_host = source.device.type == "cpu" or kwargs.get("device") is not None
+            if not on_host or source.numel() * source.element_size() < SMALLEST_DEFERRED:
                 return None
             options = {name: kwargs[name] for name in _FACTORY_OPTIONS if kwargs.get(name) is not None}
             out, refused = _address_space(
-                lambda: torch.empty_like(source, **options), source.shape, options, source.dtype
+                lambda: torch.empty_like(source, device="cpu", **options), source.shape, options, source.dtype
             )
         else:
             count = 1

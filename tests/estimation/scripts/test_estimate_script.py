@@ -12,6 +12,7 @@ from ullage.estimation.scripts import parent
 from ullage.estimation.scripts.parent import estimate_script
 from ullage.estimation.timeline.trace import Trace
 from ullage.isolation.parent import run
+from ullage.workloads.ranks import Rank
 
 pytestmark = pytest.mark.usefixtures("warm")
 TRAINING = """
@@ -271,3 +272,23 @@ def test_the_trace_that_was_asked_for_is_written(script, tmp_path):
     name = script(f"import torch\nfrom torch import nn\n{TRAINING}\ntrain()")
     estimate_script(name, trace_file=tmp_path / "trace.npz")
     assert len(Trace.load(tmp_path / "trace.npz").operators)
+
+
+def test_another_rank_gets_the_objects_that_the_first_one_sends(script):
+    name = script(
+        """
+import torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+settings = [{"width": 512}] if dist.get_rank() == 0 else [None]
+dist.broadcast_object_list(settings, src=0)
+model = nn.Linear(settings[0]["width"], 512).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(10):
+    optimizer.zero_grad(); model(torch.randn(8, 512, device="cuda")).sum().backward(); optimizer.step()
+"""
+    )
+    alone = estimate_script(name, gpu="H200", rank=Rank(4, 0))
+    found = estimate_script(name, gpu="H200", rank=Rank(4, 3))
+    assert found.peak_reserved == alone.peak_reserved and found.steps > 1

@@ -122,6 +122,7 @@ class ScriptRun:
         self._begin = time.perf_counter()
         self._stopped = 0
         self._groups: Groups | None = None
+        self._cut_short = False  # by an error, after training had settled
 
     def run(self) -> int:
         """Run the script to its end or until it is stopped; returns the exit code for the process."""
@@ -157,7 +158,9 @@ class ScriptRun:
     def _receive(self) -> None:
         if groups_in_use:
             self._groups = groups_in_use[-1]
-            self._groups.messages.received = [base64.b64decode(each) for each in self._request.received]
+            self._groups.messages.received = {
+                what: [base64.b64decode(each) for each in sent] for what, sent in self._request.received.items()
+            }
 
     def _launch(self) -> None:
         request = self._request
@@ -220,6 +223,7 @@ class ScriptRun:
             self.card.note(
                 "failed", f"after its training had settled the script failed ({what}): later parts are missing"
             )
+            self._cut_short = True
             self._give_estimate()
             return 0
         self._give_failure(describe(error))
@@ -299,9 +303,12 @@ class ScriptRun:
             values["notes"] = [*values["notes"], *largest]
             calls = packed(card.calls.step() | {"largest": bool(largest)})
             answer: dict[str, Any] = {"status": "estimated", "estimate": values, "calls": calls}
-            if self._groups is not None and self._groups.apart:
-                answer["apart"] = self._groups.apart
-                answer["sent"] = [base64.b64encode(each).decode() for each in self._groups.messages.sent[:1]]
+            if self._groups is not None:
+                messages = self._groups.messages
+                answer["apart"], answer["waits"] = self._groups.apart, messages.waits and self._cut_short
+                answer["sent"] = {
+                    what: [base64.b64encode(each).decode() for each in sent] for what, sent in messages.sent.items()
+                }
             if self._trace is not None:
                 self._trace.fill(card)
                 answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()

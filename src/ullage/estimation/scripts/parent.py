@@ -95,7 +95,7 @@ def estimate_script(
         config=config,
         traced=trace_file is not None,
         launcher=_asked(launcher),
-        received=seen.sent if seen else [],
+        received=seen.sent if seen else {},
     )
     answer, notes, out_of_memory = _followed(request, interpreter, network, show_output, progress, rank)
     if seen is not None:
@@ -111,12 +111,12 @@ class SeenOfRanks:
     """What a rank sends to others (`sent`, which only they read), and the ranks (`apart`) with which it exchanges such
     messages: they may have other parts of the model."""
 
-    sent: list[str] = dataclasses.field(default_factory=list)
+    sent: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     apart: list[int] = dataclasses.field(default_factory=list)
 
     def see(self, answer: dict[str, Any]) -> None:
         """Keep what the first rank that was followed says."""
-        self.sent = self.sent or answer.get("sent", [])
+        self.sent = self.sent or answer.get("sent", {})
         self.apart = self.apart or answer.get("apart", [])
 
 
@@ -186,7 +186,7 @@ def _followed(
         answer = _run(request, interpreter, private, show_output, progress)
     if answer.get("waits") and rank is not None and rank.number and not request.received:
         first = _run(request, _started_as(dataclasses.replace(rank, number=0), interpreter), private, False, progress)
-        request = dataclasses.replace(request, received=first.get("sent", []))
+        request = dataclasses.replace(request, received=first.get("sent", {}))
         answer = _run(request, interpreter, private, show_output, progress)
     out_of_memory = answer.get("out_of_memory") if answer["status"] == "failed" else None
     if out_of_memory is not None:

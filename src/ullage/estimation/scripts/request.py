@@ -31,7 +31,7 @@ class ScriptRequest:
     config: AllocatorConfig | None = None
     traced: bool = False
     convolutions: bool = False
-    received: list[str] = field(default_factory=list)  # what the first rank sends to others, as base64 of pickles
+    received: dict[str, list[str]] = field(default_factory=dict)  # what the first rank sends, as base64 of pickles
     launcher: list[str] = field(default_factory=list)  # a program of Python that starts the script
 
     @classmethod

@@ -53,6 +53,30 @@ def clone(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return out
 
 
+_aten = torch.ops.aten
+_PLAIN = {
+    _aten.new_empty.default: _aten.empty.memory_format, _aten.new_zeros.default: _aten.zeros.default,
+    _aten.new_ones.default: _aten.ones.default, _aten.new_full.default: _aten.full.default,
+    _aten.new_empty_strided.default: _aten.empty_strided.default,
+}  # fmt: skip
+
+
+@handler(
+    *map(str, _PLAIN), "aten.empty_like.default", "aten.zeros_like.default", "aten.ones_like.default",
+    "aten.full_like.default", "aten.rand_like.default", "aten.randn_like.default", "aten.randint_like.default",
+    "aten.randint_like.low_dtype",
+)  # fmt: skip
+def made_elsewhere(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A tensor that looks like one on the GPU, made on the CPU: `torch.zeros_like(parameter, device="cpu")`."""
+    source, device = args[0], kwargs.get("device")
+    if device is None or is_gpu(device) or not source.is_cuda or source.layout is not torch.strided:
+        return NotImplemented
+    if func in _PLAIN:
+        return gpu.host.call(_PLAIN[func], args[1:], {**kwargs, "dtype": kwargs.get("dtype") or source.dtype})
+    twin = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device="meta")
+    return gpu.host.call(func, (twin, *args[1:]), kwargs)
+
+
 @handler("aten.copy_.default")
 def copy_in_place(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`target.copy_(source)`; a cast between devices is done on the CPU."""

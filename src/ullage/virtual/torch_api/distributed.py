@@ -7,7 +7,6 @@ is in `collectives.py`.
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,10 +16,15 @@ from urllib.parse import parse_qs, urlparse
 import torch
 import torch.distributed
 
-from ullage.errors import UnsupportedOperation
 from ullage.virtual.libraries import SIDE_STREAMS
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.state import GPUState
+from ullage.virtual.torch_api.messages import (
+    ObjectMessages,
+    install_checkpoints,
+    install_zero_redundancy,
+    object_collectives,
+)
 
 _c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
 _NCCL_VERSION = 2, 28, 9  # of PyTorch 2.11, whose NCCL was measured
@@ -31,7 +35,6 @@ _CONNECTIONS = (
     "what NCCL takes outside PyTorch's allocator to reach other ranks was counted by the sizes in its source, for "
     "machines that are sold with this GPU; it was not measured"
 )
-_LIKE_ANOTHER = "recv_object_list: what another rank sends was taken to be like what the first one, or this one, sends"
 _NCCL = "what NCCL takes outside PyTorch's allocator was measured on an H200; it was counted as there"
 
 
@@ -44,7 +47,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     groups = Groups(gpu)
     groups_in_use.append(groups)
     homes: tuple[Any, Any] = (torch.distributed, distributed_c10d)
-    functions = _process_groups(gpu, groups, distributed_c10d) | _object_collectives(groups, distributed_c10d)
+    functions = _process_groups(gpu, groups, distributed_c10d) | object_collectives(gpu, groups, distributed_c10d)
     for name, value in functions.items():
         for home in homes:
             replacements.put_existing(home, name, value)
@@ -60,6 +63,8 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
     if torch.version.cuda:
         replacements.put(homes[0].Reducer, "prepare_for_forward", lambda self: None)
+    install_zero_redundancy(gpu, groups, replacements)
+    install_checkpoints(groups, replacements)
     replacements.put(sys, "excepthook", sys.excepthook)  # `init_process_group` sets one of its own
     replacements.on_undo(lambda: _end_stand_in(groups))
 
@@ -190,48 +195,6 @@ class Groups:
 groups_in_use: list[Groups] = []
 
 
-class ObjectMessages:
-    """Python objects that one rank sends to another. What comes from another is taken to be like what this one sent,
-    or like what the first rank sent where that was followed before (`received`)."""
-
-    def __init__(self, gpu: GPUState) -> None:
-        self._gpu = gpu
-        self.sent: list[bytes] = []
-        self.received: list[bytes] = []
-        self.waits = False
-
-    def send(self, objects: list[Any]) -> None:
-        """`send_object_list`."""
-        if not any(type(each).__name__ == "_StageBackwardMeta" for each in objects):
-            self.sent.append(pickle.dumps(objects))
-
-    def receive(self) -> list[Any]:
-        """`recv_object_list`."""
-        gradients = _gradients_of_a_stage()
-        if gradients is not None:
-            return [gradients]
-        for known in (self.sent, self.received):
-            if known:
-                self._gpu.note("ranks", _LIKE_ANOTHER)
-                found: list[Any] = pickle.loads(known[-1])
-                return found
-        self.waits = True
-        raise UnsupportedOperation("this rank waits for objects of another one, which nobody sends")
-
-
-def _gradients_of_a_stage() -> Any:
-    """What the next stage of a pipeline says of the gradients that it sends back, if a stage asks for that
-    (`PipelineStage._recv_meta`): they look like what the stage gave to it."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_recv_meta":
-        frame = frame.f_back  # type: ignore[assignment]
-    if frame is None or frame.f_locals["src_stage"] < frame.f_locals["self"].stage_index:
-        return None
-    home: Any = sys.modules["torch.distributed.pipelining._utils"]
-    outputs = frame.f_locals["self"]._stage_meta.outputs
-    return home._StageBackwardMeta(backward_metas=home._derive_grad_metas(outputs))
-
-
 def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
     """What PyTorch's own `init_process_group` and `new_group` are built on, and what asks a group to wait."""
     new, barrier, destroy = home._new_process_group_helper, home.barrier, home.destroy_process_group
@@ -303,70 +266,6 @@ def _place(url: str, rank: int, world_size: int) -> tuple[int, int]:
                 )
         found[name] = int(value or (0 if name == "RANK" else 1))
     return found["RANK"], found["WORLD_SIZE"]
-
-
-def _object_collectives(groups: Groups, home: Any) -> dict[str, Any]:
-    """Python objects stay as they are: through the GPU they would lose their data."""
-
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        object_list[:] = [obj, *[_keys_of_sharded_states(obj)] * (len(object_list) - 1)]
-
-    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **options: Any) -> None:
-        if object_gather_list:
-            object_gather_list[:] = [obj] * len(object_gather_list)
-
-    def broadcast_object_list(object_list: list[Any], *args: Any, **options: Any) -> None:
-        return
-
-    def scatter_object_list(output: list[Any], inputs: list[Any] | None = None, *args: Any, **options: Any) -> None:
-        if inputs:
-            output[0] = inputs[home.get_rank(options.get("group"))]
-
-    def send_object_list(
-        object_list: list[Any], dst: Any = None, group: Any = None, *args: Any, **options: Any
-    ) -> None:
-        groups.send_to_one(group or home.group.WORLD)
-        groups.messages.send(object_list)
-
-    def recv_object_list(object_list: list[Any], src: Any = None, group: Any = None, *args: Any, **options: Any) -> Any:
-        groups.send_to_one(group or home.group.WORLD)
-        object_list[:] = groups.messages.receive()
-        return options.get("group_src") if src is None else src
-
-    made = {
-        "send_object_list": send_object_list,
-        "recv_object_list": recv_object_list,
-        "all_gather_object": all_gather_object,
-        "gather_object": gather_object,
-        "broadcast_object_list": broadcast_object_list,
-        "scatter_object_list": scatter_object_list,
-    }
-    return {name: _if_alone(groups, home, value, getattr(home, name)) for name, value in made.items()}
-
-
-def _keys_of_sharded_states(own: Any) -> Any:
-    """What other ranks say of the optimizer states that they hold, if FSDP asks (`_map_param_key_to_optim_keys`): all
-    ranks together hold a part of every parameter that is trained. Anything else is like what this one says."""
-    caller: Any = sys._getframe(2)
-    while caller is not None and caller.f_code.co_name != "_map_param_key_to_optim_keys":
-        caller = caller.f_back
-    if caller is None:
-        return own
-    key = caller.f_globals["_OptimStateKey"]
-    infos = caller.f_locals["fqn_to_fsdp_param_info"].items()
-    return [key((name,), True) for name, info in infos if info.param_requires_grad[info.param_indices[name]]]
-
-
-def _if_alone(groups: Groups, home: Any, here: Any, original: Any) -> Any:
-    def call(*args: Any, **options: Any) -> Any:
-        if not groups.stand:
-            return original(*args, **options)
-        group = options.get("group") or home.group.WORLD
-        if groups.backend(group) == "nccl":  # whose objects travel by the GPU
-            groups.communicate(group)
-        return here(*args, **options)
-
-    return call
 
 
 def _wait(gpu: GPUState, groups: Groups) -> Any:

@@ -44,6 +44,8 @@ def _addresses(gpu: GPUState) -> dict[str, Any]:
 
     def data_ptr(self: torch.Tensor) -> int:
         """The address of the first element; on the virtual GPU that of the allocator's block."""
+        if self.is_cuda and hasattr(self, "__tensor_flatten__"):
+            return 0  # the memory is that of the tensors inside
         if self.is_cuda:
             address = gpu.memory.address_of(self)
             return address + int(self.storage_offset()) * self.element_size() if address else 0
@@ -173,10 +175,20 @@ def _storage_methods(gpu: GPUState) -> dict[str, Any]:
         gpu.memory.resize(self, size)
         return self
 
+    def copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
+        """The bytes of another storage; those of the virtual GPU's are not known."""
+        if "cuda" not in (self.device.type, source.device.type):
+            return _StorageBase.copy_(self, source, bool(non_blocking))
+        if self.device.type != "cuda" and not non_blocking:
+            gpu.memory.read_back()
+        elif (span := getattr(self, "ullage", None)) is not None:
+            span.value = span.marks = None
+        return self
+
     def share(self: Any, *args: Any, **options: Any) -> Any:
         gpu.refuse("a GPU tensor sent to another process", "send CPU tensors, or use one process")
 
-    return {"data_ptr": data_ptr, "resize_": resize, "_share_cuda_": share}
+    return {"data_ptr": data_ptr, "resize_": resize, "copy_": copy, "_share_cuda_": share}
 
 
 def _printer(original: Any) -> Callable[..., str]:
