@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from ullage.cli import completion
-from ullage.cli.spelling import LAUNCHERS
 from ullage.errors import InvalidValue
 from ullage.units import parse_duration
 from ullage.virtual import releases
+from ullage.workloads.ranks import LAUNCHERS
 
 if TYPE_CHECKING:
     from ullage.estimation.jobs.command import ScriptCommand

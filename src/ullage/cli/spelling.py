@@ -68,15 +68,13 @@ def _old(word: str, old: dict[str, str]) -> tuple[str, str]:
     return "", ""
 
 
-# Launchers that may stand before a script; what follows them is theirs and the script's.
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 _PYTHONS = ("python", "python3")
 _OF_SCRIPTS = ("estimate", "check", "max-batch")
 _NAMES_FOLLOW = ("--estimator", "-e")
 
 
 def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
-    """The words of a command line with `--` before a launcher, whose options are not the command's.
+    """The words of a command line with `--` before a launcher: what follows it is the launcher's and the script's.
 
     >>> with_launcher_apart("estimate", ["-g", "H100", "torchrun", "--nproc-per-node", "8", "train.py"])[:4]
     ['-g', 'H100', '--', 'torchrun']
@@ -86,6 +84,8 @@ def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
     found = list(words)
     end = found.index("--") if "--" in found else len(found)
     if command in _OF_SCRIPTS:
+        from ullage.workloads.ranks import LAUNCHERS
+
         for place, (before, word) in enumerate(pairwise(["", *found[:end]])):
             if before in _NAMES_FOLLOW:
                 continue
