@@ -200,7 +200,7 @@ def retold(result):
 def test_what_a_simulation_did_gives_its_trace_again():
     kinds = [JobKind(name, 6 * GIB, {"H200": alone}, {"ullage": 8 * GIB}) for name, alone in
              (("busy", BUSY), ("light", LIGHT))]  # fmt: skip
-    jobs = [TraceJob(n, 5.0 * n, kinds[n % 2], work_s=40.0 + 7 * n, gpus=1 + (n == 3)) for n in range(12)]
+    jobs = [TraceJob(n, 5.0 * n, kinds[n % 2], work_s=40.0 + 7 * n, gpus=1 + (n % 3 == 0)) for n in range(12)]
     scenario = Scenario(gpus="2xH200", sharing="timeslice", min_speed=0.3, world=QUIET)
     found = simulate(JobTrace("made", jobs), scenario)
     assert max(each.running_s / each.work_s for each in found.jobs) > 1.3, "some were slowed down"

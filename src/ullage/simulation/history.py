@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu
 from ullage.performance.result import Utilization, resting_w, waiting_w
@@ -220,7 +222,9 @@ class _History:
         self.works = dict.fromkeys(self.attempts, 0.0)
         self._first_doing: dict[str, int] = {}
         self._first_alike: dict[tuple[int, str], int] = {}
-        self._changes: dict[tuple[int, float], list[tuple[float, int, float]]] = defaultdict(list)
+        self._speeds: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(
+            list
+        )  # by GPU and kind, from when on
         self.series = self._follow_all()
 
     def _counts(self, job: Mapping[str, Any]) -> bool:
@@ -307,7 +311,7 @@ class _History:
         speeds: dict[int, float] = {}
         worked: Counter[int] = Counter()  # seconds of work alone that each kind has done here until now
         at_start: dict[tuple[int, float], float] = {}
-        spread: dict[tuple[int, float], tuple[_Attempt, int]] = {}  # who works on other GPUs, too
+        spread: Counter[int] = Counter()  # who works on other GPUs, too, by kind
         rows = [(0.0, 0, 0, 0.0, self._resting_w[name])]
         for moment, at_once in itertools.groupby(changes, key=lambda change: change[0]):
             for kind, speed in speeds.items():
@@ -320,17 +324,17 @@ class _History:
                 elif step == 2:
                     there.work(attempt, kind, 1)
                     at_start[attempt.id] = worked[kind]
-                    if len(attempt.gpus) > 1:
-                        spread[attempt.id] = attempt, kind
+                    spread[kind] += len(attempt.gpus) > 1
                 else:
                     there.add(attempt, -1)
                     there.work(attempt, kind, -1)
-                    spread.pop(attempt.id, None)
+                    spread[kind] -= len(attempt.gpus) > 1
                     if len(attempt.gpus) == 1 and attempt.did_work:
                         self.works[attempt.job] += worked[kind] - at_start[attempt.id]
             speeds = self._model.together(name, there.working)
-            for attempt, kind in spread.values():
-                self._changes[attempt.id].append((moment, number, speeds[kind]))
+            for kind, count in spread.items():
+                if count:
+                    self._speeds[number, kind].append((moment, speeds[kind]))
             rows.append((moment - self.begin, there.count, there.memory, *self._activity(there, speeds, name)))
         rows.append((self.end - self.begin, 0, 0, 0.0, self._resting_w[name]))
         times, jobs, memory, smact, power = zip(*rows, strict=True)
@@ -364,9 +368,17 @@ class _History:
                 for number in set(each.gpus):
                     here[number].append(each)
         series = [self._follow(number, attempts) for number, attempts in enumerate(here)]
+        alike: dict[tuple[tuple[int, int], ...], list[_Attempt]] = defaultdict(list)
         for each in self._all_attempts:
-            if len(each.gpus) > 1 and each.did_work:
-                self.works[each.job] += _work(self._changes[each.id], each.end)
+            if len(each.gpus) > 1 and each.did_work and each.end > each.begin:
+                alike[
+                    tuple((number, self._alike(each, self.names[number])) for number in sorted(set(each.gpus)))
+                ].append(each)
+        for places, attempts in alike.items():
+            begins = [min(each.begin + self._startup_s, each.end) for each in attempts]
+            works = _work([self._speeds[place] for place in places], begins, [each.end for each in attempts])
+            for each, work in zip(attempts, works, strict=True):
+                self.works[each.job] += work
         return series
 
     @property
@@ -391,20 +403,27 @@ class _History:
         return found
 
 
-def _work(changes: Sequence[tuple[float, int, float]], end: float) -> float:
-    """Seconds of work alone until `end`: from when on a job had which speed on which GPU.
+def _work(
+    places: Sequence[Sequence[tuple[float, float]]], begins: Sequence[float], ends: Sequence[float]
+) -> list[float]:
+    """Seconds of work alone that jobs on the same GPUs do, each between two times: for each GPU, from when on a job of
+    their kind had which speed there. On several GPUs it is as slow as on the slowest.
 
-    On several GPUs it is as slow as on the slowest.
-
-    >>> _work([(0.0, 0, 0.5), (0.0, 1, 1.0), (4.0, 1, 0.25)], 10.0)
-    3.5
+    >>> _work([[(0.0, 0.5)], [(0.0, 1.0), (4.0, 0.25)]], [0.0, 2.0], [10.0, 4.0])
+    [3.5, 1.0]
     """
-    speeds: dict[int, float] = {}
-    total, before = 0.0, 0.0
-    for moment, number, speed in [*sorted(changes), (end, -1, 1.0)]:
-        total += (moment - before) * min(speeds.values(), default=0.0)
-        speeds[number], before = speed, moment
-    return total
+    times = np.unique([moment for changes in places for moment, _ in changes])
+    slowest = np.full(len(times), np.inf)
+    for changes in places:
+        moments, speeds = np.array(changes).T
+        slowest = np.minimum(slowest, speeds[np.maximum(np.searchsorted(moments, times, "right") - 1, 0)])
+    so_far = np.append(0.0, np.cumsum(slowest[:-1] * np.diff(times)))
+
+    def until(moments: Sequence[float]) -> Any:
+        last = np.maximum(np.searchsorted(times, moments, "right") - 1, 0)
+        return so_far[last] + slowest[last] * (np.asarray(moments) - times[last])
+
+    return [float(work) for work in until(ends) - until(begins)]
 
 
 def _sum(series: GpuSeries, values: Iterable[float]) -> float:
