@@ -1,13 +1,16 @@
 """The timeline and the reports in a real browser, on a daemon with virtual GPUs."""
 
+import contextlib
 import datetime
 import json
+import sqlite3
 import sys
 
 import pytest
 from tests.manager.conftest import until
 from tests.simulation.made_runs import attempt, job, run
 
+from ullage.manager.storage.database import FILE
 from ullage.simulation.measures import MEASURES
 from ullage.simulation.result import write_results
 
@@ -173,3 +176,20 @@ def test_a_job_shows_its_memory_over_time_and_runs_again_with_more(page, work, t
     see(tab, ".attempts li", "7.00 GiB promised")
     work.wait(job)
     assert [each["promise"] for each in work.job(job)["attempts"]] == [4 << 30, 7 << 30]
+
+
+def test_the_memory_over_time_is_still_there_after_the_daemon_was_killed(work):
+    job = work.submit([sys.executable, "-c", TAKE], env=work.environment(), memory=8 << 30)
+    database = f"file:{work.folder / 'manager' / FILE}?mode=ro"
+
+    def on_disk() -> list[int | None]:
+        with contextlib.closing(sqlite3.connect(database, uri=True)) as found:
+            rows = found.execute('SELECT "values" FROM curves WHERE job = ?', (job,)).fetchall()
+        return json.loads(rows[0][0]) if rows else []
+
+    before = until(lambda: [value for value in on_disk() if value == 3 << 30], "its memory over time on disk")
+    work.kill()
+    work.start()
+    work.go()
+    work.wait(job)
+    assert work.client.call("memory", job=job)["attempts"][0]["values"].count(3 << 30) >= len(before)

@@ -232,11 +232,14 @@ class ManagerContext:
         curve = self.curves.get(attempt.token)
         if curve is not None:
             self.store.keep_curve(attempt.job, attempt.number, curve.step, curve.values)
+            curve.kept = curve.seconds
 
     def keep_curves(self) -> None:
-        """Write down the memory over time of what runs."""
+        """Write down the memory over time of what runs, where a step has passed since it was last written."""
         for attempt in self.store.attempts.values():
-            self.keep_curve(attempt)
+            curve = self.curves.get(attempt.token)
+            if curve is not None and curve.seconds != curve.kept:
+                self.keep_curve(attempt)
 
     def energy_of(self, attempt: AttemptRecord) -> float | None:
         """The joules of an attempt that is over; None where they are not known."""

@@ -24,6 +24,12 @@ class MemoryCurve:
 
     step: float = 1.0
     values: list[int | None] = field(default_factory=list)
+    kept: float = 0.0  # seconds of it that are on disk
+
+    @property
+    def seconds(self) -> float:
+        """How much of the time it has."""
+        return self.step * len(self.values)
 
     def see(self, seconds: float, used: int) -> None:
         """What it holds, so many seconds after its start."""

@@ -59,7 +59,7 @@ TICK = 1.0  # seconds between two steps when nothing happens
 _REST, _LONGEST_REST = 9.0, 3.0  # times the processor time of a step, and seconds, in which only orders are answered
 _SWITCH = 0.001  # seconds that another thread may keep the event loop waiting
 _CARE_EVERY = 6 * 3600.0
-_CURVES_EVERY = 60.0  # seconds of the memory over time that are lost at most when the daemon is killed
+_CURVES_EVERY = 5.0  # seconds, or one step of it if that is more, of the memory over time that a kill loses at most
 CARDS = "serve"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
@@ -355,7 +355,8 @@ class Daemon:
             self.context.sharing.stop()
         self._monitor.stop()
         with contextlib.suppress(UllageError):
-            self.context.keep_curves()
+            for attempt in self.context.store.attempts.values():
+                self.context.keep_curve(attempt)
         self.database.close()
         self.context.handled.close()
         for lock in self._locks:
