@@ -82,6 +82,12 @@ def test_an_option_that_is_not_there_exits_with_2_and_names_the_help(type_in, pa
     assert code == 2 and re.search(r"^ullage: .*--help'\)\n$", said), said
 
 
+def test_an_option_without_its_value_names_the_help_of_its_command(type_in):
+    code, said = type_in("slurm configure --check")
+    assert code == 2 and said.startswith("ullage: Option '--check' requires an argument. (see '"), said
+    assert said.endswith("ullage slurm configure --help')\n"), said
+
+
 WITHOUT_A_DAEMON = [
     "queue", "history", "status", "status 1", "logs 1", "cancel 1", "hold 1", "release 1", "edit 1 --priority 3",
     "requeue 1", "wait 1", "report", "drain 0", "resume 0", "reserve 0 --for 1h", "reservations", "unreserve 1",

@@ -16,11 +16,6 @@ def memory(size: int | None) -> str:
     return "unknown" if size is None else format_bytes(size)
 
 
-def label(job: Job) -> str:
-    """How a job is called in a sentence: its number, with its place in an array."""
-    return str(job["id"]) if job["array_id"] is None else f"{job['id']} ({reference(job)})"
-
-
 def reference(job: Job) -> str:
     """How a job is called on the command line; jobs of an array in one row have one name.
 
@@ -30,6 +25,11 @@ def reference(job: Job) -> str:
     if job["array_id"] is None:
         return str(job["id"])
     return f"{job['array_id']}_{job['array_index'] if job.get('jobs', 1) == 1 else '[' + job['indices'] + ']'}"
+
+
+def named(answer: dict[str, Any]) -> str:
+    """The job that an order was given to, as it is called."""
+    return str(answer.get("reference", answer["job"]))  # an older daemon tells its number only
 
 
 def why(job: Job) -> str:
@@ -56,6 +56,7 @@ def host_share(job: Job) -> str:
 def trial_words(answer: dict[str, Any]) -> list[str]:
     """What would become of a job, in words."""
     lines = []
+    ahead = [_called(answer, number) for number in answer["ahead"]]
     for start in answer["starts"][:_SHOWN]:
         who = "" if start["index"] is None else f"index {start['index']} "
         alone = ", alone" if start["alone"] else ""
@@ -69,28 +70,31 @@ def trial_words(answer: dict[str, Any]) -> list[str]:
         who = "" if answer["jobs"] == 1 else f"{others} of {answer['jobs']} jobs "
         waits = "" if answer["reason"].startswith("would ") else "would wait: "
         lines.append(f"{who}{waits}{answer['reason']}")
-    if answer["ahead"]:
-        more = f" and {len(answer['ahead']) - _SHOWN} more" if len(answer["ahead"]) > _SHOWN else ""
-        lines.append(f"before it in the queue: {', '.join(map(str, answer['ahead'][:_SHOWN]))}{more}")
+    if ahead:
+        more = f" and {len(ahead) - _SHOWN} more" if len(ahead) > _SHOWN else ""
+        lines.append(f"before it in the queue: {', '.join(ahead[:_SHOWN])}{more}")
     lines += _effects(answer)
     lines.append(f"promise {memory(answer['promise'])} ({answer['estimate'] or 'not estimated yet'})")
     return lines
+
+
+def _called(answer: dict[str, Any], number: int) -> str:
+    return str(answer.get("references", {}).get(str(number), number))  # an older daemon tells none
 
 
 def _effects(answer: dict[str, Any]) -> list[str]:
     """What it would do to other jobs, in words."""
     lines = []
     for each in answer["beside"][:_SHOWN]:
+        who = f"job {_called(answer, each['job'])}"
         if each["then"] is None:
-            lines.append(f"beside it on GPU {each['gpu']} runs job {each['job']}; how fast they are is not known")
+            lines.append(f"beside it on GPU {each['gpu']} runs {who}; how fast they are is not known")
         else:
             now = f", now {each['speed']:.0%}" if each["speed"] is not None else ""
-            lines.append(
-                f"beside it on GPU {each['gpu']} job {each['job']} would have {each['then']:.0%} of its speed{now}"
-            )
+            lines.append(f"beside it on GPU {each['gpu']} {who} would have {each['then']:.0%} of its speed{now}")
     for each in answer["held_up"][:_SHOWN]:
-        end = "now" if each["until"] is None else f"when job {each['until']} ends"
-        lines.append(f"job {each['job']} would wait longer: without this one it would start {end}")
+        end = "now" if each["until"] is None else f"when job {_called(answer, each['until'])} ends"
+        lines.append(f"job {_called(answer, each['job'])} would wait longer: without this one it would start {end}")
     if answer["behind"]:
         count = len(answer["behind"])
         lines.append(f"{count} job{'' if count == 1 else 's'} would stand behind it in the queue")

@@ -167,7 +167,12 @@ def test_a_running_job_is_stopped_and_waits_behind_the_others(common):
     common.wait(number, "running")
     other = common.submit(proceed="other", exclusive=True, gpus=2)
     [answer] = common.client.requeue(number)
-    assert answer == {"job": number, "done": True, "text": "is being stopped and goes into the queue again"}
+    assert answer == {
+        "job": number,
+        "reference": str(number),
+        "done": True,
+        "text": "is being stopped and goes into the queue again",
+    }
     common.wait(other, "running")
     assert causes(common.job(number)) == ["requeued"] and common.job(number)["state"] == "queued"
     common.go(), common.go("other")
@@ -359,7 +364,7 @@ def test_all_of_it_goes_over_the_api_too(home):
     with Client(url=url, token=token) as manager:
         [number] = manager.submit(["sh", "-c", "echo $WORD"], cwd="/", memory="1GiB", hold=True, env={"WORD": "kept"})
         assert manager.edit(number, priority=3, name="other") == [
-            {"job": number, "done": True, "text": "is edited: name, priority"}
+            {"job": number, "reference": str(number), "done": True, "text": "is edited: name, priority"}
         ]
         manager.release(number)
         assert manager.wait(number)["name"] == "other"
@@ -367,3 +372,23 @@ def test_all_of_it_goes_over_the_api_too(home):
         assert manager.wait(number)["attempts"][-1]["number"] == 2
         assert manager.dry_run(["true"], cwd="/", memory="1GiB")["starts"][0]["promise"] == GIB
         assert not manager.edit(number, priority=3)[0]["done"]
+
+
+def test_a_job_of_an_array_has_one_name_in_every_sentence(common):
+    array = common.submit(proceed="go", array="3-4", memory=30 * GIB)
+    names = [f"{array}_{index}" for index in (3, 4)]
+    common.until(lambda: all(common.job(name)["state"] == "running" for name in names), "both to run")
+    waiting = common.submit(memory=20 * GIB)
+    reason = common.until(lambda: common.job(waiting)["reason"], "a look at the queue")
+    assert "will have room when job " in reason and any(f"when job {name} ends" in reason for name in names)
+    after = common.submit(after=[names[1]], memory=GIB)
+    reason = common.until(lambda: common.job(after)["reason"], "a look at what it waits for")
+    assert (reason, common.job(after)["after"]) == (f"waits for job {names[1]}", [names[1]])
+    tried = common.cli("submit", "--memory", "6GiB", "--dry-run", "--", "true")
+    assert any(f"runs job {name};" in tried for name in names)
+    assert common.cli("status", names[1]).startswith(f"job {names[1]}: ")
+    assert common.cli("cancel", names[1]).startswith(f"job {names[1]} ")
+    common.until(lambda: common.job(after)["detail"], "the end of what waited for it")
+    assert common.job(after)["detail"] == f"job {names[1]}, which it needs, did not end well"
+    common.go("go")
+    common.wait(names[0]), common.wait(waiting)

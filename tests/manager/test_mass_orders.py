@@ -129,7 +129,8 @@ def test_a_daemon_that_is_killed_in_a_mass_order_did_all_of_it_or_nothing(home, 
     assert home.process.wait() == -signal.SIGKILL
     home.start()
     assert [job["state"] for job in home.client.queue() if job["array_id"]] == [after] * MANY
-    assert home.client.cancel(f"{first}_all")[-1] == {"job": first + MANY - 1, "done": True, "text": "cancelled"}
+    last = {"job": first + MANY - 1, "reference": f"{first}_{MANY}", "done": True, "text": "cancelled"}
+    assert home.client.cancel(f"{first}_all")[-1] == last
     assert [job["id"] for job in home.client.queue()] == [blocker]
 
 

@@ -79,3 +79,21 @@ def work(page: Page, tmp_path: Path) -> Home:
     """The daemon's home, with a folder of the test's own for its jobs."""
     page.home.work = tmp_path
     return page.home
+
+
+# What has the keyboard, as a screen reader would call it.
+FOCUSED = """() => {
+  const e = document.activeElement;
+  return (e.getAttribute("aria-label") ?? e.labels?.[0]?.textContent ?? e.textContent).trim().slice(0, 80);
+}"""
+
+
+def press_to(tab: Any, name: str, key: str = "Tab", most: int = 60) -> None:
+    """Press a key until what is called so has the keyboard."""
+    seen = []
+    for _ in range(most):
+        tab.keyboard.press(key)
+        seen.append(tab.evaluate(FOCUSED))
+        if seen[-1] == name:
+            return
+    raise AssertionError(f"{name!r} is not reached; these were: {seen}")

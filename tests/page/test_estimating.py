@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.manager.conftest import until
-from tests.page.conftest import Page
+from tests.page.conftest import Page, press_to
 
 HOSTILE = '<img src=x onerror="window.harmed = 1">'
 TINY = """
@@ -141,6 +141,26 @@ def test_hostile_names_stay_text_and_a_failing_script_says_why(page, tab, tmp_pa
     said = see(tab, "[role=alert]", "ValueError").text_content()
     assert HOSTILE in said and "Traceback" not in said and "ullage/" not in said
     assert tab.locator("img").count() == 0
+
+
+def test_a_chosen_script_is_estimated_with_the_keyboard_alone(page, tab, tmp_path):
+    (tmp_path / "tiny.py").write_text(TINY.replace("range(3)", "range(int(__import__('sys').argv[1]))"))
+    tab.goto(page.url + "/estimate")
+    see(tab, "h1", "Estimate")
+    press_to(tab, "script")
+    tab.keyboard.press("Enter")
+    press_to(tab, "A file of this computer: Script")
+    with tab.expect_file_chooser() as opened:
+        tab.keyboard.press("Space")
+    opened.value.set_files(tmp_path / "tiny.py")
+    see(tab, ".file", "tiny.py")
+    press_to(tab, "Arguments")
+    tab.keyboard.type("3")
+    press_to(tab, "Estimate")
+    tab.keyboard.press("Enter")
+    see(tab, ".verdict.good", "fits on A100-40GB")
+    asked = page.home.client.call("estimated", estimate=tab.url.rpartition("/")[2])["question"]
+    assert asked["args"] == ["3"] and "Linear(1024, 1024)" in asked["script"]
 
 
 TAKES = """

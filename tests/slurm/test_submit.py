@@ -133,6 +133,16 @@ def test_what_is_asked_for(slurm, project, text, words, gres, cleared):
     assert slurm.submit("--hold", *with_options([*words, "job.sh"], plan.words)) > 0  # Slurm understands it
 
 
+def test_who_asks_for_gpus_is_told_that_this_slurm_may_give_them_twice(slurm, project):
+    (project / "job.sh").write_text(job("#ULLAGE memory=12GiB"))
+    told = [note for note in plan_words(["--gpus=2", "job.sh"]).notes if "GPUs of which other jobs have shards" in note]
+    assert len(told) == (commands.version() < (23, 11, 5)) and not plan_words(["job.sh"]).notes
+    (project / "job.sh").write_text(job("#ULLAGE no-estimate"))
+    assert list(plan_words(["job.sh"]).notes) == told
+    assert not Site((SMALL,), release=(23, 11, 5)).gives_gpus_twice
+    assert not Site((replace(SMALL, shards=0),), release=(22, 5, 8)).gives_gpus_twice
+
+
 def test_a_job_that_names_no_gpu_gets_what_it_needs(slurm, project):
     (project / "job.sh").write_text(job("#ULLAGE exclusive memory=1GiB", options="--gres=tmp:0"))
     assert of(plan_words(["job.sh"])) == "shard:40,tmp:0"

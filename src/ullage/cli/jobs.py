@@ -18,7 +18,7 @@ from ullage.cli.job_tables import FORMAT_HELP, HISTORY, QUEUE, chosen, show
 from ullage.cli.options import Json
 from ullage.cli.tables import fitted, text_width
 from ullage.errors import UllageError
-from ullage.job_words import host_share, label, memory
+from ullage.job_words import host_share, memory, named, reference
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 
@@ -63,9 +63,9 @@ def print_each(answers: list[dict[str, Any]], as_json: bool) -> None:
 
 def _print_answers(answers: list[dict[str, Any]]) -> None:
     """A line each; many jobs with the same answer have one together."""
-    alike: dict[tuple[bool, str], list[int]] = {}
+    alike: dict[tuple[bool, str], list[str]] = {}
     for answer in answers:
-        alike.setdefault((answer["done"], answer["text"]), []).append(answer["job"])
+        alike.setdefault((answer["done"], answer["text"]), []).append(named(answer))
     for (done, text), jobs in alike.items():
         if len(jobs) > _MANY:
             print(f"{'' if done else 'ullage: '}{len(jobs):,} jobs, {jobs[0]} to {jobs[-1]}: {text}",
@@ -210,7 +210,9 @@ def _print_daemon(about: dict[str, Any]) -> None:
 
 
 def _lines(job: dict[str, Any]) -> list[str]:
-    lines = [f"job {label(job)}: {job['name']}, {job['state']}" + (f" ({job['detail']})" if job["detail"] else "")]
+    lines = [f"job {reference(job)}: {job['name']}, {job['state']}" + (f" ({job['detail']})" if job["detail"] else "")]
+    if job["array_id"] is not None:
+        lines.append(f"  number     {job['id']}")
     if job.get("command"):
         lines += [f"  command    {shlex.join(job['command'])}", f"  folder     {job['cwd']}"]
     lines.append(f"  user       {job['user']}, priority {job['priority']}")
@@ -365,7 +367,7 @@ def tell(jobs: list[dict[str, Any]], as_json: bool) -> None:
         return
     for job in plain_values(jobs):
         why = job["detail"] or job["cause"]
-        print(f"job {label(job)} is {job['state']}" + (f": {why}" if why and job["state"] != "done" else ""))
+        print(f"job {reference(job)} is {job['state']}" + (f": {why}" if why and job["state"] != "done" else ""))
 
 
 def wait(

@@ -128,7 +128,12 @@ class PlainCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words after the command; older spellings of options are understood."""
-        return super().parse_args(ctx, modern(_path(ctx), with_launcher_apart(_path(ctx), args)))
+        try:
+            return super().parse_args(ctx, modern(_path(ctx), with_launcher_apart(_path(ctx), args)))
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:  # the parser does not say where an option lacks its value
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
 
 
 def _path(ctx: Any) -> str:

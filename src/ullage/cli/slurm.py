@@ -30,6 +30,7 @@ slurm = typer.Typer(
     rich_markup_mode="rich",
 )  # fmt: skip
 
+_GOOD = {True: "ok", False: "missing", None: "note"}
 _ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 Words = Annotated[
     list[str], typer.Argument(help="Options of sbatch, the batch script, and its arguments.", show_default=False,
@@ -161,8 +162,8 @@ def configure(
         if as_json:
             print(json.dumps([vars(finding) for finding in found]))
         for finding in () if as_json else found:
-            print(f"{'ok     ' if finding.good else 'missing'}  {plain(finding.text)}")
-        raise typer.Exit(DONE if all(finding.good for finding in found) else FAILED)
+            print(f"{_GOOD[finding.good]:7}  {plain(finding.text)}")
+        raise typer.Exit(FAILED if any(finding.good is False for finding in found) else DONE)
     groups = [configuration.node_group(text) for text in nodes or ()] or [configuration.this_node()]
     files = configuration.files(groups, sharing, systemd=systemd)
     written = [] if write is None else configuration.write_files(files, write)

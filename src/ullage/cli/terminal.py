@@ -22,6 +22,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.jobs import client
 from ullage.errors import InvalidValue
+from ullage.job_words import named
 from ullage.text import plain
 
 if TYPE_CHECKING:
@@ -93,11 +94,11 @@ def sit_down(manager: Client, job: str, cancel: bool = False) -> int:
             _say(f"job {job} was taken out of the queue")
         return 130
     if found["socket"] is None:
-        _say(f"job {found['job']} is {found['state']}: {found['detail']}")
+        _say(f"job {named(found)} is {found['state']}: {found['detail']}")
         return int(found["exit_code"] or (found["state"] != "done"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        _connect(line, Path(found["socket"]), found["job"])
-        return _Sitting(line, found["job"]).until_the_end()
+        _connect(line, Path(found["socket"]), named(found))
+        return _Sitting(line, named(found)).until_the_end()
 
 
 def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
@@ -108,14 +109,14 @@ def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
         found: dict[str, Any] = manager.call("attach", job=job)
         if found["socket"] is not None or found["state"] in ("done", "failed", "cancelled"):
             return found
-        words = f"job {found['job']} is {found['state']}" + (f": {found['reason']}" if found["reason"] else "")
+        words = f"job {named(found)} is {found['state']}" + (f": {found['reason']}" if found["reason"] else "")
         if words != said:
             _say(words)
             said = words
         last = int(manager.call("events", since=last, wait=_LOOK)["last"])
 
 
-def _connect(line: socket.socket, file: Path, job: int) -> None:
+def _connect(line: socket.socket, file: Path, job: str) -> None:
     from ullage.manager.client import reachable
 
     try:
@@ -129,7 +130,7 @@ def _connect(line: socket.socket, file: Path, job: int) -> None:
 class _Sitting:
     """One connection of this terminal to a job."""
 
-    def __init__(self, line: socket.socket, job: int) -> None:
+    def __init__(self, line: socket.socket, job: str) -> None:
         self._line, self._job = line, job
         self._typing = True  # until there is no more input
 

@@ -23,6 +23,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from ullage import errors
 from ullage.errors import InvalidValue, NoDaemon, OtherVersion, UllageError
 from ullage.home import SYSTEM_HOME, home
+from ullage.job_words import reference
 
 if TYPE_CHECKING:
     from ullage.workloads.job_files import JobSpec
@@ -289,7 +290,9 @@ class Client:
                     raise
                 time.sleep(0.2)
             if deadline is not None and time.monotonic() >= deadline:
-                late = ", ".join(f"job {one['id']} is {one['state']}" for one in found.values() if not one["ended"])
+                late = ", ".join(
+                    f"job {reference(one)} is {one['state']}" for one in found.values() if not one["ended"]
+                )
                 raise TimeoutError(f"waited {timeout:g} s: {late}")
 
     def wait_for_estimate(self, job: int | str, timeout: float | None = None) -> dict[str, Any]:
@@ -303,7 +306,7 @@ class Client:
             left = _EVENT_WAIT if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError(
-                    f"waited {timeout:g} s: job {found['id']} {found['reason'] or 'has no estimate yet'}"
+                    f"waited {timeout:g} s: job {reference(found)} {found['reason'] or 'has no estimate yet'}"
                 )
             last = self._wait_for_event(last, min(left, _EVENT_WAIT))
 

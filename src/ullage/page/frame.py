@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -17,6 +18,7 @@ PLACES = {
     "Estimate": "/estimate",
 }  # fmt: skip
 _BACK = 5.0  # seconds for which it is said that the daemon is back
+_FIRST = 0.5  # seconds for which a page waits for its first reading
 
 Refresh = Callable[[DaemonReading], Awaitable[None]]
 
@@ -48,14 +50,29 @@ class Frame:
         top.move(layout, 0)  # before the main part of NiceGUI's layout
         self.main = box("div", "content")
         with self.main:
-            words("h1", title)
+            self._title = words("h1", title)
         ui.skip_link("Skip to the content", target=self.main)
+
+    def call(self, title: str) -> None:
+        """Give the page another title."""
+        if self._title.text != title:
+            self._title.set_text(title)
+            ui.page_title(f"{title} - Ullage")
 
     def every_reading(self, refresh: Refresh) -> None:
         """Begin to follow the daemon. It is first asked while the browser still loads the page."""
         self._refresh = refresh
         background_tasks.create(self._session.reading(), name="first reading")
         ui.timer(EVERY, self._tick)
+
+    async def from_the_first(self, refresh: Refresh) -> None:
+        """The same for a page that comes with its first reading in it, unless that takes long."""
+        first = background_tasks.create(self._session.reading(), name="first reading")
+        done, _ = await asyncio.wait([first], timeout=_FIRST)
+        if done and not first.result().trouble:
+            self._show(first.result())
+            await refresh(first.result())
+        self.every_reading(refresh)
 
     async def _tick(self) -> None:
         if self._session.over:

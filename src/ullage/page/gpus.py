@@ -19,7 +19,7 @@ _LEGEND = {"used": "used", "promised": "promised", "beyond": "more than promised
            "foreign": "of others"}  # fmt: skip
 
 
-def show_gpus(session: Session) -> None:
+async def show_gpus(session: Session) -> None:
     """Build the page."""
     frame = Frame(session, "GPUs", "/")
     with frame.main:
@@ -42,7 +42,7 @@ def show_gpus(session: Session) -> None:
         for gpu in reading.gpus:
             cards[gpu["id"]].show(gpu, reading.on_gpu(gpu["id"]), session.readings)
 
-    frame.every_reading(refresh)
+    await frame.from_the_first(refresh)
 
 
 def _summary(reading: DaemonReading) -> str:

@@ -12,7 +12,7 @@ from nicegui import ui
 
 from ullage.errors import UllageError
 from ullage.estimation.result import BREAKDOWN_WORDS
-from ullage.job_words import label, memory, why
+from ullage.job_words import memory, named, reference, why
 from ullage.page.answer import show_bands, show_parts
 from ullage.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
 from ullage.page.elements import box, set_prop, set_width, words
@@ -54,6 +54,7 @@ def show_job(session: Session, number: int) -> None:
             problem.set_text(plain(str(error)))
             return
         problem.set_text("")
+        frame.call(f"Job {reference(job)}")
         sheet.set_visibility(True)
         await view.show(job, reading)
 
@@ -209,7 +210,7 @@ class JobSheet:
 
     async def _asked_for_more(self) -> None:
         """Run it again with more memory: as much as the daemon proposes, or as somebody types."""
-        with ui.dialog() as dialog, box("div", "card question"):
+        with _question() as dialog, box("div", "card question"):
             words("p", f"Put this job into the queue again, with more memory?{self._without_variables}")
             proposed = format_bytes(self._job["more_memory"] or 0)
             size = ui.input("GPU memory on each GPU", value=proposed).props("outlined dense autofocus")
@@ -218,9 +219,7 @@ class JobSheet:
                     words("button", text, "quiet").props('type="button"').on(
                         "click", lambda answer=answer: dialog.submit(answer)
                     )
-        answer = await dialog
-        dialog.delete()
-        if answer:
+        if await dialog:
             try:
                 wanted = parse_bytes(str(size.value))
             except UllageError as error:
@@ -237,7 +236,7 @@ class JobSheet:
             return
         for one in answers:
             kind: Any = "positive" if one["done"] else "negative"
-            ui.notify(f"job {one['job']} {one['text']}", type=kind, timeout=10_000)
+            ui.notify(f"job {named(one)} {one['text']}", type=kind, timeout=10_000)
         self._session.readings.forget(self._number)
 
     @property
@@ -246,20 +245,25 @@ class JobSheet:
         return f" {_NO_VARIABLES}" if over and self._job.get("env") else ""
 
 
+def _question() -> ui.dialog:
+    """A dialog that is gone once it is closed and who has the keyboard is where they were before."""
+    made = ui.dialog()
+    return made.on("hide", made.delete)
+
+
 async def _confirmed(question: str, order: str) -> bool:
-    with ui.dialog() as dialog, box("div", "card question"):
+    with _question() as dialog, box("div", "card question"):
         words("p", question)
         with box("div", "tools"):
             words("button", order.capitalize(), "quiet").props('type="button"').on("click", lambda: dialog.submit(True))
             words("button", "Leave it", "quiet").props('type="button" autofocus').on("click", dialog.close)
-    answer = await dialog
-    dialog.delete()
-    return bool(answer)
+    return bool(await dialog)
 
 
 def _facts(job: dict[str, Any]) -> dict[str, str]:
     ending = "Ended" if job["ended"] is not None else "Runs" if job["alone"] is not None else "Waits"
-    facts = {"Job": label(job), ending: why(job), "User": f"{job['user']}, priority {job['priority']}"}
+    facts = {"Job": str(job["id"])} if job["array_id"] is None else {"Job": reference(job), "Number": str(job["id"])}
+    facts |= {ending: why(job), "User": f"{job['user']}, priority {job['priority']}"}
     if job.get("command"):
         facts |= {"Command": shlex.join(job["command"]), "Folder": job["cwd"]}
     number = f"{job['gpus']} GPU{'' if job['gpus'] == 1 else 's'}" + (", alone" if job["exclusive"] else "")

@@ -23,12 +23,12 @@ def add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
     """Put NiceGUI and the pages into an app. The gate has let in only requests with a session."""
 
     @ui.page("/")
-    def gpus(request: Request) -> None:
-        show_gpus(_session(request))
+    async def gpus(request: Request) -> None:
+        await show_gpus(_session(request))
 
     @ui.page("/queue")
-    def queue(request: Request) -> None:
-        show_queue(_session(request))
+    async def queue(request: Request) -> None:
+        await show_queue(_session(request))
 
     @ui.page("/timeline")
     def timeline(request: Request) -> None:

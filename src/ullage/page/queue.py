@@ -10,12 +10,11 @@ from ullage.errors import UllageError
 from ullage.job_words import reference, why
 from ullage.page.elements import box, preload, words
 from ullage.page.frame import Frame
-from ullage.page.readings import DaemonReading
+from ullage.page.readings import FIRST_ROWS, DaemonReading
 from ullage.page.sessions import Session
 
 GROUPS = ("all", "waiting", "running", "recovering", "over")
 _CLOCK = 5.0  # seconds after which times are shown anew
-_FIRST_ROWS = 100  # more than a screen has: the others follow
 
 # What the grid does in the browser: these texts are ours, and values reach the page as text only.
 _GIB = "p => p.value == null ? '' : (p.value / 2 ** 30).toFixed(1) + ' GiB'"
@@ -66,7 +65,7 @@ def _columns() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def show_queue(session: Session) -> None:
+async def show_queue(session: Session) -> None:
     """Build the page."""
     frame = Frame(session, "Queue", "/queue")
     preload("nicegui-aggrid")
@@ -81,11 +80,12 @@ def show_queue(session: Session) -> None:
     async def refresh(reading: DaemonReading) -> None:
         last[:] = [reading]
         try:
-            finished = await session.readings.finished() if group.value in ("all", "over") else []
+            over = group.value in ("all", "over") and reading.first is None
+            finished = await session.readings.finished() if over else []
         except UllageError:
             finished = []  # the next reading says what is wrong
         grid.show([row for row in rows_of(reading, finished) if group.value in ("all", row["group"])])
-        more = reading.all_rows - len(reading.rows)
+        more = reading.all_rows - len(reading.rows) if reading.first is None else 0
         counts = ", ".join(f"{number:,} {state}" for state, number in reading.states.items()) or "no jobs wait or run"
         summary.set_text(counts + (f"; {more:,} more rows are not shown" if more > 0 else ""))
 
@@ -96,12 +96,11 @@ def show_queue(session: Session) -> None:
     group.on_value_change(choose)
     search.on_value_change(lambda: grid.find(search.value or ""))
     ui.timer(_CLOCK, grid.tell_time)
-    frame.every_reading(refresh)
+    await frame.from_the_first(refresh)
 
 
 class JobGrid:
-    """Jobs in AG Grid, which gets only what has changed. It is made with the first rows: a browser loads it when the
-    rest of the page is seen already."""
+    """Jobs in AG Grid, which gets only what has changed. It is made with the first rows."""
 
     def __init__(self) -> None:
         self._place = box("div", "grid")
@@ -114,7 +113,7 @@ class JobGrid:
         """Show these rows, in this order as far as they are new."""
         by_key = {row["key"]: row for row in rows}
         if self._grid is None:
-            self._shown = dict(list(by_key.items())[:_FIRST_ROWS])
+            self._shown = dict(list(by_key.items())[:FIRST_ROWS])
             with self._place:
                 self._grid = _grid(list(self._shown.values()))
         elif self._ready:
@@ -154,7 +153,7 @@ def _grid(rows: list[dict[str, Any]]) -> ui.aggrid:
 
 def rows_of(reading: DaemonReading, finished: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of the grid: those of the queue, and then jobs that are over."""
-    return [_row(job, reading.places) for job in (*reading.rows, *finished)]
+    return [_row(job, reading.places) for job in (*reading.rows[: reading.first], *finished)]
 
 
 def _row(job: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

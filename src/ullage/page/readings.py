@@ -22,6 +22,7 @@ _REST, _OLD = 20.0, 10.0  # the whole queue again: after so many times as long a
 _TRACE_EVERY = 5.0  # seconds between two questions for all that was there
 KEPT = 300.0  # seconds of which figures are kept
 MOST_ROWS, FINISHED = 5000, 500  # rows of the queue, and jobs that are over, that are shown
+FIRST_ROWS = 100  # more than a screen has: the others follow
 _MOST_JOBS = 50  # of which all is kept
 
 Answer = dict[str, Any]
@@ -36,6 +37,7 @@ class DaemonReading:
     gpus: list[Answer] = field(default_factory=list)
     rows: list[Answer] = field(default_factory=list)
     all_rows: int = 0
+    first: int | None = None  # only so many rows of the queue are there yet, and then those of jobs that run
     states: dict[str, int] = field(default_factory=dict)
     trouble: str | None = "asks the daemon"
     since: float = 0.0  # since when there is trouble, or none
@@ -217,7 +219,9 @@ class Readings:
             self._last = replace(self._last, trouble=words, since=since)
         else:
             since = time.time() if self._last.trouble else self._last.since
-            self._last = DaemonReading(about, gpus, queue["rows"], queue["all_rows"], queue["states"], None, since)
+            self._last = DaemonReading(
+                about, gpus, queue["rows"], queue["all_rows"], queue.get("first"), queue["states"], None, since
+            )
             self._keep(began)
         finally:
             self._next = time.monotonic() + EVERY * 0.8
@@ -225,6 +229,8 @@ class Readings:
     async def _queue(self, about: Answer) -> Answer:
         """The queue. It may be long: all of it is asked for when something has happened, and not too often."""
         began, before = time.monotonic(), self._last
+        if not before.about:
+            return await self._first_rows(about)
         changed = about["last_event"] != self._whole_at or began > self._whole_old
         whole = before.trouble is not None or changed and began >= self._whole_next
         terms = {"user": None, "limit": MOST_ROWS, "offset": 0}
@@ -236,6 +242,16 @@ class Readings:
             return found
         live = {row["id"]: row for row in found["rows"]}
         return found | {"rows": [live.get(row["id"], row) for row in before.rows]}
+
+    async def _first_rows(self, about: Answer) -> Answer:
+        """What is seen first: the first rows, and jobs that run. The next reading has all of a long queue."""
+        live: Answer = await self._ask("folded_queue", user=None, limit=MOST_ROWS, offset=0, live=True)
+        found: Answer = await self._ask("folded_queue", user=None, limit=FIRST_ROWS, offset=0, live=False)
+        if found["all_rows"] <= FIRST_ROWS:
+            self._whole_at, self._whole_old = about["last_event"], time.monotonic() + _OLD
+            return found
+        rows = {row["id"]: row for row in (*found["rows"], *live["rows"])}
+        return found | {"rows": list(rows.values()), "first": FIRST_ROWS}
 
     def _keep(self, now: float) -> None:
         for gpu in self._last.gpus:

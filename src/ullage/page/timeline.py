@@ -11,12 +11,13 @@ import datetime
 import gzip
 import io
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nicegui import events, ui
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.job_words import reference
 from ullage.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
 from ullage.page.elements import box, scrolled, words
 from ullage.page.frame import Frame
@@ -25,7 +26,7 @@ from ullage.page.sessions import Session
 from ullage.simulation.history import RUNNING, as_it_is
 from ullage.simulation.measures import MEASURES
 from ullage.simulation.pages.plots import LaneBar, in_lanes
-from ullage.simulation.result import Figures, SimulationResult, results_of
+from ullage.simulation.result import Figures, SimulatedJob, SimulationResult, results_of
 from ullage.text import plain
 from ullage.units import format_bytes, format_duration, parse_duration
 
@@ -52,6 +53,11 @@ class TimelineRun:
     gpus: list[str]
     notes: list[str]
     real: bool
+    names: dict[int, str] = field(default_factory=dict)  # of jobs that are not called by their numbers
+
+    def name(self, job: SimulatedJob) -> str:
+        """How a job is called."""
+        return self.names.get(job.id, str(job.id))
 
     def figures(self, span: tuple[float, float]) -> Figures:
         """Those of a part of the time."""
@@ -265,8 +271,8 @@ class Timeline:
     def _show_span(self) -> None:
         run, span = self._shown, self._now_shown
         assert run is not None
-        for field, at in ((self._from, span[0]), (self._to, span[1])):
-            field.set_value(run.typed(at))
+        for typed, at in ((self._from, span[0]), (self._to, span[1])):
+            typed.set_value(run.typed(at))
         found = run.figures(span)
         open_now = found.jobs - found.done - found.failed
         self._counts.set_text(
@@ -290,7 +296,7 @@ class Timeline:
         ]
         inside.sort(key=lambda row: row[2].begin, reverse=True)
         shown = [
-            (job.id, job.kind, job.user, ", ".join(run.gpus[place] for place in attempt.gpus),
+            (job.id, f"{run.name(job)} {job.kind}", job.user, ", ".join(run.gpus[place] for place in attempt.gpus),
              run.moment(run.begin + attempt.begin), format_duration(attempt.end - attempt.begin), number, attempt.cause)
             for job, number, attempt in inside[:_MOST_LISTED]
         ]  # fmt: skip
@@ -309,9 +315,9 @@ class Timeline:
                     with box("tr", "" if cells[-1] in _FINE else "failed"):
                         with box("td"):
                             if run.real:
-                                ui.link(f"{number} {name}", f"/job/{int(number)}")
+                                ui.link(name, f"/job/{int(number)}")
                             else:
-                                words("span", f"{number} {name}")
+                                words("span", name)
                         for cell in cells:
                             words("td", str(cell))
 
@@ -338,7 +344,8 @@ def _of_daemon(told: dict[str, Any]) -> TimelineRun:
     names = [f"GPU {name}" for name in place_names(told["gpus"]).values()]
     first = max(float(told["since"]), found.begin if found.begin < now else now - 60.0)
     notes += [note for note in found.notes if "only your own" not in note]
-    return TimelineRun(found.result, found.begin, first, now, names, notes, True)
+    parts = {job["id"]: reference(job) for job in told["jobs"] if job.get("array_id") is not None}
+    return TimelineRun(found.result, found.begin, first, now, names, notes, True, parts)
 
 
 def _runs_of(content: bytes) -> list[TimelineRun]:
@@ -375,7 +382,7 @@ def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
     job, attempt = bar.job, bar.attempt
     failed, again = attempt.cause not in _FINE, attempt is not job.attempts[0]
     begin, end = (run.on_axis(run.begin + at) for at in (attempt.begin, attempt.end))
-    label = f"{job.id} {job.kind}"
+    label = f"{run.name(job)} {job.kind}"
     waited = format_duration(max(0.0, job.attempts[0].begin - job.arrival))
     number = job.attempts.index(attempt) + 1
     return {

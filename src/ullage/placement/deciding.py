@@ -13,7 +13,7 @@ from ullage.placement.candidates import Candidate
 from ullage.placement.fairness import fair_order, waited
 from ullage.placement.host import HostInPass
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Decision, PassOutcome, PassSummary, Waiting
+from ullage.placement.outcome import Decision, JobName, PassOutcome, PassSummary, Waiting
 from ullage.placement.policies import Policy, find_policy
 from ullage.placement.rules import RequestMaker, Rules, SlotRequest
 from ullage.placement.snapshot import NO_SHARE, Job, Running, Slot
@@ -35,11 +35,13 @@ def decide(
     rules: Rules,
     now: float,
     usage: Mapping[str, float] | None = None,
+    name: JobName = str,
 ) -> PassOutcome:
     """Who goes where now. Changes nothing: write each `Decision` down with `ledger.accept(decision)`.
 
     `usage` is what each user used of late, in GPU-seconds, for the fair order. `slots` is the newest snapshot, which
-    also counts for the ledger. A running job that the ledger does not know is counted with its promise.
+    also counts for the ledger. A running job that the ledger does not know is counted with its promise. `name` is how
+    reasons call a job.
 
     >>> from ullage.placement import Activity
     >>> slot = Slot("GPU-1", 0, "A100-40GB", total=40 << 30, used=0, activity=Activity(smact=0.1))
@@ -61,7 +63,7 @@ def decide(
     chosen = find_policy(policy) if isinstance(policy, str) else policy
     board = Board(chosen, rules, slots, book, running, now)
     made = _Pass(board, HostInPass.of(book, running, now), now, arrays)
-    return made.outcome(*made.over(_in_order(waiting, arrays, rules, now, usage), book.jobs()))
+    return made.outcome(*made.over(_in_order(waiting, arrays, rules, now, usage), book.jobs()), name)
 
 
 def place(board: Board, waiting: Sequence[Job], now: float, usage: Mapping[str, float] | None = None) -> list[Decision]:
@@ -160,11 +162,13 @@ class _Pass:
         rest = list(turns)
         return placed, left + rest, waits_for + [behind] * len(rest)
 
-    def outcome(self, placed: Sequence[Decision], left: Sequence[Job], waits_for: Sequence[int | None]) -> PassOutcome:
+    def outcome(
+        self, placed: Sequence[Decision], left: Sequence[Job], waits_for: Sequence[int | None], name: JobName
+    ) -> PassOutcome:
         """What to tell those who wait, and who goes."""
         summaries = tuple([candidate.summary(self.rules) for candidate in self.seen])
         at_the_end = PassSummary(
-            self.requests, summaries, self.arrays, self.host.summary(), self.now, frozenset(self.refused)
+            self.requests, summaries, self.arrays, self.host.summary(), self.now, frozenset(self.refused), name
         )
         fields = zip([job.id for job in left], left, repeat(at_the_end), waits_for, strict=False)
         # What Waiting(*each) does, without a call into Python for each of thousands.

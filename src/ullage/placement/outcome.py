@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -12,6 +12,9 @@ from ullage.placement.snapshot import NO_SHARE, HostShare, Job, Slot
 from ullage.units import format_bytes
 
 _MOST_NAMED = 3  # jobs whose ends a reason names
+
+JobName = Callable[[int], str]
+"""How people call a job, by its number."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +42,20 @@ class HostSummary(NamedTuple):
     kept: HostShare
     keeper: int | None
 
-    def lack(self, asked: HostShare) -> str | None:
+    def lack(self, asked: HostShare, name: JobName) -> str | None:
         """What is missing for a job, in words; None where nothing is."""
         left = self.free.minus(self.kept)
-        for name, of in (("cores", str), ("memory", format_bytes)):
-            need, free, total = (getattr(share, name) for share in (asked, self.free, self.total))
-            what = "of host memory" if name == "memory" else "core" if need == 1 else "cores"
+        for which, of in (("cores", str), ("memory", format_bytes)):
+            need, free, total = (getattr(share, which) for share in (asked, self.free, self.total))
+            what = "of host memory" if which == "memory" else "core" if need == 1 else "cores"
             if need > total:
                 return f"needs {of(need)} {what}; that can never be: jobs have {of(total)} here"
             if need > free:
                 return f"needs {of(need)} {what}; {of(max(free, 0))} of {of(total)} are free"
-            if need and need > getattr(left, name):
-                kept = f"{of(getattr(self.kept, name))} are kept for job {self.keeper}, which has waited longer"
-                return f"needs {of(need)} {what}; {of(free)} are free, but {kept}"
+            if need and need > getattr(left, which):
+                kept, keeper = of(getattr(self.kept, which)), name(self.keeper or 0)
+                free_but = f"{of(free)} are free, but {kept} are kept for job {keeper}, which has waited longer"
+                return f"needs {of(need)} {what}; {free_but}"
         return None
 
 
@@ -102,8 +106,8 @@ class SlotSummary(NamedTuple):
 @dataclass(frozen=True)
 class PassSummary:
     """What those who wait are told from: how asks are made, all slots at the end of the pass, how many jobs of each
-    throttled array run, what the host has, and which jobs the site's own policy `refused` a place. `told` are the
-    reasons that were made already: jobs that ask for the same wait for the same."""
+    throttled array run, what the host has, which jobs the site's own policy `refused` a place, and how a job is called
+    in a sentence. `told` are the reasons that were made already: jobs that ask for the same wait for the same."""
 
     requests: RequestMaker
     slots: tuple[SlotSummary, ...]
@@ -111,6 +115,7 @@ class PassSummary:
     host: HostSummary | None = None
     now: float = 0.0
     refused: frozenset[int] = frozenset()
+    name: JobName = field(default=str, compare=False, repr=False)
     told: dict[tuple[object, ...], str] = field(default_factory=dict, compare=False, repr=False)
 
     def for_job(self, job: Job) -> tuple[SlotSummary, ...]:
@@ -136,7 +141,7 @@ class PassSummary:
 
     def lack_on_host(self, job: Job) -> str | None:
         """What the host lacks for a job, in words."""
-        return None if self.host is None else self.host.lack(job.host)
+        return None if self.host is None else self.host.lack(job.host, self.name)
 
 
 class Waiting(NamedTuple):
@@ -192,14 +197,14 @@ class Waiting(NamedTuple):
         if self.asked.throttle is not None and end.arrays[self.asked.array] >= self.asked.throttle:
             return f"of array {self.asked.array} at most {self.asked.throttle} run at once"
         if self.behind is not None:
-            return f"needs {request.text}; job {self.behind} is before it in the queue and must wait"
+            return f"needs {request.text}; job {end.name(self.behind)} is before it in the queue and must wait"
         if self.job in end.refused:
             return f"needs {request.text}; there is room, but the site's policy lets it wait"
         slots = end.for_job(self.asked)
         if lack is not None and _ready(request, slots) >= request.gpus:
             return lack
         also = "" if lack is None else f"; it also {lack}"
-        return f"needs {request.text}; {self._slowed(request, slots) or _best(request, slots)}{also}"
+        return f"needs {request.text}; {self._slowed(request, slots) or _best(request, slots, end.name)}{also}"
 
     def _slowed(self, request: SlotRequest, slots: tuple[SlotSummary, ...]) -> str | None:
         """That a slot has room, but somebody would be slowed there more than his owner accepts; where it comes nearest
@@ -213,7 +218,8 @@ class Waiting(NamedTuple):
             return None
         where, found, slowed = max(refused, key=lambda each: each[1].speed - each[2].min_speed)
         own = slowed.id == self.asked.id
-        who, beside = ("it", _jobs([job.id for job in where.jobs])) if own else (f"job {slowed.id}", "it")
+        name = self.at_the_end.name
+        who, beside = ("it", _jobs([job.id for job in where.jobs], name)) if own else (f"job {name(slowed.id)}", "it")
         why = f" ({found.reason})" if found.reason else ""
         would = f"on GPU {where.gpu} {who} would run at {found.speed:.0%} of its speed beside {beside}{why}"
         return f"{would}; its --min-speed is {slowed.min_speed:.0%}"
@@ -251,17 +257,17 @@ def _is_ready(summary: SlotSummary, request: SlotRequest) -> bool:
     return summary.fits(request) and summary.obstacle is None and summary.kept is None
 
 
-def _jobs(numbers: list[int]) -> str:
+def _jobs(numbers: list[int], name: JobName) -> str:
     """Jobs by their numbers, in a sentence.
 
-    >>> _jobs([12]), _jobs([12, 15, 17])
+    >>> _jobs([12], str), _jobs([12, 15, 17], str)
     ('job 12', 'jobs 12, 15 and 17')
     """
-    first = ", ".join(map(str, numbers[:-1]))
-    return f"job {numbers[0]}" if len(numbers) == 1 else f"jobs {first} and {numbers[-1]}"
+    *first, last = map(name, numbers)
+    return f"jobs {', '.join(first)} and {last}" if first else f"job {last}"
 
 
-def _best(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:
+def _best(request: SlotRequest, summaries: tuple[SlotSummary, ...], name: JobName) -> str:
     """What the slot had that came nearest."""
     if request.gpus == 0:
         return "it has just come"
@@ -273,9 +279,9 @@ def _best(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:
     hindered = [summary for summary in suited if summary not in ready]
     rest = [summary for summary in summaries if summary not in ready]
     best = max(hindered or rest, key=lambda summary: (summary.obstacle is None, summary.free))
-    later = _later(request, rest, best) if request.gpus == len(ready) + 1 else ""
+    later = _later(request, rest, best, name) if request.gpus == len(ready) + 1 else ""
     if hindered:
-        why = best.obstacle or f"is kept for job {best.kept}, which has waited longer"
+        why = best.obstacle or f"is kept for job {name(best.kept or 0)}, which has waited longer"
         return f"{found}GPU {best.gpu} has {format_bytes(best.free)} free but {why}{later}"
     most = f"GPU {best.gpu} has the most free, {format_bytes(best.free)}"
     if request.alone and not best.idle:
@@ -286,7 +292,7 @@ def _best(request: SlotRequest, summaries: tuple[SlotSummary, ...]) -> str:
     return f"{found}{most}{beside}{later}"
 
 
-def _later(request: SlotRequest, summaries: list[SlotSummary], best: SlotSummary) -> str:
+def _later(request: SlotRequest, summaries: list[SlotSummary], best: SlotSummary, name: JobName) -> str:
     """Which slot will take the job when the fewest others have ended, the best one if it is one of them; "" where none
     can be named."""
     ends = [(summary.fits_without(request), summary) for summary in summaries]
@@ -294,4 +300,4 @@ def _later(request: SlotRequest, summaries: list[SlotSummary], best: SlotSummary
     if not named:
         return ""
     gone, there = min(named, key=lambda each: (len(each[0]), each[1] is not best))
-    return f"; GPU {there.gpu} will have room when {_jobs(sorted(gone))} {'ends' if len(gone) == 1 else 'end'}"
+    return f"; GPU {there.gpu} will have room when {_jobs(sorted(gone), name)} {'ends' if len(gone) == 1 else 'end'}"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ullage.errors import InvalidValue, UnknownName
+from ullage.errors import InvalidValue, SlurmFailed, UnknownName
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
+from ullage.slurm import commands
 from ullage.slurm.commands import parse_gres
 from ullage.slurm.configuration import LUA
-from ullage.slurm.site import SITE_FILE, SiteFile, read_site_file
+from ullage.slurm.site import SITE_FILE, SiteFile, gives_gpus_twice, read_site_file
 from ullage.units import GIB
 
 _DEEPEST = 5  # files that include each other
@@ -20,9 +22,10 @@ _DEEPEST = 5  # files that include each other
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: whether it is as it should be, and in words what was found and what to write."""
+    """One thing that was looked at: whether it is as it should be, and in words what was found and what to write. What
+    is only to be known is neither (`None`)."""
 
-    good: bool
+    good: bool | None
     text: str
 
 
@@ -61,7 +64,32 @@ def check(path: Path) -> list[Finding]:
     if site.sharing == "mps":
         found += [_script(settings, name) for name in ("Prolog", "Epilog", "TaskProlog")]
     found.append(_requeue(settings))
-    return found
+    return found + _whole_gpus(with_gpus)
+
+
+def _whole_gpus(nodes: list[Line]) -> list[Finding]:
+    """What is to be known where a node has shards and several GPUs."""
+    counts: dict[str, Counter[str]] = {line["nodename"]: Counter() for line in nodes}
+    for line in nodes:
+        for each in parse_gres(line["gres"]):
+            counts[line["nodename"]][each.name] += each.count
+    names = [name for name, count in counts.items() if count["gpu"] > 1 and count["shard"]]
+    without = [name for name, count in counts.items() if not count["shard"]]
+    if not names or without or not _may_be_old():
+        return []
+    text = (
+        f"nodes {', '.join(names)}: Slurm before 23.11.5 gives GPUs of which jobs have shards to jobs that ask for "
+        "GPUs; keep nodes without shards for jobs of several GPUs, in a partition of their own"
+    )
+    return [Finding(None, text)]
+
+
+def _may_be_old() -> bool:
+    """Whether the Slurm here counts GPUs wrongly; one that cannot be asked may."""
+    try:
+        return gives_gpus_twice(commands.version())
+    except SlurmFailed:
+        return True
 
 
 def _types(settings: Line) -> Finding:

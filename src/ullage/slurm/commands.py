@@ -154,6 +154,11 @@ def configuration() -> dict[str, str]:
     return {key.strip(): value.strip() for key, found, value in (line.partition("=") for line in lines) if found}
 
 
+def version() -> tuple[int, ...]:
+    """The release of the controller, such as (22, 5, 8)."""
+    return tuple(int(word) for word in re.findall(r"\d+", configuration().get("SLURM_VERSION", ""))[:3])
+
+
 def parse_gres(text: str) -> tuple[Gres, ...]:
     """The resources of a list such as Slurm writes and reads.
 

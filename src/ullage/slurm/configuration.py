@@ -86,7 +86,11 @@ def slurm_conf(groups: Sequence[NodeGroup], sharing: str, folder: str) -> str:
     ]
     if sharing == "mps":
         lines += [f"{name}={folder}/{script}" for name, script in _SCRIPTS.items()]
-    lines += ["# Add these to the lines of the nodes that you have:"]
+    lines += [
+        "# Slurm before 23.11.5 gives GPUs of which jobs have shards to jobs that ask for GPUs: for jobs of several",
+        "# GPUs, keep nodes without shards, in a partition of their own.",
+        "# Add these to the lines of the nodes that you have:",
+    ]
     lines += [f"NodeName={each.nodes} Gres=gpu:{each.type}:{each.count},shard:{each.shards}" for each in groups]
     return "\n".join(lines) + "\n"
 

@@ -31,6 +31,6 @@ def answers(told: Mapping[str, Any], text: str = "") -> Iterator[tuple[str, str]
     read_hints(text)
     plan = plan_job(text, options, arguments)
     yield from plan.options.items()
-    if plan.sizing is not None:
+    if plan.sizing is not None or plan.notes:
         for line in plan_in_words(plan):
             yield "say", line

@@ -17,6 +17,7 @@ from ullage.units import GIB
 
 SITE_FILE = "ullage.toml"  # beside slurm.conf
 HOWS = ("mps", "timeslice")
+_COUNTS_GPUS = (23, 11, 5)  # "Fix issue where you could have a gpu allocated as well as a shard on that gpu", it says
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,16 @@ class GpuKind:
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster as `ullage slurm` sees it: its kinds of GPUs, and how jobs share one."""
+    """A cluster as `ullage slurm` sees it: its kinds of GPUs, how jobs share one, and its Slurm's release."""
 
     kinds: tuple[GpuKind, ...]
     sharing: str = "timeslice"
+    release: tuple[int, ...] = ()
+
+    @property
+    def gives_gpus_twice(self) -> bool:
+        """Whether a job that asks for GPUs may get some of which others have shards."""
+        return gives_gpus_twice(self.release) and any(kind.shards for kind in self.kinds)
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,15 @@ def _beside_slurm_conf() -> Path:
     return Path(named).parent / SITE_FILE
 
 
+def gives_gpus_twice(release: tuple[int, ...]) -> bool:
+    """Whether a release of Slurm takes a GPU for free when one of several jobs with shards of it has ended.
+
+    >>> gives_gpus_twice((22, 5, 8)), gives_gpus_twice((23, 11, 5)), gives_gpus_twice(())
+    (True, False, False)
+    """
+    return () < release < _COUNTS_GPUS
+
+
 def read_site(partition: str | None = None, gpu_type: str | None = None, gpu: str | None = None) -> Site:
     """The GPUs that a job can get in a partition (by default the cluster's default one), of one type if it names one.
 
@@ -93,7 +109,7 @@ def read_site(partition: str | None = None, gpu_type: str | None = None, gpu: st
     if not kinds:
         types = ", ".join(sorted({node.gpu_type or "without a type" for node in found}))
         raise InvalidValue(f"needed a GPU {gpu or gpu_type}; found GPUs of these types: {types}")
-    return Site(tuple(kinds), own.sharing)
+    return Site(tuple(kinds), own.sharing, commands.version())
 
 
 def _kinds(nodes: Sequence[SlurmNode], wanted: str | None, gpu: GPU | None, own: SiteFile) -> list[GpuKind]:

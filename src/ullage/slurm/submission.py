@@ -18,6 +18,10 @@ from ullage.slurm.sizing import GpuNeed, Sizing, size
 from ullage.units import format_bytes
 
 _MOST_SCRIPTS = 8  # of one batch script that are estimated
+_GIVEN_TWICE = (
+    "this Slurm may give it GPUs of which other jobs have shards; name a partition whose nodes have no shards "
+    "(Slurm 23.11.5 and later count GPUs rightly)"
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def plan_job(
         return SubmissionPlan(left_alone="it was sized before")
     if request.shards is not None:
         others = dict.fromkeys(request.options, "0")  # Slurm gives shards or GPUs, not both
-        return SubmissionPlan(others, left_alone=f"it asks for {request.shards} shards itself", notes=batch.notes)
+        return SubmissionPlan(others, left_alone=f"it asks for {request.shards} shards itself")
     site = read_site(batch.options.get("partition"), request.type, hints.gpu)
     ranks = max((each.ranks_per_node for each in batch.trainings), default=1)
     gpus = request.per_node or ranks
@@ -111,10 +115,11 @@ def plan_job(
             "Ask for fewer, or for more nodes with --nodes"
         )
     if request.per_node is not None and not hints.estimate and hints.memory is None:
-        return SubmissionPlan(left_alone="no estimate is wanted", notes=batch.notes)
+        notes = (_GIVEN_TWICE,) if site.gives_gpus_twice else ()
+        return SubmissionPlan(left_alone="no estimate is wanted", notes=notes)
     needs, answers = _needs(batch, hints, site, choices.timeout, progress)
     sizing = size(needs, request, site, ranks, hints.exclusive, hints.min_speed)
-    return _plan(batch, request, sizing, answers)
+    return _plan(batch, request, sizing, answers, _GIVEN_TWICE if site.gives_gpus_twice else None)
 
 
 def _needs(
@@ -159,9 +164,12 @@ def _need(kind: GpuKind, trainings: Sequence[Training], answers: Sequence[Script
     return GpuNeed(kind, at_once + alone, known[0] if len(pairs) == len(known) == 1 else None)
 
 
-def _plan(batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequence[ScriptAnswer]) -> SubmissionPlan:
+def _plan(
+    batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequence[ScriptAnswer], of_gpus: str | None
+) -> SubmissionPlan:
+    """The plan; `of_gpus` is what a job is to know that asks for GPUs."""
     options: dict[str, str] = {}
-    notes = list(batch.notes)
+    notes = [*batch.notes, *([of_gpus] if of_gpus and sizing.name == "gpu" else [])]
     if sizing.name == "shard" or request.per_node is None or sizing.type != request.type:
         others = [word for word in batch.options.get("gres", "").split(",") if not _is_gpu(word)]
         options["gres"] = ",".join([sizing.gres, *filter(None, others)])
@@ -189,7 +197,7 @@ def _is_gpu(word: str) -> bool:
 def plan_in_words(plan: SubmissionPlan) -> list[str]:
     """What was found and what is asked for, a line each."""
     if plan.sizing is None:
-        return [f"left as it is: {plan.left_alone}"]
+        return [f"left as it is: {plan.left_alone}", *(f"note: {note}" for note in plan.notes)]
     lines = []
     if plan.estimate is not None:
         what = "; ".join(plan.trainings) or "the job"

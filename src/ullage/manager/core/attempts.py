@@ -57,7 +57,7 @@ class AttemptTracker:
             context.store.event("daemon ended", job, f"while it dealt with this job ({job.crashes} in a row)")
             if job.crashes >= MOST_CRASHES and job.state in (State.ESTIMATING, State.QUEUED):
                 context.store.move(job, "hold", State.HELD, _poison(job), detail=_poison(job))
-        context.say(f"the daemon before this one ended while it dealt with job {job.label}")
+        context.say(f"the daemon before this one ended while it dealt with job {job.reference}")
 
     def adopt(self) -> int:
         """After a start: promises of what may be alive are in force again, orders to stop are given again."""
@@ -93,7 +93,7 @@ class AttemptTracker:
             try:
                 look = self._look(attempt)
             except OSError as error:  # a full disk, say: the next look may do better
-                context.say(f"job {attempt.job} cannot be looked at: {error}")
+                context.say(f"job {context.store.name_of(attempt.job)} cannot be looked at: {error}")
                 continue
             if look is not None:
                 looks.append((attempt, look))
@@ -298,7 +298,7 @@ class RunningJobGuard:
         if attempt.token not in context.warned:
             context.warned.add(attempt.token)
             context.store.event("over promise", job, text, attempt.number)
-            context.say(f"job {job.label} {text}")
+            context.say(f"job {job.reference} {text}")
         if rules.over_promise == "stop" and self._others_in_danger(attempt, slot):
             self._attempts.stop(job, "over-promise", text)
 

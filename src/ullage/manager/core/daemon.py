@@ -263,7 +263,7 @@ class Daemon:
             with self.context.handled.now(job.id):
                 self.scheduler.start(job, attempt)
         except Exception as error:  # the next look finds nobody in its folder and ends the attempt
-            self.context.say(f"job {job.label} could not be started: {type(error).__name__}: {error}")
+            self.context.say(f"job {job.reference} could not be started: {type(error).__name__}: {error}")
 
     async def _care(self) -> None:
         """A copy of the database; what is older than the site wants to keep goes."""

@@ -116,6 +116,10 @@ class Dependencies:
             else:
                 store.wait_for(number, tuple(need for need in store.dependencies[number] if need not in over))
 
+    def names(self, needs: Iterable[Need]) -> str:
+        """What is waited for, in a sentence."""
+        return ", ".join(need.text(self._store.name_of) for need in needs)
+
     def is_over(self, need: Need) -> bool:
         """Whether what is waited for is over."""
         return not any(number in self._store.jobs for number in self._numbers(need))
@@ -125,7 +129,7 @@ class Dependencies:
         return self._why(need, None if need.whole else self._store.job(need.job).state)
 
     def _why(self, need: Need, state: str | None) -> str | None:
-        text = f"{need.text}, which it needs, did not end well"
+        text = f"{need.text(self._store.name_of)}, which it needs, did not end well"
         if need.kind == "any":
             return None
         if not need.whole:
@@ -147,12 +151,12 @@ def _without_repeats(needs: Iterable[Need]) -> tuple[Need, ...]:
     return tuple(kinds.values())
 
 
-def waits_for(needs: Iterable[Need]) -> str:
-    """What a job waits for, as a sentence.
+def waits_for(needs: Iterable[Need], name: Callable[[int], str]) -> str:
+    """What a job waits for, as a sentence, with the names of jobs by their numbers.
 
-    >>> waits_for([Need(3, False, "ok"), Need(12, True, "any")])
+    >>> waits_for([Need(3, False, "ok"), Need(12, True, "any")], str)
     'waits for job 3, array 12'
     """
-    words = [need.text for need in sorted(needs)]
+    words = [need.text(name) for need in sorted(needs)]
     more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return f"waits for {', '.join(words[:_SHOWN])}{more}"

@@ -35,7 +35,7 @@ class _Terms:
     def __init__(
         self, spec: JobSpec, kept: dict[str, Any], caller: Caller, array: bool, dependencies: Dependencies
     ) -> None:
-        self.spec, self.kept = spec, kept
+        self.spec, self.kept, self._names = spec, kept, dependencies.names
         self._find = dependencies.finder(caller, spec.after, array)
         self._reached = functools.cache(dependencies.reached)
 
@@ -43,8 +43,7 @@ class _Terms:
         """What the job has to wait for, which must not be itself."""
         needs = self._find(job.array_index)
         if job.id in self._reached(needs):
-            names = ", ".join(need.text for need in needs[:_SHOWN])
-            raise InvalidValue(f"job {job.id} would wait for itself, by {names}")
+            raise InvalidValue(f"job {job.reference} would wait for itself, by {self._names(needs[:_SHOWN])}")
         return needs
 
 

@@ -279,7 +279,7 @@ class Orders:
         )
         if chosen is None:
             if attempt is not None:
-                raise InvalidValue(f"job {number} has {len(attempts)} attempts; found no number {attempt}")
+                raise InvalidValue(f"job {record.reference} has {len(attempts)} attempts; found no number {attempt}")
             return {"job": number, "attempt": None, "offset": 0, "text": "", "over": record.state.is_over, "file": None}
         file = self._context.attempt_folder(chosen) / _OUTPUTS[stream]
         if tail is not None:
@@ -296,11 +296,12 @@ class Orders:
         record = self._store.job(number)
         self._check_mine(caller, record, "attach to")
         if not record.asked("interactive"):
-            raise InvalidValue(f"job {number} has no terminal; 'ullage submit --interactive' gives one")
+            raise InvalidValue(f"job {record.reference} has no terminal; 'ullage submit --interactive' gives one")
         attempt = self._store.attempts.get(number)
         file = None if attempt is None else self._context.attempt_folder(attempt) / TERMINAL
         return {
-            "job": number, "state": record.state.value, "reason": self._views.shown(caller, record)["reason"],
+            "job": number, "reference": record.reference, "state": record.state.value,
+            "reason": self._views.shown(caller, record)["reason"],
             "detail": record.detail, "exit_code": record.exit_code,
             "socket": str(file) if file is not None and record.state is State.RUNNING else None,
         }  # fmt: skip
@@ -508,11 +509,11 @@ class Orders:
         answers = []
         for record in records:
             try:
-                answers.append({"job": record.id, "done": True, "text": do(record)})
+                answers.append({"job": record.id, "reference": record.reference, "done": True, "text": do(record)})
             except (StoreFull, StoreDamaged):
                 raise
             except UllageError as error:
-                answers.append({"job": record.id, "done": False, "text": str(error)})
+                answers.append({"job": record.id, "reference": record.reference, "done": False, "text": str(error)})
             yield
         self._store.afterwards(self._service.wake)
         return answers
@@ -526,7 +527,7 @@ class Orders:
 
     def _check_mine(self, caller: Caller, job: JobRecord, doing: str) -> None:
         if not caller.may_change(job.uid):
-            raise NotAllowed(f"{caller.user} may not {doing} job {job.id}, which is {job.user}'s; operators may")
+            raise NotAllowed(f"{caller.user} may not {doing} job {job.reference}, which is {job.user}'s; operators may")
 
     def _check_operator(self, caller: Caller, doing: str) -> None:
         if not caller.operator:

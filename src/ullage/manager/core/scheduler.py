@@ -68,7 +68,7 @@ class Scheduler:
         self._failures = {}
         outcome = await asyncio.to_thread(
             decide, self._policy, waiting, running, context.slots, context.ledger.copy(), self._rules,
-            context.clock(), usage=context.fair_share.usage(context.clock()),
+            context.clock(), usage=context.fair_share.usage(context.clock()), name=context.store.name_of,
         )  # fmt: skip
         context.reasons.update((waits.job, waits) for waits in outcome.waiting)
         self._tell_failures([self._failures[each.job] for each in outcome.waiting if each.job in self._failures])
@@ -120,7 +120,7 @@ class Scheduler:
         waiting = [*ready, *(self._made(job, None, throttle) for job in jobs)]
         return decide(
             self._policy, waiting, running, context.slots, context.ledger, self._rules, context.clock(),
-            usage=context.fair_share.usage(context.clock()),
+            usage=context.fair_share.usage(context.clock()), name=context.store.name_of,
         )  # fmt: skip
 
     async def _waiting(self) -> list[Job]:
@@ -155,7 +155,7 @@ class Scheduler:
             pause = context.not_before.get(number, 0.0) - now
             begin = job.asked("begin")
             if others:
-                context.reasons[number] = waits_for(others)
+                context.reasons[number] = waits_for(others, context.store.name_of)
             elif begin is not None and begin > context.clock():
                 context.reasons[number] = f"starts at {format_moment(begin)} at the earliest"
             elif pause > 0:

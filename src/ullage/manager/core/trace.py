@@ -96,7 +96,8 @@ def _job(job: JobRecord, attempts: Iterable[AttemptRecord], queued: float | None
     """A job; one of others that only their totals may be seen of has no names."""
     names = ("placed", "started", "ended", "elapsed", "slots", "promise", "exclusive", "used", "energy", "cause")
     return {
-        "id": job.id, "user": job.user if named else OTHERS, "name": job.name if named else f"({OTHERS})",
+        "id": job.id, "array_id": job.array_id, "array_index": job.array_index,
+        "user": job.user if named else OTHERS, "name": job.name if named else f"({OTHERS})",
         "state": job.state.value, "submitted": job.submitted, "queued": queued, "gpus": job.asked("gpus"),
         "priority": job.priority, "time_limit": job.asked("time_limit"), "promise": job.promise, "work": job.work,
         "attempts": [{name: getattr(attempt, name) for name in names} for attempt in attempts],

@@ -45,7 +45,8 @@ class Trials:
         first, needs = made[0]
         answer: dict[str, Any] = {
             "jobs": count, "state": first.state.value, "starts": [], "reason": None, "ahead": [],
-            "behind": [], "beside": [], "held_up": [], "estimate": first.estimate_note, "promise": first.promise,
+            "behind": [], "beside": [], "held_up": [], "references": {},
+            "estimate": first.estimate_note, "promise": first.promise,
         }  # fmt: skip
         waits = [need for need in needs if not self._dependencies.is_over(need)]
         failed = [why for need in needs if need not in waits and (why := self._dependencies.failed(need))]
@@ -56,7 +57,7 @@ class Trials:
         elif first.state is State.ESTIMATING:
             answer["reason"] = _TO_ESTIMATE
         elif waits:
-            answer["reason"] = waits_for(waits)
+            answer["reason"] = waits_for(waits, self._context.store.name_of)
         elif spec.begin is not None and spec.begin > self._context.clock():
             answer["reason"] = f"starts at {format_moment(spec.begin)} at the earliest"
         elif why := self._intake.limits.why_not(first, spec.gpus, self._intake.limits.gpus_held()):
@@ -86,6 +87,10 @@ class Trials:
             held_up: dict[int, int | None] = {each.job: None for each in without.placed if each.job not in placed}
             held_up |= self._scheduler.held_up(starts, jobs)
             answer["held_up"] = [{"job": number, "until": end} for number, end in held_up.items()]
+        told = [*answer["ahead"], *(each["job"] for each in answer["beside"])]
+        told += [number for each in answer["held_up"] for number in each.values() if number is not None]
+        names = {number: self._context.store.name_of(number) for number in told}
+        answer["references"] = {str(number): name for number, name in names.items() if name != str(number)}
 
     def _side_by_side(
         self, starts: Sequence[Decision], new: Mapping[int, JobRecord]

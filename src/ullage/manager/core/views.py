@@ -140,7 +140,7 @@ class JobViews:
             "promise": attempt.promise if attempt else job.promise, "used": used,
             "over_promise": attempt is not None and self._is_over_promise(attempt, used),
             "cores": share.cores, "host_promise": share.memory,
-            "after": [need.reference for need in context.store.dependencies.get(job.id, ())],
+            "after": [need.reference(context.store.name_of) for need in context.store.dependencies.get(job.id, ())],
             "throttle": None if job.array_id is None else context.store.throttles.get(job.array_id),
             **self._speeds(job, attempt),
             "host_memory_used": host.ram if host else None, "host_cores_used": host.cpu if host else None,

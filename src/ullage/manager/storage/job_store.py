@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from ullage.errors import DamagedRecord, NoSuchJob
+from ullage.errors import DamagedRecord, NoSuchJob, UllageError
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.storage.changes import Changes
 from ullage.manager.storage.database import Database
@@ -214,6 +214,14 @@ class JobStore:
     def job(self, number: int) -> JobRecord:
         """The job of that number, over or not."""
         return self.several([number])[0]
+
+    def name_of(self, number: int) -> str:
+        """How people call the job of that number; the number itself where there is no such job. Any thread may ask."""
+        job = self.jobs.get(number)
+        if job is None:
+            with contextlib.suppress(UllageError):
+                job = self.job(number)
+        return str(number) if job is None else job.reference
 
     def several(self, numbers: Sequence[int]) -> list[JobRecord]:
         """The jobs of those numbers, over or not, in that order."""

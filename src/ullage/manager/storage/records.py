@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -123,19 +124,17 @@ class Need(NamedTuple):
     whole: bool
     kind: str
 
-    @property
-    def text(self) -> str:
-        """Its name in a sentence."""
-        return f"{'array' if self.whole else 'job'} {self.job}"
+    def text(self, name: Callable[[int], str]) -> str:
+        """Its name in a sentence, with the names of jobs by their numbers."""
+        return f"array {self.job}" if self.whole else f"job {name(self.job)}"
 
-    @property
-    def reference(self) -> str:
+    def reference(self, name: Callable[[int], str]) -> str:
         """As a submitter writes it.
 
-        >>> Need(12, True, "any").reference
+        >>> Need(12, True, "any").reference(str)
         'any:12_all'
         """
-        return f"{'any:' if self.kind == 'any' else ''}{self.job}{'_all' if self.whole else ''}"
+        return f"{'any:' if self.kind == 'any' else ''}{f'{self.job}_all' if self.whole else name(self.job)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,14 +197,14 @@ class JobRecord:
         return new_job({**self.__dict__, **changes})
 
     @property
-    def label(self) -> str:
-        """How people name it: its number, and for a part of an array the array's number and its index.
+    def reference(self) -> str:
+        """How people name it: by its number, and a part of an array by the array's number and its index.
 
         >>> JobRecord(id=9, submission="k", part=0, user="a", uid=1, gid=1, name="x", state=State.QUEUED,
-        ...           submitted=0.0, array_id=7, array_index=3).label
-        '9 (7_3)'
+        ...           submitted=0.0, array_id=7, array_index=3).reference
+        '7_3'
         """
-        return str(self.id) if self.array_id is None else f"{self.id} ({self.array_id}_{self.array_index})"
+        return str(self.id) if self.array_id is None else f"{self.array_id}_{self.array_index}"
 
 
 _DEFAULTS = {found.name: found.default for found in dataclasses.fields(JobRecord) if found.default is not MISSING}
