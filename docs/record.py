@@ -2,7 +2,8 @@
 
 A console block below a line `<!-- record -->` is recorded: every line that begins with `$ ` is run from the root of the
 repository, and what it prints replaces what stood below it. Below `<!-- record on slurm -->` it is run on a private
-Slurm (`slurm_stage.py`), with all that it prints. Without pages, all of the documentation is recorded.
+Slurm (`slurm_stage.py`), with all that it prints; below `<!-- record on busy slurm -->` on one that has two jobs.
+Without pages, all of the documentation is recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from slurm_stage import slurm_stage
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 88
-BLOCK = re.compile(r"(<!-- record(?P<slurm> on slurm)? -->\n```console\n)(.*?)(```)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- record(?: on (?P<slurm>slurm|busy slurm))? -->\n```console\n)(.*?)(```)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -43,12 +44,16 @@ def record(text: str) -> str:
     """A page with its recorded blocks run again."""
 
     with contextlib.ExitStack() as stack:
-        needs_slurm = any(found["slurm"] for found in BLOCK.finditer(text))
-        stage = stack.enter_context(slurm_stage()) if needs_slurm else None
+        stages: dict[str, tuple[Path, dict[str, str]]] = {}
 
         def again(found: re.Match[str]) -> str:
             commands = [line for line in found[3].splitlines() if line.startswith("$ ")]
-            where = stage if found["slurm"] else None
+            name = found["slurm"]
+            if name and name not in stages:
+                stack.close()  # one at a time
+                stages.clear()
+                stages[name] = stack.enter_context(slurm_stage(name == "busy slurm"))
+            where = stages.get(name) if name else None
             shown = "\n\n".join(f"{command}\n{printed(command[2:], where)}".rstrip() for command in commands)
             return f"{found[1]}{shown}\n{found[4]}"
 

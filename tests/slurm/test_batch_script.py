@@ -55,6 +55,12 @@ def refusal(text):
         "if python train.py --lr 1; then echo done; fi",
         "python train.py \\\n   --lr \\\n   1",
         "bash -c 'python train.py --lr 1'",
+        "srun bash -c 'python train.py --lr 1'",
+        "srun -n 1 bash -lc \"cd /tmp && python train.py --lr 1\"",
+        "env LR=1 timeout 5h sh -c 'python train.py --lr $LR'",
+        "conda run -n base --no-capture-output python train.py --lr 1",
+        "cat > settings <<EOF\npython other.py\nEOF\npython train.py --lr 1",
+        "python train.py --lr 1\r",
         "run() { python train.py \"$@\"; }\nrun --lr 1",
         "LR=1\npython train.py --lr $LR",
         "ARGS=(--lr 1)\npython train.py \"${ARGS[@]}\"",
@@ -81,6 +87,7 @@ def test_the_training_is_found_however_it_is_started(line):
         ("--nodes=2 --ntasks-per-node=4 --gpus-per-node=4", "srun python train.py", {"world_size": 8, "nodes": 2}, 1),
         ("--ntasks=4 --gpus-per-task=1", "srun python train.py", {"world_size": 4}, 1),
         ("--gpus=4", "srun -n 2 python train.py", {"world_size": 2}, 1),
+        ("--gpus=4", "srun -n 2 bash -c 'python train.py'", {"world_size": 2}, 1),
         ("--ntasks=4 --gpus=1", "srun python train.py", {"world_size": 4}, 4),
         ("--gpus=2", "python train.py", {"world_size": 2}, 1),
         ("--gpus=1", "srun python train.py", {}, 1),
@@ -155,6 +162,7 @@ def test_programs_that_run_at_once_are_known_as_such():
         ("conda activate nowhere\npython train.py", "the environment in which it runs"),
         ("apptainer exec image.sif python train.py", "container"),
         ("srun --container-image=x.sqsh python train.py", "container"),
+        ("srun singularity exec image.sif bash -c 'python train.py'", "container"),
         ("horovodrun -np 4 python train.py", "horovodrun"),
         ("make train", "no Python script"),
         ("python train.py $SLURM_NODELIST", "'$SLURM_NODELIST' is known only when"),
@@ -175,6 +183,22 @@ def test_what_slurm_sets_is_known_from_the_options():
     found = read_batch(f"#!/bin/bash\n{text}", "/work", BEFORE)
     assert found.trainings[0].command.args == ["3", "2"]
     assert "index 3" in found.notes[0]
+
+
+def test_a_job_has_the_variables_that_sbatch_is_told_to_export():
+    text = "#!/bin/bash\n#SBATCH --export=ALL,LR=0.1\npython train.py $LR $SEED"
+    given = {**BEFORE, "SEED": "7", "LR": "9"}
+
+    def arguments(**options):
+        return read_batch(text, "/work", given, options).trainings[0].command.args
+
+    assert arguments() == ["0.1", "7"] and arguments(export="ALL") == ["9", "7"]
+    assert arguments(export="SEED,LR='a,b'") == ["a,b", "7"] and arguments(export="NONE") == []
+
+
+def test_a_program_of_python_is_no_script_of_a_shell():
+    found = read_batch("#!/usr/bin/env python3\n#SBATCH --gpus=1\nimport torch\n", "/work", BEFORE)
+    assert found.options == {"gpus": "1"} and found.refusal.startswith("it is a program of Python")
 
 
 def test_options_of_sbatch_count_more_than_those_in_the_script():

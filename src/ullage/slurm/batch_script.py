@@ -19,6 +19,7 @@ from ullage.slurm.shell_words import Unknown
 from ullage.units import parse_bytes
 from ullage.workloads.ranks import SLURM
 
+_OF_A_LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 _LARGEST = 4 << 20  # bytes, which is Slurm's own limit
 
 
@@ -95,9 +96,12 @@ def read_batch(
     hints = read_hints(text)
     if not hints.estimate or hints.memory is not None:
         return BatchScript(given, hints)
+    if re.match(r"#!.*\bpython[\d.]*\s*$", text.partition("\n")[0]):
+        return BatchScript(given, hints, refusal="it is a program of Python; a batch script that runs it is followed")
     start = os.path.join(folder, os.path.expanduser(given.get("chdir", "")))
+    variables = {**exported(environment, given.get("export")), **_slurm_variables(given, folder)}
     try:
-        programs, notes = programs_of(text, {**environment, **_slurm_variables(given, folder)}, start, arguments)
+        programs, notes = programs_of(text, variables, start, arguments)
         trainings = _trainings(programs, given, notes)
     except InvalidValue as error:
         return BatchScript(given, hints, refusal=str(error))
@@ -106,6 +110,22 @@ def read_batch(
     if "array" in given:
         notes.append(f"the job is an array: it was read with the index {first_index(given['array'])}")
     return BatchScript(given, hints, tuple(trainings), tuple(notes))
+
+
+def exported(environment: Mapping[str, str], export: str | None) -> dict[str, str]:
+    """The variables that a job gets by sbatch's option `--export`; those that every login has are always there.
+
+    >>> exported({"PATH": "/bin", "LR": "1", "SEED": "2"}, "SEED,LR='0.1,0.2'")
+    {'PATH': '/bin', 'SEED': '2', 'LR': '0.1,0.2'}
+    """
+    if export is None:
+        return dict(environment)
+    words = [word.strip() for word in re.findall(r"""(?:[^,'"]|'[^']*'|"[^"]*")+""", export)]
+    given = {name: re.sub(r"""(['"])(.*?)\1""", r"\2", value) for name, found, value in
+             (word.partition("=") for word in words) if found}  # fmt: skip
+    kept = {*words, *_OF_A_LOGIN}
+    everything = "ALL" in words
+    return {name: value for name, value in environment.items() if everything or name in kept} | given
 
 
 def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
@@ -159,7 +179,7 @@ def _with_ranks(training: Training, srun: Mapping[str, str] | None, options: Map
 
 
 def _names_python(words: Sequence[str]) -> bool:
-    return any(re.fullmatch(r"python[\d.]*|torchrun|accelerate|\S+\.py", os.path.basename(word)) for word in words)
+    return any(re.search(r"\b(python[\d.]*|torchrun|accelerate)\b|\.py\b", word) for word in words)
 
 
 def _training(program: Program, command: ScriptCommand, variables: Mapping[str, str], folder: str | None) -> Training:

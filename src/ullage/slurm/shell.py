@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ullage.errors import InvalidValue
+from ullage.estimation.jobs.launchers import launched
 from ullage.isolation.conda import in_conda
 from ullage.slurm.shell_words import ShellState, ShellWords, Unknown, Value, joined, one, parse, text_of
 
@@ -333,13 +334,19 @@ class _Reader(ShellWords):
             self._external(words, line, mine)
 
     def _external(self, words: list[str], line: int, state: ShellState) -> None:
-        """A program; if it is a shell or a script of one, what that runs."""
-        inner = self._shell_script(words, state)
+        """A program; if it is a shell or a script of one, what that runs, by the launchers that are before it."""
+        told = launched(words)
+        before, program = words[: len(words) - len(told.words)], list(told.words)
+        inner = self._shell_script(program, state) if program and told.refusal is None else None
         if inner is not None:
             text, arguments = inner
             apart = replace(state, arguments=tuple(arguments), functions={})
             apart.variables = {name: state.variables[name] for name in state.exported if name in state.variables}
+            apart.variables |= told.variables
+            apart.exported = {*state.exported, *told.variables}
+            first = len(self.programs)
             self.read(text, apart)
+            self.programs[first:] = [replace(each, words=(*before, *each.words)) for each in self.programs[first:]]
             return
         if len(self.programs) >= _MOST_PROGRAMS:
             raise InvalidValue(f"it would run more than {_MOST_PROGRAMS} programs")
