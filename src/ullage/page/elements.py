@@ -44,35 +44,29 @@ def set_prop(element: ui.element, name: str, value: Any) -> None:
         element.props[name] = value
 
 
+def percent_of(part: float) -> str:
+    """A width as a part of what is around it.
+
+    >>> percent_of(0.256), percent_of(1.5)
+    ('25.60%', '100.00%')
+    """
+    return f"{100 * min(1.0, max(0.0, part)):.2f}%"
+
+
 def set_width(element: ui.element, part: float) -> None:
     """Let an element be so wide, as a part of what is around it."""
-    width = f"{100 * min(1.0, max(0.0, part)):.2f}%"
+    width = percent_of(part)
     if element.style.get("width") != width:
         element.style(f"width: {width}")
 
 
-class Curve:
-    """Figures of the last minutes as a line, with the last one in words."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        with box("div", "curve") as self.row:
-            words("span", name, "name")
-            with box("svg") as self._picture:
-                self._line = box("path")
-            self._value = words("span", "", "value")
-        for key, value in {
-            "viewBox": f"0 0 {KEPT:.0f} {_HEIGHT}",
-            "preserveAspectRatio": "none",
-            "role": "img",
-        }.items():
-            self._picture.props[key] = value
-
-    def show(self, series: list[tuple[float, float | None]], top: float, value: str) -> None:
-        """Draw figures of which each was so many seconds ago; `top` is the height of the picture."""
-        set_prop(self._line, "d", path_of(series, top))
-        self._value.set_text(value)
-        set_prop(self._picture, "aria-label", f"{self._name} over the last {KEPT / 60:.0f} minutes, now {value}")
+def curve(name: str, series: list[tuple[float, float | None]], top: float, value: str) -> dict[str, Any]:
+    """Figures of the last minutes as a line of SVG, with the last one in words. Each was so many seconds ago;
+    `top` is the height of the picture."""
+    return {
+        "name": name, "value": value, "path": path_of(series, top), "box": f"0 0 {KEPT:.0f} {_HEIGHT}",
+        "about": f"{name} over the last {KEPT / 60:.0f} minutes, now {value}",
+    }  # fmt: skip
 
 
 def path_of(series: list[tuple[float, float | None]], top: float) -> str:

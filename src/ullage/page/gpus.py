@@ -7,7 +7,7 @@ from typing import Any
 from nicegui import ui
 
 from ullage.job_words import reference
-from ullage.page.elements import Curve, box, set_prop, set_width, words
+from ullage.page.elements import box, curve, percent_of, set_prop, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading, Readings
 from ullage.page.sessions import Session
@@ -70,92 +70,64 @@ def _colours(jobs: list[int]) -> list[int]:
     return chosen
 
 
-class GPUCard:
-    """One GPU, or one MIG instance."""
+class GPUCard(ui.element, component="static/gpu_card.js"):
+    """One GPU, or one MIG instance. All of a card is one element, since a server may have hundreds of parts of them."""
 
     def __init__(self, gpu: dict[str, Any], name: str) -> None:
-        kind = "MIG instance" if gpu["mig"] else "GPU"
-        with box("section", "card") as self._card:
-            self._card.props["aria-label"] = f"{kind} {name}"
-            with box("div", "head"):
-                words("h2", f"{kind} {name}")
-                words("span", f"{gpu['name']}, {format_bytes(gpu['total'])}", "model")
-                self._badge = words("span", "", "badge")
-            with box("div", "bands") as self._bands:
-                pass
-            self._bands.props["role"] = "img"
-            self._memory = words("p", "", "figures")
-            with box("ul", "jobs") as self._jobs:
-                pass
-            self._curves = {name: Curve(name) for name in ("SMACT", "DRAMA", "power")}
-            self._unknown = words("p", "", "figures")
-        self._shown: list[int] = []
-        self._parts: list[tuple[ui.element, ui.element, ui.element, Any]] = []
-        self._foreign: ui.element = self._bands
+        super().__init__()
+        self._title = f"{'MIG instance' if gpu['mig'] else 'GPU'} {name}"
 
     def show(self, gpu: dict[str, Any], jobs: list[dict[str, Any]], readings: Readings) -> None:
         """What the GPU does now."""
         state = "lost" if gpu["lost"] else "drained" if gpu["drained"] else "alone" if gpu["alone"] else ""
         why = gpu["drain_reason"] if state == "drained" and gpu["drain_reason"] else ""
         text = {"lost": "lost: it does not answer", "drained": "drained", "alone": "one job alone"}.get(state, "")
-        self._badge.set_text(f"{text}: {why}" if why else text)
-        self._card.classes(replace=f"card {state}")
-        self._show_memory(gpu, jobs)
         watts, activity = gpu["power_w"], gpu["activity"]
         series = {"SMACT": readings.series("smact", gpu["id"]), "DRAMA": readings.series("drama", gpu["id"]),
                   "power": readings.series("power_w", gpu["id"])}  # fmt: skip
         highest = max((value for _, value in series["power"] if value is not None), default=0.0)
-        self._curves["SMACT"].show(series["SMACT"], 1.0, _percent(activity["smact"]))
-        self._curves["DRAMA"].show(series["DRAMA"], 1.0, _percent(activity["drama"]))
-        self._curves["power"].show(
-            series["power"], max(100.0, highest), "unknown" if watts is None else f"{watts:.0f} W"
-        )
+        tops = {"SMACT": 1.0, "DRAMA": 1.0, "power": max(100.0, highest)}
+        now = {"SMACT": _percent(activity["smact"]), "DRAMA": _percent(activity["drama"]),
+               "power": "unknown" if watts is None else f"{watts:.0f} W"}  # fmt: skip
         missing = [name for name, figures in series.items() if all(value is None for _, value in figures)]
-        for name, curve in self._curves.items():
-            curve.row.set_visibility(name not in missing)
-        self._unknown.set_text(f"Not measured here: {', '.join(missing)}." if missing else "")
+        colours = [f"job-{number}" for number in _colours([job["id"] for job in jobs])]
+        set_prop(self, "card", {
+            "title": self._title, "model": f"{gpu['name']}, {format_bytes(gpu['total'])}", "state": state,
+            "badge": f"{text}: {why}" if why else text, "memory": _memory(gpu),
+            "bands": [_band(gpu, job, colour) for job, colour in zip(jobs, colours, strict=True)],
+            "foreign": percent_of(gpu["foreign"] / (gpu["total"] or 1)),
+            "jobs": [_line(job, colour) for job, colour in zip(jobs[:_MOST_JOBS], colours, strict=False)],
+            "more": f"and {len(jobs) - _MOST_JOBS} more" if len(jobs) > _MOST_JOBS else "",
+            "curves": [curve(name, figures, tops[name], now[name]) for name, figures in series.items()
+                       if name not in missing],
+            "unknown": f"Not measured here: {', '.join(missing)}." if missing else "",
+        })  # fmt: skip
 
-    def _show_memory(self, gpu: dict[str, Any], jobs: list[dict[str, Any]]) -> None:
-        if [job["id"] for job in jobs] != self._shown or not self._parts and self._foreign is self._bands:
-            self._rebuild(jobs)
-        total = gpu["total"] or 1
-        for job, (promised, used, beyond, line) in zip(jobs, self._parts, strict=True):
-            promise = total if gpu["alone"] or job["promise"] is None else job["promise"]
-            most = max(promise, job["used"] or 0)
-            set_width(promised, most / total)
-            set_width(used, (job["used"] or 0) / most if most else 0.0)
-            set_width(beyond, 1 - promise / most if most and job["over_promise"] else 0.0)
-            set_prop(promised, "title", f"job {reference(job)}")
-            if line is not None:
-                used_of = "" if job["used"] is None else f"{format_bytes(job['used'])} of "
-                line.set_text(f"{used_of}{format_bytes(job['promise'])} promised")
-                line.classes(replace="over" if job["over_promise"] else "")
-        set_width(self._foreign, gpu["foreign"] / total)
-        figures = [] if gpu["used"] is None else [f"{format_bytes(gpu['used'])} used"]
-        figures += [f"{format_bytes(gpu['promised'])} promised"]
-        figures += [f"{format_bytes(gpu['foreign'])} of others"] if gpu["foreign"] else []
-        text = f"{', '.join(figures)}, {format_bytes(gpu['free'])} free"
-        self._memory.set_text(text)
-        set_prop(self._bands, "aria-label", text)
 
-    def _rebuild(self, jobs: list[dict[str, Any]]) -> None:
-        self._shown, self._parts = [job["id"] for job in jobs], []
-        self._bands.clear()
-        self._jobs.clear()
-        for place, (job, number) in enumerate(zip(jobs, _colours(self._shown), strict=True)):
-            colour = f"job-{number}"
-            with self._bands, box("div", f"band {colour}") as promised:
-                used, beyond = box("div", "used"), box("div", "beyond")
-            line = None
-            if place < _MOST_JOBS:
-                with self._jobs, box("li"):
-                    box("span", f"dot {colour}").props["aria-hidden"] = "true"
-                    ui.link(f"{reference(job)} {job['name']}", f"/job/{int(job['id'])}")
-                    words("span", job["user"], "user")
-                    line = words("span", "")
-            self._parts.append((promised, used, beyond, line))
-        if len(jobs) > _MOST_JOBS:
-            with self._jobs:
-                words("li", f"and {len(jobs) - _MOST_JOBS} more")
-        with self._bands:
-            self._foreign = box("div", "band foreign")
+def _memory(gpu: dict[str, Any]) -> str:
+    figures = [] if gpu["used"] is None else [f"{format_bytes(gpu['used'])} used"]
+    figures += [f"{format_bytes(gpu['promised'])} promised"]
+    figures += [f"{format_bytes(gpu['foreign'])} of others"] if gpu["foreign"] else []
+    return f"{', '.join(figures)}, {format_bytes(gpu['free'])} free"
+
+
+def _band(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, Any]:
+    """What a job was promised and takes, as parts of the GPU's memory."""
+    total = gpu["total"] or 1
+    promise = total if gpu["alone"] or job["promise"] is None else job["promise"]
+    most = max(promise, job["used"] or 0)
+    return {
+        "id": job["id"], "colour": colour, "title": f"job {reference(job)}", "width": percent_of(most / total),
+        "used": percent_of((job["used"] or 0) / most if most else 0.0),
+        "beyond": percent_of(1 - promise / most if most and job["over_promise"] else 0.0),
+    }  # fmt: skip
+
+
+def _line(job: dict[str, Any], colour: str) -> dict[str, Any]:
+    """A job in the card's list."""
+    used = "" if job["used"] is None else f"{format_bytes(job['used'])} of "
+    return {
+        "id": job["id"], "colour": colour, "href": f"/job/{int(job['id'])}", "name": f"{reference(job)} {job['name']}",
+        "user": job["user"], "figures": f"{used}{format_bytes(job['promise'])} promised",
+        "over": bool(job["over_promise"]),
+    }  # fmt: skip

@@ -245,11 +245,11 @@ class Readings:
 
     async def _first_rows(self, about: Answer) -> Answer:
         """What is seen first: the first rows, and jobs that run. The next reading has all of a long queue."""
-        live: Answer = await self._ask("folded_queue", user=None, limit=MOST_ROWS, offset=0, live=True)
         found: Answer = await self._ask("folded_queue", user=None, limit=FIRST_ROWS, offset=0, live=False)
         if found["all_rows"] <= FIRST_ROWS:
             self._whole_at, self._whole_old = about["last_event"], time.monotonic() + _OLD
             return found
+        live: Answer = await self._ask("folded_queue", user=None, limit=MOST_ROWS, offset=0, live=True)
         rows = {row["id"]: row for row in (*found["rows"], *live["rows"])}
         return found | {"rows": list(rows.values()), "first": FIRST_ROWS}
 
