@@ -31,6 +31,7 @@ _READY = (
     "e => { document.querySelector('.grid [role=treegrid], .grid [role=grid]')?.setAttribute('aria-label', 'Jobs'); "
     "emitEvent('job_grid_ready'); }"
 )
+_ASK = "if (document.querySelector('.grid .ag-row, .grid .ag-overlay')) emitEvent('job_grid_ready');"  # it may be lost
 _NARROW = (  # on a phone: what there is room for
     "e => { const wide = e.clientWidth > 700; "
     "e.api.setColumnsVisible(['state', 'user', 'where', 'promise', 'used', 'time'], wide); "
@@ -125,6 +126,8 @@ class JobGrid:
             if any(change.values()):
                 self._grid.run_grid_method("applyTransaction", change)
             self._shown = by_key
+        else:
+            self._grid.client.run_javascript(_ASK)
 
     def find(self, text: str) -> None:
         """Show only rows with that text."""
