@@ -379,11 +379,12 @@ def test_a_job_of_an_array_has_one_name_in_every_sentence(common):
     names = [f"{array}_{index}" for index in (3, 4)]
     common.until(lambda: all(common.job(name)["state"] == "running" for name in names), "both to run")
     waiting = common.submit(memory=20 * GIB)
-    reason = common.until(lambda: common.job(waiting)["reason"], "a look at the queue")
-    assert "will have room when job " in reason and any(f"when job {name} ends" in reason for name in names)
     after = common.submit(after=[names[1]], memory=GIB)
-    reason = common.until(lambda: common.job(after)["reason"], "a look at what it waits for")
-    assert (reason, common.job(after)["after"]) == (f"waits for job {names[1]}", [names[1]])
+    new = "has just come"
+    common.until(lambda: all(common.job(each)["reason"] != new for each in (waiting, after)), "a look at the queue")
+    reason = common.job(waiting)["reason"]
+    assert "will have room when job " in reason and any(f"when job {name} ends" in reason for name in names)
+    assert (common.job(after)["reason"], common.job(after)["after"]) == (f"waits for job {names[1]}", [names[1]])
     tried = common.cli("submit", "--memory", "6GiB", "--dry-run", "--", "true")
     assert any(f"runs job {name};" in tried for name in names)
     assert common.cli("status", names[1]).startswith(f"job {names[1]}: ")
