@@ -16,7 +16,9 @@ import argparse
 import json
 import multiprocessing
 import random
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,15 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
+from ullage.hardware import gpu
 from ullage.research.measure import accuracy
 from ullage.research.measure.runs import RunRequest, estimate_here
 from ullage.research.ranking.truth import measured_rows
-from ullage.virtual.releases import as_measured
+from ullage.virtual.kernels.cudnn import asked
+from ullage.virtual.releases import MEASURED, as_measured
+from ullage.workloads.configuration import read_rows
 
-SEED = 20261117
+SEED = 20261117  # of the first list; the second is 20261118
 MOST_BYTES = 7 << 30  # by the bound of the estimate: sixteen of them fit on an H200
 PRECISIONS = ("fp32", "fp32", "amp_bf16", "amp_fp16", "bf16")
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -164,9 +169,16 @@ FAMILIES: dict[str, tuple[tuple[int, ...], tuple[int, int], tuple[int, ...], tup
 }
 
 
-def drawn(number: int) -> dict[str, Any]:
-    """One run: every number has a source of chance of its own."""
-    chance = random.Random(f"{SEED}-{number}")
+def tried(family: str, num_classes: int, **settings: Any) -> nn.Module:
+    """A network of a family with `cudnn.benchmark` on."""
+    torch.backends.cudnn.benchmark = True
+    factory: Callable[..., nn.Module] = globals()[family]
+    return factory(num_classes=num_classes, **settings)
+
+
+def drawn(number: int, seed: int = SEED, trials: bool = False) -> dict[str, Any]:
+    """One run: every number has a source of chance of its own. With `trials`, `cudnn.benchmark` is on."""
+    chance = random.Random(f"{seed}-{number}")
     family = list(FAMILIES)[number % len(FAMILIES)]
     kernels, depth, inputs, (least, most), dims = FAMILIES[family]
     odd = number // len(FAMILIES) % 2 == 0
@@ -177,7 +189,7 @@ def drawn(number: int) -> dict[str, Any]:
     side = round(least * (most / least) ** chance.random())
     side = side // 2 ** (count - 1) * 2 ** (count - 1) or 2 ** (count - 1) if family == "unet" else side
     channels = chance.choice(inputs)
-    return {
+    row = {
         "id": f"{family}-{number:04d}", "family": family, "odd": odd,
         "model": f"benchmarks/fresh_networks.py:{family}",
         "batch": chance.randint(1, 48) if odd else chance.choice((1, 2, 4, 8, 16, 32, 64)),
@@ -186,11 +198,16 @@ def drawn(number: int) -> dict[str, Any]:
         "channels_last": dims == 2 and chance.random() < 0.25,
         "settings": {"channels": channels, "widths": widths, "kernel": chance.choice(kernels)},
     }  # fmt: skip
+    if trials:
+        row |= {"id": f"tried-{row['id']}", "model": "benchmarks/fresh_networks.py:tried"}
+        row["settings"] = {"family": family, **row["settings"]}
+    return row
 
 
 def estimated(row: dict[str, Any]) -> dict[str, Any] | None:
     """The run with its estimate; `None` if it cannot be built or is too large."""
     torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = False  # the run before may have set it
     try:
         guess = estimate_here(vars(RunRequest(row=row)) | {"gpu": "H200"})
     except (RuntimeError, ValueError):
@@ -198,25 +215,49 @@ def estimated(row: dict[str, Any]) -> dict[str, Any] | None:
     return {**row, "estimate": guess} if guess["upper"] <= MOST_BYTES else None
 
 
-def draw(out: Path, count: int, workers: int) -> None:
+def draw(out: Path, count: int, workers: int, seed: int, trials: bool) -> None:
     """Write the list, with the estimates as they are today."""
+    wanted = [drawn(number, seed, trials) for number in range(count)]
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        found = pool.map(estimated, map(drawn, range(count)), chunksize=4)
+        found = pool.map(estimated, wanted, chunksize=4)
         rows = [row for row in track(found, total=count, console=Console(stderr=True)) if row is not None]
     out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(f"{len(rows)} runs: {out}")
 
 
-def judge(path: Path, workers: int) -> None:
+_answers: list[asked.Answers] = []
+
+
+def _learn(answers: Path | None) -> None:
+    """In a process that estimates: an H200 whose cuDNN has given these answers."""
+    torch.set_num_threads(1)
+    if answers is not None:
+        _answers.append(asked.Answers(replace(gpu("H200"), uuid=answers.name), cudnn=MEASURED.cudnn))
+        for row in read_rows(answers):
+            _answers[0].learn(row)
+
+
+def _compared(row: dict[str, Any], live: bool) -> accuracy.Comparison:
+    torch.backends.cudnn.benchmark = False  # the run before may have set it
+    if _answers:
+        with asked.used(_answers[0]):
+            return accuracy.compare(row, _answers[0].card)
+    return accuracy.compare(row, "local" if live else "H200")
+
+
+def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path | None) -> None:
     """Print the errors of all runs, of those with odd channels and of the others, and by family."""
     rows = [row for row in measured_rows(path) if "peak_reserved" in row]
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        found = list(
-            track(pool.map(accuracy.compare, rows, chunksize=4), total=len(rows), console=Console(stderr=True))
-        )
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=_learn, initargs=(answers,)) as pool:
+        compared = pool.map(_compared, rows, [live] * len(rows), chunksize=4)
+        found = list(track(compared, total=len(rows), console=Console(stderr=True)))
+    if out is not None:
+        out.write_text("".join(json.dumps(asdict(one)) + "\n" for one in found))
     groups = {"all": rows, "odd channels": [row for row in rows if row["odd"]]}
     groups |= {"multiples of 8": [row for row in rows if not row["odd"]]}
     groups |= {family: [row for row in rows if row["family"] == family] for family in FAMILIES}
+    groups = {name: members for name, members in groups.items() if members}
     shown = Table("runs", "count", "figure", "exact", "median", "90 %", "99 %", "upper holds", "above")
     for name, members in groups.items():
         wanted = {row["id"] for row in members}
@@ -236,15 +277,20 @@ def main() -> None:
     drawing = commands.add_parser("draw", help="draw runs and estimate them")
     drawing.add_argument("file", type=Path)
     drawing.add_argument("--count", type=int, default=416, metavar="N", help="less what is too large")
+    drawing.add_argument("--seed", type=int, default=SEED, metavar="N", help="a list that was looked at is used up")
+    drawing.add_argument("--trials", action="store_true", help="with cudnn.benchmark")
     judging = commands.add_parser("judge", help="estimate measured runs and print how far off the estimates are")
     judging.add_argument("file", type=Path)
+    judging.add_argument("--answers", type=Path, metavar="FILE", help="take what cuDNN answered from here")
+    judging.add_argument("--live", action="store_true", help="on this machine's GPU, whose cuDNN is asked")
+    judging.add_argument("--out", type=Path, metavar="FILE", help="write a line for each run")
     for command in (drawing, judging):
         command.add_argument("--workers", type=int, default=2, metavar="N", help="so many processes at once")
     options = parser.parse_args()
     if options.command == "draw":
-        draw(options.file, options.count, options.workers)
+        draw(options.file, options.count, options.workers, options.seed, options.trials)
     else:
-        judge(options.file, options.workers)
+        judge(options.file, options.workers, options.answers, options.live, options.out)
 
 
 if __name__ == "__main__":

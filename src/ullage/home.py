@@ -1,4 +1,4 @@
-"""The folder where Ullage keeps its files: `$ULLAGE_HOME`, or the user's state folder."""
+"""The folders where Ullage keeps its files: `$ULLAGE_HOME`, or the user's state and cache folders."""
 
 from __future__ import annotations
 
@@ -20,3 +20,16 @@ def home() -> Path:
         return Path(given).expanduser()
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "ullage"
+
+
+def cache() -> Path:
+    """The folder for what can be found out again; it may not exist yet.
+
+    >>> import os; os.environ["ULLAGE_HOME"] = "/srv/ullage"; str(cache())
+    '/srv/ullage/cache'
+    >>> del os.environ["ULLAGE_HOME"]
+    """
+    if os.environ.get("ULLAGE_HOME"):
+        return home() / "cache"
+    kept = os.environ.get("XDG_CACHE_HOME")
+    return (Path(kept) if kept else Path.home() / ".cache") / "ullage"

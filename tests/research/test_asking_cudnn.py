@@ -12,15 +12,9 @@ from tests.commands import ullage as run
 
 import ullage
 from ullage.research.cudnn_tables import asking
-from ullage.research.cudnn_tables.candidates import (
-    DOWN_CONVERT,
-    NONDETERMINISTIC,
-    TENSOR_CORE,
-    CandidatePlan,
-    Cudnn,
-    CudnnError,
-)
 from ullage.research.cudnn_tables.tasks import ConvolutionLayer, ConvolutionTask, write_tasks
+from ullage.virtual.kernels.cudnn.candidates import Cudnn, CudnnError
+from ullage.virtual.kernels.cudnn.formulas import DOWN_CONVERT, NONDETERMINISTIC, TENSOR_CORE, CandidatePlan
 
 LAYER = ConvolutionLayer((8, 9, 9), (8, 16, 4, 4), (2, 2), (1, 1), (1, 1), True, (0, 0), 1, False)
 

@@ -182,7 +182,7 @@ def _ask_cudnn(
 ) -> None:  # fmt: skip
     """Ask cuDNN about convolutions, and write each answer as it comes."""
     from ullage.research.cudnn_tables import asking
-    from ullage.research.cudnn_tables.candidates import CudnnError
+    from ullage.virtual.kernels.cudnn.candidates import CudnnError
 
     if bool(args) == bool(random):
         raise InvalidValue("needed either a list of calls, a script, or --random COUNT after 'cudnn'")

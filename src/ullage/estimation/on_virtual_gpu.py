@@ -15,6 +15,7 @@ from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.performance.step import StepCalls
 from ullage.virtual import VirtualGPU
+from ullage.virtual.kernels.cudnn.asked import asking
 from ullage.virtual.tracking.convergence import ConvergenceWatch, MemoryConverged
 from ullage.workloads.configuration import Configuration
 from ullage.workloads.training import train
@@ -62,12 +63,15 @@ def run_function(function: Callable[[], Any], gpu: GPU, how: RunOptions, samples
 
 def follow_function(function: Callable[[], Any], gpu: GPU, how: RunOptions) -> tuple[VirtualGPU, str | None]:
     """The virtual GPU on which a function ran, without a limit if it ran out of memory; and the message then."""
-    virtual = VirtualGPU(gpu, how.allocator_config)
-    out_of_memory = _watch(function, virtual, how)
-    if out_of_memory is not None:
-        virtual = VirtualGPU(gpu, how.allocator_config, limited=False)
-        virtual.note("memory", "ran out of memory; the figures are those of a card without limit")
-        _watch(function, virtual, how)
+    with asking(gpu) as answers:
+        virtual = VirtualGPU(gpu, how.allocator_config)
+        out_of_memory = _watch(function, virtual, how)
+        if out_of_memory is not None:
+            virtual = VirtualGPU(gpu, how.allocator_config, limited=False)
+            virtual.note("memory", "ran out of memory; the figures are those of a card without limit")
+            _watch(function, virtual, how)
+        if answers is not None and answers.words:
+            virtual.note("asked", answers.words)
     return virtual, out_of_memory
 
 

@@ -99,9 +99,10 @@ def _described(nvml: Any, handle: Any) -> GPU:
     device_name = nvml_text(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     known = in_catalogue(device_name, memory)
+    uuid = _uuid(nvml, handle)
     if known is not None:
         reserved = known.memory - known.usable
-        return replace(known, memory=memory, usable=max(memory - reserved, 0))
+        return replace(known, memory=memory, usable=max(memory - reserved, 0), uuid=uuid)
     capability = _capability(nvml, handle)
     usable, reckoned = derived_usable(memory, capability)
     return GPU(
@@ -112,6 +113,7 @@ def _described(nvml: Any, handle: Any) -> GPU:
         usable_source=reckoned,
         source="NVML",
         compute_capability=capability,
+        uuid=uuid,
         **(defaults(capability) if capability else {}),
     )
 
@@ -126,6 +128,13 @@ def in_catalogue(device_name: str, memory: int) -> GPU | None:
 def _plain(device_name: str) -> str:
     # Drivers before R470 wrote "GeForce RTX 3090" and "A100-SXM4-40GB", later ones put NVIDIA in front.
     return device_name.casefold().removeprefix("nvidia ").strip()
+
+
+def _uuid(nvml: Any, handle: Any) -> str | None:
+    try:
+        return nvml_text(nvml.nvmlDeviceGetUUID(handle))
+    except nvml.NVMLError:
+        return None
 
 
 def _capability(nvml: Any, handle: Any) -> tuple[int, int] | None:

@@ -30,6 +30,7 @@ class GPU:
     - `*_tflops` are dense rates with 32-bit accumulation, `bandwidth` is in GB/s, `power_w` the watts that the
       board may draw.
     - `parent` and `mig_instances` (how many fit on one card) are set for a MIG instance only.
+    - `uuid` is the driver's name of a card in this machine, `None` for a kind of GPU.
 
     Not covered: clocks, NVLink, what other processes hold now.
 
@@ -64,6 +65,7 @@ class GPU:
     context_measured: bool = False
     parent: str | None = None
     mig_instances: int | None = None
+    uuid: str | None = None
     aliases: tuple[str, ...] = ()
 
     @property

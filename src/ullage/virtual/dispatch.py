@@ -14,6 +14,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ullage.virtual.kernels.cudnn import asked
 from ullage.virtual.kernels.plan import (
     FREE,
     MAY_BE_LARGER,
@@ -248,7 +249,9 @@ class _Operator:
         self.makes = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
         self.written, self.outputs = _written_places(func)
         self.seen, self.marks = self.name not in _NO_WORK, func in MAKE_MARKS
-        self.plans = _plans.setdefault((func, mode.gpu.spec.name if self.rule else ""), {})
+        spec, self.plans = mode.gpu.spec, {}
+        if not self.rule or asked.in_use(spec) is None:  # else they are this card's own
+            self.plans = _plans.setdefault((func, spec.name if self.rule else ""), {})
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         gpu = self.gpu

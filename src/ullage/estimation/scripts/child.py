@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from ullage.estimation.scripts.when_to_stop import RunWatcher
 from ullage.isolation.child import give_answer, give_so_far, say_doing
 from ullage.units import format_duration
 from ullage.virtual.gpu import VirtualGPU, follow_allocator_settings
+from ullage.virtual.kernels.cudnn.asked import Answers, may_ask, used
 from ullage.virtual.replacements import Replacements
 from ullage.virtual.torch_api.distributed import Groups, groups_in_use
 from ullage.virtual.torch_api.safetensors import install_safetensors
@@ -123,11 +125,12 @@ class ScriptRun:
         self._stopped = 0
         self._groups: Groups | None = None
         self._cut_short = False  # by an error, after training had settled
+        self._answers = Answers(request.gpu) if may_ask(request.gpu) else None  # what is not known, the parent asks
 
     def run(self) -> int:
         """Run the script to its end or until it is stopped; returns the exit code for the process."""
         replacements = Replacements()
-        with self.card:
+        with used(self._answers) if self._answers else nullcontext(), self.card:
             self._receive()
             self.watcher.install(replacements)
             self.processes.install(replacements)
@@ -265,6 +268,7 @@ class ScriptRun:
             {
                 "status": "failed",
                 **failure,
+                **self._unanswered(),
                 "out_of_memory": self.card.memory.out_of_memory,
                 "refused": self.card.refused,
                 "not_cached": self.weights.missing,
@@ -275,6 +279,12 @@ class ScriptRun:
                 "imported": sorted(FRAMEWORKS.keys() & {name.partition(".")[0] for name in list(sys.modules)}),
             }
         )
+
+    def _unanswered(self) -> dict[str, Any]:
+        """Convolutions that this machine's cuDNN is to be asked about, and the version of the one that runs them."""
+        if self._answers is None or not self._answers.unanswered:
+            return {}
+        return {"unanswered": list(self._answers.unanswered), "cudnn": self._answers.cudnn}
 
     def _give_estimate(self) -> None:
         card = self.card
@@ -292,6 +302,8 @@ class ScriptRun:
         """The estimate from what was seen so far."""
         card = self.card
         with card.memory.at_rest():
+            if self._answers and self._answers.words:
+                card.note_instead("asked", self._answers.words)
             phases = self.watcher.phases.peaks(has_trained=self.watcher.backward.count > 0)
             values = estimate_from(card, time.perf_counter() - self._begin).to_dict()
             values |= {
@@ -312,6 +324,7 @@ class ScriptRun:
             if self._trace is not None:
                 self._trace.fill(card)
                 answer["trace"] = base64.b64encode(self._trace.to_bytes()).decode()
+            answer |= self._unanswered()
             if self._request.convolutions:
                 answer["convolutions"] = list(card.uncertainty.convolutions)
         return answer

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _PATIENCE = 30.0  # seconds more for a script that does not let itself be stoppe
 _LIMITS = {"processes": 512, "written": 4 * GIB}  # of a script; the workers of its loaders are such processes
 _PRELOAD = ("ullage.estimation.asking", "ullage.estimation.scripts.child")  # of a process that others are forked from
 _OF_RANKS = "torch._dynamo"  # which torch.distributed imports with the first process group
+_ROUNDS = 2  # in which cuDNN is asked: with its answers a script may go further than before
 TAIL = 20  # lines of the script's output that are shown when it fails
 
 
@@ -231,7 +232,48 @@ def _run(
     show_output: bool,
     progress: Callable[[str], None] | None,
 ) -> dict[str, Any]:
-    """Run the script in a child process and read its answer, with the end of the script's output."""
+    """Run the script in a child process and read its answer, with the end of the script's output.
+
+    On a card of this machine, cuDNN is asked about convolutions that nothing is known of, and the script runs again.
+    """
+    found = _run_once(request, python, private, show_output, progress)
+    for _ in range(_ROUNDS):
+        if not found.get("unanswered"):
+            break
+        if problem := _ask_cudnn(request, python, found, progress):
+            if "estimate" in found:
+                found["estimate"]["notes"].append(problem)
+            break
+        found = _run_once(request, python, private, show_output, progress)
+    return found
+
+
+def _ask_cudnn(
+    request: ScriptRequest, python: Interpreter, found: dict[str, Any], progress: Callable[[str], None] | None
+) -> str | None:
+    """Have cuDNN's answers about a script's convolutions remembered, by a process with the real card; returns what a
+    report says where that failed."""
+    from ullage.virtual.kernels.cudnn.asked import Answers, Asker  # which imports PyTorch
+    from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
+
+    assert request.gpu.uuid is not None
+    if progress is not None:
+        progress("asking cuDNN on this card")
+    with closing(Asker(request.gpu.uuid, None if python.is_ours else python.path, python.env)) as asker:
+        answers = Answers(request.gpu, asker, found["cudnn"])
+        answers.find_out([ConvolutionProblem.of(values) for values in found["unanswered"]])
+    if progress is not None:
+        progress("")
+    return answers.words if answers.failed else None
+
+
+def _run_once(
+    request: ScriptRequest,
+    python: Interpreter,
+    private: Private,
+    show_output: bool,
+    progress: Callable[[str], None] | None,
+) -> dict[str, Any]:
     outcome = run(
         "ullage.estimation.scripts.child:run_script",
         dataclasses.asdict(request),

@@ -23,9 +23,9 @@ from ullage.errors import UnknownName
 from ullage.estimation.scripts.parent import convolutions_of_script
 from ullage.hardware import gpu
 from ullage.hardware.catalogue import ARCHITECTURE_CARDS
-from ullage.research.cudnn_tables.candidates import Cudnn, CudnnError
 from ullage.research.cudnn_tables.collect import arbitrary_configurations, random_layer
 from ullage.research.cudnn_tables.tasks import LAYOUTS, TYPES, ConvolutionLayer, layout_strides, read_tasks
+from ullage.virtual.kernels.cudnn.candidates import Cudnn, CudnnError
 from ullage.virtual.kernels.cudnn.convolution import Operand, backward_plan, forward_plan, settings_of
 from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem, Workspace
 from ullage.workloads.configuration import rows_so_far
@@ -89,21 +89,12 @@ def random_problems(count: int, seed: int) -> list[ConvolutionProblem]:
 
 def problems_of_script(path: Path, args: Sequence[str]) -> list[ConvolutionProblem]:
     """What a training script gives to cuDNN, by following it as `estimate_script` does."""
-    return [problem_from(values) for values in convolutions_of_script(path, args)]
+    return [ConvolutionProblem.of(values) for values in convolutions_of_script(path, args)]
 
 
 def asked_before(path: Path) -> set[ConvolutionProblem]:
     """The problems in a file of answers."""
-    return {problem_from(row["problem"]) for row in rows_so_far(path) if "problem" in row}
-
-
-def problem_from(values: Sequence[Any]) -> ConvolutionProblem:
-    """A problem as JSON has it.
-
-    >>> problem_from(["f", [1, 8, 4, 4], [8, 8, 1, 1], [1, 8, 4, 4], [1, 1], [0, 0], [1, 1], 1, "f32", False]).weight
-    (8, 8, 1, 1)
-    """
-    return ConvolutionProblem._make(tuple(value) if isinstance(value, list) else value for value in values)
+    return {ConvolutionProblem.of(row["problem"]) for row in rows_so_far(path) if "problem" in row}
 
 
 _asked: list[Cudnn] = []

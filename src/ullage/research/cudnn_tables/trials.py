@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ullage.research.cudnn_tables.asking import problem_from
-from ullage.research.cudnn_tables.candidates import FOURIER_NOTE, CandidatePlan
 from ullage.research.cudnn_tables.collect import BATCHES
 from ullage.research.cudnn_tables.table import (
     DIRECTIONS,
@@ -37,12 +35,14 @@ from ullage.research.cudnn_tables.table import (
 )
 from ullage.virtual.kernels.cudnn.formulas import (
     FOURIER,
+    FOURIER_NOTE,
     NO_BUFFER,
     NONE,
     PADDED_COPIES,
     PLAIN,
     TIMES_AN_OCTAVE,
     WIDE,
+    CandidatePlan,
     ConvolutionProblem,
     Formula,
     all_copies,
@@ -64,7 +64,7 @@ def asked_problems(path: Path) -> dict[ConvolutionProblem, LargestPlans]:
     found: dict[ConvolutionProblem, LargestPlans] = {}
     for row in read_rows(path):
         if "candidates" in row:
-            problem = problem_from(row["problem"])
+            problem = ConvolutionProblem.of(row["problem"])
             plans = [CandidatePlan(*plan) for plan in row["candidates"]]
             found[problem] = largest_plans([plan for plan in plans if plan.allowed(problem.kind)])
     return found

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ullage.virtual.kernels.cudnn import asked
 from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem, Trial, Workspace
-from ullage.virtual.kernels.cudnn.workspaces import trial, workspace
+from ullage.virtual.kernels.cudnn.workspaces import measured, trial, workspace
 from ullage.virtual.kernels.plan import (
     CONVOLUTION,
     CUBLAS,
@@ -29,6 +30,7 @@ from ullage.virtual.kernels.plan import (
     tf32_for_convolutions,
 )
 from ullage.virtual.kernels.reductions import Kind, add_buffers, partial_size
+from ullage.virtual.releases import MEASURED_CUDNN
 
 Capability = tuple[int, int] | None
 NEWEST = (12, 0)  # what an unknown compute capability is taken for
@@ -518,13 +520,25 @@ def _cudnn_back(
 
 
 def _asker(call: Call) -> Ask:
+    """Who knows the workspaces on this GPU: its own cuDNN, where that is asked, or else tables and trees."""
     spec, get = call.gpu, torch._C
     kind = spec.compute_capability, spec.sms
-    if not get._get_cudnn_benchmark():
-        return lambda problem: workspace(problem, *kind)
     deterministic = get._get_cudnn_deterministic() or get._get_deterministic_algorithms()
-    tf32 = tf32_for_convolutions()
-    return lambda problem: trial(problem, *kind, tf32, deterministic)
+    tf32, tries = tf32_for_convolutions(), get._get_cudnn_benchmark()
+    answers = asked.in_use(spec)
+
+    def ask(problem: ConvolutionProblem) -> Workspace | Trial:
+        plans = None
+        if answers is not None and answers.cudnn is not None:
+            same = asked.dotted(answers.cudnn) == MEASURED_CUDNN and tf32 and not deterministic and not tries
+            if not same or measured(problem, *kind) is None:
+                plans = answers.of(problem)
+        found = plans and (asked.trial if tries else asked.first)(plans, problem, tf32, deterministic)
+        if found:
+            return found
+        return trial(problem, *kind, tf32, deterministic) if tries else workspace(problem, *kind)
+
+    return ask
 
 
 @kernel("aten.convolution.default")

@@ -9,7 +9,8 @@ Which formula applies depends on the engine that cuDNN chooses; `workspaces.py` 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 FORWARD, DATA, FILTER = "f", "d", "w"
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
@@ -37,6 +38,40 @@ class ConvolutionProblem(NamedTuple):
     groups: int
     kind: str
     channels_last: bool
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> ConvolutionProblem:
+        """A problem as JSON has it.
+
+        >>> values = ["f", [1, 8, 4, 4], [8, 8, 1, 1], [1, 8, 4, 4], [1, 1], [0, 0], [1, 1], 1, "f32", False]
+        >>> ConvolutionProblem.of(values).weight
+        (8, 8, 1, 1)
+        """
+        return cls._make(tuple(value) if isinstance(value, list) else value for value in values)
+
+
+TENSOR_CORE, DOWN_CONVERT, FOURIER_NOTE, NONDETERMINISTIC = 0, 1, 3, 4  # cudnnBackendNumericalNote_t
+
+
+class CandidatePlan(NamedTuple):
+    """A plan that cuDNN would try: its engine, its numerical notes as bits, and the bytes of its workspace."""
+
+    engine: int
+    notes: int
+    workspace: int
+
+    def allowed(self, kind: str, tf32: bool = True, deterministic: bool = False) -> bool:
+        """Conv_v8.cpp, filterEngineConfigs.
+
+        >>> CandidatePlan(1, 1 << TENSOR_CORE, 0).allowed("f32", tf32=False)
+        False
+        """
+        refused = 1 << DOWN_CONVERT
+        if deterministic:
+            refused |= 1 << NONDETERMINISTIC
+        if kind == "f32" and not tf32:
+            refused |= 1 << TENSOR_CORE
+        return not self.notes & refused
 
 
 class Workspace(NamedTuple):

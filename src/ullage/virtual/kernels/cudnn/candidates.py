@@ -16,14 +16,15 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ullage.errors import UllageError
+from ullage.isolation.handover import Line
 from ullage.virtual import current
 from ullage.virtual.kernels.cudnn.convolution import strides_of
-from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem
+from ullage.virtual.kernels.cudnn.formulas import DATA, FILTER, FORWARD, CandidatePlan, ConvolutionProblem
 
 # cudnn_graph.h: types of descriptors, names of attributes, types of attributes, and values.
 _CONVOLUTION, _ENGINE, _ENGINE_CONFIG, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
@@ -34,33 +35,11 @@ _NOTE_TYPE, _DESCRIPTOR_TYPE, _INT32_TYPE, _CHAR_TYPE = 11, 15, 23, 24
 _DATA_TYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 9}
 _CROSS_CORRELATION = 1
 INSTANT, FALLBACK = 0, 2
-TENSOR_CORE, DOWN_CONVERT, FOURIER_NOTE, NONDETERMINISTIC = 0, 1, 3, 4
 _ALIGNMENT = 32  # what PyTorch says of tensors that begin at a block of its allocator
 
 
 class CudnnError(UllageError):
     """cuDNN declined a question."""
-
-
-class CandidatePlan(NamedTuple):
-    """A plan that cuDNN would try: its engine, its numerical notes as bits, and the bytes of its workspace."""
-
-    engine: int
-    notes: int
-    workspace: int
-
-    def allowed(self, kind: str, tf32: bool = True, deterministic: bool = False) -> bool:
-        """Conv_v8.cpp, filterEngineConfigs.
-
-        >>> CandidatePlan(1, 1 << TENSOR_CORE, 0).allowed("f32", tf32=False)
-        False
-        """
-        refused = 1 << DOWN_CONVERT
-        if deterministic:
-            refused |= 1 << NONDETERMINISTIC
-        if kind == "f32" and not tf32:
-            refused |= 1 << TENSOR_CORE
-        return not self.notes & refused
 
 
 class Cudnn:
@@ -252,3 +231,19 @@ def _loaded_library() -> ctypes.CDLL:
             if hasattr(library, "cudnnBackendCreateDescriptor") and hasattr(library, "cudnnCreate"):
                 return library
     raise CudnnError("needed a PyTorch that uses cuDNN; this one has not loaded it")
+
+
+def serve(request: dict[str, Any]) -> None:
+    """The life of a process that asks for another one (`asked.Asker`): it says which cuDNN and card it has, and answers
+    lists of problems until the line is closed."""
+    line, cudnn = Line(request["line"]), Cudnn()
+    line.send({"cudnn": cudnn.version, "gpu": torch.cuda.get_device_name()})
+    while (asked := line.receive()) is not None:
+        line.send({"answers": [_answer(cudnn, ConvolutionProblem.of(values)) for values in asked[0]["problems"]]})
+
+
+def _answer(cudnn: Cudnn, problem: ConvolutionProblem) -> list[CandidatePlan] | None:
+    try:
+        return cudnn.candidates(problem)
+    except CudnnError:
+        return None

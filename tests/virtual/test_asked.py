@@ -1,0 +1,195 @@
+"""cuDNN is asked about convolutions on a card of this machine, by a process that a file stands for here."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.paths import ROOT
+
+import ullage
+from ullage.virtual.kernels.cudnn import asked
+from ullage.virtual.kernels.cudnn.formulas import NONDETERMINISTIC, TENSOR_CORE
+
+CARD = replace(ullage.gpu("H200"), uuid="GPU-of-this-machine")
+MIB = 1 << 20
+TENSORS, RANDOM = 1 << TENSOR_CORE, 1 << NONDETERMINISTIC
+PLANS = [[1, TENSORS | RANDOM, 96 * MIB], [2, TENSORS, 64 * MIB], [3, 0, 32 * MIB], [4, TENSORS, 256 * MIB]]
+
+
+class Machine:
+    """What this machine's cuDNN would say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told, self.log = folder / "told.json", folder / "log"
+        self.says(cudnn=91900, plans=PLANS)
+
+    def says(self, **values: object) -> None:
+        self.told.write_text(json.dumps({"log": str(self.log), **values}))
+
+    @property
+    def starts(self) -> int:
+        return self._lines.count(f"start {CARD.uuid}")
+
+    @property
+    def questions(self) -> list[str]:
+        return [line for line in self._lines if not line.startswith("start")]
+
+    @property
+    def _lines(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine(tmp_path)
+    monkeypatch.setenv("ULLAGE_ANSWERS", str(found.told))
+    monkeypatch.setenv("ULLAGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(asked, "ENTRY", "tests.virtual.answering:serve")
+    monkeypatch.setattr(asked, "installed_cudnn", lambda: 91900)
+    return found
+
+
+def odd() -> None:
+    """A convolution that is in no table, forward and backward."""
+    layer = torch.nn.Conv2d(13, 17, 3, device="cuda")
+    layer(torch.zeros(3, 13, 19, 23, device="cuda", requires_grad=True)).sum().backward()
+
+
+def test_the_card_is_asked_once_for_each_problem_and_the_answers_are_taken(machine: Machine) -> None:
+    found = ullage.estimate(odd, gpu=CARD)
+    assert machine.starts == 1
+    assert [json.loads(question)[0] for question in machine.questions] == ["f", "d", "w"]
+    assert found.guessed is not None and found.guessed["workspaces"] == 0
+    assert found.guessed["of_bytes"] == 3 * 96 * MIB
+    assert "convolution workspaces were asked of cuDNN 9.19 on this card" in found.notes
+    assert found.peak_allocated > 96 * MIB
+
+
+def test_answers_are_remembered_by_version_and_card(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ullage.estimate(odd, gpu=CARD)
+    again = ullage.estimate(odd, gpu=CARD)
+    assert machine.starts == 1 and again.peak_reserved == first.peak_reserved
+    assert "convolution workspaces were asked of cuDNN 9.19 on this card" in again.notes
+    monkeypatch.setattr(asked, "installed_cudnn", lambda: 92000)
+    machine.says(cudnn=92000, plans=[[1, 0, 8 * MIB]])
+    newer = ullage.estimate(odd, gpu=CARD)
+    assert machine.starts == 2 and newer.guessed is not None and newer.guessed["of_bytes"] == 3 * 8 * MIB
+    assert len(list((Path(first_folder(machine))).iterdir())) == 2
+
+
+def first_folder(machine: Machine) -> Path:
+    return machine.told.parent / "home" / "cache" / "cudnn"
+
+
+def test_a_line_that_a_kill_tore_is_asked_again(machine: Machine) -> None:
+    ullage.estimate(odd, gpu=CARD)
+    (file,) = first_folder(machine).iterdir()
+    file.write_text(file.read_text()[:-40])
+    found = ullage.estimate(odd, gpu=CARD)
+    assert machine.starts == 2 and len(machine.questions) == 4
+    assert found.guessed is not None and found.guessed["workspaces"] == 0
+
+
+@pytest.mark.parametrize(("switch", "bytes_of_each"), [("", 96), ("deterministic", 64), ("allow_tf32", 32)])
+def test_the_first_plan_that_the_switches_allow_is_taken(machine: Machine, switch: str, bytes_of_each: int) -> None:
+    def train() -> None:
+        cudnn = torch.backends.cudnn
+        with cudnn.flags(enabled=True, deterministic=switch == "deterministic", allow_tf32=switch != "allow_tf32"):
+            odd()
+
+    found = ullage.estimate(train, gpu=CARD)
+    assert found.guessed is not None and found.guessed["of_bytes"] == 3 * bytes_of_each * MIB
+
+
+def test_with_benchmark_all_plans_are_tried_and_the_first_is_kept(machine: Machine) -> None:
+    def train() -> None:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+            odd()
+
+    found = ullage.estimate(train, gpu=CARD)
+    assert found.peak_allocated > 256 * MIB
+    assert found.without_trials is not None and 96 * MIB < found.without_trials["peak_allocated"] < 128 * MIB
+
+
+@pytest.mark.parametrize("trouble", [{"error": "no GPU is free"}, {"ends": 1, "plans": PLANS, "cudnn": 91900}])
+def test_where_it_fails_the_trees_answer_and_a_note_says_why(machine: Machine, trouble: dict[str, object]) -> None:
+    machine.says(**trouble)
+    found = ullage.estimate(odd, gpu=CARD)
+    assert machine.starts == 1
+    assert found.guessed is not None and found.guessed["workspaces"] >= 2
+    (note,) = [note for note in found.notes if "could not be asked" in note]
+    assert ("no GPU is free" if "error" in trouble else "has ended") in note
+
+
+def test_another_cudnn_than_the_one_that_runs_the_job_is_not_believed(machine: Machine) -> None:
+    machine.says(cudnn=92000, plans=PLANS)
+    found = ullage.estimate(odd, gpu=CARD)
+    assert found.guessed is not None and found.guessed["workspaces"] == 3
+    assert any("needed cuDNN 91900; the process that asks has 92000" in note for note in found.notes)
+
+
+def test_nobody_asks_about_a_kind_of_gpu_or_a_hidden_card(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ullage.estimate(odd, gpu="H200")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hidden = ullage.estimate(odd, gpu=CARD)
+    assert machine.starts == 0
+    assert found.peak_reserved == hidden.peak_reserved and not any(
+        "asked" in note for note in found.notes + hidden.notes
+    )
+
+
+def test_a_build_for_cpus_has_no_cudnn_to_ask(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    if torch.version.cuda is None:
+        assert asked.installed_cudnn() is None
+        assert asked.Answers(CARD).of(next(iter(problems()))) is None
+
+
+def problems() -> list[asked.ConvolutionProblem]:
+    sizes = (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8)
+    return [asked.ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)]
+
+
+def test_what_was_measured_with_this_very_version_is_not_asked(machine: Machine) -> None:
+    def train() -> None:
+        layer = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False, device="cuda")
+        layer(torch.zeros(32, 64, 56, 56, device="cuda", requires_grad=True)).sum().backward()
+
+    found = ullage.estimate(train, gpu=CARD)
+    assert machine.starts == 0 and found.peak_reserved == ullage.estimate(train, gpu="H200").peak_reserved
+
+
+SCRIPT = """
+import torch
+import ullage.virtual.kernels.cudnn.asked as asked
+asked.installed_cudnn = lambda: 91900  # as a build for CUDA says
+layer = torch.nn.Conv2d(13, 17, 3, device="cuda")
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for _ in range(4):
+    layer(torch.zeros(3, 13, 19, 23, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_runs_again_with_the_answers(machine: Machine, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    found = ullage.estimate(script, gpu=CARD)
+    assert machine.starts == 1 and len(machine.questions) == 2
+    assert found.guessed is not None and found.guessed["workspaces"] == 0 and found.peak_allocated > 96 * MIB
+    assert "convolution workspaces were asked of cuDNN 9.19 on this card" in found.notes
+    again = ullage.estimate(script, gpu=CARD)
+    assert machine.starts == 1 and again.peak_reserved == found.peak_reserved
+
+
+def test_a_script_is_estimated_where_cudnn_cannot_be_asked(machine: Machine, tmp_path: Path) -> None:
+    machine.says(error="no GPU is free")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    found = ullage.estimate(script, gpu=CARD)
+    assert found.guessed is not None and found.guessed["workspaces"] == 2
+    assert any("could not be asked on this card" in note and "no GPU is free" in note for note in found.notes)
