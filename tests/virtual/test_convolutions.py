@@ -287,3 +287,18 @@ def test_the_bound_leaves_room_for_a_guess_that_is_not_sure(channels, known):
     assert (gpu.uncertainty.surprise == 0) is known
     assert room >= 2 * gpu.uncertainty.surprise
     assert (room <= 28 * 2**20) is known  # a segment, and what contexts differ by
+
+
+def test_a_transposed_layer_copies_a_part_of_a_gradient_once_for_both_of_its_gradients():
+    """As recorded on an H200 in a U-Net, where the gradient is a slice of that of a concatenation."""
+    with ullage.virtual_gpu("H200") as gpu:
+        source = torch.zeros(8, 200, 22, 22, device="cuda", requires_grad=True)
+        layer = torch.nn.ConvTranspose2d(200, 144, 2, stride=2, bias=False).cuda()
+        out = layer(source)
+        other = torch.zeros(8, 288, 44, 44, device="cuda")
+        taken: list[tuple[int, int]] = []
+        gpu.memory.allocator.on_event = lambda action, _, size: taken.append((action, size))
+        out.backward(other[:, :144])
+    copy = out.nbytes
+    assert taken[0] == (0, copy) and [size for action, size in taken if action == 0].count(copy) == 1
+    assert [size for action, size in taken if action == 0][1] == source.nbytes

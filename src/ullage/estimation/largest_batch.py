@@ -11,6 +11,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -223,13 +224,22 @@ def max_batch(
 
     limit = card.usable - (card.context or 0)
     first = argument_value(options.get("args", ()), batch_arg) or options.get(option)
-    with many_runs(of_ranks=bool(options.get("world_size"))):
+    with many_runs(of_ranks=bool(options.get("world_size"))), _one_asker(card):
         largest = Search(trial, limit, step).largest(_start(first, start))
         sure = _sure(largest, step, estimates, estimate_of) if largest else 0
     return MaxBatch(
         largest, what=what, gpu=card.name, sure=sure, estimate=estimates.get(largest),
         beyond=estimates.get(largest + step), trials=len(estimates), seconds=time.perf_counter() - begin,
     )  # fmt: skip
+
+
+def _one_asker(card: GPU) -> AbstractContextManager[Any]:
+    """Inside, one process asks cuDNN for all estimates on a card of this machine."""
+    if card.uuid is None:
+        return nullcontext()
+    from ullage.virtual.kernels.cudnn.asked import asking  # which imports PyTorch
+
+    return asking(card)
 
 
 def _sure(largest: int, step: int, estimates: dict[int, Estimate], estimate_of: Callable[[int], Estimate]) -> int:

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -253,14 +253,13 @@ def _ask_cudnn(
 ) -> str | None:
     """Have cuDNN's answers about a script's convolutions remembered, by a process with the real card; returns what a
     report says where that failed."""
-    from ullage.virtual.kernels.cudnn.asked import Answers, Asker  # which imports PyTorch
+    from ullage.virtual.kernels.cudnn.asked import asking  # which imports PyTorch
     from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
 
-    assert request.gpu.uuid is not None
     if progress is not None:
         progress("asking cuDNN on this card")
-    with closing(Asker(request.gpu.uuid, None if python.is_ours else python.path, python.env)) as asker:
-        answers = Answers(request.gpu, asker, found["cudnn"])
+    with asking(request.gpu, found["cudnn"], None if python.is_ours else python) as answers:
+        assert answers is not None
         answers.find_out([ConvolutionProblem.of(values) for values in found["unanswered"]])
     if progress is not None:
         progress("")

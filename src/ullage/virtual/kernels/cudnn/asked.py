@@ -28,6 +28,7 @@ from ullage.home import cache
 from ullage.isolation import boot
 from ullage.isolation.environment import environment
 from ullage.isolation.handover import Line, pair
+from ullage.isolation.interpreter import Interpreter
 from ullage.isolation.process_identity import this_process
 from ullage.isolation.starting import Started, as_file, kill_group, started
 from ullage.virtual.kernels.cudnn.formulas import (
@@ -266,14 +267,18 @@ def used(answers: Answers) -> Iterator[Answers]:
 
 
 @contextlib.contextmanager
-def asking(card: GPU) -> Iterator[Answers | None]:
-    """Inside, convolutions on a card of this machine are asked of its cuDNN, by one process for all of them."""
-    before = in_use(card)
+def asking(card: GPU, cudnn: int | None = None, python: Interpreter | None = None) -> Iterator[Answers | None]:
+    """Inside, convolutions on a card of this machine are asked of its cuDNN, by one process for all of them.
+
+    `cudnn` is the version that is expected, by default that of this Python; `python` another Python that has it.
+    """
+    before = in_use(card) if python is None else None
     if before is not None or not may_ask(card):
         yield before
         return
     assert card.uuid is not None
-    with contextlib.closing(Asker(card.uuid)) as asker, used(Answers(card, asker)) as answers:
+    asker = Asker(card.uuid) if python is None else Asker(card.uuid, python.path, python.env)
+    with contextlib.closing(asker), used(Answers(card, asker, cudnn)) as answers:
         yield answers
 
 

@@ -503,7 +503,10 @@ def _cudnn_back(
         source, place = run.copy(source, prefers_channels_last(source, weight))
         kept.append(place)
     wanted = suggests_channels_last(source)
-    if suggests_channels_last(grad) is not wanted:  # Tensor.to(memory_format) goes by what the strides suggest
+    if settings.transposed:
+        grad, place = run.copy(grad, wanted)
+        kept.append(place)
+    elif suggests_channels_last(grad) is not wanted:  # Tensor.to(memory_format) goes by what the strides suggest
         grad = grad._replace(stride=strides_of(grad.size, wanted))
         kept.append(run.steps.take(grad.nbytes))
     outputs: list[Output] = [None, None]
