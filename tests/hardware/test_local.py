@@ -58,6 +58,9 @@ class FakeNVML:
     def nvmlDeviceGetName(self, device: FakeDevice) -> str | bytes:
         return device.name
 
+    def nvmlDeviceGetUUID(self, device: FakeDevice) -> str:
+        return f"GPU-of-{device.memory}"
+
     def nvmlDeviceGetMemoryInfo(self, device: FakeDevice) -> SimpleNamespace:
         return SimpleNamespace(total=device.memory)
 
@@ -85,6 +88,8 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_known_cards_keep_their_figures_and_order() -> None:
     nvml = FakeNVML([FakeDevice("NVIDIA H200", 143771 * MIB, (9, 0)), FakeDevice(b"Tesla T4", 15360 * MIB, (7, 5))])
     assert local_gpus(nvml) == [gpu("H200"), gpu("T4")]
+    assert [card.uuid for card in local_gpus(nvml)] == [f"GPU-of-{143771 * MIB}", f"GPU-of-{15360 * MIB}"]
+    assert gpu("H200").uuid is None
     assert nvml.open == 0
 
 

@@ -200,3 +200,13 @@ def test_a_script_is_estimated_where_cudnn_cannot_be_asked(machine: Machine, tmp
     found = ullage.estimate(script, gpu=CARD)
     assert found.guessed is not None and found.guessed["workspaces"] == 2
     assert any("could not be asked on this card" in note and "no GPU is free" in note for note in found.notes)
+
+
+def test_a_script_whose_answers_cannot_be_kept_is_not_run_again_and_again(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "cache").write_text("a file where a folder is needed")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    found = ullage.estimate(script, gpu=CARD)
+    assert machine.starts == 1 and len(machine.questions) == 2
+    assert any("the answers cannot be kept in" in note for note in found.notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # The minor number only matters where one major number covers two generations.
 _GENERATIONS = {
@@ -65,7 +65,7 @@ class GPU:
     context_measured: bool = False
     parent: str | None = None
     mig_instances: int | None = None
-    uuid: str | None = None
+    uuid: str | None = field(default=None, compare=False)
     aliases: tuple[str, ...] = ()
 
     @property

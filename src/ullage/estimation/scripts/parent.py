@@ -236,7 +236,25 @@ def _run(
 
     On a card of this machine, cuDNN is asked about convolutions that nothing is known of, and the script runs again.
     """
-    found = _run_once(request, python, private, show_output, progress)
+
+    def once() -> dict[str, Any]:
+        outcome = run(
+            "ullage.estimation.scripts.child:run_script",
+            dataclasses.asdict(request),
+            limits=Limits(seconds=request.timeout + GRACE + _PATIENCE, **_LIMITS),
+            env=_environment(python, private.network),
+            cwd=os.getcwd(),
+            private=private,
+            python=None if python.is_ours else python.path,
+            show=_show if show_output else None,
+            progress=progress,
+            warm=_warm[0] if _warm else None,
+        )
+        kind = "refused" if outcome.reason == "error" else "died"
+        found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
+        return {**found, "output": outcome.last_lines(TAIL)}
+
+    found = once()
     for _ in range(_ROUNDS):
         if not found.get("unanswered"):
             break
@@ -244,7 +262,7 @@ def _run(
             if "estimate" in found:
                 found["estimate"]["notes"].append(problem)
             break
-        found = _run_once(request, python, private, show_output, progress)
+        found = once()
     return found
 
 
@@ -253,41 +271,17 @@ def _ask_cudnn(
 ) -> str | None:
     """Have cuDNN's answers about a script's convolutions remembered, by a process with the real card; returns what a
     report says where that failed."""
-    from ullage.virtual.kernels.cudnn.asked import asking  # which imports PyTorch
+    from ullage.virtual.kernels.cudnn.asked import HIDDEN, asking  # which imports PyTorch
     from ullage.virtual.kernels.cudnn.formulas import ConvolutionProblem
 
     if progress is not None:
         progress("asking cuDNN on this card")
     with asking(request.gpu, found["cudnn"], None if python.is_ours else python) as answers:
-        assert answers is not None
-        answers.find_out([ConvolutionProblem.of(values) for values in found["unanswered"]])
+        if answers is not None:
+            answers.find_out([ConvolutionProblem.of(values) for values in found["unanswered"]])
     if progress is not None:
         progress("")
-    return answers.words if answers.failed else None
-
-
-def _run_once(
-    request: ScriptRequest,
-    python: Interpreter,
-    private: Private,
-    show_output: bool,
-    progress: Callable[[str], None] | None,
-) -> dict[str, Any]:
-    outcome = run(
-        "ullage.estimation.scripts.child:run_script",
-        dataclasses.asdict(request),
-        limits=Limits(seconds=request.timeout + GRACE + _PATIENCE, **_LIMITS),
-        env=_environment(python, private.network),
-        cwd=os.getcwd(),
-        private=private,
-        python=None if python.is_ours else python.path,
-        show=_show if show_output else None,
-        progress=progress,
-        warm=_warm[0] if _warm else None,
-    )
-    kind = "refused" if outcome.reason == "error" else "died"
-    found = outcome.answer or _seen_before(outcome) or {"status": "failed", "kind": kind, "how": outcome.failure}
-    return {**found, "output": outcome.last_lines(TAIL)}
+    return HIDDEN if answers is None else answers.words if answers.failed else None
 
 
 _warm: list[WarmProcesses] = []

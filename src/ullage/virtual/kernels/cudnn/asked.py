@@ -46,6 +46,8 @@ TIMED = 10  # plans that `cudnn.benchmark` times (aten/src/ATen/Context.h, bench
 _START, _ANSWER = 120.0, 60.0  # seconds: until it can be asked, and for some questions
 _AT_ONCE = 64  # questions
 
+HIDDEN = "cuDNN could not be asked on this card, which is hidden from CUDA: its choices are guessed"
+
 Plans = tuple[CandidatePlan, ...]
 
 
@@ -53,7 +55,7 @@ class CannotAsk(UllageError):
     """Why cuDNN could not be asked."""
 
 
-class Asker:
+class CudnnAsker:
     """A process that asks cuDNN on one card of this machine; it is started by the first question.
 
     `python` is another Python than this one, whose cuDNN is asked, with the variables `env`.
@@ -146,7 +148,7 @@ class Answers:
     Without an asker, `unanswered` gathers what was not known. `cudnn` is the version; by default that of this Python.
     """
 
-    def __init__(self, card: GPU, asker: Asker | None = None, cudnn: int | None = None) -> None:
+    def __init__(self, card: GPU, asker: CudnnAsker | None = None, cudnn: int | None = None) -> None:
         self.card, self.failed = card, ""
         self.unanswered: dict[ConvolutionProblem, None] = {}
         self.used = 0  # answers that were given
@@ -180,16 +182,16 @@ class Answers:
             self.used += 1
             return known[problem] or None
 
-    def find_out(self, problems: Sequence[ConvolutionProblem]) -> bool:
-        """Ask about problems and remember the answers; returns whether they are known now."""
+    def find_out(self, problems: Sequence[ConvolutionProblem]) -> None:
+        """Ask about problems and remember the answers for another process; `failed` says why that could not be."""
         with self._lock:
             known = self._remembered()
             unknown = [problem for problem in problems if problem not in known]
-            if unknown and not self.failed:
-                self._ask(unknown)
-            return not self.failed
+            if unknown and not self.failed and not self._ask(unknown):
+                self.failed = self.failed or f"the answers cannot be kept in {self.path}"
 
-    def _ask(self, problems: Sequence[ConvolutionProblem]) -> None:
+    def _ask(self, problems: Sequence[ConvolutionProblem]) -> bool:
+        """Ask, and tell whether the answers were remembered."""
         assert self._asker is not None and self._known is not None
         try:
             found = self._asker.ask(problems)
@@ -197,7 +199,7 @@ class Answers:
                 raise CannotAsk(f"needed cuDNN {self.cudnn}; the process that asks has {self._asker.cudnn}")
         except CannotAsk as error:
             self.failed = str(error)
-            return
+            return False
         self._known |= dict(zip(problems, found, strict=True))
         about = {"gpu": self.card.device_name, "cudnn": self.cudnn}
         rows = [
@@ -205,7 +207,7 @@ class Answers:
             | ({"problem": problem, "declined": ""} if plans is None else {"problem": problem, "candidates": plans})
             for problem, plans in zip(problems, found, strict=True)
         ]
-        _append(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        return _append(self.path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def learn(self, row: Mapping[str, Any]) -> None:
         """Take an answer from a row of `ullage measure cudnn`."""
@@ -232,15 +234,15 @@ class Answers:
         return f"convolution workspaces were asked of cuDNN {dotted(self.cudnn)} on this card" if self.used else None
 
 
-def _append(path: Path, text: str) -> None:
+def _append(path: Path, text: str) -> bool:
     """Add lines to a file; where that is refused, the next estimate asks again."""
-    with contextlib.suppress(OSError):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+        with open(path, "ab", buffering=0) as file:
+            file.write(text.encode())
+    except OSError:
+        return False
+    return True
 
 
 _in_use: list[Answers] = []
@@ -277,7 +279,7 @@ def asking(card: GPU, cudnn: int | None = None, python: Interpreter | None = Non
         yield before
         return
     assert card.uuid is not None
-    asker = Asker(card.uuid) if python is None else Asker(card.uuid, python.path, python.env)
+    asker = CudnnAsker(card.uuid) if python is None else CudnnAsker(card.uuid, python.path, python.env)
     with contextlib.closing(asker), used(Answers(card, asker, cudnn)) as answers:
         yield answers
 

@@ -234,8 +234,8 @@ def _loaded_library() -> ctypes.CDLL:
 
 
 def serve(request: dict[str, Any]) -> None:
-    """The life of a process that asks for another one (`asked.Asker`): it says which cuDNN and card it has, and answers
-    lists of problems until the line is closed."""
+    """The life of a process that asks for another one (`asked.CudnnAsker`): it says which cuDNN and card it has, and
+    answers lists of problems until the line is closed."""
     line, cudnn = Line(request["line"]), Cudnn()
     line.send({"cudnn": cudnn.version, "gpu": torch.cuda.get_device_name()})
     while (asked := line.receive()) is not None:
