@@ -167,6 +167,40 @@ def test_the_fit_finds_what_the_runs_were_made_of(followed, timed):
         judging.lines_of(rates, learn, [])
 
 
+def test_another_machine_is_judged_by_the_speed_of_its_own_host(followed, timed):
+    steps = {name: calls for name, (_, _, calls, _) in followed.items()}
+    rows = rows_of(followed)
+    rates = fitting.fit(
+        timed, [run for run in runs.with_work(runs.read_alone(rows), steps) if not run.is_test], trees=30
+    )
+    slow = []
+    for row in rows:
+        gpu_s, host_s = row["gract"] * row["step_seconds"], 2 * row["host_seconds"]
+        step_s = max(gpu_s, host_s)
+        slow.append({**row, "machine": "slow", "step_seconds": step_s, "host_seconds": host_s, "gract": gpu_s / step_s})
+    measured = runs.with_work(runs.read_alone(slow), steps)
+    learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
+    there = judging.on_host(rates, learn)
+    assert sum(there.host.values()) == pytest.approx(2 * sum(rates.host.values()), rel=0.25)
+    waiting = [run for run in test if run.gpu_s < 0.5 * run.step_s]
+    assert waiting
+    for run in waiting:
+        assert utilization_of_work(run.work, H200, there).step_s == pytest.approx(run.step_s, rel=0.3)
+        assert utilization_of_work(run.work, H200, rates).step_s < 0.75 * run.step_s
+    with pytest.raises(InvalidValue, match="families for the fit"):
+        judging.on_host(rates, test)
+    with pytest.raises(InvalidValue, match="needed 5 runs that wait for their host"):
+        judging.on_host(rates, learn[:2])
+
+
+def test_the_machine_that_the_rates_know_is_judged_first(followed, timed):
+    rows = rows_of(followed)
+    rates = replace(load(), card={"machine": "one"})
+    others = [{**row, "id": f"{row['id']}-{number}", "machine": "two"} for row in rows for number in range(2)]
+    assert {run.machine for run in judging.of_one_host(runs.read_alone([*rows, *others]), rates)} == {"one"}
+    assert {run.machine for run in judging.of_one_host(runs.read_alone(others), rates)} == {"two"}
+
+
 @pytest.mark.parametrize("name", ["answers.jsonl", "answers.jsonl.gz"])
 def test_a_file_of_something_else_is_no_file_of_steps_and_stays_as_it_is(followed, tmp_path, name):
     mine = tmp_path / name
@@ -210,3 +244,11 @@ def test_train_and_evaluate_from_the_command_line(followed, timed, tmp_path):
     assert again.returncode == 0, again.stderr
     found = json.loads(again.stdout)
     assert found["together"] == [] and found["alone"][0]["count"] > 0
+    elsewhere = tmp_path / "elsewhere.parquet"
+    rows = [{**row, "machine": "two", "layers": []} for row in rows_of(followed)]
+    frame(rows).write_parquet(elsewhere)
+    there = ullage(
+        "evaluate", "utilization", "--data", str(elsewhere), "--weights", str(made), "--resume", str(kept), "--json"
+    )
+    assert there.returncode == 0, there.stderr
+    assert json.loads(there.stdout)["alone"][0]["count"] == found["alone"][0]["count"]

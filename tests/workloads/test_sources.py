@@ -163,3 +163,9 @@ def test_names_are_found_without_importing_the_packages():
     assert {"resnet50", "fcn_resnet50", "r3d_18"} <= set(model_names("torchvision"))
     assert {"vit_small_patch16_224", "resnet10t"} <= set(model_names("timm"))
     assert {"GPT2LMHeadModel", "AutoModelForCausalLM", "T5ForConditionalGeneration"} <= set(model_names("hf"))
+
+
+def test_a_line_may_say_that_its_model_is_compiled():
+    row = {"model": "mlp:x", "widths": [8, 4], "batch": 2}
+    plain, compiled = (build(Configuration.from_row({**row, "compiled": wanted})) for wanted in (False, True))
+    assert not hasattr(plain, "_orig_mod") and type(compiled._orig_mod) is type(plain)

@@ -380,18 +380,23 @@ def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | No
     with following("reading runs") as going:
         rows = [row for file in tables or _data_files("utilization", []) for row in read_rows(file)]
         rates = load(weights or SHIPPED)
-        read = judging.of_known_host(runs.read_alone(rows), rates)
+        read = judging.of_one_host(runs.read_alone(rows), rates)
         learn, test = ([run for run in read if run.is_test is wanted] for wanted in (False, True))
-        going.begin("following runs", len(test))
-        steps = runs.follow(runs.configurations(rows, test), kept, going.step)
+        strange = [run for run in learn if run.machine != rates.card.get("machine")]
+        going.begin("following runs", len(test) + len(strange))
+        steps = runs.follow(runs.configurations(rows, [*test, *strange]), kept, going.step)
+        if strange:
+            rates = judging.on_host(rates, runs.with_work(strange, steps))
+            known = runs.read_alone(read_rows(shipped[0])) if shipped[0].is_file() else []
+            learn += [run for run in judging.of_one_host(known, rates) if not run.is_test]
         lines = judging.lines_of(rates, learn, runs.with_work(test, steps))
         together = []
         if sets:
             measured = sharing.read_rows(sets)
             going.begin("following jobs", len({row["alone"] for row in measured if "alone" in row}))
-            jobs = sharing.follow(measured, going.step)
+            jobs = sharing.follow(measured, kept, going.step)
             alone = sharing.measured_alone(measured, jobs)
-            predicted = sharing.predicted_alone(alone, jobs)
+            predicted = sharing.predicted_alone(alone, jobs, rates)
             together = sharing.lines_of(sharing.sets_of(measured, alone), alone, predicted)
     print_utilization(lines, together, as_json)
 

@@ -203,7 +203,7 @@ def utilization(
         going.begin("fitting")
         made = fitting.fit(calls, learn, going.doing, trees)
     write_weights(out, packed(made))
-    lines = judging.lines_of(made, *(judging.of_known_host(part, made) for part in (learn, test)))
+    lines = judging.lines_of(made, *(judging.of_one_host(part, made) for part in (learn, test)))
     print_utilization(lines, [], as_json)
 
 
@@ -232,7 +232,7 @@ def sharing(
     with following(
         "following jobs", len({row["alone"] for row in rows if "alone" in row and "failed" not in row})
     ) as going:
-        steps = model.follow(rows, going.step)
+        steps = model.follow(rows, notify=going.step)
         alone = model.measured_alone(rows, steps)
         sets = model.sets_of(rows, alone)
         going.begin("fitting")

@@ -137,6 +137,7 @@ class Configuration:
     act: str = "ReLU"
     gradient_accumulation: int = 1
     inference: bool = False
+    compiled: bool = False
     freeze: tuple[str, ...] = ()
     lora: int | None = None
     lora_targets: tuple[str, ...] = ()

@@ -20,13 +20,13 @@ from ullage.errors import InvalidValue
 from ullage.hardware import gpu as find_gpu
 from ullage.performance.alone import utilization_of
 from ullage.performance.contention import SharingRules
+from ullage.performance.rates import Rates
 from ullage.performance.result import Utilization
 from ullage.performance.sharing import Sharing, share_of
 from ullage.performance.step import StepCalls
 from ullage.research.datasets.model_families import family_of, is_for_testing
-from ullage.workloads.configuration import Configuration
+from ullage.research.training.utilization.runs import follow as follow_runs
 from ullage.workloads.configuration import read_rows as read_lines
-from ullage.workloads.workload import Workload
 
 Row = Mapping[str, Any]
 Reading = tuple[int, str, str]  # in which session, by which way of sharing, and the job's id
@@ -77,18 +77,13 @@ def read_rows(files: Sequence[Path]) -> list[Row]:
     return rows
 
 
-def follow(rows: Sequence[Row], notify: Callable[[str], None] | None = None) -> dict[str, StepCalls]:
-    """The step of every job, by its id."""
-    from ullage.performance.following import step_of
-
-    found: dict[str, StepCalls] = {}
-    for row in rows:
-        name = row.get("alone")
-        if name is not None and name not in found and "failed" not in row:
-            found[name] = step_of(Workload(configuration=Configuration.from_row(dict(row["job"]))))
-            if notify is not None:
-                notify(name)
-    return found
+def follow(
+    rows: Sequence[Row], kept: Path | None = None, notify: Callable[[str], None] | None = None
+) -> dict[str, StepCalls]:
+    """The step of every job, by its id; those that the file `kept` has are not followed again."""
+    jobs = {f"job {row['alone']}": row["job"] for row in rows if "alone" in row and "failed" not in row}
+    found = follow_runs([{**job, "id": name} for name, job in jobs.items()], kept, notify)
+    return {name.removeprefix("job "): step for name, step in found.items() if name in jobs}
 
 
 def _readings(rows: Sequence[Row]) -> dict[Reading, list[Row]]:
@@ -113,6 +108,8 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
     """Jobs as they were measured alone; where one was read several times, the reading with the middle step."""
     found = {}
     for key, each in _readings(rows).items():
+        if key[2] not in steps:
+            continue
         step_s = median(row["step_s"][0] for row in each)
         busy = {name: fmean(row[name] * row["step_s"][0] for row in each) / step_s for name in _SHARES}
         power = fmean(row["power_w"] for row in each)
@@ -128,9 +125,11 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
 _SHARES = ("gract", "smact", "smocc", "drama", "tensor")
 
 
-def predicted_alone(measured: Jobs, steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
+def predicted_alone(
+    measured: Jobs, steps: Mapping[str, StepCalls], rates: Rates | None = None
+) -> dict[Reading, Utilization]:
     """The same jobs as the model of a job alone has them."""
-    told = {name: utilization_of(step, H200) for name, step in steps.items()}
+    told = {name: utilization_of(step, H200, rates) for name, step in steps.items()}
     return {reading: told[reading[2]] for reading in measured}
 
 

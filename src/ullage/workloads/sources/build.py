@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -140,6 +140,8 @@ def prepare(configuration: Configuration) -> tuple[nn.Module, Task]:
         model = add_lora(model, configuration)
     if configuration.freeze:
         freeze(model, configuration.freeze)
+    if configuration.compiled:
+        model = cast(nn.Module, torch.compile(model))
     return model, task
 
 

@@ -12,7 +12,7 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -298,6 +298,7 @@ def features(configuration: Configuration) -> Features:
     ((('linear', 4, 36), ('relu', 4, 0), ('linear', 2, 10)), 46, 2)
     """
     seen = _Seen()
+    configuration = replace(configuration, compiled=False)  # its layers are the same
     try:
         with torch.device("meta"):
             with no_start():

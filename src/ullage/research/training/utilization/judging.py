@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ullage.errors import InvalidValue
-from ullage.performance.alone import utilization_of_work
+from ullage.performance.alone import host_time, utilization_of_work
 from ullage.performance.gpuutilnet import BINS, classes_of
 from ullage.performance.rates import SHARES, Rates, measured_gpu
 from ullage.performance.result import Utilization
@@ -54,9 +54,38 @@ def predicted(rates: Rates, runs: Sequence[FollowedRun]) -> dict[str, Utilizatio
     return {run.id: utilization_of_work(run.work, measured_gpu(), rates) for run in runs}
 
 
-def of_known_host(runs: Sequence[AnyRun], rates: Rates) -> list[AnyRun]:
-    """Those of the machine whose host the rates know: hosts differ more than GPUs."""
-    return [run for run in runs if run.machine == rates.card.get("machine")]
+def of_one_host(runs: Sequence[AnyRun], rates: Rates) -> list[AnyRun]:
+    """Those of the machine whose host the rates know, or else of the one with most: hosts differ more than GPUs."""
+    machines = Counter(run.machine for run in runs)
+    known = rates.card.get("machine")
+    chosen = known if known in machines or not machines else machines.most_common(1)[0][0]
+    return [run for run in runs if run.machine == chosen]
+
+
+def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
+    """The rates on the machine of these runs, none of which is for testing: its host is faster or slower by one factor.
+
+    Where the GPU waits for the host, a step says how long the host takes; the middle of what these say is taken. On
+    the machine that the rates know, they stay as they are.
+    """
+    if runs and runs[0].machine == rates.card.get("machine"):
+        return rates
+    if any(run.is_test for run in runs):
+        raise InvalidValue("needed runs of families for the fit to learn how fast a host is")
+    factors = []
+    for run in runs:
+        copy, host = run.work.copied / rates.copied, host_time(rates, run.work)
+        rest = run.step_s - copy
+        if host and run.gpu_s < _WAITING * rest:
+            by_step = (rest**rates.blend - (rates.stretch * run.gpu_s) ** rates.blend) ** (1 / rates.blend)
+            factors.append(by_step / host)
+    if len(factors) < _LEAST_HOST:
+        raise InvalidValue(f"needed {_LEAST_HOST} runs that wait for their host, to learn its speed: {len(factors)} do")
+    factor = float(np.median(factors))
+    return replace(rates, host={name: factor * seconds for name, seconds in rates.host.items()})
+
+
+_WAITING, _LEAST_HOST = 0.75, 5
 
 
 def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[FollowedRun]) -> list[UtilizationLine]:
@@ -145,4 +174,6 @@ def _classes(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) 
 
 def _kinds(runs: Sequence[FollowedRun]) -> list[tuple[str, list[FollowedRun]]]:
     names = sorted({run.kind for run in runs})
-    return [(name, [run for run in runs if run.kind == name]) for name in names]
+    found = [(name, [run for run in runs if run.kind == name]) for name in names]
+    compiled = [run for run in runs if run.compiled]
+    return [*found, ("compiled", compiled)] if compiled else found

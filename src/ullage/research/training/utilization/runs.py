@@ -47,6 +47,7 @@ class ReadRun:
     host_s: float | None
     shares: Mapping[str, float]
     power_w: float
+    compiled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +117,14 @@ def read_alone(rows: Sequence[Mapping[str, Any]]) -> list[ReadRun]:
     for row in rows:
         if any(row.get(name) is None for name in READ) or not row["gract"]:
             continue
-        family = family_of({**_configuration(row), "arch": row["arch"]})
+        configuration = _configuration(row)
+        family = family_of({**configuration, "arch": row["arch"]})
         busy, step_s = min(1.0, float(row["gract"])), float(row["step_seconds"])
         found.append(
             ReadRun(
                 id=str(row["id"]), family=family.name, kind=family.kind, is_test=is_for_testing(family.name),
                 machine=str(row.get("machine")), step_s=step_s, gpu_s=busy * step_s, host_s=row.get("host_seconds"),
-                power_w=float(row["power_w"]),
+                power_w=float(row["power_w"]), compiled=bool(configuration.get("compiled")),
                 shares={name: float(row[name]) for name in SHARES if row.get(name) is not None},
             )
         )  # fmt: skip
