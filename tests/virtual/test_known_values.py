@@ -141,6 +141,21 @@ def test_a_loop_over_numbers_without_data_ends(gpu):
     assert rounds == 1
 
 
+def test_a_loop_that_trains_until_a_loss_is_small_goes_on_for_some_steps(gpu):
+    net = torch.nn.Linear(8, 1, device="cuda")
+    optimizer = torch.optim.Adam(net.parameters())
+    loss = torch.tensor(float("inf"))
+    while loss > 0.01:
+        loss = net(torch.rand(4, 8, device="cuda")).square().mean()
+        if torch.isnan(loss):
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert gpu.progress.optimizer_steps < 100
+    assert gpu.progress.optimizer_steps > 30
+
+
 def checked(x, fine):
     if not fine:
         raise ValueError(f"not fine: {x}")

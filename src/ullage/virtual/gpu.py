@@ -55,6 +55,7 @@ class VirtualGPU(GPUState):
         super().__init__(spec, config, limited, shared)
         self.mode = VirtualMode(self)
         self.progress = Progress(self)
+        self.values.steps = lambda: self.progress.optimizer_steps
         self.origins = RequestOrigins(self)
         if self.memory.keeps_history:
             self.memory.origin = self.origins.current

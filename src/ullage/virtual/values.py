@@ -24,7 +24,7 @@ import torch
 from ullage.virtual.host import Host
 from ullage.virtual.kernels.plan import span_of_elements
 from ullage.virtual.memory import DeviceMemory
-from ullage.virtual.working_branch import working_answer
+from ullage.virtual.working_branch import SupposedFlags, working_answer
 
 LARGEST_KNOWN = 65536  # elements; labels, lengths, masks and positions are smaller
 LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
@@ -69,6 +69,8 @@ class KnownValues:
     def __init__(self, memory: DeviceMemory, host: Host, note: Callable[[str, str], None]) -> None:
         self._memory, self._host, self._note = memory, host, note
         self._supposing = False  # whether any value followed from one that was made up
+        self._flags = SupposedFlags()
+        self.steps: Callable[[], int] = lambda: 0  # of training so far
 
     def known(self, tensor: _Tensor) -> _Tensor | None:
         """The values as a CPU tensor over the twin of the memory, or `None`."""
@@ -257,9 +259,8 @@ class KnownValues:
         self._memory.read_back()
         known = self.known(tensor)
         if known is not None:
-            working = (
-                working_answer(supposed=True) if tensor.dtype is torch.bool and self._is_supposed(tensor) else None
-            )
+            supposed = tensor.dtype is torch.bool and self._is_supposed(tensor)
+            working = self._flags.working_answer(self.steps()) if supposed else None
             return known.item() if working is None else working
         self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "one value"))
         if tensor.dtype is torch.bool:

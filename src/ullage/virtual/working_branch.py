@@ -19,16 +19,43 @@ _ASKING = ("CALL", "PRECALL", "COMPARE_OP")  # since Python 3.13 a comparison as
 _NOTHING = ("CACHE", "NOT_TAKEN")
 
 
-def working_answer(supposed: bool = False) -> bool | None:
-    """The answer to the flag that the code outside PyTorch asks for just now; `None` where both ways go on.
+MOST_ROUNDS = 40  # of a loop that trains until a number is small; by then its training has settled
 
-    A flag that is `supposed`, because a number that was made up was compared, would be the same for ever: a loop does
-    not begin another round for it.
+_Place = tuple[CodeType, int]
+
+
+def working_answer() -> bool | None:
+    """The answer to the flag that the code outside PyTorch asks for just now; `None` where both ways go on."""
+    place = _place()
+    return None if place is None else _answer_at(*place, False)
+
+
+class SupposedFlags:
+    """Answers to flags that are supposed, because a number that was made up was compared.
+
+    Such a flag would be the same for ever, so a loop does not begin another round for it. A loop that has trained
+    since it asked the last time does, because the first steps of training are not like the others.
     """
+
+    def __init__(self) -> None:
+        self._asked: dict[_Place, tuple[int, int]] = {}  # the steps of training when it was asked last, and how often
+
+    def working_answer(self, steps: int) -> bool | None:
+        """As the function; `steps` says how many steps of training there were."""
+        place = _place()
+        if place is None:
+            return None
+        before, rounds = self._asked.get(place, (0, 0))
+        self._asked[place] = steps, rounds + 1
+        return _answer_at(*place, supposed=steps == before or rounds >= MOST_ROUNDS)
+
+
+def _place() -> _Place | None:
+    """The instruction of the code outside PyTorch that runs now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
-    return None if frame is None else _answer_at(frame.f_code, frame.f_lasti, supposed)
+    return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
 @functools.lru_cache(maxsize=4096)
