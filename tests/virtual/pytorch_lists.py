@@ -33,6 +33,7 @@ LEFT_OUT = {
 _MEANS = "a GPU keeps means and variances of half precision in single"
 _DRIVER = "the CPU takes another of LAPACK's drivers, which gives the rank and no residuals"
 _KERNELS = "the CPU takes another kernel, with another layout"
+_META = "PyTorch's own meta function gives another layout for a GPU"
 DIFFERENT = {
     "native_layer_norm": _MEANS,
     "native_batch_norm": _MEANS,
@@ -40,11 +41,13 @@ DIFFERENT = {
     "_batch_norm_with_update": _MEANS,
     "nonzero": "data decides: every element may be counted",
     "argwhere": "data decides: every element may be counted",
+    "nonzero_static": _META,
     "nn.functional.max_unpool2d.grad": _KERNELS,
     "nn.functional.max_unpool2d": _KERNELS,
     "nn.functional.scaled_dot_product_attention": _KERNELS,
     "ormqr": _KERNELS,
     "pca_lowrank": _KERNELS,
+    "svd": _META,
     "svd_lowrank": _KERNELS,
     "linalg.eig": _KERNELS,
     "linalg.lstsq": _DRIVER,

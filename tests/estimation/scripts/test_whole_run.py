@@ -319,3 +319,28 @@ def test_a_metric_of_the_hub_has_a_stand_in(estimated, tmp_path_factory, monkeyp
     found = estimated(source)
     assert "0.0 ['accuracy']" in found["printed"]
     assert any("the metric accuracy was not downloaded" in note for note in found["notes"])
+
+
+def test_data_sets_of_one_size_that_are_not_there_have_stand_ins(estimated):
+    source = """
+    import torch, torchvision.datasets as datasets
+    from torch.utils.data import DataLoader
+    from torchvision.transforms import ToTensor
+
+    class Small(datasets.CIFAR100):
+        def __getitem__(self, index):
+            return super().__getitem__(index)[0]
+
+    train = Small("data", train=True, transform=ToTensor())
+    test = datasets.MNIST("data", train=False, transform=ToTensor())
+    print(len(train), len(train.classes), len(test), len(datasets.EMNIST("data", split="letters").classes))
+    print(datasets.SVHN("data", "test")[25][1], datasets.STL10("data", "train")[0][0].size)
+    model = torch.nn.Linear(3072, 10, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(train, 256):
+        model(batch.cuda().flatten(1)).mean().backward()
+        optimizer.step()
+    """
+    found = estimated(source)
+    assert "50000 100 10000 27\n5 (96, 96)" in found["printed"]
+    assert any("Small is not in data" in note and "50,000" in note for note in found["notes"])

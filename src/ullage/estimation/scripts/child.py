@@ -29,7 +29,7 @@ from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
 from ullage.estimation.scripts.launching import Launching
 from ullage.estimation.scripts.loops import compiled
-from ullage.estimation.scripts.metrics import install_metrics
+from ullage.estimation.scripts.stand_ins import install_stand_ins
 from ullage.estimation.scripts.processes import Processes
 from ullage.estimation.scripts.request import GRACE, ScriptRequest, packed
 from ullage.estimation.scripts.weights import Weights
@@ -136,7 +136,7 @@ class ScriptRun:
             self.processes.install(replacements)
             self.launching.install(replacements)
             self.weights.install(replacements)
-            install_metrics(self.card.note, replacements)
+            install_stand_ins(self.card.note, replacements)
             self._watch_settings(replacements)
             install_safetensors(replacements)
             try:
