@@ -50,6 +50,9 @@ DIFFERENT = {
     "svd": _META,
     "svd_lowrank": _KERNELS,
     "linalg.eig": _KERNELS,
+    "linalg.svd": _META,
+    "fft.irfft2": _KERNELS,
+    "fft.irfftn": _KERNELS,
     "linalg.lstsq": _DRIVER,
     "linalg.lstsq.grad_oriented": _DRIVER,
 }

@@ -141,6 +141,13 @@ def test_a_loop_over_numbers_without_data_ends(gpu):
     assert rounds == 1
 
 
+def test_a_gradient_that_there_is_not_has_no_values(gpu):
+    norm = torch.nn.BatchNorm1d(4, affine=False).cuda()
+    x = torch.rand(8, 4).cuda().requires_grad_()
+    norm(x).backward(torch.ones(8, 4).cuda())
+    assert x.grad.shape == (8, 4)
+
+
 def test_a_loop_that_trains_until_a_loss_is_small_goes_on_for_some_steps(gpu):
     net = torch.nn.Linear(8, 1, device="cuda")
     optimizer = torch.optim.Adam(net.parameters())

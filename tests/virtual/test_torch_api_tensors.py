@@ -182,8 +182,18 @@ def test_the_old_types_work():
     assert isinstance(x, torch.cuda.HalfTensor) and not isinstance(x, torch.cuda.FloatTensor)
     assert x.type(torch.FloatTensor).device.type == "cpu"
     torch.set_default_tensor_type("torch.cuda.FloatTensor")
-    assert torch.zeros(2).is_cuda
-    torch.set_default_device(None)
+    assert torch.zeros(2).is_cuda and torch.Tensor([10.0]).tolist() == [10.0]
+    assert torch.Tensor([10.0]).is_cuda and torch.Tensor(2, 3).is_cuda and torch.nn.Linear(2, 3).weight.is_cuda
+    assert torch.FloatTensor([1.0]).device.type == torch.Tensor([1.0], device="cpu").device.type == "cpu"
+    torch.set_default_tensor_type("torch.FloatTensor")
+    assert torch.Tensor([10.0]).device.type == torch.zeros(2).device.type == "cpu"
+
+
+def test_a_default_type_on_the_gpu_ends_with_it():
+    with virtual_gpu("T4"):
+        torch.set_default_tensor_type(torch.cuda.FloatTensor)
+        assert torch.Tensor([1.0]).is_cuda
+    assert torch.Tensor([1.0]).device.type == "cpu" and "__new__" not in vars(torch.Tensor)
 
 
 def test_layers_without_shapes_yet_move_to_the_gpu():

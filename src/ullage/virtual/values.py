@@ -175,7 +175,7 @@ class KnownValues:
         supposed = self._supposing and any(map(self._is_supposed, args))
         results = result if isinstance(result, list | tuple) else (result,)
         for made, value in zip(results, self.computed(func, args, kwargs) or (), strict=False):
-            if isinstance(made, _Tensor) and made.is_cuda and value.shape == made.shape:
+            if value is not None and isinstance(made, _Tensor) and made.is_cuda and value.shape == made.shape:
                 self.set(made, value, supposed)
 
     def _supposed(self, value: Any) -> Any:

@@ -165,7 +165,7 @@ def _implementation(tensor: torch.Tensor) -> int:
     if not fits_32_bits(tensor):
         return _GENERAL
     if tensor.is_contiguous():
-        return _CHANNELS_LAST if tensor.stride(1) == 1 else _CONTIGUOUS
+        return _CHANNELS_LAST if tensor.dim() > 1 and tensor.stride(1) == 1 else _CONTIGUOUS
     channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return _CHANNELS_LAST if channels_last else _GENERAL
 
@@ -216,7 +216,7 @@ def native_forward_without_statistics(call: Call) -> Plan:
 def _native_forward(call: Call, training: bool) -> Plan:
     source, weight, bias = call.args[:3]
     kind = accumulate_type(source.dtype)
-    saved = new((source.shape[1],), kind)
+    saved = new((source.shape[1] if source.dim() > 1 else source.numel(),), kind)
     steps = Steps().output(0, 1, 2)
     implementation = _implementation(source)
     if training and source.numel():

@@ -318,17 +318,30 @@ _KINDS = {name: _make(name, dtype) for name, dtype in _DTYPES.items()}
 
 def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
     """Install the old names of tensor types."""
-    original = torch.set_default_tensor_type
+    original, new = torch.set_default_tensor_type, torch.Tensor.__new__
+    default: list[Any] = []  # the type that `torch.Tensor(...)` makes, if it lies on the GPU
 
     def set_default_tensor_type(t: Any, /) -> None:
         kind = _kind(t)
         if kind is None:
             original(t)
+            if default:
+                default.clear()
+                torch.set_default_device(None)
             return
+        if "__new__" not in vars(torch.Tensor):
+            torch.Tensor.__new__ = make_default  # type: ignore[method-assign, assignment]
+            replacements.on_undo(lambda: delattr(torch.Tensor, "__new__"))
+        default[:] = [kind]
         gpu.note("default type", "a default tensor type on CUDA was taken for a default device and a default dtype")
         if kind.dtype.is_floating_point:
             torch.set_default_dtype(kind.dtype)
         torch.set_default_device("cuda")
+
+    def make_default(cls: Any, *args: Any, **options: Any) -> Any:
+        """`torch.Tensor(...)`."""
+        on_gpu = default and cls is torch.Tensor and options.get("device") is None
+        return default[0](*args) if on_gpu else new(cls, *args, **options)
 
     def change_type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **rest: Any) -> Any:
         """`Tensor.type`."""
