@@ -33,6 +33,7 @@ CASES = {
         "True True",
     ),
     "sympy": ("  import sympy\n  class Own(sympy.Basic): pass\n  print(Own.__mro__[1].__module__)", "sympy.core.basic"),
+    "a symbol": ("  import sympy; print(sympy.Symbol('x', integer=True) + 1)", "x + 1"),
     "found": (
         "  from importlib.util import find_spec; print([find_spec(name).name for name in ('sympy', 'torch._dynamo')])",
         "['sympy', 'torch._dynamo']",

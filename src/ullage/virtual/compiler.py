@@ -64,15 +64,16 @@ class _StandIn(types.ModuleType):
         return importlib.import_module(self.__name__)
 
 
+class _NoNumber:
+    """What no number is."""
+
+
 class _NoSymbols(_StandIn):
     """PyTorch's type promotion asks whether a number is a symbol; it is told that none is."""
 
-    class Symbol:
-        """What no number is."""
-
     def __getattr__(self, name: str) -> Any:
         if name == "Basic" and sys._getframe(1).f_globals.get("__name__") == "torch._prims_common":
-            return self.Symbol
+            return _NoNumber
         return super().__getattr__(name)
 
 

@@ -173,7 +173,7 @@ def _implementation(tensor: torch.Tensor) -> int:
 def _channels_lie_together(tensor: torch.Tensor) -> bool:
     """Normalization.cu, batch_norm_use_channels_last_kernels."""
     if tensor.is_contiguous():
-        return tensor.stride(1) == 1
+        return tensor.dim() > 1 and tensor.stride(1) == 1
     if tensor.dim() == 4:
         return tensor.is_contiguous(memory_format=torch.channels_last)
     return tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d)
@@ -213,10 +213,15 @@ def native_forward_without_statistics(call: Call) -> Plan:
     return _native_forward(call, bool(call.args[3]))
 
 
+def _channels(source: Any) -> int:
+    """Of the input of a normalization; an empty vector has none."""
+    return int(source.shape[1]) if source.dim() > 1 else 0
+
+
 def _native_forward(call: Call, training: bool) -> Plan:
     source, weight, bias = call.args[:3]
     kind = accumulate_type(source.dtype)
-    saved = new((source.shape[1] if source.dim() > 1 else source.numel(),), kind)
+    saved = new((_channels(source),), kind)
     steps = Steps().output(0, 1, 2)
     implementation = _implementation(source)
     if training and source.numel():
@@ -238,7 +243,7 @@ def native_backward(call: Call) -> Plan:
     if reduces and mask[0] and not _channels_lie_together(source) and fits:
         return _fused_backward(source, weight, mask)
     kind = accumulate_type(source.dtype)
-    channels = source.shape[1]
+    channels = _channels(source)
     steps = Steps()
     outputs: list[Output] = [None, None, None]
     if mean is not None and mean.numel() == 0 and reduces and running_mean.dtype is not kind:
@@ -254,7 +259,7 @@ def native_backward(call: Call) -> Plan:
 
 def _fused_backward(source: torch.Tensor, weight: torch.Tensor | None, mask: Any) -> Plan:
     """Normalization.cuh, batch_norm_backward_cuda_template."""
-    parameter = new((source.shape[1],), weight.dtype) if weight is not None else None
+    parameter = new((_channels(source),), weight.dtype) if weight is not None else None
     outputs: list[Output] = [new(tuple(source.shape), source.dtype)]
     outputs += [parameter if wanted else None for wanted in mask[1:]]
     return Plan(outputs, Steps().output(*[place for place, made in enumerate(outputs) if made is not None]).steps)
@@ -264,7 +269,7 @@ def _reduce(
     steps: Steps, grad: torch.Tensor, source: torch.Tensor, weight: torch.Tensor | None, kind: torch.dtype, mask: Any
 ) -> list[Output]:
     """Normalization.cu, batch_norm_backward_reduce_cuda: two sums a channel, then the gradients of weight and bias."""
-    channels = source.shape[1]
+    channels = _channels(source)
     together = fits_32_bits(grad) and _channels_lie_together(grad) and _channels_lie_together(source)
     if together or mask[0]:
         steps.temporary(channels * kind.itemsize, channels * kind.itemsize)
@@ -337,7 +342,7 @@ def cudnn_forward(call: Call) -> Plan:
     if not training:
         none = new((0,), weight.dtype)
         return Plan([out, none, none, reserve], library=CUDNN)
-    saved = new((source.shape[1],), weight.dtype)
+    saved = new((_channels(source),), weight.dtype)
     steps = Steps().output(0, 1, 2)
     if _is_channels_last(source):
         steps.temporary(cudnn_workspace(source.shape, source.dtype, forward=True))

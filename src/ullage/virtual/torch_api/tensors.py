@@ -8,7 +8,9 @@ two nested `with` statements both fill what they know of.
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -330,6 +332,8 @@ def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
                 torch.set_default_device(None)
             return
         if "__new__" not in vars(torch.Tensor):
+            with suppress(ImportError):  # the compiler wants to see the original; it has it where it is imported first
+                importlib.import_module("torch._dynamo.polyfills.tensor")
             torch.Tensor.__new__ = make_default  # type: ignore[method-assign, assignment]
             replacements.on_undo(lambda: delattr(torch.Tensor, "__new__"))
         default[:] = [kind]
