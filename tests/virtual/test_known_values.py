@@ -141,6 +141,13 @@ def test_a_loop_over_numbers_without_data_ends(gpu):
     assert rounds == 1
 
 
+def test_a_mask_that_is_read_chooses_everything_and_flags_are_false(gpu):
+    x = torch.rand(2, 5, device="cuda")
+    rows, mask = x.cpu(), (x > 0.5).cpu()
+    assert [len(row[chosen]) for row, chosen in zip(rows, mask, strict=True)] == [5, 5]
+    assert not (x.sum(1) > 3).cpu().any() and not (x.sum(1, keepdim=True) > 3).cpu().any()
+
+
 def test_a_gradient_that_there_is_not_has_no_values(gpu):
     norm = torch.nn.BatchNorm1d(4, affine=False).cuda()
     x = torch.rand(8, 4).cuda().requires_grad_()

@@ -6,7 +6,7 @@ its memory: every view of it is known with it. What an operator computes from kn
 besides, and known too. As soon as anything else is written to the memory, its values are forgotten. For a tensor
 without known values the answer is made up, and the notes say so: 1 for numbers, also where a single one is compared
 with one that is not negative; for flags 0 (such as "found an infinity"), unless code that gets a 0 can only raise an
-exception.
+exception. A table of flags that is read is a mask, and all of it is true: what it chooses is as large as it can be.
 
 Masks of any size are often zeros into which ones are written at places that nobody knows. How many were written bounds
 how many elements are not zero: these are the marks of the memory.
@@ -270,14 +270,18 @@ class KnownValues:
         return 1.0 if tensor.is_floating_point() else 1
 
     def on_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The answer to `.cpu()`: known values, else ones (filled only if somebody looks)."""
+        """The answer to `.cpu()`: known values, else ones (filled only if somebody looks), and false for flags.
+
+        A table of flags is a mask, which chooses everything, as on the GPU.
+        """
         known = self.known(tensor)
         if known is not None and known.numel() <= LARGEST_KNOWN:
             return known.to(dtype, copy=True)
         if tensor.numel() <= LARGEST_KNOWN:
             self._note("readings" if tensor.is_floating_point() else "values", _asked(tensor, "values"))
         call = self._host.call
-        fill = torch.ops.aten.zeros.default if dtype is torch.bool else torch.ops.aten.ones.default
+        flags = dtype is torch.bool and (tensor.dim() < 2 or tensor.shape[-1] == 1)
+        fill = torch.ops.aten.zeros.default if flags else torch.ops.aten.ones.default
         out: torch.Tensor = call(fill, (list(tensor.shape),), {"dtype": dtype})
         return out
 

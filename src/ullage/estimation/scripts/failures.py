@@ -36,12 +36,13 @@ _NO_OPERATOR = re.compile(r"'_OpNamespace' '(\w+)' object has no attribute '(\w+
 _PIP_NAMES = {  # of packages that are imported by another name
     "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image", "PIL": "pillow", "yaml": "pyyaml",
     "dotenv": "python-dotenv", "hydra": "hydra-core", "ignite": "pytorch-ignite", "git": "gitpython",
+    "patoolib": "patool",
 }  # fmt: skip
 _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm", "causal_conv1d", "transformer_engine")
 _LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
 _ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
 _ASKS_FOR_GPUS = re.compile(r"requested gpu: \[[\d, ]*?(\d+)\]", re.I)  # Lightning, with the numbers of those GPUs
-_OTHER_VERSION = re.compile(r"unexpected keyword argument|cannot import name|has no attribute|positional argument")
+_OTHER_VERSION = re.compile(r"unexpected keyword argument|cannot import name|has no attribute|positional argument|Weights only load")
 _RUNPY = (runpy.__file__, "<frozen runpy>")
 _PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
 
