@@ -344,3 +344,35 @@ def test_data_sets_of_one_size_that_are_not_there_have_stand_ins(estimated):
     found = estimated(source)
     assert "50000 100 10000 27\n5 (96, 96)" in found["printed"]
     assert any("Small is not in data" in note and "50,000" in note for note in found["notes"])
+
+
+PLANETOID = """
+class Planetoid:
+    def __init__(self, root, name):
+        self.root, self.name, self.pre_transform = root, name, None
+        self.raw_paths, self.processed_paths = [root + "/raw"], [root + "/processed"]
+        self.download()
+        self.process()
+    def download(self): raise ConnectionError("no network")
+    def process(self): raise FileNotFoundError
+    def save(self, graphs, path): self.graph, = graphs
+"""
+
+
+def test_a_graph_that_is_not_there_has_a_stand_in_of_its_size(estimated, tmp_path_factory, monkeypatch):
+    library = tmp_path_factory.mktemp("library") / "torch_geometric"
+    (library / "datasets").mkdir(parents=True)
+    (library / "__init__.py").touch()
+    (library / "data.py").write_text("from types import SimpleNamespace as Data")
+    (library / "datasets" / "__init__.py").write_text("from torch_geometric.datasets.planetoid import Planetoid")
+    (library / "datasets" / "planetoid.py").write_text(PLANETOID)
+    monkeypatch.syspath_prepend(library.parent)
+    source = """
+    from torch_geometric.datasets import Planetoid
+    graph = Planetoid("data", "Cora").graph
+    print(tuple(graph.x.shape), tuple(graph.edge_index.shape), int(graph.train_mask.sum()), int(graph.y.max()))
+    graph.x.cuda()
+    """
+    found = estimated(source)
+    assert "(2708, 1433) (2, 10556) 140 6" in found["printed"]
+    assert any("Cora is not in data: a graph of its size was made up" in note for note in found["notes"])

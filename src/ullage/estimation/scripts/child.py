@@ -29,9 +29,9 @@ from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
 from ullage.estimation.scripts.launching import Launching
 from ullage.estimation.scripts.loops import compiled
-from ullage.estimation.scripts.stand_ins import install_stand_ins
 from ullage.estimation.scripts.processes import Processes
 from ullage.estimation.scripts.request import GRACE, ScriptRequest, packed
+from ullage.estimation.scripts.stand_ins import install_stand_ins
 from ullage.estimation.scripts.weights import Weights
 from ullage.estimation.scripts.when_to_stop import RunWatcher
 from ullage.isolation.child import give_answer, give_so_far, say_doing

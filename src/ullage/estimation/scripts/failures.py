@@ -42,7 +42,9 @@ _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm",
 _LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
 _ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
 _ASKS_FOR_GPUS = re.compile(r"requested gpu: \[[\d, ]*?(\d+)\]", re.I)  # Lightning, with the numbers of those GPUs
-_OTHER_VERSION = re.compile(r"unexpected keyword argument|cannot import name|has no attribute|positional argument|Weights only load")
+_OTHER_VERSION = re.compile(
+    r"unexpected keyword argument|cannot import name|has no attribute|positional argument|Weights only load"
+)
 _RUNPY = (runpy.__file__, "<frozen runpy>")
 _PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
 
