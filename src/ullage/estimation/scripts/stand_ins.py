@@ -161,7 +161,8 @@ def _install_graphs(planetoid: ModuleType, note: Note, replacements: Replacement
 
     def process_or_make_up(self: Any) -> None:
         if all(map(os.path.exists, self.raw_paths)):
-            return process(self)
+            process(self)
+            return
         note("data", f"{self.name} is not in {self.root}: a graph of its size was made up")
         graph = _graph(*_PLANETOID[self.name.lower()])
         self.save([graph if self.pre_transform is None else self.pre_transform(graph)], self.processed_paths[0])
@@ -172,7 +173,7 @@ def _install_graphs(planetoid: ModuleType, note: Note, replacements: Replacement
 
 def _graph(nodes: int, features: int, edges: int, classes: int) -> Any:
     import torch
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data  # type: ignore[import-not-found, unused-ignore]
 
     drawn = torch.Generator().manual_seed(0)
     ends = torch.randint(nodes, (2, edges), generator=drawn)

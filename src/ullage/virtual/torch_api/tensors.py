@@ -334,7 +334,7 @@ def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
         if "__new__" not in vars(torch.Tensor):
             with suppress(ImportError):  # the compiler wants to see the original; it has it where it is imported first
                 importlib.import_module("torch._dynamo.polyfills.tensor")
-            torch.Tensor.__new__ = make_default  # type: ignore[method-assign, assignment]
+            torch.Tensor.__new__ = make_default  # type: ignore[method-assign]
             replacements.on_undo(lambda: delattr(torch.Tensor, "__new__"))
         default[:] = [kind]
         gpu.note("default type", "a default tensor type on CUDA was taken for a default device and a default dtype")
