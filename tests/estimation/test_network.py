@@ -13,7 +13,7 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu as find_gpu
 from ullage.hardware.networks import NETWORKS, interconnect_of
 from ullage.performance.alone import utilization_of
-from ullage.performance.network import Collective, Exchange
+from ullage.performance.network import Collective, Exchange, Pipeline
 from ullage.performance.step import StepCalls
 from ullage.virtual import virtual_gpu
 from ullage.workloads.ranks import Rank
@@ -129,6 +129,19 @@ def waited(*calls):
 
 
 TWO_SECONDS = round(2 * 370.8e9 * 8 / 7)
+
+
+def test_a_stage_of_a_pipeline_waits_for_the_others():
+    def sent(**counts):
+        return {Collective(way, 1 << 20, 4, peer=int(peer)): count for (way, _, peer), count in (
+            ((name.partition("_")), count) for name, count in counts.items()
+        )}  # fmt: skip
+
+    assert Pipeline.of(sent(send_1=8, recv_1=8)) == Pipeline(4, 8)  # the first stage
+    assert Pipeline.of(sent(send_0=8, send_2=8, recv_0=8, recv_2=8)) == Pipeline(4, 8)
+    assert Pipeline.of(sent(send_1=8, recv_3=8)) is None  # a ring
+    assert Pipeline.of({Collective("all_reduce", 8, 4): 1}) is None
+    assert Pipeline(4, 8).bubble == 3 / 8
 
 
 def test_the_gpu_waits_for_what_it_needs_at_once():

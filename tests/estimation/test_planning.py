@@ -42,12 +42,15 @@ rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 weights = torch.zeros(1 << 20 + (rank if kind == "stages" else 0), device="cuda", requires_grad=True)
 if kind != "alone":
     dist.init_process_group("nccl")
-for (samples,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(64, 4)), 8):
+data, sampler = torch.utils.data.TensorDataset(torch.zeros(64, 4)), None
+if kind == "shared":
+    sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
+for (samples,) in torch.utils.data.DataLoader(data, 8, sampler=sampler):
     (weights * 2).sum().backward()
     if kind == "stages" and ranks > 1:
         dist.send(weights[:8].detach(), 1) if rank == 0 else dist.recv(weights.grad[:8], rank - 1)
     elif kind != "alone":
-        dist.all_reduce(weights.grad)
+        dist.all_reduce(weights.grad)  # each rank has samples of its own, or all have the same
     torch.optim.SGD([weights], 0.1).step()
 """
 
@@ -151,6 +154,31 @@ def test_ranks_of_a_script_have_samples_of_their_own(of_script):
     ]  # fmt: skip
     assert found.fastest.gpus == 2 and found.fastest.estimate.utilization.collectives[0]["ranks"] == 2
     assert "not tried" not in str(found)
+
+
+def test_ranks_share_samples_if_the_sampler_of_a_script_says_so(of_script):
+    row = of_script("shared", "2xH100").rows[0]
+    assert (row.batch_size, row.data_ranks) == (8, 1)
+
+
+def test_ranks_that_exchange_activations_work_on_the_same_samples():
+    def split():
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "tensor"))
+        layers = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)).cuda()
+        model = parallelize_module(layers, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            model(torch.zeros(4, 256, device="cuda")).sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad.to_local(), group=mesh.get_group("data"))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert ullage.plan(split, "4xT4").rows[0].data_ranks == 2
 
 
 @pytest.mark.slow

@@ -230,6 +230,25 @@ def test_stages_of_a_pipeline_hold_as_many_microbatches_as_their_schedule_has_un
     assert middle < one_by_one + 2 * MIB and last > 0
 
 
+def test_the_step_of_a_stage_is_longer_by_the_bubble_of_its_pipeline():
+    pipelining = pytest.importorskip("torch.distributed.pipelining")
+
+    def run():
+        dist.init_process_group("nccl")
+        model = layers(2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        stage = pipelining.PipelineStage(model, 0, RANKS, torch.device("cuda", 0))
+        schedule = pipelining.Schedule1F1B(stage, n_microbatches=8, loss_fn=nn.functional.mse_loss)
+        for _ in range(6):
+            schedule.step(torch.randn(64 * 8, 512, device="cuda"))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = estimate(run, gpu="H200", world_size=RANKS, ranks=[0]).utilization
+    assert found.bubble_s == pytest.approx((found.step_s - found.bubble_s) * (RANKS - 1) / 8)
+    assert "the pipeline's bubble adds" in found.step_words
+
+
 def test_interleaved_stages_of_one_rank_follow_each_other():
     assert pipeline("ScheduleInterleaved1F1B", 0)[0] > 0
 

@@ -149,6 +149,16 @@ def test_groups_and_meshes_have_the_ranks_of_this_one(gpu):
     assert (mesh["tensor"].size(), mesh.get_local_rank("tensor"), mesh.get_group("data").size()) == (4, 2, 2)
 
 
+def test_communicators_are_made_with_the_groups_if_the_device_is_named():
+    with Rank(RANKS, 2, nodes=2).entered(), virtual_gpu("H200") as gpu:
+        before = gpu.context
+        dist.init_process_group("nccl", device_id=torch.device("cuda", 2))
+        of_all = gpu.context
+        mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "tensor"))
+        assert before < of_all < gpu.context
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=mesh.get_group("tensor"))
+
+
 def test_the_launcher_says_who_this_is(gpu):
     assert (dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"]) == (2, RANKS, "2")
     assert torch.cuda.device_count() == RANKS

@@ -371,14 +371,19 @@ def _run(row: PlanRow, workload: Workload, card: GPU, interconnect: str | None) 
 
 
 def _as_it_ran(row: PlanRow, found: Estimate) -> PlanRow:
-    """How code of its own shares its work. Ranks that send to a single other one are stages of a pipeline."""
+    """How code of its own shares its work: its samplers say, or what its ranks send. Those that send to a single other
+    one are stages of a pipeline, and those that exchange activations in the forward pass have the same samples, too."""
     step = found.utilization
     if step is None:
         return replace(row, estimate=found)
     if row.gpus > 1 and not step.collectives:
         return replace(row, why_not=_ALONE)
-    stages = max((each["ranks"] for each in step.collectives if each["operation"] in ("send", "recv")), default=1)
-    return replace(row, estimate=found, batch_size=step.samples, data_ranks=row.gpus // stages)
+    alone = row.gpus if step.data_ranks is None else min(step.data_ranks, row.gpus)
+    if step.data_ranks is None:
+        stages = [each["ranks"] for each in step.collectives if each["operation"] in ("send", "recv")]
+        sharing = [each["ranks"] for each in step.collectives if each["activations"]]
+        alone = max(1, row.gpus // max(stages, default=1) // max(sharing, default=1))
+    return replace(row, estimate=found, batch_size=step.samples, data_ranks=alone)
 
 
 def _same_run(row: PlanRow, filled: list[PlanRow], card: GPU) -> PlanRow | None:

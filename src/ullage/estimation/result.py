@@ -223,7 +223,10 @@ class Estimate:
             try:
                 found = utilization_of(step, gpu)
                 remarks = [_OF_THE_LARGEST] if step.largest else []
-                found = replace(found, samples=step.samples or None, notes=[*found.notes, *remarks])
+                found = replace(
+                    found, samples=step.samples or None, data_ranks=step.data_ranks or None,
+                    notes=[*found.notes, *remarks],
+                )  # fmt: skip
             except Exception as error:
                 notes = [*notes, f"how long a step takes is not known: {type(error).__name__}: {error}"]
         return replace(self, utilization=found, step_calls=step, notes=list(dict.fromkeys(notes)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ullage.hardware import GPU
 from ullage.hardware.networks import interconnect_of
-from ullage.performance.network import SPACE, WAIT, Exchange
+from ullage.performance.network import SPACE, WAIT, Exchange, Pipeline
 from ullage.performance.rates import SHARES, Floats, Rates, load, measured_gpu
 from ullage.performance.result import Utilization
 from ullage.performance.step import StepCalls, runs_kernels, waits_for_gpu
@@ -103,6 +103,8 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
     network_s = network.get("network_s", 0.0)
     host_s, copy_s = host_time(rates, work), work.copied / rates.copied
     step_s = copy_s + together(gpu_s + network_s, host_s, rates.blend, rates.stretch)
+    bubble_s = step_s * _bubble(work.exchange)
+    step_s += bubble_s
     found = {name: float((busy * shares[name]).sum()) / step_s if step_s else 0.0 for name in SHARES}
     power_w = rates.idle_w + sum(rates.power[name] * share for name, share in found.items())
     power_w = min(power_w * power_ratio(gpu), gpu.power_w or np.inf)
@@ -111,7 +113,8 @@ def utilization_of_work(work: StepWork, gpu: GPU, rates: Rates) -> Utilization:
         flops=float(sum(count * one.flops for one, count in zip(work.works, work.counts, strict=True))),
         bytes=float(sum(count * one.bytes for one, count in zip(work.works, work.counts, strict=True))),
         kernels=int(work.counts.sum()), steady=work.steady, measured=measured, waits=work.waits,
-        smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"], **network,
+        smact=found["smact"], smocc=found["smocc"], drama=found["drama"], tensor=found["tensor"], bubble_s=bubble_s,
+        **network,
     )  # fmt: skip
 
 
@@ -129,6 +132,12 @@ def _exchanged(work: StepWork, exchange: Exchange, times: Floats, gpu: GPU) -> d
             {**one._asdict(), "count": count, "seconds": count * one.seconds(by)} for one, count in sent.items()
         ],
     }
+
+
+def _bubble(exchange: Exchange | None) -> float:
+    """What a stage of a pipeline waits for the others, over its own time."""
+    pipeline = None if exchange is None else Pipeline.of(Counter(exchange.collectives()))
+    return 0.0 if pipeline is None else pipeline.bubble
 
 
 def moved_times(works: Sequence[Work], times: Floats, gpu: GPU) -> Floats:

@@ -34,18 +34,21 @@ _SHARE = {"ring": (1 / 4, 1.0), "tree": (0.9 / 3.8, 0.9)}  # of the bandwidth
 
 class Collective(NamedTuple):
     """One operation among `ranks` on `nodes` machines. `bytes` counts as nccl-tests does: all that is gathered, or all
-    that is scattered."""
+    that is scattered. What goes to or comes from a single rank has its number (`peer`). `activations` says that they
+    are exchanged in the forward pass, so that these ranks work on the same samples."""
 
     operation: str
     bytes: int
     ranks: int
     nodes: int = 1
     ranks_per_node: int = 1  # of the whole job: they share the adapters
+    peer: int = -1
+    activations: int = 0
 
     @classmethod
     def of(cls, call: Mapping[str, Any]) -> Collective:
         """What a call of a step says."""
-        values = {name: call["kwargs"][name] for name in ("bytes", "ranks", "nodes", "ranks_per_node")}
+        values = {name: call["kwargs"][name] for name in cls._fields[1:] if name in call["kwargs"]}
         return cls(str(call["operator"]).partition(".")[2], **values)
 
     @property
@@ -97,6 +100,34 @@ class Collective(NamedTuple):
         each = by.adapters_of(self.ranks_per_node) * by.between.bandwidth / self.ranks_per_node
         alone = 1 if self.operation in ("all_to_all", "send", "recv") else on_node  # others leave a machine once
         return 1e9 * min(own, each * alone)
+
+
+class Pipeline(NamedTuple):
+    """`stages` of a model, each on a rank, through which a step sends so many `microbatches`."""
+
+    stages: int
+    microbatches: int
+
+    @property
+    def bubble(self) -> float:
+        """What each stage waits for the others, over its own time: the first micro-batch passes all others before it,
+        or the last one after it. It is that of equal stages, in GPipe and 1F1B; stages that are interleaved send more
+        often.
+
+        >>> Pipeline(stages=4, microbatches=12).bubble
+        0.25
+        """
+        return (self.stages - 1) / self.microbatches
+
+    @classmethod
+    def of(cls, sent: Mapping[Collective, int]) -> Pipeline | None:
+        """The pipeline that messages show, each with how often it comes in a step: gradients come back from where
+        activations went. In a ring, as of attention, they do not."""
+        to, back = ({one.peer for one in sent if one.operation == way} for way in ("send", "recv"))
+        if not to or to != back:
+            return None
+        messages = {one: count for one, count in sent.items() if one.operation == "send"}
+        return cls(max(one.ranks for one in messages), max(messages.values()))
 
 
 @dataclass(frozen=True)

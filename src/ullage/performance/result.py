@@ -60,6 +60,8 @@ class Utilization:
     Where there are other ranks, the GPU waits `network_s` seconds of a step for them, beside what it computes at the
     same time. That is modelled, for the networks that `interconnect` names. `collectives` lists what is exchanged: each
     `operation` by its `bytes`, `ranks` and `nodes`, how often it comes (`count`), and the `seconds` of all of them.
+    A stage of a pipeline waits `bubble_s` seconds for the others. So many ranks have samples of their own
+    (`data_ranks`), as their samplers say.
     """
 
     gpu: str
@@ -81,6 +83,8 @@ class Utilization:
     samples: int | None = None
     input_s: float | None = None
     network_s: float = 0.0
+    bubble_s: float = 0.0
+    data_ranks: int | None = None
     interconnect: str | None = None
     collectives: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -121,6 +125,7 @@ class Utilization:
         """How long a step takes, such as "18.4 ms: the GPU works 15.8 ms, the host needs 18.4 ms"."""
         parts = [f"the GPU works {format_duration(self.gpu_s)}", f"the host needs {format_duration(self.host_s)}"]
         parts += [f"the network adds {format_duration(self.network_s)}"] if self.interconnect else []
+        parts += [f"the pipeline's bubble adds {format_duration(self.bubble_s)}"] if self.bubble_s else []
         parts += [] if self.input_s is None else [f"input {format_duration(self.input_s)}"]
         return f"{format_duration(self.step_s)}: {', '.join(parts)}"
 
@@ -156,6 +161,7 @@ class Utilization:
         """What to know about the figures."""
         found = [] if self.measured else [f"not measured on {self.gpu}: by its bandwidth, FLOP/s and SMs"]
         found += [f"the network is modelled, not measured: {self.interconnect}"] if self.interconnect else []
+        found += ["the bubble is that of equal stages, GPipe or 1F1B"] if self.bubble_s else []
         found += [] if self.steady else ["no step repeated: this is the last one that was seen"]
         found += ["the data loader is not a part of it"] if self.input_s is None else []
         return found + self.notes

@@ -313,7 +313,8 @@ class ScriptRun:
             }
             largest = self.watcher.loaders.about_longest()
             values["notes"] = [*values["notes"], *largest]
-            calls = packed(card.calls.step() | {"largest": bool(largest)})
+            of_loaders = {"largest": bool(largest), "data_ranks": self.watcher.loaders.replicas}
+            calls = packed(card.calls.step() | of_loaders)
             answer: dict[str, Any] = {"status": "estimated", "estimate": values, "calls": calls}
             if self._groups is not None:
                 messages = self._groups.messages

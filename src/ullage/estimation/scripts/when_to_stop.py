@@ -144,6 +144,11 @@ class LoaderWatcher:
         samplers = list(self._feeding.values())
         return _epoch_samples(samplers[0]) if len(samplers) == 1 else None
 
+    @property
+    def replicas(self) -> int:
+        """Among how many ranks the samplers of training data share it; 0 where none says."""
+        return max(map(_replicas, self._feeding.values()), default=0)
+
     def _source_of(self, iterator: Any) -> _Source | None:
         """What a loader of a data set with indices reads; its items are looked at when it is first read for the GPU."""
         if iterator._dataset_kind != dataloader._DatasetKind.Map:
@@ -236,6 +241,15 @@ def _samples_of(sampler: Any, batch: Any) -> int:
     """How many samples a batch has: what its sampler says, or the first size of its largest tensor."""
     size = getattr(sampler, "batch_size", None)
     return size if isinstance(size, int) else next(iter(size_of(batch)[1]), 1)
+
+
+def _replicas(sampler: Any) -> int:
+    """Among how many ranks a sampler of batches shares them: PyTorch's `DistributedSampler`, or accelerate's."""
+    for each in (sampler, getattr(sampler, "sampler", None)):
+        for name in ("num_replicas", "num_processes"):
+            if isinstance(found := getattr(each, name, None), int):
+                return found
+    return 0
 
 
 def _epoch_samples(sampler: Any) -> int | None:

@@ -19,6 +19,7 @@ from ullage.virtual.operators import custom
 from ullage.virtual.operators.registry import handler
 from ullage.virtual.state import GPUState
 from ullage.virtual.torch_api.distributed import groups_in_use, work_that_is_done
+from ullage.virtual.tracking.calls import FORWARD
 from ullage.virtual.values import LARGEST_KNOWN
 
 _c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
@@ -91,7 +92,8 @@ def _exchange(gpu: GPUState, func: Any, name: str, args: tuple[Any, ...], kwargs
     sizes = [sum(tensor.nbytes for tensor in _tensors(value)) for value in args[:2]]
     whole = max(sizes) * (group.size() if operation in ("gather", "scatter") and not min(sizes) else 1)
     asynchronous = _is_asynchronous(func, args, kwargs)
-    number = groups_in_use[-1].exchange(operation, group, whole, asynchronous and in_backward())
+    peer = next((value for value in args[1:] if type(value) is int), -1) if name in _TO_ONE else -1
+    number = groups_in_use[-1].exchange(operation, group, whole, asynchronous and in_backward(), peer=peer)
     gpu.communication.remember(map(gpu.memory.span_of, _tensors(args[0])), number)
     if not asynchronous:
         gpu.communication.wait_for(gpu.memory.stream, number)
@@ -247,12 +249,19 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     operation = _operation(name)
     if group.size() > 1 and operation is not None:
         size = max(sum(tensor.nbytes for tensor in tensors) for tensors in (outputs, given))
-        gpu.communication.remember(map(gpu.memory.span_of, outputs), groups_in_use[-1].exchange(operation, group, size))
+        number = groups_in_use[-1].exchange(operation, group, size, of_activations=_are_activations(gpu, given))
+        gpu.communication.remember(map(gpu.memory.span_of, outputs), number)
     for output, tensor in zip(outputs, given, strict=False):
         for each in _functional_moves(name, output, tensor, named, group, times):
             _carry_out(gpu, each)
     single = str(func._schema.returns[0].type) == "Tensor"
     return outputs[0] if single else outputs
+
+
+def _are_activations(gpu: GPUState, tensors: list[torch.Tensor]) -> bool:
+    """Whether a DTensor exchanges them in the forward pass of a module: then the ranks work on the same samples."""
+    forward = gpu.calls.part == FORWARD and not in_backward()
+    return forward and any(tensor.is_floating_point() for tensor in tensors)
 
 
 def _functional_outputs(name: str, named: dict[str, Any]) -> list[torch.Tensor] | None:

@@ -78,6 +78,7 @@ class Groups:
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self._backends: dict[str, str] = {}  # of groups that stand, by name
+        self._ranks: dict[str, list[int]] = {}
         self._communicators: set[str] = set()
         self._kept: list[tuple[int, list[torch.Tensor]]] = []
         self._sent: dict[int, tuple[int, Any]] = {}  # by the span's number: when it was last given to a collective
@@ -91,11 +92,13 @@ class Groups:
         """Whether there is a group."""
         return bool(self._backends)
 
-    def add(self, group: Any, backend: str, eager: bool) -> None:
-        """A group was made; with a device, the communicators of all groups are made with them."""
+    def add(self, group: Any, backend: str, ranks: list[int], eager: bool) -> None:
+        """A group was made of these ranks, or of all; with a device, the communicators of all groups are made with
+        them."""
         if not self._backends and group.size() > 1:
             self._gpu.note("ranks", _ONE_OF_MANY.format(rank=group.rank(), size=group.size()))
         self._backends[group.group_name] = backend
+        self._ranks[group.group_name] = list(ranks) or list(range(group.size()))
         self._eager |= eager
         if self._eager:
             self.communicate(group)
@@ -161,25 +164,30 @@ class Groups:
         spans = {span.index: span for _, kept in self._kept for span in map(self._gpu.memory.span_of, kept) if span}
         self._gpu.memory.held_back = sum(span.size for span in spans.values())
 
-    def exchange(self, name: str, group: Any, size: int, until_backward_ends: bool = False) -> int:
-        """A collective of so many bytes begins among several ranks; returns its number."""
+    def exchange(
+        self, name: str, group: Any, size: int, until_backward_ends: bool = False, *, peer: int = -1,
+        of_activations: bool = False,
+    ) -> int:  # fmt: skip
+        """A collective of so many bytes begins among several ranks, or with one `peer`; returns its number."""
         ranks, nodes = self._place_of(group)
         if name == "all_to_all":
             for peer in set(range(ranks)) - {group.rank()}:
                 self._connect(group, peer)
         return self._gpu.communication.begin(
             name, group.group_name, size, ranks=ranks, nodes=nodes, ranks_per_node=self._ranks_per_node(),
-            stream=self._gpu.memory.stream, until_backward_ends=until_backward_ends,
+            stream=self._gpu.memory.stream, until_backward_ends=until_backward_ends, peer=peer,
+            of_activations=of_activations,
         )  # fmt: skip
 
     def _ranks_per_node(self) -> int:
-        return int(self._gpu.environment.get("LOCAL_WORLD_SIZE") or torch.distributed.get_world_size())
+        given = self._gpu.environment.get("LOCAL_WORLD_SIZE")
+        return int(given or max(map(len, self._ranks.values()), default=1))
 
     def _place_of(self, group: Any) -> tuple[int, int]:
         """How many ranks a group has, and on how many machines."""
         if group.size() == 1:
             return 1, 1
-        ranks = torch.distributed.get_process_group_ranks(group)
+        ranks = self._ranks.get(group.group_name) or torch.distributed.get_process_group_ranks(group)
         return len(ranks), len({rank // self._ranks_per_node() for rank in ranks})
 
     def remove(self, group: Any) -> None:
@@ -217,7 +225,7 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
         if isinstance(group, _c10d.ProcessGroup):
             asked = _named(home, backend)
             home._world.pg_map[group] = asked, home._world.pg_map[group][1]
-            groups.add(group, asked, eager=with_device)
+            groups.add(group, asked, ranks, eager=with_device)
         return group, group_store
 
     def wait_for_all(group: Any = None, *args: Any, **options: Any) -> Any:

@@ -52,7 +52,7 @@ class Communication:
 
     def begin(
         self, name: str, group: str, size: int, *, ranks: int, nodes: int, ranks_per_node: int, stream: int,
-        until_backward_ends: bool = False,
+        until_backward_ends: bool = False, peer: int = -1, of_activations: bool = False,
     ) -> int:  # fmt: skip
         """A collective begins, called on a stream; returns its number."""
         self.count += 1
@@ -62,6 +62,7 @@ class Communication:
         self._calls.add_values(
             f"collective.{name}", group=self._groups.setdefault(group, len(self._groups)), bytes=size, ranks=ranks,
             nodes=nodes, ranks_per_node=ranks_per_node, lead=here - begins, joins=int(until_backward_ends),
+            peer=peer, activations=int(of_activations),
         )  # fmt: skip
         return self.count
 
