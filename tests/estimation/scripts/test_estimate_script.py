@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from importlib.util import find_spec
 
 import pytest
 
@@ -292,3 +293,79 @@ for step in range(10):
     alone = estimate_script(name, gpu="H200", rank=Rank(4, 0))
     found = estimate_script(name, gpu="H200", rank=Rank(4, 3))
     assert found.peak_reserved == alone.peak_reserved and found.steps > 1
+
+
+def needs(module, package):
+    """They look for a GPU when they are imported, so that is left to the script."""
+    return pytest.mark.skipif(find_spec(module) is None, reason=f"the package {package} is not installed")
+
+
+@needs("deepspeed", "deepspeed")
+@pytest.mark.parametrize("splits_at_once", [False, True])
+def test_deepspeed_keeps_a_part_of_everything_and_makes_its_steps(script, splits_at_once):
+    name = script(
+        f"""
+            import contextlib, deepspeed, torch
+
+            config = {{
+                "train_micro_batch_size_per_gpu": 4, "bf16": {{"enabled": True}}, "zero_optimization": {{"stage": 3}},
+                "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-4, "torch_adam": True}}}},
+                "gradient_clipping": 1.0,
+            }}
+            deepspeed.init_distributed()
+            with deepspeed.zero.Init(config_dict_or_path=config) if {splits_at_once} else contextlib.nullcontext():
+                model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(6)])
+            engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+            for _ in range(6):
+                inputs = torch.randn(4, 1024, device=engine.device, dtype=torch.bfloat16)
+                engine.backward(engine(inputs).float().pow(2).mean())
+                engine.step()
+            parts = sum(parameter.ds_tensor.numel() for parameter in model.parameters())
+            assert parts == 6 * (1024 * 1024 + 1024) // 8, parts
+        """
+    )
+    found = estimate_script(name, gpu="H200", rank=Rank(8, 0), steps=None)
+    assert found.steps == 6 and "failed" not in " ".join(found.notes)
+
+
+@needs("megatron", "megatron-core")
+def test_layers_and_optimizer_of_megatron_core_are_split(script):
+    name = script(
+        """
+            import os, torch
+            from megatron.core import parallel_state
+            from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+            from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+            from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+            from megatron.core.models.gpt.gpt_model import GPTModel
+            from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+            from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+            from megatron.core.transformer.transformer_config import TransformerConfig
+
+            torch.distributed.init_process_group("nccl")
+            parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+            model_parallel_cuda_manual_seed(123)
+            config = TransformerConfig(
+                num_layers=2, hidden_size=256, num_attention_heads=8, use_cpu_initialization=True, bf16=True,
+                params_dtype=torch.bfloat16, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
+                masked_softmax_fusion=False, persist_layer_norm=False,
+            )
+            layers = get_gpt_layer_local_spec()
+            model = GPTModel(config, layers, vocab_size=1024, max_sequence_length=64).cuda().bfloat16()
+            assert model.decoder.layers[0].mlp.linear_fc1.weight.shape == (4 * 256 // 2, 256)
+            splits = DistributedDataParallelConfig(use_distributed_optimizer=True)
+            model = DistributedDataParallel(config, splits, model)
+            how = OptimizerConfig(optimizer="adam", lr=1e-4, bf16=True, use_distributed_optimizer=True)
+            optimizer = get_megatron_optimizer(how, [model])
+            tokens = torch.randint(0, 1024, (2, 64), device="cuda")
+            mask = torch.tril(torch.ones(2, 1, 64, 64, device="cuda")) < 0.5
+            for _ in range(6):
+                model.zero_grad_buffer()
+                optimizer.zero_grad()
+                places = torch.arange(64, device="cuda").repeat(2, 1)
+                model(tokens, places, mask, labels=tokens).float().mean().backward()
+                finalize_model_grads([model])
+                optimizer.step()
+        """
+    )
+    assert estimate_script(name, gpu="H200", rank=Rank(8, 0)).steps > 2
