@@ -123,6 +123,33 @@ def test_a_script_that_launches_a_function_itself_is_followed_in_one_rank(estima
     assert [note for note in found["notes"] if note.startswith("rank 0 of 4 was followed")]
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_of_ranks_that_a_script_starts_one_by_one_the_first_is_followed(estimated, joins):
+    found = estimated(
+        TRAIN
+        + f"""
+    import torch.multiprocessing as mp
+
+    def start(rank, ranks):
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", "29500"
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", rank=rank, world_size=ranks)
+        train()
+        dist.destroy_process_group()
+
+    processes = [mp.Process(target=start, args=(rank, 4)) for rank in range(4)]
+    for process in processes:
+        process.start()
+    if {joins}:
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * 4
+"""
+    )
+    assert [note for note in found["notes"] if note.startswith("rank 0 of 4 was followed")]
+    assert [note for note in found["notes"] if "another rank: it was not followed (3 times)" in note]
+
+
 def test_accelerate_says_itself_what_its_configuration_sets(estimated, tmp_path):
     pytest.importorskip("accelerate")
     (tmp_path / "fsdp.yaml").write_text(

@@ -112,7 +112,12 @@ class ScriptRun:
         self._request, self._give, self._give_so_far, self._leave = request, give, give_so_far, leave
         self.card = VirtualGPU(request.gpu, request.config, limited=request.limited)
         self.watcher = RunWatcher(self.card, request.steps, self._stop, self.say_so_far)
-        self.processes = Processes(self.card.note, self._failed)
+        self.processes = Processes(
+            self.card.note,
+            self._failed,
+            joined=lambda: self._groups is not None and self._groups.made > 0,
+            used=lambda: bool(self.card.memory.requests),
+        )
         self.launching = Launching(self.card.note)
         self.weights = Weights(self.card.note)
         self._trace: Trace | None = None
@@ -172,6 +177,7 @@ class ScriptRun:
             self.launching.run(request.launcher, [*module, request.path, *request.args], self._execute)
         else:
             self._execute()
+        self.processes.wait()
 
     def _execute(self) -> None:
         request = self._request

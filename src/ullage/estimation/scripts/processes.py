@@ -2,8 +2,9 @@
 
 Worker processes (those of DataLoaders and pools are daemons) are forked, whatever start method the script chose. A
 training process that it starts with `multiprocessing` runs as a thread of this process, so that the virtual GPU sees
-it; of the processes of `torch.multiprocessing.spawn` one is followed, by a call of its function. Other programs are
-noted, because a script that only starts another program never uses the GPU itself.
+it; of those that join a process group as ranks one is followed, and of the processes of `torch.multiprocessing.spawn`,
+by a call of its function. Other programs are noted, because a script that only starts another program never uses the
+GPU itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import multiprocessing.process
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,15 +23,25 @@ import torch.multiprocessing
 from ullage.virtual.replacements import Replacements
 
 _AS_THREAD = "a process that the script started was followed as part of this one; really, each has its own CUDA context"
+_OTHER_RANK = "a process that the script started is another rank: it was not followed"
+_PATIENCE = 60.0  # seconds until a process is not a rank: it has neither joined a group nor used the GPU
 _LINES, _COLUMNS = 24, 80
 _Process: Any = multiprocessing.process.BaseProcess
 
 
 class Processes:
-    """Watches what a script starts; `failed` is called with an exception that ended a training process."""
+    """Watches what a script starts; `failed` is called with an exception that ended a training process. `joined` says
+    whether a process group was made, and `used` whether the GPU was used."""
 
-    def __init__(self, note: Callable[[str, str], None], failed: Callable[[BaseException], Any]) -> None:
-        self._note, self._failed = note, failed
+    def __init__(
+        self,
+        note: Callable[[str, str], None],
+        failed: Callable[[BaseException], Any],
+        joined: Callable[[], bool] = lambda: False,
+        used: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._note, self._failed, self._joined, self._used = note, failed, joined, used
+        self._started: dict[Any, list[threading.Thread]] = {}  # by their functions
         self.commands: list[str] = []
         self._watching = True
 
@@ -89,8 +101,14 @@ class Processes:
             if process.daemon or os.getpid() != process._parent_pid:
                 original["start"](process)
                 return
-            self._note("processes", _AS_THREAD)
-            process._thread = threading.Thread(target=self._run, args=(process,), daemon=True)
+            siblings = self._started.setdefault(process._target, [])
+            process._code, process._thread = 0, threading.Thread(target=lambda: None)
+            if self._is_other_rank(siblings):
+                self._note("processes", _OTHER_RANK)
+            else:
+                self._note("processes", _AS_THREAD)
+                process._thread = threading.Thread(target=self._run, args=(process,), daemon=True)
+            siblings.append(process._thread)
             process._thread.start()
 
         def of_thread(name: str, here: Callable[..., Any]) -> Any:
@@ -114,6 +132,23 @@ class Processes:
                 lambda process: process.__dict__.get("_code") if "_thread" in process.__dict__ else exit_code(process)
             ),
         )
+
+    def _is_other_rank(self, siblings: list[threading.Thread]) -> bool:
+        """Whether a process that is to be started is a rank that is not followed: one before it, with the same
+        function, has joined a process group. Of the ranks of a machine the one of LOCAL_RANK is followed."""
+        if len(siblings) < int(os.environ.get("LOCAL_RANK", 0)):
+            return True
+        end = time.monotonic() + _PATIENCE
+        while any(thread.is_alive() for thread in siblings) and time.monotonic() < end:
+            if self._joined() or self._used():
+                break
+            time.sleep(0.01)
+        return bool(siblings) and self._joined()
+
+    def wait(self) -> None:
+        """The script is at its end: as Python does, wait for the processes that it started."""
+        for thread in [thread for siblings in self._started.values() for thread in siblings]:
+            thread.join()
 
     def _run(self, process: Any) -> None:
         process._code = 1

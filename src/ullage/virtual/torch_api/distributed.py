@@ -85,6 +85,7 @@ class Groups:
         self._loaded = 0  # kernels when a collective was last kept
         self._eager = False
         self.messages = ObjectMessages(gpu)
+        self.made = 0  # so far
         self.apart: list[int] = []  # the ranks of a group in which one sends to another: they may have other parts
 
     @property
@@ -97,6 +98,7 @@ class Groups:
         them."""
         if not self._backends and group.size() > 1:
             self._gpu.note("ranks", _ONE_OF_MANY.format(rank=group.rank(), size=group.size()))
+        self.made += 1
         self._backends[group.group_name] = backend
         self._ranks[group.group_name] = list(ranks) or list(range(group.size()))
         self._eager |= eager
