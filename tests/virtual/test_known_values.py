@@ -153,6 +153,9 @@ def test_a_gradient_that_there_is_not_has_no_values(gpu):
     x = torch.rand(8, 4).cuda().requires_grad_()
     norm(x).backward(torch.ones(8, 4).cuda())
     assert x.grad.shape == (8, 4)
+    nothing = torch.rand(0).cuda().requires_grad_()
+    torch.nn.functional.batch_norm(nothing, None, None, training=True).sum().backward()
+    assert nothing.grad.shape == (0,)
 
 
 def test_a_loop_that_trains_until_a_loss_is_small_goes_on_for_some_steps(gpu):
