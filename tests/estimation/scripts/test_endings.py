@@ -94,7 +94,7 @@ FAILURES = {
     f"try:\n    {REFUSED}\nexcept Exception:\n    sys.exit(3)": "cannot follow torch.cuda.CUDAPluggableAllocator",
     "def f(:": "is not Python",
     "from .models import net": "Type, from above it: ullage estimate --module train",
-    "import subprocess; subprocess.run(['nvidia-smi', '-x'])": "asked the NVIDIA driver, which a virtual GPU has not",
+    "import subprocess; subprocess.run(['nvidia-smi', '-x'], check=True)": "asked the NVIDIA driver, which",
     "import subprocess; subprocess.run(['no-such-program'])": "needs the program no-such-program, which is not there",
     "import flash_attn": "compiled code for GPUs that the virtual GPU cannot follow",
     "torch.ops.flash_attn.forward(1)": "needs the operator flash_attn::forward, which is not there (line ",

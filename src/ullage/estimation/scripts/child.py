@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ullage.estimation.from_virtual_gpu import estimate_from
+from ullage.estimation.scripts.driver import install_driver
 from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
 from ullage.estimation.scripts.frameworks import FRAMEWORKS
 from ullage.estimation.scripts.launching import Launching
@@ -142,6 +143,7 @@ class ScriptRun:
             self.launching.install(replacements)
             self.weights.install(replacements)
             install_stand_ins(self.card.note, replacements)
+            install_driver(self.card, replacements)
             self._watch_settings(replacements)
             install_safetensors(replacements)
             try:

@@ -59,6 +59,10 @@ class _CudaDeviceProperties:
         )
 
 
+# What a GPU at work might say, by the names of torch.cuda: percent, degrees, milliwatts, megahertz.
+SENSORS = {"utilization": 100, "memory_usage": 50, "temperature": 50, "power_draw": 300_000, "clock_rate": 1500}
+
+
 def install(gpu: GPUState, replacements: Replacements) -> None:
     """Replace what torch.cuda asks about devices."""
     _forget_initialization(replacements)
@@ -158,14 +162,7 @@ def _nvml_answers(gpu: GPUState) -> dict[str, Any]:
         free, total = memory_info(gpu)
         return total - free
 
-    answers = {
-        "utilization": 100,
-        "memory_usage": 50,
-        "temperature": 50,
-        "power_draw": 300_000,
-        "clock_rate": 1500,
-    }
-    functions: dict[str, Any] = {name: plausible(name, value) for name, value in answers.items()}
+    functions: dict[str, Any] = {name: plausible(name, value) for name, value in SENSORS.items()}
     functions["device_memory_used"] = memory_used
     functions["list_gpu_processes"] = lambda device=None: (
         f"GPU:0\nprocess      this one uses {memory_used() / MIB:12.3f} MB GPU memory"
