@@ -66,7 +66,7 @@ def page(make_home: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 def visitor(browser: Any, page: Page) -> Iterator[Any]:
     """Somebody who has followed the printed link; every error in the browser's console fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     tab = context.new_page()
     tab.goto(page.link)
     tab.wait_for_url(f"{page.url}/")
@@ -75,10 +75,17 @@ def visitor(browser: Any, page: Page) -> Iterator[Any]:
 
 
 @pytest.fixture
-def work(page: Page, tmp_path: Path) -> Home:
-    """The daemon's home, with a folder of the test's own for its jobs."""
+def work(page: Page, tmp_path: Path) -> Iterator[Home]:
+    """The daemon's home, with a folder of the test's own for its jobs. What a test leaves behind is no other's."""
     page.home.work = tmp_path
-    return page.home
+    yield page.home
+    client = page.home.client
+    for gpu in client.gpus():
+        if gpu["drain_reason"] is not None:
+            client.resume(gpu["index"])
+    if left := [job["id"] for job in client.queue()]:
+        client.cancel(*left)
+        until(lambda: not client.queue(), "the jobs of the last test to end")
 
 
 # What has the keyboard, as a screen reader would call it.

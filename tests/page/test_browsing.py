@@ -151,7 +151,7 @@ def signed_in(browser, page, **form):
     """A page of somebody who has signed in with a new token."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     tab = context.new_page()
-    tab.set_default_timeout(20_000)
+    tab.set_default_timeout(60_000)
     token = page.token(**form)
     answer = context.request.post(f"{page.url}/sign-in", form={"token": token}, headers={"Origin": page.url})
     assert answer.ok, answer.text()
@@ -206,7 +206,7 @@ def test_every_page_fits_a_phone_and_the_dark_and_can_be_used_without_eyes(page,
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
     state = visitor.context.storage_state()
     context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark", storage_state=state)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     tab = context.new_page()
     job = work.script("echo it is over", name=HOSTILE)
     asked = {"model": "torchvision:resnet18", "gpu": ["A100-40GB", "T4"], "options": {"batch_size": 4000}}
@@ -237,7 +237,7 @@ def test_all_of_a_jobs_life_with_the_keyboard_alone(page, work, browser):
     """Sign in, submit, find it in the queue, open it, cancel it, put it back, choose a span of time, sign out."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     tab = context.new_page()
-    tab.set_default_timeout(20_000)
+    tab.set_default_timeout(60_000)
     tab.goto(page.url + "/sign-in")
     tab.keyboard.type(page.token())  # the field has the keyboard already
     tab.keyboard.press("Enter")

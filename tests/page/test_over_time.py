@@ -22,7 +22,7 @@ _CHART = "getElement(Number(document.querySelector('{0}').id.slice(1))).chart"
 def tab(browser, page):
     """A page of somebody who signed in with a token to operate."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     made = context.new_page()
     problems: list[str] = []
     made.on("pageerror", lambda error: problems.append(str(error)))
@@ -135,7 +135,7 @@ def test_a_report_shows_others_nothing(page, work, browser):
     work.wait(work.script("true", name="private"))
     context = browser.new_context()
     other = context.new_page()
-    other.set_default_timeout(20_000)
+    other.set_default_timeout(60_000)
     sign_in(other, page, user="nobody")
     other.goto(page.url + "/reports")
     see(other, "[role=status]", "No jobs ran. You see your own jobs, and of others what this server shows.")

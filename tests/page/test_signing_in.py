@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import re
+import time
 from urllib.parse import urlsplit
 
 import nicegui
@@ -12,6 +13,7 @@ from tests.manager.conftest import until
 
 from ullage.errors import NotAllowed
 from ullage.manager.client import Client
+from ullage.page import readings
 from ullage.page.kept_files import KeptFiles
 from ullage.page.sessions import Sessions, TooManyTries
 
@@ -202,6 +204,26 @@ def test_ten_sessions_of_one_user_ask_once_for_all(page, work, asked):
             asked.clear()
             told = await asyncio.gather(*(getattr(each.readings, question)(*words) for each in ten))
             assert told[0] and all(each == told[0] for each in told) and len(asked) == 1
+
+    asyncio.run(look())
+
+
+def test_a_queue_that_took_long_is_not_old_for_long(page, work, monkeypatch):
+    monkeypatch.setattr(readings, "EVERY", 0.01)
+    monkeypatch.setattr(readings, "_REST", 1e6)  # as if each answer had taken that much longer
+    monkeypatch.setattr(readings, "_OLD", 0.1)
+    sessions = Sessions(page.api, 3600.0)
+
+    async def look() -> None:
+        session = await sessions.sign_in("", token=page.token())
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            await session.reading()
+        job = work.submit(["true"], hold=True)
+        deadline = time.monotonic() + 60
+        while job not in [row["id"] for row in (await session.reading()).rows]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
 
     asyncio.run(look())
 

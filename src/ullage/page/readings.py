@@ -238,7 +238,7 @@ class Readings:
         if whole:
             now = time.monotonic()
             self._whole_at, self._whole_old = about["last_event"], now + _OLD
-            self._whole_next = now + _REST * (now - began)
+            self._whole_next = now + min(_OLD, _REST * (now - began))
             return found
         live = {row["id"]: row for row in found["rows"]}
         return found | {"rows": [live.get(row["id"], row) for row in before.rows]}
