@@ -210,3 +210,21 @@ def test_a_mistake_is_reported_before_pytorch_is_imported(words, said):
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
     assert said in done.stderr and done.returncode and done.stdout.strip() == "set()", done
+
+
+@pytest.mark.parametrize("command", ["estimate", "check", "max-batch", "plan", "compare"])
+def test_a_missing_script_is_reported_before_anything_else(command):
+    words = [sys.executable, "-X", "importtime", "-m", "ullage", command, "no_such_script.py", "--gpu", "H200"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert done.returncode == 2 and len(said) == 1 and "there is no file no_such_script.py" in said[0]
+    assert "ullage.workloads.kinds" in imported and not imported & {"typer", "rich", "torch"}
+
+
+def test_what_follows_module_is_no_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "named.py").write_text("print('no training')")
+    words = [sys.executable, "-m", "ullage", "estimate", "other.py", "--module"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "needed a module" in done.stderr, done
