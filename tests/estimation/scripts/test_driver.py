@@ -35,6 +35,19 @@ assert smi("--query-compute-apps=pid,used_memory --format=csv,noheader") == ""
 assert "24564MiB" in smi("")
 train()
 """
+    notes = run(follow, TRAIN + source)["estimate"]["notes"]
+    assert any("the NVIDIA driver was asked" in note for note in notes)
+
+
+@pytest.mark.parametrize("words", ["os.system('nvidia-smi > /dev/null')", "subprocess.run(['nvidia-smi', '-L'])"])
+def test_it_is_noted_that_the_driver_was_asked(follow, words):
+    notes, others = (run(follow, TRAIN + asks + "train()")["estimate"]["notes"] for asks in (words + "\n", ""))
+    assert any("the NVIDIA driver was asked" in note for note in notes)
+    assert not any("driver" in note for note in others)
+
+
+def test_what_nvidia_smi_cannot_answer_is_refused_by_its_exit_code(follow):
+    source = "assert subprocess.run(['nvidia-smi', '--loop=1'], capture_output=True).returncode == 2\ntrain()"
     run(follow, TRAIN + source)
 
 

@@ -31,7 +31,7 @@ from ullage.virtual.torch_api.memory import memory_info
 DRIVER = "580.65.06"  # the first release with CUDA 13.0
 _DONE, _WRONG, _NOT_SUPPORTED, _TOO_SMALL = 0, 2, 3, 7  # NVML's return codes
 _USUAL_POWER = 300.0  # W, of cards that do not say it
-_MADE_UP = "the NVIDIA driver was asked: names and memory are the virtual GPU's, other figures were made up"
+MADE_UP = "the NVIDIA driver was asked: names and memory are the virtual GPU's, other figures were made up"
 
 
 def install_driver(gpu: GPUState, replacements: Replacements) -> None:
@@ -119,8 +119,8 @@ class _Library:
         }
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        if ("nvml", _MADE_UP) not in self._gpu.noted:
-            self._gpu.note("nvml", _MADE_UP)
+        if ("nvml", MADE_UP) not in self._gpu.noted:
+            self._gpu.note("nvml", MADE_UP)
         return self._functions.get(re.sub(r"^nvml|_v\d$", "", name), lambda *args: _NOT_SUPPORTED)
 
     def _taken(self) -> int:

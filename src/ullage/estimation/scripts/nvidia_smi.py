@@ -14,7 +14,7 @@ UNKNOWN = "[N/A]"
 UNITS = (
     ("memory.", "MiB"), ("utilization.", "%"), ("power.", "W"), ("clocks.", "MHz"), ("fan.", "%"),
 )  # fmt: skip
-ANSWERED = re.compile(r"--(?:query-gpu|query-compute-apps|format|id|loop|loop-ms)=|-(?:L|i)$|--(?:list-gpus|id)$")
+ANSWERED = re.compile(r"--(?:query-gpu|query-compute-apps|format|id)=|-(?:L|i)$|--(?:list-gpus|id)$")
 
 
 def main(card: dict[str, Any], words: list[str]) -> int:
@@ -38,8 +38,7 @@ def main(card: dict[str, Any], words: list[str]) -> int:
     else:
         print(f"NVIDIA-SMI {card['driver']}   Driver Version: {card['driver']}   CUDA Version: {card['cuda']}")
         for number in cards:
-            taken, whole = f"{0}MiB", f"{card['total'] // MIB}MiB"
-            print(f"| {number}  {card['name']} | {card['bus']} | {taken} / {whole} | {0}% Default |")
+            print(f"| {number}  {card['name']} | {card['bus']} | 0MiB / {card['total'] // MIB}MiB | 0% Default |")
         print("No running processes found")
     return 0
 

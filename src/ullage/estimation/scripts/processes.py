@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.multiprocessing
 
+from ullage.estimation.scripts.driver import MADE_UP
 from ullage.virtual.replacements import Replacements
 
 _AS_THREAD = "a process that the script started was followed as part of this one; really, each has its own CUDA context"
@@ -58,9 +59,14 @@ class Processes:
         self._run_training_processes_here(replacements)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "subprocess.Popen" and self._watching:
-            command = args[1]
-            self.commands.append(command if isinstance(command, str) else " ".join(map(str, command)))
+        if event not in ("subprocess.Popen", "os.system") or not self._watching:
+            return
+        command = args[1] if event == "subprocess.Popen" else os.fsdecode(args[0])
+        text = command if isinstance(command, str) else " ".join(map(str, command))
+        if event == "subprocess.Popen":
+            self.commands.append(text)
+        if "nvidia-smi" in text:
+            self._note("nvml", MADE_UP)
 
     def _say_how_large_the_terminal_is(self, replacements: Replacements) -> None:
         """There is none, but progress bars that scripts draw themselves divide by its width."""
