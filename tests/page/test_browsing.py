@@ -97,6 +97,44 @@ def test_the_queue_shows_why_a_job_waits_and_can_be_filtered(page, work, visitor
     work.wait(running)
 
 
+def test_a_new_job_is_at_the_top_of_a_long_queue_and_goes_down_when_it_is_over(page, work, visitor):
+    work.client.cancel(*(work.submit(name=f"old {number}", hold=True) for number in range(40)))
+    visitor.goto(page.url + "/queue")
+    see(visitor, ".ag-row", "old 39")
+    job, later = (work.submit(proceed=name, name=name, memory=1 << 30) for name in ("first", "second"))
+    see(visitor, '.ag-row[row-index="0"]', "first")
+    see(visitor, '.ag-row[row-index="1"]', "second")
+    work.go("first")
+    work.wait(job)
+    see(visitor, '.ag-row[row-index="0"]', "second")
+    see(visitor, '.ag-row[row-index="1"]', "first")  # of those that are over, the last
+    see(visitor, '.ag-row[row-index="2"]', "old 39")
+    work.go("second")
+    work.wait(later)
+
+
+LOSES_A_WORD = """
+const told = emitEvent;
+emitEvent = (...words) => {
+  if (words[0] !== "job_grid_ready" || window.wordLost) told(...words);
+  else window.wordLost = true;
+};
+"""
+
+
+def test_a_grid_whose_word_that_it_is_ready_was_lost_still_shows_new_jobs(page, work, visitor):
+    """The browser is slow, or the connection is: the page asks again."""
+    tab = visitor.context.new_page()
+    tab.route("**/static/nicegui.js", lambda route: route.fulfill(body=route.fetch().text() + LOSES_A_WORD))
+    tab.goto(page.url + "/queue")
+    tab.wait_for_function("window.wordLost")
+    job = work.submit(proceed="go", name="after the word was lost")
+    see(tab, ".ag-row", "after the word was lost")
+    work.go("go")
+    work.wait(job)
+    tab.close()
+
+
 def test_a_jobs_page_shows_its_output_and_can_cancel_it(page, work, visitor):
     job = work.script(f"echo '{HOSTILE}'; echo broken >&2; while :; do sleep 0.1; done", name=HOSTILE)
     work.wait(job, "running")

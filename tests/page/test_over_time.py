@@ -164,8 +164,9 @@ def test_a_job_shows_its_memory_over_time_and_runs_again_with_more(page, work, t
     tab.goto(f"{page.url}/job/{job}")
     see(tab, ".attempts li", "4.00 GiB promised, used 3.00 GiB at most: failed by itself")
     tab.locator(".over-time canvas").first.wait_for()
-    data = tab.evaluate(_CHART.format(".over-time") + ".getOption().series.map(one => one.data.map(point => point[1]))")
-    assert 3.0 in data[0] and data[1][:2] == [4.0, 4.0]
+    lines = _CHART.format(".over-time") + ".getOption().series.map(one => one.data.map(point => point[1]))"
+    used, promised = until(lambda: [line for line in tab.evaluate(lines) if line], "its lines")
+    assert 3.0 in used and promised[:2] == [4.0, 4.0]
     tab.get_by_role("button", name="Rerun with more memory").click()
     assert tab.get_by_label("GPU memory on each GPU").input_value() == "9.00 GiB"
     tab.get_by_role("button", name="Leave it").click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from nicegui import ui
@@ -32,6 +33,11 @@ _READY = (
     "emitEvent('job_grid_ready'); }"
 )
 _ASK = "if (document.querySelector('.grid .ag-row, .grid .ag-overlay')) emitEvent('job_grid_ready');"  # it may be lost
+_IN_ORDER = (  # the queue's own order, unless somebody sorts by a column
+    "p => { const place = row => window.jobOrder?.get(row.id) ?? Infinity; "
+    "if (!p.api.getColumnState().some(column => column.sort)) "
+    "p.nodes.sort((a, b) => place(a) < place(b) ? -1 : place(a) > place(b) ? 1 : 0); }"
+)
 _NARROW = (  # on a phone: what there is room for
     "e => { const wide = e.clientWidth > 700; "
     "e.api.setColumnsVisible(['state', 'user', 'where', 'promise', 'used', 'time'], wide); "
@@ -107,11 +113,13 @@ class JobGrid:
         self._place = box("div", "grid")
         self._grid: ui.aggrid | None = None
         self._ready, self._wanted = False, ""
+        self._rows: list[dict[str, Any]] = []
         self._shown: dict[str, dict[str, Any]] = {}
         ui.on("job_grid_ready", self._is_ready)
 
     def show(self, rows: list[dict[str, Any]]) -> None:
-        """Show these rows, in this order as far as they are new."""
+        """Show these rows, in this order."""
+        self._rows = rows
         by_key = {row["key"]: row for row in rows}
         if self._grid is None:
             self._shown = dict(list(by_key.items())[:FIRST_ROWS])
@@ -123,8 +131,15 @@ class JobGrid:
                 "update": [row for key, row in by_key.items() if key in self._shown and row != self._shown[key]],
                 "remove": [row for key, row in self._shown.items() if key not in by_key],
             }
+            by_itself = [key for key in self._shown if key in by_key] + [row["key"] for row in change["add"]]
+            if moved := by_itself != list(by_key):
+                self._grid.client.run_javascript(
+                    f"jobOrder = new Map({json.dumps(list(by_key))}.map((key, i) => [key, i]))"
+                )
             if any(change.values()):
                 self._grid.run_grid_method("applyTransaction", change)
+            elif moved:
+                self._grid.run_grid_method("refreshClientSideRowModel", "sort")
             self._shown = by_key
         else:
             self._grid.client.run_javascript(_ASK)
@@ -143,6 +158,7 @@ class JobGrid:
     def _is_ready(self) -> None:
         self._ready = True
         self.find(self._wanted)
+        self.show(self._rows)
 
 
 def _grid(rows: list[dict[str, Any]]) -> ui.aggrid:
@@ -151,6 +167,7 @@ def _grid(rows: list[dict[str, Any]]) -> ui.aggrid:
         "defaultColDef": {"sortable": True, "resizable": True}, "enableBrowserTooltips": True,
         "enableCellTextSelection": True, "suppressFieldDotNotation": True, "rowHeight": 38, "animateRows": False,
         "overlayNoRowsTemplate": "No jobs", ":onGridReady": _READY, ":onGridSizeChanged": _NARROW,
+        ":postSortRows": _IN_ORDER,
     }, auto_size_columns=False)  # fmt: skip
 
 
