@@ -16,6 +16,26 @@ def memory(size: int | None) -> str:
     return "unknown" if size is None else format_bytes(size)
 
 
+def promised(job: Job) -> str:
+    """What a job or an attempt is promised on each GPU; of ranks that differ, one after the other.
+
+    >>> promised({"promise": 12 << 30, "promises": [5 << 30, 12 << 30]})
+    '5.00 GiB, 12.0 GiB'
+    """
+    return ", ".join(map(memory, job.get("promises") or [job["promise"]]))  # an older daemon tells no `promises`
+
+
+def promised_on(job: Job, gpu: str) -> int | None:
+    """What a job that runs is promised on one of its GPUs, by the GPU's id.
+
+    >>> promised_on({"promise": 12, "promises": [5, 12], "gpus_used": ["GPU-1", "GPU-2"]}, "GPU-1")
+    5
+    """
+    by_gpu = dict(zip(job["gpus_used"], job.get("promises") or (), strict=False))
+    found: int | None = by_gpu.get(gpu, job["promise"])
+    return found
+
+
 def reference(job: Job) -> str:
     """How a job is called on the command line; jobs of an array in one row have one name.
 

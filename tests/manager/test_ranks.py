@@ -3,12 +3,20 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.paths import ROOT
 
+from ullage.estimation.jobs.child import _by_rank
 from ullage.estimation.jobs.command import script_of
+from ullage.estimation.result import Estimate
+from ullage.isolation.parent import Outcome
+from ullage.monitor import Monitor, NvmlSource
 from ullage.virtual.shared_card.cards import Cards, environment
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "monitor"))
+from fake_nvml import FakeGpu, FakeNvml  # noqa: E402
 
 GIB = 1 << 30
 
@@ -72,11 +80,13 @@ def test_each_gpu_is_promised_what_its_rank_takes(ranks):
 
 
 @pytest.mark.slow
-def test_stages_of_a_pipeline_are_promised_what_the_largest_takes(ranks):
+def test_stages_of_a_pipeline_are_promised_what_each_takes(ranks):
     (ranks.work / "pipeline.py").write_text(PIPELINE)
     job = submitted(ranks, "torchrun", "--nproc-per-node", "4", "pipeline.py", gpus=4)
     assert job["estimate"] == "estimated by ullage for A100-40GB, as rank 3 of 4"
     assert 12 * GIB <= job["promise"] < 16 * GIB, "the last stage has the wide layer; the first takes little"
+    first, second, between, last = job["promises"]
+    assert max(first, second) < 3 * GIB and between == last == job["promise"], "rank 2 was not followed"
 
 
 @pytest.mark.slow
@@ -84,6 +94,92 @@ def test_a_dry_run_shows_what_each_gpu_would_be_promised(ranks):
     words = ["--gpus", "4", "--estimate-wait", "300s", "--", "torchrun", "--nproc-per-node", "gpu", "train.py"]
     told = ranks.cli("submit", "--dry-run", *words)
     assert "promise 4.76 GiB (estimated by ullage for A100-40GB)" in told, told
+
+
+def followed(upper, *ranks):
+    """An estimate; rank by rank, those that were followed, with what each takes at most."""
+    found = [{"rank": number, "upper": each} for number, each in ranks]
+    return Estimate(
+        gpu="T4", gpu_memory=16, peak_allocated=1, peak_reserved=1, process_memory=1, upper=upper, breakdown={},
+        fits=True, headroom=0, steps=3, seconds=1.0, ranks=found,
+    )  # fmt: skip
+
+
+def test_a_rank_that_was_not_followed_may_take_as_much_as_the_largest():
+    small = followed(12, (0, 5), (1, 6), (3, 12))
+    assert _by_rank([small], 12, ranks=4) == [5, 6, 12, 12]
+    other = followed(14, (0, 7), (1, 2), (3, 14))
+    assert _by_rank([small, other], 14, ranks=4) == [7, 6, 14, 14], "on two kinds of GPU"
+    assert _by_rank([followed(12)], 12, ranks=4) is None, "one rank stands for all of them"
+
+
+STAGES = [2 * GIB, 30 * GIB]
+WAIT = "echo $CUDA_VISIBLE_DEVICES; while [ ! -e proceed ]; do sleep 0.02; done"
+
+
+@pytest.fixture
+def two_stages(make_here, monkeypatch):
+    """Makes daemons with two GPUs of 41 GiB, for which every job is two ranks that differ."""
+    answer = {"upper": max(STAGES), "fits": True, "gpu": "T", "world_size": 2, "rank": 1, "by_rank": STAGES}
+    monkeypatch.setattr("ullage.manager.core.estimates.run", lambda *args, **more: Outcome(answer=answer))
+    gpus = [FakeGpu(uuid=f"GPU-{name}", name="T", total=41 * GIB, used=0) for name in "ab"]
+
+    def make():
+        monitor = Monitor(NvmlSource(FakeNvml(gpus)), interval=0.1)
+        return make_here(monitor=monitor, placing={"smact_limit": "off"}, running={"over_promise": "leave"})
+
+    return make, gpus
+
+
+def promised(here):
+    return {gpu["id"]: gpu["promised"] for gpu in here.call("gpus")}
+
+
+def submit_stages(here, **more):
+    number = here.submit(WAIT, memory=None, estimator="ullage", model="x:y", gpus=2, **more)
+    here.until(lambda: here.job(number)["estimate"], "the estimate")
+    return number
+
+
+def test_each_gpu_is_promised_what_the_rank_takes_that_runs_there(two_stages):
+    here = two_stages[0]()
+    number = submit_stages(here)
+    here.until(lambda: here.job(number)["state"] == "running", "the job to run")
+    job = here.job(number)
+    where = dict(zip(job["gpus_used"], STAGES, strict=True))
+    assert job["promises"] == STAGES and promised(here) == where
+    beside = here.submit(WAIT, memory=20 * GIB)
+    here.until(lambda: here.job(beside)["state"] == "running", "another job to run beside the small rank")
+    assert here.job(beside)["gpus_used"] == job["gpus_used"][:1]
+    here.close()
+    again = two_stages[0]()
+    assert promised(again)[job["gpus_used"][1]] == STAGES[1], "also after a restart"
+    assert promised(again)[job["gpus_used"][0]] == STAGES[0] + 20 * GIB
+    (again.folder / "work/proceed").touch()
+    assert list(again.until_over(number)["attempts"][0]["promises"]) == STAGES
+    assert again.call("logs", job=number)["text"].strip() == ",".join(job["gpus_used"]), "the first rank's GPU is first"
+
+
+@pytest.mark.slow
+def test_a_rank_that_takes_more_than_its_own_promise_is_told(two_stages):
+    make, gpus = two_stages
+    here = make()
+    number = submit_stages(here)
+    here.until(lambda: here.job(number)["state"] == "running", "the job to run")
+    small = here.job(number)["gpus_used"][0]
+    pid = here.until(lambda: here.daemon.context.pids.get(number), "its process")
+    gpu = next(each for each in gpus if each.uuid == small)
+    gpu.compute, gpu.used = {pid: 8 * GIB}, 8 * GIB
+    here.until(lambda: here.job(number)["over_promise"], "it to be seen: the other rank's promise is not its own")
+    gpu.compute, gpu.used = {}, 0
+
+
+def test_a_job_with_other_gpus_than_ranks_is_promised_the_largest_on_each(two_stages):
+    here = two_stages[0]()
+    number = submit_stages(here, hold=True)
+    here.call("edit", jobs=[number], changes={"gpus": 1})
+    job = here.job(number)
+    assert (job["promise"], job["promises"]) == (max(STAGES), [])
 
 
 def test_launchers_say_how_many_ranks_there_are():

@@ -355,3 +355,15 @@ def test_elements_that_cannot_go_let_others_of_their_array_go() -> None:
     there = running((job(90, 1), "GPU-0"))
     outcome = decide("ullage", wait, there, slots(1), Ledger(), QUIET, now=50.0)
     assert [placed.job for placed in outcome.placed] == [2, 3]
+
+
+def test_ranks_that_differ_are_promised_what_each_takes_in_the_order_of_the_slots() -> None:
+    stages = job(1, 30, gpus=2, promises=(5 * GIB, 30 * GIB))
+    outcome = decide("ullage", [stages, job(2, 30)], [], slots(2), Ledger(), QUIET, 100.0)
+    first, second = outcome.placed
+    assert (first.slots, first.memory) == (("GPU-0", "GPU-1"), {"GPU-0": 5 * GIB, "GPU-1": 30 * GIB})
+    assert second.slots == ("GPU-0",), "35 GiB are free beside the small rank"
+    alone = decide("exclusive", [stages], [], slots(2), Ledger(), QUIET, 100.0)
+    assert alone.placed[0].memory == {"GPU-0": 40 * GIB, "GPU-1": 40 * GIB}
+    beside = decide("ullage", [job(2, 30)], running((stages, "GPU-0 GPU-1")), slots(2), Ledger(), QUIET, 100.0)
+    assert beside.placed[0].slots == ("GPU-0",), "a running job that the ledger does not know counts rank by rank"

@@ -18,7 +18,7 @@ from ullage.cli.job_tables import FORMAT_HELP, HISTORY, QUEUE, chosen, show
 from ullage.cli.options import Json
 from ullage.cli.tables import fitted, text_width
 from ullage.errors import UllageError
-from ullage.job_words import host_share, memory, named, reference
+from ullage.job_words import host_share, memory, named, promised, reference
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 
@@ -217,7 +217,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
         lines += [f"  command    {shlex.join(job['command'])}", f"  folder     {job['cwd']}"]
     lines.append(f"  user       {job['user']}, priority {job['priority']}")
     alone = ", alone" if job["exclusive"] else ""
-    where = f"{memory(job['promise'])} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}"
+    where = f"{promised(job)} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}"
     lines.append(f"  promise    {where if job['gpus'] else 'no GPU'}")
     if host_share(job):
         lines.append(f"  host       {host_share(job)}")
@@ -255,7 +255,7 @@ def _expected(job: dict[str, Any]) -> str:
 
 def _attempt(attempt: dict[str, Any]) -> str:
     alone = ", alone" if attempt["exclusive"] else ""
-    words = f"on {', '.join(attempt['slots'])}, promised {memory(attempt['promise'])}{alone}"
+    words = f"on {', '.join(attempt['slots'])}, promised {promised(attempt)}{alone}"
     words = words if attempt["slots"] else "without a GPU"
     if attempt["used"] is not None:
         words += f", used {memory(attempt['used'])}"

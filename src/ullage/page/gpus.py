@@ -6,7 +6,7 @@ from typing import Any
 
 from nicegui import ui
 
-from ullage.job_words import reference
+from ullage.job_words import promised_on, reference
 from ullage.page.elements import box, curve, percent_of, set_prop, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading, Readings
@@ -96,7 +96,7 @@ class GPUCard(ui.element, component="static/gpu_card.js"):
             "badge": f"{text}: {why}" if why else text, "memory": _memory(gpu),
             "bands": [_band(gpu, job, colour) for job, colour in zip(jobs, colours, strict=True)],
             "foreign": percent_of(gpu["foreign"] / (gpu["total"] or 1)),
-            "jobs": [_line(job, colour) for job, colour in zip(jobs[:_MOST_JOBS], colours, strict=False)],
+            "jobs": [_line(gpu, job, colour) for job, colour in zip(jobs[:_MOST_JOBS], colours, strict=False)],
             "more": f"and {len(jobs) - _MOST_JOBS} more" if len(jobs) > _MOST_JOBS else "",
             "curves": [curve(name, figures, tops[name], now[name]) for name, figures in series.items()
                        if name not in missing],
@@ -114,7 +114,8 @@ def _memory(gpu: dict[str, Any]) -> str:
 def _band(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, Any]:
     """What a job was promised and takes, as parts of the GPU's memory."""
     total = gpu["total"] or 1
-    promise = total if gpu["alone"] or job["promise"] is None else job["promise"]
+    known = promised_on(job, gpu["id"])
+    promise = total if gpu["alone"] or known is None else known
     most = max(promise, job["used"] or 0)
     return {
         "id": job["id"], "colour": colour, "title": f"job {reference(job)}", "width": percent_of(most / total),
@@ -123,11 +124,11 @@ def _band(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, An
     }  # fmt: skip
 
 
-def _line(job: dict[str, Any], colour: str) -> dict[str, Any]:
+def _line(gpu: dict[str, Any], job: dict[str, Any], colour: str) -> dict[str, Any]:
     """A job in the card's list."""
     used = "" if job["used"] is None else f"{format_bytes(job['used'])} of "
     return {
         "id": job["id"], "colour": colour, "href": f"/job/{int(job['id'])}", "name": f"{reference(job)} {job['name']}",
-        "user": job["user"], "figures": f"{used}{format_bytes(job['promise'])} promised",
+        "user": job["user"], "figures": f"{used}{format_bytes(promised_on(job, gpu['id']))} promised",
         "over": bool(job["over_promise"]),
     }  # fmt: skip

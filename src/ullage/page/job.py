@@ -12,7 +12,7 @@ from nicegui import ui
 
 from ullage.errors import UllageError
 from ullage.estimation.result import BREAKDOWN_WORDS
-from ullage.job_words import memory, named, reference, why
+from ullage.job_words import memory, named, promised, reference, why
 from ullage.page.answer import show_bands, show_parts
 from ullage.page.charts import FAINT, LINES, on_axis, tooltip, use_charts
 from ullage.page.elements import box, set_prop, set_width, words
@@ -267,7 +267,7 @@ def _facts(job: dict[str, Any]) -> dict[str, str]:
     if job.get("command"):
         facts |= {"Command": shlex.join(job["command"]), "Folder": job["cwd"]}
     number = f"{job['gpus']} GPU{'' if job['gpus'] == 1 else 's'}" + (", alone" if job["exclusive"] else "")
-    facts["Promise"] = f"{memory(job['promise'])} on {number}" if job["gpus"] else "no GPU"
+    facts["Promise"] = f"{promised(job)} on {number}" if job["gpus"] else "no GPU"
     facts["Estimate"] = job["estimate"] or "under way"
     facts |= {"Submitted": _moment(job["submitted"]), "Waited": format_duration(job["waited"])}
     return facts | ({"Ran": format_duration(job["ran"])} if job["ran"] else {})
@@ -282,7 +282,7 @@ def _attempt(attempt: dict[str, Any], names: dict[str, str]) -> str:
     told = attempt["exit_code"] in (None, 0) or "exit code" in detail
     code = "" if told else f", exit code {attempt['exit_code']}"
     used = "" if attempt["used"] is None else f", used {memory(attempt['used'])} at most"
-    return f"{_moment(begin)} on {where}{ran}, {memory(attempt['promise'])} promised{used}: {ended}{code}{detail}"
+    return f"{_moment(begin)} on {where}{ran}, {promised(attempt)} promised{used}: {ended}{code}{detail}"
 
 
 def _moment(seconds: float) -> str:

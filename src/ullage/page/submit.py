@@ -10,7 +10,7 @@ from typing import Any
 from nicegui import ui
 
 from ullage.errors import InvalidValue, NoDaemon, UllageError
-from ullage.job_words import trial_words
+from ullage.job_words import promised_on, trial_words
 from ullage.page.elements import box, set_width, words
 from ullage.page.frame import Frame
 from ullage.page.readings import DaemonReading
@@ -143,7 +143,9 @@ class SubmitPage:
             for start in answer["starts"][:1]:
                 for gpu in self._reading.gpus:
                     if gpu["index"] in start["gpus"]:
-                        _show_place(gpu, self._reading.on_gpu(gpu["id"]), start["promise"])
+                        by_gpu = dict(zip(start["gpus"], start["promises"], strict=False))
+                        promise = by_gpu.get(gpu["index"], start["promise"])
+                        _show_place(gpu, self._reading.on_gpu(gpu["id"]), promise)
         with self._answer:
             for line in lines:
                 words("li", f"{line[:1].upper()}{line[1:]}.")
@@ -163,7 +165,7 @@ class SubmitPage:
 def _show_place(gpu: dict[str, Any], jobs: list[dict[str, Any]], promise: int) -> None:
     """A GPU with what is promised on it now, and what would be."""
     total, before = gpu["total"] or 1, gpu["promised"] + gpu["foreign"]
-    sizes = [job["promise"] or 0 for job in jobs] + ([gpu["foreign"]] if gpu["foreign"] else [])
+    sizes = [promised_on(job, gpu["id"]) or 0 for job in jobs] + ([gpu["foreign"]] if gpu["foreign"] else [])
     with box("div", "bands") as bands:
         for size in sizes:
             set_width(box("div", "band foreign"), size / total)

@@ -7,7 +7,7 @@ from ullage.placement.board import Board
 from ullage.placement.deciding import decide, place
 from ullage.placement.fairness import Account, UsageAccounts, claimed, faded, fair_order, held, part_of_gpu
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Decision, PassOutcome, Waiting
+from ullage.placement.outcome import Decision, PassOutcome, Waiting, by_slot
 from ullage.placement.policies import policies
 from ullage.placement.recovery import Failure, RecoveryRules, RetryDecision, after_failure
 from ullage.placement.rules import Rules, Speeds
@@ -16,6 +16,6 @@ from ullage.placement.snapshot import Activity, Booking, HostShare, Job, Running
 __all__ = [
     "Account", "Activity", "Board", "Booking", "Decision", "Failure", "HostShare", "Job", "Ledger", "PassOutcome",
     "RecoveryRules", "RetryDecision", "Rules", "Running", "Slot", "Speeds", "UsageAccounts", "Waiting",
-    "after_failure", "claimed", "decide", "fair_order", "faded", "held", "part_of_gpu", "place",
+    "after_failure", "by_slot", "claimed", "decide", "fair_order", "faded", "held", "part_of_gpu", "place",
     "policies",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from ullage.placement.candidates import Candidate
 from ullage.placement.fairness import fair_order, waited
 from ullage.placement.host import HostInPass
 from ullage.placement.ledger import Ledger
-from ullage.placement.outcome import Decision, JobName, PassOutcome, PassSummary, Waiting
+from ullage.placement.outcome import Decision, JobName, PassOutcome, PassSummary, Waiting, by_slot
 from ullage.placement.policies import Policy, find_policy
 from ullage.placement.rules import RequestMaker, Rules, SlotRequest
 from ullage.placement.snapshot import NO_SHARE, Job, Running, Slot
@@ -47,8 +47,8 @@ def decide(
     >>> slot = Slot("GPU-1", 0, "A100-40GB", total=40 << 30, used=0, activity=Activity(smact=0.1))
     >>> jobs = [Job(1, "ada", 0.0, promise=30 << 30), Job(2, "ada", 1.0, promise=30 << 30)]
     >>> outcome = decide("ullage", jobs, [], [slot], Ledger(), Rules(), now=2.0)
-    >>> outcome.placed
-    (Decision(job=1, slots=('GPU-1',), promise=32212254720, exclusive=False, host=HostShare(cores=0, memory=0)),)
+    >>> outcome.placed[0].job, outcome.placed[0].memory
+    (1, {'GPU-1': 32212254720})
     >>> outcome.waiting[0].reason
     'needs 30.0 GiB on a GPU; GPU 0 has the most free, 10.0 GiB; GPU 0 will have room when job 1 ends'
     """
@@ -57,7 +57,7 @@ def decide(
     known = book.jobs()
     for each in running:
         if each.job.id not in known:
-            memory = dict.fromkeys(each.slots, each.job.promise or 0)
+            memory = by_slot(each.slots, each.job.promise, each.job.promises)
             book.adopt(each.job.id, memory, each.job.exclusive, each.job.host)
     arrays = Counter(each.job.array for each in running)
     chosen = find_policy(policy) if isinstance(policy, str) else policy
@@ -197,11 +197,13 @@ class _Pass:
         if not chosen:
             return None
         promise = min(candidate.free for candidate in chosen) if request.alone else request.promise
-        for candidate in chosen:
-            self._take(candidate, job, promise, request.alone)
+        slots = tuple(candidate.slot.id for candidate in chosen)
+        decision = Decision(job.id, slots, promise, request.alone, job.host, request.promises)
+        for candidate, memory in zip(chosen, decision.memory.values(), strict=True):
+            self._take(candidate, job, memory, request.alone)
         self.board.reserved.pop(job.id, None)
         self.host.take(job)
-        return Decision(job.id, tuple(candidate.slot.id for candidate in chosen), promise, request.alone, job.host)
+        return decision
 
     def _chosen(self, job: Job, request: SlotRequest, suited: Sequence[Candidate]) -> Sequence[Candidate]:
         """As many of the places as the job asks for; none where a policy of one's own lets it wait."""

@@ -96,8 +96,7 @@ class Ledger:
 
     def accept(self, decision: Decision) -> None:
         """Make the promise that a decision asks for."""
-        memory = dict.fromkeys(decision.slots, decision.promise)
-        self.promise(decision.job, memory, decision.exclusive, decision.host)
+        self.promise(decision.job, decision.memory, decision.exclusive, decision.host)
 
     def adopt(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
         """Write down a job that already runs, whether there is room or not: it is there. (After a restart.)"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -21,10 +21,11 @@ JobName = Callable[[int], str]
 class Decision:
     """Put the job on these slots and promise it `promise` bytes on each; `exclusive`: nobody else may join it there.
 
-    `host` is what it is promised of the host.
+    `host` is what it is promised of the host. Where its ranks take different memory, `promises` has what it is promised
+    on each of the slots. The first slot is that of its first rank.
 
-    >>> Decision(7, ("GPU-1",), 12 << 30, exclusive=False).slots
-    ('GPU-1',)
+    >>> Decision(7, ("GPU-1", "GPU-2"), 12, exclusive=False, promises=(5, 12)).memory
+    {'GPU-1': 5, 'GPU-2': 12}
     """
 
     job: int
@@ -32,6 +33,21 @@ class Decision:
     promise: int
     exclusive: bool
     host: HostShare = NO_SHARE
+    promises: tuple[int, ...] = ()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """What is promised, by slot."""
+        return by_slot(self.slots, self.promise, self.promises)
+
+
+def by_slot(slots: Sequence[str], promise: int | None, promises: Sequence[int]) -> dict[str, int]:
+    """What a job is promised on each of its slots: the same on all, or what its ranks take in their order.
+
+    >>> by_slot(["GPU-1", "GPU-2"], 12, []), by_slot(["GPU-1", "GPU-2"], 12, [5, 12])
+    ({'GPU-1': 12, 'GPU-2': 12}, {'GPU-1': 5, 'GPU-2': 12})
+    """
+    return dict(zip(slots, promises, strict=True)) if promises else dict.fromkeys(slots, promise or 0)
 
 
 class HostSummary(NamedTuple):

@@ -127,13 +127,15 @@ class Rules:
 
 class SlotRequest(NamedTuple):
     """What a job asks of each of its slots: the `promise` in bytes, a `margin` left free beside neighbours, or all of
-    it `alone`. `known` is False where the job's own promise is unknown and the site's rule takes its place."""
+    it `alone`. `known` is False where the job's own promise is unknown and the site's rule takes its place. A slot has
+    to have room for `promise`; of that its rank is promised what it takes, where `promises` says so rank by rank."""
 
     gpus: int
     promise: int
     margin: int
     alone: bool
     known: bool
+    promises: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -173,4 +175,5 @@ class RequestMaker:
             return SlotRequest(job.gpus, promise or 0, 0, True, promise is not None)
         if promise is None:
             return SlotRequest(job.gpus, rules.free_floor or 0, 0, False, False)
-        return SlotRequest(job.gpus, promise, rules.margin, False, True)
+        by_rank = () if self.oracle else job.promises
+        return SlotRequest(job.gpus, promise, rules.margin, False, True, by_rank)

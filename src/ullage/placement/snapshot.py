@@ -114,11 +114,12 @@ class Job:
     """A job that waits or runs.
 
     `promise` is the memory that it is to be promised on each of its `gpus` (an estimate's upper bound, or the user's
-    own figure, grown by recovery); None is unknown. `true` is the true figure, which only the oracles look at. `busy`
-    is the SM activity predicted for it alone. `work` names what it does on a GPU, for predictions of its speed beside
-    others: jobs of one name do the same (None: not known). `min_speed` is the share of its speed alone that its owner
-    wants to keep. `queued` is when it last came into the queue (None: when it was
-    submitted), so a job that comes back after a crash does not look as if it had waited all the time that it ran.
+    own figure, grown by recovery); None is unknown. Where its ranks take different memory, `promises` has the figure of
+    each, rank by rank, and `promise` is the largest of them. `true` is the true figure, which only the oracles look at.
+    `busy` is the SM activity predicted for it alone. `work` names what it does on a GPU, for predictions of its speed
+    beside others: jobs of one name do the same (None: not known). `min_speed` is the share of its speed alone that its
+    owner wants to keep. `queued` is when it last came into the queue (None: when it was submitted), so a job that comes
+    back after a crash does not look as if it had waited all the time that it ran.
     `share` is the weight of its user, and `part` the part of each of its GPUs that it will hold, for fair shares.
     Of the jobs of one `array`, at most `throttle` run at once (None: any number).
     `host` is what it is to be promised of the host; a job may ask for no GPU at all.
@@ -148,13 +149,19 @@ class Job:
     throttle: int | None = None
     host: HostShare = NO_SHARE
     bookings: frozenset[int] = frozenset()
+    promises: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gpus < 0:
             raise InvalidValue(f"a job cannot have fewer than no GPUs; job {self.id} asks for {self.gpus}")
+        if self.promises and (len(self.promises) != self.gpus or max(self.promises) != self.promise):
+            raise InvalidValue(
+                f"needed a promise for each of {self.gpus} GPUs, the largest of them {self.promise}; job {self.id} has "
+                f"{self.promises}"
+            )
         if min(self.host) < 0:
             raise InvalidValue(f"cores and host memory cannot be negative; job {self.id} asks for {tuple(self.host)}")
-        if (self.promise or 0) < 0 or (self.true or 0) < 0:
+        if min(self.promise or 0, self.true or 0, *self.promises) < 0:
             raise InvalidValue(f"memory cannot be negative; job {self.id} asks for {self.promise} (true: {self.true})")
         if not 0 <= self.min_speed <= 1:
             raise InvalidValue(f"needed a min_speed from 0 to 1; job {self.id} has {self.min_speed}")

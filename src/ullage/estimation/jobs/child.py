@@ -90,8 +90,18 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
     known = {name: found.utilization.to_dict() for name, found in answers.items() if found.utilization is not None}
+    ranks = options.get("world_size")
     return {"upper": upper, "figure": worst.figure, "fits": worst.fits, "gpu": gpu, "utilization": known,
-            "breakdown": worst.breakdown, "world_size": options.get("world_size"), "rank": worst.rank}  # fmt: skip
+            "breakdown": worst.breakdown, "world_size": ranks, "rank": worst.rank,
+            "by_rank": _by_rank(list(answers.values()), upper, ranks or 1)}  # fmt: skip
+
+
+def _by_rank(answers: list[Estimate], upper: int, ranks: int) -> list[int] | None:
+    """The bound of each rank where several were followed: one that was not may take as much as the largest."""
+    if not any(answer.ranks for answer in answers):
+        return None
+    bounds = [{each["rank"]: each["upper"] for each in answer.ranks} for answer in answers]
+    return [min(upper, max(bound.get(rank, upper) for bound in bounds)) for rank in range(ranks)]
 
 
 def _whole(

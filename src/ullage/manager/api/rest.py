@@ -98,7 +98,8 @@ class TrialAnswer(_Answer):
     jobs: int = Field(description="how many it would be")
     state: State
     starts: list[dict[str, Any]] = Field(
-        description="those that would start: index, gpus, promise, alone, and speed, a share of its speed alone or null"
+        description="those that would start: index, gpus, promise, promises, alone, and speed, a share of its speed "
+        "alone or null"
     )
     reason: str | None = Field(description="why the first of the others would wait")
     ahead: list[int] = Field(description="the jobs before it in the queue that wait too")
@@ -138,6 +139,10 @@ class JobAnswer(_Answer):
     cores: int = Field(description="processor cores that it is promised, or asks for; 0: not counted")
     host_promise: int = Field(description="bytes of host memory that it is promised, or asks for; 0: not counted")
     promise: int | None = Field(description="bytes on each GPU, promised now or at the start; null if unknown")
+    promises: list[int] = Field(
+        description="bytes on each GPU in the order of the ranks, where these differ, and `promise` is the largest; "
+        "empty where they are the same"
+    )
     used: int | None = Field(description="bytes that it uses now, the most on one GPU")
     submitted: float
     started: float | None
@@ -179,6 +184,7 @@ class AttemptAnswer(_Answer):
     state: str
     slots: list[str]
     promise: int | None
+    promises: list[int] = Field(description="bytes on each of the slots where its ranks differ; else empty")
     cause: str | None
     exit_code: int | None
     used: int | None = Field(description="the most bytes that it used on one GPU")

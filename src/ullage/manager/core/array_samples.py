@@ -50,7 +50,7 @@ def agreed(answers: Mapping[int, EstimateAnswer]) -> EstimateAnswer | None:
     note = f"{largest.note} (as {which}{of})"
     return EstimateAnswer(
         largest.upper, note, own_failure=largest.own_failure, utilization=largest.utilization,
-        breakdown=largest.breakdown,
+        breakdown=largest.breakdown, by_rank=largest.by_rank,
     )  # fmt: skip
 
 

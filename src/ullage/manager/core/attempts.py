@@ -64,9 +64,8 @@ class AttemptTracker:
         context = self._context
         context.queued_at |= context.store.history.last_ends()
         for number, attempt in context.store.attempts.items():
-            memory = dict.fromkeys(attempt.slots, attempt.promise or 0)
             share = HostShare(attempt.cores, attempt.host_promise)
-            context.ledger.adopt(number, memory, attempt.exclusive, share)
+            context.ledger.adopt(number, attempt.memory, attempt.exclusive, share)
             context.energy.interrupted(attempt.token)
             kept = context.store.history.curves(number).get(attempt.number)
             if kept is not None:
@@ -75,8 +74,7 @@ class AttemptTracker:
             if started is not None:
                 context.pids[number] = int(started["job_pid"])
         for attempt in context.store.unwatched:
-            memory = dict.fromkeys(attempt.slots, attempt.promise or 0)
-            context.ledger.adopt(attempt.job, memory, attempt.exclusive)
+            context.ledger.adopt(attempt.job, attempt.memory, attempt.exclusive)
         crash_point("adopt-begun")
         self.follow()
         self.adopting = False
@@ -217,8 +215,10 @@ class AttemptTracker:
         others = job.other_failures + (ended.cause in INFRASTRUCTURE or ended.cause is Cause.HOST_MEMORY)
         own = job.own_failures + (ended.cause is Cause.OWN_FAILURE)
         crash_point("retry-before-commit")
+        same = following.promise == job.promise and not following.exclusive
         self._context.store.move(
             job, "retry", State.QUEUED, following.text, detail=following.text, promise=following.promise,
+            promises=job.promises if same else (),  # which rank was too large is not known: all get more
             exclusive=following.exclusive, memory_failures=memory, other_failures=others, own_failures=own, **common,
         )  # fmt: skip
         failures = others if others > job.other_failures else own if own > job.own_failures else 0
@@ -289,12 +289,12 @@ class RunningJobGuard:
     def _memory(self, job: JobRecord, attempt: AttemptRecord) -> None:
         context = self._context
         held = context.used.get(attempt.token, {})
-        promise, rules = attempt.promise, context.settings.running
-        too_much = {slot: used for slot, used in held.items() if used > (promise or 0) + rules.tolerance}
-        if promise is None or attempt.exclusive or not too_much:
+        promised, rules = attempt.memory, context.settings.running
+        beyond = {slot: used - promised.get(slot, 0) for slot, used in held.items()}
+        if attempt.promise is None or attempt.exclusive or max(beyond.values(), default=0) <= rules.tolerance:
             return
-        slot, used = max(too_much.items(), key=lambda item: item[1])
-        text = f"took {format_bytes(used)} on {slot}; {format_bytes(promise)} were promised"
+        slot = max(beyond, key=lambda each: beyond[each])
+        text = f"took {format_bytes(held[slot])} on {slot}; {format_bytes(promised.get(slot, 0))} were promised"
         if attempt.token not in context.warned:
             context.warned.add(attempt.token)
             context.store.event("over promise", job, text, attempt.number)
@@ -311,7 +311,7 @@ class RunningJobGuard:
         missing = 0
         for other in context.store.attempts.values():
             if slot in other.slots and other.token != attempt.token:
-                missing += max(0, (other.promise or 0) - context.used.get(other.token, {}).get(slot, 0))
+                missing += max(0, other.memory[slot] - context.used.get(other.token, {}).get(slot, 0))
         return missing > found.total - found.used
 
     def _lead(self, job: JobRecord) -> float:

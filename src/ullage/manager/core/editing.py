@@ -106,6 +106,8 @@ class JobEditor:
         if not _OF_PROMISE.isdisjoint(changes) or bool(spec.gpus) != bool(job.spec["gpus"]):
             state, promised = self._intake.promised(job, spec, held=state is State.HELD)
             values |= promised | {"exclusive": spec.exclusive}
+        elif spec.gpus != job.spec["gpus"]:
+            values["promises"] = ()  # those were of other ranks
         if "after" in changes:
             self._store.wait_for(job.id, terms.needs(job))
         if "throttle" in changes and job.array_id is not None:

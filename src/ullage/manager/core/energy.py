@@ -37,9 +37,9 @@ class EnergyMeter:
         for slot, here in on_slot.items():
             power = watts(slot)
             counted = [attempt for attempt in here if attempt.token in self._joules]
-            promised = sum(attempt.promise or 0 for attempt in counted)
+            promised = sum(attempt.memory[slot] for attempt in counted)
             for attempt in counted:
-                share = (attempt.promise or 0) / promised if promised else 1 / len(counted)
+                share = attempt.memory[slot] / promised if promised else 1 / len(counted)
                 before = self._joules[attempt.token]
                 if power is None or before is None:
                     self._joules[attempt.token] = None

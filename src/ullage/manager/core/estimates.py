@@ -133,6 +133,7 @@ class EstimateAnswer:
     kept: bool = False  # from an earlier run
     estimates: list[dict[str, Any]] = field(default_factory=list, repr=False)  # in full, where that was asked for
     advice: dict[str, Any] | None = None
+    by_rank: tuple[int, ...] = ()  # bounds, where ranks differ; `upper` is the largest
 
     @property
     def text(self) -> str:
@@ -496,7 +497,21 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
     rank = f", as rank {number} of {ranks}" if known else ""
     note = f"estimated by {wanted.estimator} for {gpu}{rank}{fits}"
     breakdown = _read_breakdown(answer.get("breakdown"))
-    return EstimateAnswer(upper, note, seconds, utilization=utilization, reads=reads, breakdown=breakdown)
+    by_rank = _read_by_rank(answer.get("by_rank"), upper, ranks) if known else ()
+    return EstimateAnswer(
+        upper, note, seconds, utilization=utilization, reads=reads, breakdown=breakdown, by_rank=by_rank
+    )
+
+
+def _read_by_rank(found: Any, upper: int, ranks: Any) -> tuple[int, ...]:
+    """The bounds of all ranks, the largest of them `upper`; nothing where they are all the same, or make no sense.
+
+    >>> _read_by_rank([5, 9], 9, ranks=2), _read_by_rank([9, 9], 9, ranks=2), _read_by_rank([5, 10], 9, ranks=2)
+    ((5, 9), (), ())
+    """
+    if not isinstance(found, list) or len(found) != ranks or not all(type(each) is int for each in found):
+        return ()
+    return tuple(found) if 0 <= min(found) < max(found) == upper else ()
 
 
 def _read_breakdown(found: Any) -> dict[str, int]:

@@ -43,7 +43,8 @@ class FairShare:
             self._held[attempt.token] = (before + gpus * seconds, length + seconds)
 
     def _part(self, attempt: AttemptRecord, slot: str, busy: float = 0.0) -> float:
-        return part_of_gpu(attempt.promise, self._totals.get(slot, 0), attempt.exclusive, busy)
+        promise = None if attempt.promise is None else attempt.memory[slot]
+        return part_of_gpu(promise, self._totals.get(slot, 0), attempt.exclusive, busy)
 
     def _of(self, attempt: AttemptRecord, until: float) -> float:
         """What counts of an attempt, at a time."""

@@ -247,6 +247,7 @@ class Intake:
                         kept["utilization"],
                         reads,
                         breakdown=kept["breakdown"],
+                        by_rank=kept["by_rank"],
                     )
                 )
         return found
@@ -323,6 +324,7 @@ class Intake:
                 answer.reads.to_dict(),
                 answer.utilization,
                 answer.breakdown,
+                answer.by_rank,
             )
         for number in jobs:
             job = self._store.job(number)
@@ -333,6 +335,8 @@ class Intake:
 
     def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
         found: dict[str, Any] = {"promise": answer.upper, "estimate_note": answer.text}
+        if len(answer.by_rank) == job.spec["gpus"]:  # else it is not known which rank runs on which GPU
+            found["promises"] = answer.by_rank
         if answer.breakdown:
             found["breakdown"] = json.dumps(answer.breakdown)
         if answer.utilization:
@@ -363,7 +367,7 @@ def _promised(initial: InitialPromise, held: bool) -> tuple[State, dict[str, Any
     state = State.HELD if held else State.ESTIMATING if initial.note is None else State.QUEUED
     return state, {
         "estimate_key": initial.estimate_key, "estimate_note": initial.note, "promise": initial.promise, "work": None,
-        "breakdown": None,
+        "breakdown": None, "promises": (),
     }  # fmt: skip
 
 

@@ -184,7 +184,8 @@ class Scheduler:
         return Job(
             id=job.id, user=job.user, submitted=queued if job.cause in _TO_THE_END else came, gpus=spec["gpus"],
             array=job.array_id, throttle=throttle,
-            promise=job.promise, exclusive=job.exclusive, priority=job.priority, recovery=job.recovery,
+            promise=job.promise, promises=job.promises, exclusive=job.exclusive, priority=job.priority,
+            recovery=job.recovery,
             time_limit=spec["time_limit"], share=context.settings.fairness.shares.get(job.user, 1.0), queued=queued,
             part=part_of_gpu(job.promise, context.largest, job.exclusive, max(busy or 0.0, context.claim(job))),
             busy=busy, work=job.work,
@@ -294,10 +295,11 @@ class Scheduler:
             job=job.id, number=context.store.next_attempt(job.id), token=secrets.token_hex(16), state=STARTING,
             slots=decision.slots, promise=decision.promise, exclusive=decision.exclusive, placed=context.clock(),
             cores=decision.host.cores, host_promise=decision.host.memory, gpu_part=self._part(decision),
-            waited=waited(self._as_placement(job), context.clock()),
+            waited=waited(self._as_placement(job), context.clock()), promises=decision.promises,
         )  # fmt: skip
         alone = ", alone" if decision.exclusive else ""
-        places = f"on {', '.join(decision.slots)}: {format_bytes(decision.promise)}{alone}" if decision.slots else ""
+        sizes = ", ".join(map(format_bytes, decision.promises or (decision.promise,)))
+        places = f"on {', '.join(decision.slots)}: {sizes}{alone}" if decision.slots else ""
         context.store.place(job, attempt, "; ".join(filter(None, (places, decision.host.text))))
         context.reasons.pop(job.id, None)
         return job, attempt
@@ -306,8 +308,9 @@ class Scheduler:
         """The GPUs that are given away, each by the part of its memory that is promised."""
         if decision.exclusive:
             return float(len(decision.slots))
-        totals = [slot.total for slot in self._context.slots if slot.id in decision.slots]
-        return sum(min(1.0, decision.promise / total) for total in totals if total)
+        memory = decision.memory
+        totals = {slot.id: slot.total for slot in self._context.slots if slot.id in memory}
+        return sum(min(1.0, memory[slot] / total) for slot, total in totals.items() if total)
 
     def start(self, job: JobRecord, attempt: AttemptRecord) -> None:
         """Start one that was promised; one that was cancelled meanwhile is left to the next look at its folder."""

@@ -124,5 +124,6 @@ class Trials:
         index = {slot.id: slot.index for slot in self._context.slots}
         return {
             "index": job.array_index, "gpus": [index[slot] for slot in decision.slots], "promise": decision.promise,
+            "promises": list(decision.promises),
             "alone": decision.exclusive, "speed": speed,
         }  # fmt: skip

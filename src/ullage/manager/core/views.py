@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ullage.manager.core.context import ManagerContext
@@ -138,7 +138,8 @@ class JobViews:
             "ran": job.ran + ((_span(attempt.started, context.clock()) if attempt else None) or 0.0),
             "gpus_used": list(attempt.slots) if attempt else [], "alone": attempt.exclusive if attempt else None,
             "promise": attempt.promise if attempt else job.promise, "used": used,
-            "over_promise": attempt is not None and self._is_over_promise(attempt, used),
+            "promises": list(attempt.promises if attempt else job.promises),
+            "over_promise": attempt is not None and self._is_over_promise(attempt, held or {}),
             "cores": share.cores, "host_promise": share.memory,
             "after": [need.reference(context.store.name_of) for need in context.store.dependencies.get(job.id, ())],
             "throttle": None if job.array_id is None else context.store.throttles.get(job.array_id),
@@ -157,10 +158,11 @@ class JobViews:
             "min_speed": context.settings.placing.min_speed if own is None else own,
         }
 
-    def _is_over_promise(self, attempt: AttemptRecord, used: int | None) -> bool:
-        if used is None or attempt.promise is None or attempt.exclusive:
+    def _is_over_promise(self, attempt: AttemptRecord, held: Mapping[str, int]) -> bool:
+        if attempt.promise is None or attempt.exclusive:
             return False
-        return used > attempt.promise + self._context.settings.running.tolerance
+        promised, tolerance = attempt.memory, self._context.settings.running.tolerance
+        return any(used > promised.get(slot, 0) + tolerance for slot, used in held.items())
 
     def _reason(self, job: JobRecord, mine: bool) -> str | None:
         """Why a job waits, where more is known than its state."""

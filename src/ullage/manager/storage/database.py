@@ -258,6 +258,13 @@ CREATE TABLE curves (
 ) WITHOUT ROWID;
 """
 
+# What GPUs are promised where the ranks of a job take different memory: bytes, a JSON list in the order of the ranks.
+PROMISES_BY_RANK = """
+ALTER TABLE jobs ADD COLUMN promises TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE attempts ADD COLUMN promises TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE estimates ADD COLUMN by_rank TEXT NOT NULL DEFAULT '[]';
+"""
+
 # Step n makes a database of version n out of one of version n - 1. A step that was released is never changed.
 MIGRATIONS = (
     VERSION_1,
@@ -278,6 +285,7 @@ MIGRATIONS = (
     QUESTIONS,
     SITE,
     BREAKDOWNS_AND_CURVES,
+    PROMISES_BY_RANK,
 )
 
 

@@ -392,13 +392,14 @@ class JobStore:
                 "own_failure": bool(row["own_failure"]),
                 "utilization": json.loads(row["utilization"]),
                 "breakdown": json.loads(row["breakdown"] or "{}"),
+                "by_rank": tuple(json.loads(row["by_rank"])),
             }
             for row in map(dict, rows)
         ]
 
     def keep_estimate(
         self, key: str, upper: int | None, note: str, own_failure: bool, seconds: float, reads: dict[str, Any],
-        utilization: dict[str, Any], breakdown: dict[str, int],
+        utilization: dict[str, Any], breakdown: dict[str, int], by_rank: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """Keep an estimate with what it followed from. Of one key the newest few are kept, and none for ever."""
         packed, now = zlib.compress(json.dumps(reads).encode()), self._clock()
@@ -406,7 +407,7 @@ class JobStore:
             if len(packed) <= _LARGEST_READS:
                 self._now.add(
                     "INSERT INTO estimates (key, upper, note, own_failure, seconds, made, reads, utilization, "
-                    "breakdown) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "breakdown, by_rank) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         key,
                         upper,
@@ -417,6 +418,7 @@ class JobStore:
                         packed,
                         json.dumps(utilization),
                         json.dumps(breakdown),
+                        json.dumps(by_rank),
                     ),
                 )
             self._now.add(

@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from ullage.errors import DamagedRecord, InvalidValue
+from ullage.placement import by_slot
 
 
 class State(StrEnum):
@@ -140,7 +141,8 @@ class Need(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
     """A job; unknown is `None`. `spec` is what was asked for, one dict for a whole array; `request` is its own. `work`
-    is the `WorkRecord` of what it does on a GPU, `breakdown` (JSON) the parts of its estimate in bytes."""
+    is the `WorkRecord` of what it does on a GPU, `breakdown` (JSON) the parts of its estimate in bytes.
+    `promises` are those of its ranks where these differ; `promise` is the largest."""
 
     id: int
     submission: str
@@ -163,6 +165,7 @@ class JobRecord:
     breakdown: str | None = None
     work: str | None = None
     promise: int | None = None
+    promises: tuple[int, ...] = ()
     exclusive: bool = False
     recovery: bool = False
     memory_failures: int = 0
@@ -220,7 +223,8 @@ def new_job(values: dict[str, Any]) -> JobRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
-    """One time that a job was placed: where, with what promise, how it ended and why."""
+    """One time that a job was placed: where, with what promise, how it ended and why. Where its ranks take different
+    memory, `promises` has what was promised on each of its slots."""
 
     job: int
     number: int
@@ -244,6 +248,12 @@ class AttemptRecord:
     gpu_part: float | None = None
     waited: float | None = None
     energy: float | None = None
+    promises: tuple[int, ...] = ()
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """What it was promised, by slot; 0 where that is not known."""
+        return by_slot(self.slots, self.promise, self.promises)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +332,7 @@ def job_from_row(row: sqlite3.Row, spec: dict[str, Any] | ValueError) -> JobReco
         if isinstance(spec, ValueError):
             raise spec
         values["spec"], values["state"] = spec, State(values["state"])
+        values["promises"] = _promises(values, spec.get("gpus"))
         values["cause"] = values["cause"] and Cause(values["cause"])
     except ValueError as error:
         raise DamagedRecord(row["id"], str(error)) from None
@@ -334,6 +345,7 @@ def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
     try:
         values = _values(row, _ATTEMPT_TYPES)
         values["slots"] = tuple(_object(values["slots"], "slots", list))
+        values["promises"] = _promises(values, len(values["slots"]))
         values["cause"] = values["cause"] and Cause(values["cause"])
     except ValueError as error:
         raise DamagedRecord(row["job"], f"its attempt {row['number']}: {error}") from None
@@ -357,6 +369,15 @@ def _values(row: sqlite3.Row, types: dict[str, tuple[type, ...]]) -> dict[str, A
         if not isinstance(value, kinds):
             raise ValueError(f"{name} is {'missing' if value is None else f'of the type {type(value).__name__}'}")
     return values
+
+
+def _promises(values: dict[str, Any], gpus: Any) -> tuple[int, ...]:
+    if values["promises"] == "[]":
+        return ()
+    found = _object(values["promises"], "promises", list)
+    if len(found) != gpus or not all(type(each) is int and each >= 0 for each in found):
+        raise ValueError(f"promises are no bytes on {gpus} GPUs")
+    return tuple(found)
 
 
 def _object(text: str, name: str, kind: type) -> Any:
