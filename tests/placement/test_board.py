@@ -39,7 +39,7 @@ class Machine:
         for number, each in here.items():
             self.ledger.observe(number, slot, each.job.true)
         if drift:
-            self.board.drift(slot, self.slots[slot].activity, here, now)
+            self.board.drift(slot, smact, 0.0, now)
         else:
             self.board.put(self.slots[slot], here, now)
 

@@ -44,7 +44,7 @@ class Board:
         self.last = -1 if ledger.last is None or ledger.last not in self._by_id else self._by_id[ledger.last].position
         self.open: list[Candidate] = [candidate for candidate in self.seen if candidate.obstacle is None]
         self.sort()
-        self.changed: list[Candidate] = []
+        self.changed: list[int] = []  # positions
         self.failed: dict[object, tuple[int, int]] = {}  # too few: after how many changes, how many
         self.offers: dict[object, list[int]] = {}
         self.losses: dict[object, float | None] = {}  # by who is there and who comes
@@ -81,38 +81,41 @@ class Board:
         place = bisect_left(self._ranks, candidate.rank)
         return place if place < len(self.open) and self.open[place] is candidate else None
 
+    def slot(self, slot: str) -> Slot:
+        """A slot as it was last told of."""
+        return self._by_id[slot].slot
+
     def put(self, slot: Slot, here: Mapping[int, Running], now: float) -> None:
         """A slot has changed: it, its promises in the ledger, or the jobs that are `here`, by number."""
-        self.ledger.see((slot,))
+        self.ledger.see_again(slot)
         before = self._by_id[slot.id]
         self.remove(before)
         after = candidate_of(slot, before.position, self.ledger, here, self.rules, now)
         self.seen[before.position] = self._by_id[slot.id] = after
-        self._changed(after, before.prospect)
+        self._changed(after, after.offers_as(before))
 
-    def _changed(self, candidate: Candidate, prospect: tuple[object, ...]) -> None:
-        """Open it where it belongs now; its `prospect` was another one, perhaps."""
+    def _changed(self, candidate: Candidate, offers: bool) -> None:
+        """Open it where it belongs now; whether it `offers` what it did before."""
         self.add(candidate)
-        if candidate.prospect != prospect:
+        if not offers:
             self.offers.clear()
-        self.changed.append(candidate)
+        self.changed.append(candidate.position)
         if len(self.changed) > _MOST_CHANGES * len(self.seen):
             self.changed.clear()
             self.failed.clear()
 
-    def drift(self, slot: str, activity: Activity, here: Mapping[int, Running], now: float) -> None:
-        """Nothing but time and the activity has changed on a slot; it is the same unless two percent are to be expected
-        more or less than before."""
+    def drift(self, slot: str, smact: float, age: float, now: float) -> None:
+        """Nothing but time and the SM activity has changed on a slot, by a reading of that age; it is the same unless
+        two percent are to be expected more or less than before."""
         candidate = self._by_id[slot]
-        holders = [here.get(job) for job in self.ledger.holders(slot)]
-        load = expected_load(candidate.slot, activity, holders, self.rules, now)
+        load = expected_load(candidate.slot, smact, age, candidate.holders, self.rules, now)
         if load is None or candidate.load is None or abs(load - candidate.load) > _NOTICED:
             self.remove(candidate)
-            prospect, candidate.slot = candidate.prospect, replace(candidate.slot, activity=activity)
-            candidate.expect(load, self.rules)
-            self._changed(candidate, prospect)
+            closed = candidate.obstacle is not None
+            candidate.expect(Activity(smact=smact, age=age), load, self.rules)
+            self._changed(candidate, candidate.count > 0 or closed == (candidate.obstacle is not None))
 
     def since(self, mark: int) -> list[Candidate]:
         """The open slots that have changed since there were so many changes, best first."""
-        current = {each.position: self.seen[each.position] for each in self.changed[mark:]}
-        return sorted((each for each in current.values() if self._place(each) is not None), key=_RANK)
+        current = [self.seen[position] for position in dict.fromkeys(self.changed[mark:])]
+        return sorted((each for each in current if self._place(each) is not None), key=_RANK)

@@ -12,15 +12,17 @@ from ullage.placement.outcome import SlotSummary
 from ullage.placement.rules import Rules, SlotRequest
 from ullage.placement.snapshot import Activity, Job, Running, Slot
 
+Holder = tuple[Job | None, float, int]
+"""A job on a slot, since when (None, and infinite: not known), and the bytes that it will give back."""
+
 
 @dataclass(eq=False, slots=True)
 class Candidate:
     """A slot and what a pass knows of it. `load` is the SM activity to expect now, None where it is unknown. `obstacle`
     keeps every job away, `too_busy` those whose speed there cannot be foretold.
 
-    `position` counts slots by index. `jobs` are those there whose description is known, `count` all of them;
-    `leaving` has for each the time when it ends at the latest (infinite where it has no time limit) and the bytes
-    that it will give back.
+    `position` counts slots by index. `jobs` are those there whose description is known, `count` all of them, who are
+    the `holders`.
     """
 
     slot: Slot
@@ -31,7 +33,7 @@ class Candidate:
     jobs: list[Job]
     count: int
     exclusive: bool
-    leaving: list[tuple[float, int]]
+    holders: list[Holder]
     kept: int | None = None
     kept_until: float = math.inf
     obstacle: str | None = None
@@ -60,10 +62,12 @@ class Candidate:
             return self.capacity
         return -1 if request.alone else self.capacity - request.margin
 
-    @property
-    def prospect(self) -> tuple[object, ...]:
-        """What offers depend on."""
-        return (self.slot.drained, self.slot.lost, self.count == 0 and self.obstacle is not None, self.others)
+    def offers_as(self, other: Candidate) -> bool:
+        """Whether it offers what another view of the slot does."""
+        closed = self.count == 0 and self.obstacle is not None
+        if self.others != other.others or closed != (other.count == 0 and other.obstacle is not None):
+            return False
+        return self.slot.drained == other.slot.drained and self.slot.lost == other.slot.lost
 
     @property
     def capacity(self) -> int:
@@ -77,13 +81,13 @@ class Candidate:
         self.jobs.append(job)
         self.count += 1
         self.exclusive = self.exclusive or exclusive
-        self.leaving.append((job.ends_by(now, now), promise))
+        self.holders.append((job, now, promise))
         self.company = None
         self.judge(rules)
 
-    def expect(self, load: float | None, rules: Rules) -> None:
+    def expect(self, activity: Activity, load: float | None, rules: Rules) -> None:
         """Another SM activity than before, and nothing else."""
-        self.load, self.company = load, None
+        self.slot, self.load, self.company = self.slot.read_again(self.slot.used, activity), load, None
         self.judge(rules)
 
     def met(self) -> tuple[object, ...]:
@@ -107,7 +111,11 @@ class Candidate:
         """When the job fits here at the latest, by the time limits of those who are here, whom it suits or not."""
         sociable = suits and not (request.alone or self.exclusive or self.slot.mig or self.slot.used is None)
         free, when, staying = self.free, now, self.count
-        for end, given_back in sorted(self.leaving):
+        leaving = [
+            (math.inf if job is None else job.ends_by(since, now), given_back)
+            for job, since, given_back in self.holders
+        ]
+        for end, given_back in sorted(leaving):
             if sociable and request.promise + request.margin <= free:
                 return when
             free, when, staying = free + given_back, max(end, now), staying - 1
@@ -116,7 +124,7 @@ class Candidate:
     def summary(self, rules: Rules) -> SlotSummary:
         """What to tell those who wait."""
         known = len(self.jobs) == self.count
-        given_back = [(job.id, size) for job, (_, size) in zip(self.jobs, self.leaving, strict=True)] if known else ()
+        given_back = [(job.id, size) for job, _, size in self.holders if job is not None] if known else ()
         return SlotSummary(
             self.slot, self.free, self.idle(rules), self.obstacle, self.kept, self.too_busy, tuple(self.jobs),
             tuple(given_back),
@@ -174,52 +182,53 @@ def is_quiet(slot: Slot, rules: Rules) -> bool:
     return slot.used is not None and slot.foreign == 0 and slot.used <= rules.idle_memory
 
 
-def measured_activity(activity: Activity, rules: Rules) -> float | None:
-    """SM activity; where it is not measured the activity of the whole GPU, which is never below it; or unknown."""
-    if rules.stale_after is not None and activity.age is not None and activity.age > rules.stale_after:
-        return None
-    return activity.smact if activity.smact is not None else activity.gract
-
-
 def candidate_of(
     slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running], rules: Rules, now: float
 ) -> Candidate:
     """A slot as a pass finds it; `here` are the jobs on it, by number, as far as they are known."""
-    counted, others = ledger.counted(slot.id), ledger.others(slot.id)
-    holders = [here.get(job) for job in counted]
+    counted, others, exclusive = ledger.standing(slot.id)
+    holders: list[Holder] = []
+    jobs: list[Job] = []
+    for number, given_back in counted.items():
+        each = here.get(number)
+        if each is None:
+            holders.append((None, math.inf, given_back))
+        else:
+            holders.append((each.job, each.since, given_back))
+            jobs.append(each.job)
+    # Where SM activity is not measured, that of the whole GPU counts, which is never below it.
+    activity = slot.activity
+    measured = activity.smact if activity.smact is not None else activity.gract
     candidate = Candidate(
         slot=slot,
         position=position,
         free=max(slot.total - others - sum(counted.values()), 0),
         others=others,
-        load=expected_load(slot, slot.activity, holders, rules, now),
-        jobs=[each.job for each in holders if each is not None],
+        load=expected_load(slot, measured, activity.age, holders, rules, now),
+        jobs=jobs,
         count=len(holders),
-        exclusive=ledger.exclusive(slot.id) is not None,
-        leaving=[
-            (math.inf if each is None else each.job.ends_by(each.since, now), given_back)
-            for each, given_back in zip(holders, counted.values(), strict=True)
-        ],
+        exclusive=exclusive,
+        holders=holders,
     )
     candidate.judge(rules)
     return candidate
 
 
 def expected_load(
-    slot: Slot, activity: Activity, holders: Sequence[Running | None], rules: Rules, now: float
+    slot: Slot, measured: float | None, age: float | None, holders: Sequence[Holder], rules: Rules, now: float
 ) -> float | None:
     """The SM activity to expect, now that jobs are there which the window has not wholly seen."""
-    measured = measured_activity(activity, rules)
-    if measured is None:
-        known = [each.job.busy for each in holders if each is not None and each.job.busy is not None]
+    if measured is None or rules.stale_after is not None and (age or 0.0) > rules.stale_after:
+        known = [job.busy for job, _, _ in holders if job is not None and job.busy is not None]
         return sum(known) if holders and len(known) == len(holders) else None
     if not holders and is_quiet(slot, rules):
         return 0.0
-    unseen = 0.0
-    for each in holders:
-        seen = 0.0 if each is None else min(max((now - each.since) / rules.window, 0.0), 1.0)
-        busy = rules.fresh_busy if each is None or each.job.busy is None else each.job.busy
-        unseen += (1 - seen) * busy
+    unseen, window = 0.0, rules.window
+    for job, since, _ in holders:
+        there = now - since
+        if there < window:
+            busy = rules.fresh_busy if job is None or job.busy is None else job.busy
+            unseen += (1 - max(there / window, 0.0)) * busy
     return measured + unseen
 
 

@@ -24,7 +24,7 @@ from ullage.placement.snapshot import NO_SHARE, HostShare, Slot
 from ullage.units import format_bytes
 
 
-@dataclass
+@dataclass(slots=True)
 class _Held:
     """A job on a slot: what it was promised, what it uses (None: not seen yet), and the most it was seen to use.
 
@@ -82,14 +82,16 @@ class Ledger:
     def see(self, slots: Iterable[Slot]) -> None:
         """Take over what was measured: totals, foreign memory, memory in use. Promises stay as they are."""
         for slot in slots:
-            self._slots[slot.id] = slot
+            self.see_again(slot)
+
+    def see_again(self, slot: Slot) -> None:
+        """The same of one slot."""
+        self._slots[slot.id] = slot
 
     def promise(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
         """Promise a job memory on slots and a share of the host: all of it, or `Overbooked` and nothing."""
-        for slot, promise in memory.items():
-            self._check(job, slot, promise, exclusive)
+        before = {slot: self._check(job, slot, promise, exclusive) for slot, promise in memory.items()}
         self._check_host(job, host)
-        before = {slot: self.others(slot) for slot in memory}
         self.adopt(job, memory, exclusive, host)
         for slot in memory:
             self._held[slot][job].before = before[slot]
@@ -176,6 +178,17 @@ class Ledger:
                 left -= each.used
         return max(known.foreign, left - unseen, min(before, left))
 
+    def standing(self, slot: str) -> tuple[dict[int, int], int, bool]:
+        """All that a placement asks of a slot: `counted`, `others`, and whether a job has it to itself."""
+        held = self._held.get(slot)
+        if not held:
+            return {}, self.others(slot), False
+        exclusive, counted = False, {}
+        for job, each in held.items():
+            exclusive = exclusive or each.exclusive
+            counted[job] = each.promise if each.promise > each.most else each.most
+        return counted, self.others(slot), exclusive
+
     def committed(self, slot: str) -> int:
         """All that counts as taken on a slot; more than its total where jobs took more than they were promised."""
         return self.others(slot) + sum(self.counted(slot).values())
@@ -199,31 +212,35 @@ class Ledger:
     def _check_host(self, job: int, asked: HostShare) -> None:
         if job in self._on_host:
             raise Overbooked(f"job {job} already holds a share of the host; release it first")
+        if asked is NO_SHARE:
+            return
         if min(asked) < 0:
             raise Overbooked(f"job {job} cannot be promised {tuple(asked)} of the host")
         free = self.free_on_host()
         if free is not None and not free.holds(asked):
             raise Overbooked(f"job {job} needs {asked.text}; {free.text or 'nothing'} are left")
 
-    def _check(self, job: int, slot: str, promise: int, exclusive: bool) -> None:
+    def _check(self, job: int, slot: str, promise: int, exclusive: bool) -> int:
+        """Refuse what cannot be promised; what others use there."""
         known = self._slots.get(slot)
-        holders = [other for other in self.holders(slot) if other != job]
         if known is None or known.lost or known.drained:
             state = "not there" if known is None else "lost" if known.lost else "drained"
             raise Overbooked(f"job {job} cannot be promised memory on {slot}: it is {state}")
-        if job in self._held.get(slot, {}):
+        counted, others, taken = self.standing(slot)
+        if job in counted:
             raise Overbooked(f"job {job} already holds a promise on {slot}; release it first")
         if promise < 0:
             raise Overbooked(f"job {job} cannot be promised {promise} bytes on {slot}")
-        alone = self.exclusive(slot)
-        if alone is not None:
-            raise Overbooked(f"job {job} cannot join on {slot}: job {alone} has it to itself")
-        if holders and (exclusive or known.mig):
+        if taken:
+            raise Overbooked(f"job {job} cannot join on {slot}: job {self.exclusive(slot)} has it to itself")
+        if counted and (exclusive or known.mig):
             what = "a MIG instance takes one job" if known.mig else "it asks to be alone"
-            raise Overbooked(f"job {job} cannot join job {holders[0]} on {slot}: {what}")
-        if promise > self.free(slot):
-            left = f"{format_bytes(self.free(slot))} of {format_bytes(known.total)} are left"
+            raise Overbooked(f"job {job} cannot join job {next(iter(counted))} on {slot}: {what}")
+        free = max(known.total - others - sum(counted.values()), 0)
+        if promise > free:
+            left = f"{format_bytes(free)} of {format_bytes(known.total)} are left"
             raise Overbooked(f"job {job} needs {format_bytes(promise)} on {slot}; {left}")
+        return others
 
 
 def sum_shares(shares: Iterable[HostShare]) -> HostShare:

@@ -17,7 +17,8 @@ from ullage.simulation.trace import TraceJob
 class SimulatedRun:
     """An attempt of a job: on these cards since `placed`. `started`: it has its memory and works.
 
-    Of its work `left` seconds were left at `at`, and it works at `speed`; `turn` counts how often that changed.
+    Alone it works at `pace`. Of its work `left` seconds were left at `at`, and it works at `speed`; `turn` counts how
+    often that changed.
     """
 
     asked: TraceJob
@@ -27,6 +28,7 @@ class SimulatedRun:
     exclusive: bool
     placed: float
     running: Running
+    pace: float
     left: float
     at: float
     speed: float = 0.0
@@ -39,7 +41,7 @@ class SimulatedRun:
         return self.running.job
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class SimulatedCard:
     """A place for jobs: a GPU, or a MIG instance of the `whole`, of which it has a `part` of the SMs.
 
@@ -110,32 +112,25 @@ class SimulatedCard:
                 self.seen.pop()
             self.seen.append((now, len(self.runs), self.used, self.smact, self.power_w))
 
-    def used_at(self, moment: float) -> int:
-        """The bytes that were taken at a time that is not long ago."""
-        found = 0
-        for since, _, used in self.past:
+    def reading(self, moment: float, window: float) -> tuple[int, float]:
+        """The bytes that were taken at a time that is not long ago, and the mean SM activity of the window before it;
+        before the beginning there was none."""
+        begin, total = moment - window, 0.0
+        earlier, level, used = begin, 0.0, 0
+        for since, smact, taken in self.past:
             if since > moment:
                 break
-            found = used
-        return found
+            if level and since > begin:
+                total += level * (since - (earlier if earlier > begin else begin))
+            earlier, level, used = since, smact, taken
+        if level:
+            total += level * (moment - (earlier if earlier > begin else begin))
+        return used, total / (moment - begin)
 
-    def mean_smact(self, begin: float, end: float) -> float:
-        """The mean SM activity of a time that is not long ago; before the beginning there was none."""
-        total, past, last = 0.0, self.past, len(self.past) - 1
-        for place, (since, smact, _) in enumerate(past):
-            if smact:
-                until = past[place + 1][0] if place < last else end
-                total += smact * max(0.0, min(until, end) - max(since, begin))
-        return total / (end - begin)
-
-    def activity(self, moment: float, window: float, delay: float) -> Activity:
-        """The mean of a window until `moment`, as a monitor saw it."""
-        return Activity(smact=self.mean_smact(moment - window, moment), age=delay)
-
-    def slot(self, moment: float, window: float, delay: float) -> Slot:
-        """What a monitor has seen of it until `moment`: the memory then, and the activity of a window."""
-        used, activity = self.used_at(moment), self.activity(moment, window, delay)
-        return Slot(self.id, self.index, self.spec.name, self.spec.usable, used, activity, self.mig, False, self.lost)
+    def slot(self) -> Slot:
+        """The card as a monitor sees it before anything happens there."""
+        activity = Activity(smact=0.0, age=0.0)
+        return Slot(self.id, self.index, self.spec.name, self.spec.usable, 0, activity, self.mig)
 
     def figures(self) -> GpuSeries:
         """All of its time."""

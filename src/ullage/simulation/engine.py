@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from ullage.errors import InvalidValue
 from ullage.placement import (
+    Activity,
     Board,
     Decision,
     Failure,
@@ -123,7 +124,7 @@ class _Engine:
         if way == "off":
             rules = replace(rules, max_jobs_per_gpu=1)
         self.rules = rules
-        slots = [card.slot(0.0, rules.window, 0.0) for card in self.cards]
+        slots = [card.slot() for card in self.cards]
         self.board = Board(self.policy, rules, slots, Ledger(slots), (), 0.0)
         self.accounts = UsageAccounts(scenario.half_life_s) if rules.fair else None
         self.horizon = rules.window + self.world.monitor_delay_s + (self.world.reading_s or 0.0)  # how far back it sees
@@ -252,7 +253,8 @@ class _Engine:
         cards = [self.by_id[slot] for slot in slots]
         running = Running(job, tuple(slots), self.now)
         kind = self.numbers[id(asked.kind)]
-        run = SimulatedRun(asked, kind, cards, promise, exclusive, self.now, running, asked.work_s, self.now)
+        pace = self._pace(asked, cards[0])
+        run = SimulatedRun(asked, kind, cards, promise, exclusive, self.now, running, pace, asked.work_s, self.now)
         self.runs[number] = run
         for card in cards:
             card.count(self.now)
@@ -274,7 +276,7 @@ class _Engine:
         ledger.adopt(decision.job, dict.fromkeys(decision.slots, 0), exclusive=self.policy.alone)
         for name in decision.slots:
             card = self.by_id[name]
-            self.board.put(self.board.seen[card.index].slot, card.running, self.now)
+            self.board.put(self.board.slot(name), card.running, self.now)
 
     def _take_memory(self, run: SimulatedRun) -> None:
         """The job begins: it takes all its memory, or there is too little and it fails."""
@@ -297,6 +299,7 @@ class _Engine:
             card.used += need
             card.started.append(run)
             self._settle(card)
+        self._show_others(run.cards)
 
     def _finish(self, run: SimulatedRun, turn: int) -> None:
         if run.turn == turn and self.runs.get(run.asked.id) is run:
@@ -328,6 +331,7 @@ class _Engine:
                 card.started.remove(run)
             self._settle(card)
             self._read(card)
+        self._show_others(run.cards)
         gpus = tuple(card.index for card in run.cards)
         self.kept[number].attempts.append(SimulatedAttempt(run.placed, self.now, gpus, run.promise, cause))
         if self.accounts is not None:
@@ -352,7 +356,9 @@ class _Engine:
     # GPUs.
 
     def _settle(self, card: SimulatedCard) -> None:
-        """Those who are there have other speeds now, and the card does something else. `count` came before."""
+        """Those who are there have other speeds now, and the card does something else. `count` came before.
+
+        `_show_others` comes after it: those who are there have other cards, too."""
         started = sorted(card.started, key=lambda run: run.kind)
         if card.mig:
             speeds = [self.interference.on_instance(run.kind, card.spec, card.whole) for run in started]
@@ -362,11 +368,16 @@ class _Engine:
             card.speeds[run.asked.id] = speed
             self._hasten(run)
         self._show(card)
-        for run in started:
-            for other in run.cards:
-                if other is not card:
-                    other.count(self.now)
-                    self._show(other)
+
+    def _show_others(self, settled: Sequence[SimulatedCard]) -> None:
+        """Those on cards that have settled may have other speeds, so all their cards do something else; each is shown
+        once, however many of them it has met."""
+        if len(settled) == 1 and all([len(run.cards) == 1 for run in settled[0].started]):
+            return
+        touched = {card.index: card for there in settled for run in there.started for card in run.cards}
+        for card in touched.values():
+            card.count(self.now)
+            self._show(card)
 
     def _show(self, card: SimulatedCard) -> None:
         """What the card does now, by the speeds of those on it."""
@@ -384,14 +395,14 @@ class _Engine:
         run.left -= (self.now - run.at) * run.speed
         run.at = self.now
         number = run.asked.id
-        run.speed = min([card.speeds.get(number, 1.0) for card in run.cards]) * self._pace(run)
+        run.speed = min([card.speeds.get(number, 1.0) for card in run.cards]) * run.pace
         run.turn += 1
         self._at(self.now + max(run.left, 0.0) / run.speed, self._finish, run, run.turn)
 
-    def _pace(self, run: SimulatedRun) -> float:
+    def _pace(self, asked: TraceJob, card: SimulatedCard) -> float:
         """How much faster a job is on this kind of GPU than on the one for which its work was told."""
-        reference, name = self.trace.gpu, run.cards[0].whole.name
-        alone = run.asked.kind.alone
+        reference, name = self.trace.gpu, card.whole.name
+        alone = asked.kind.alone
         if reference is None or reference == name or reference not in alone or name not in alone:
             return 1.0
         return alone[reference].step_s / alone[name].step_s
@@ -410,11 +421,11 @@ class _Engine:
 
     def _read_cards(self) -> None:
         """Hand new readings to placement, of cards on which something has changed."""
-        looked, hot = self._looked(), []
-        while self.hot and self.hot[0][0] <= self.now:
+        now, looked, every, hot = self.now, self._looked(), self.reads_every, []
+        while self.hot and self.hot[0][0] <= now:
             card = self.cards[heapq.heappop(self.hot)[1]]
-            cooled = card.hot_until is None or self.now >= card.hot_until
-            if cooled or looked - card.read >= self.reads_every:
+            cooled = card.hot_until is None or now >= card.hot_until
+            if cooled or looked - card.read >= every:
                 self._read(card, drift=True)
             if cooled:
                 card.hot_until = None
@@ -434,16 +445,17 @@ class _Engine:
         card.read = self._looked()
         delay += self.now - card.read if drift else 0.0  # that a job has gone is seen at once
         moment = self.now - delay
-        if drift and card.used_at(moment) == card.shown:
-            self.board.drift(card.id, card.activity(moment, self.rules.window, delay), card.running, self.now)
+        used, smact = card.reading(moment, self.rules.window)
+        if drift and used == card.shown:
+            self.board.drift(card.id, smact, delay, self.now)
             return
-        slot = card.slot(moment, self.rules.window, delay)
-        if slot.used != card.shown:
-            card.shown = slot.used
+        if used != card.shown:
+            card.shown = used
             for number, run in card.runs.items():
                 taken = run.started is not None and run.started <= moment
                 self.board.ledger.observe(number, card.id, run.asked.kind.memory if taken else None)
-        self.board.put(slot, card.running, self.now)
+        slot = self.board.slot(card.id).read_again(used, Activity(smact=smact, age=delay))
+        self.board.put(replace(slot, lost=card.lost) if slot.lost != card.lost else slot, card.running, self.now)
 
     # Failures of nodes.
 
