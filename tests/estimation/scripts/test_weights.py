@@ -148,6 +148,28 @@ def test_where_writes_are_redirected_the_cache_stays_as_it_is(script, monkeypatc
     assert (whole / "model.safetensors").read_bytes() == real
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("overlays", [True, False])
+def test_of_a_folder_without_weights_the_configuration_is_enough(script, tmp_path, monkeypatch, overlays):
+    """Also where an index names pieces that are not there, and where it is not said which class was saved."""
+    monkeypatch.setattr(parent, "Private", partial(Private, overlays=overlays))
+    files = {
+        "plain": {"config.json": config(dtype="bfloat16")},
+        "pieces": {name: content for name, content in sharded().items() if name.endswith(".json")},
+        "fresh": {"config.json": config(architectures=None, dtype="bfloat16")},
+    }
+    for folder, given in files.items():
+        (tmp_path / folder).mkdir()
+        for name, content in given.items():
+            (tmp_path / folder / name).write_bytes(content)
+    found = script.run(HEAD + "load('plain'); load('./pieces', device_map='cuda'); load('fresh')\n")
+    said = [note for note in found.notes if "weights of" in note]
+    assert len(said) == 3 and all("shapes and types are those of its configuration" in note for note in said)
+    assert {folder: {file.name for file in (tmp_path / folder).iterdir()} for folder in files} == {
+        folder: set(given) for folder, given in files.items()
+    }
+
+
 def test_what_the_cache_lacks_is_said_with_the_line_to_type(hub, script):
     with pytest.raises(ScriptFailed) as caught:
         script.run("import torch; from huggingface_hub import hf_hub_download as get\nget('org/whole', 'config.json')")

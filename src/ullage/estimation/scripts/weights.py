@@ -3,7 +3,8 @@
 A checkpoint of the Hugging Face hub that is not in the local cache becomes a file with the true header and a hole where
 the values would be. The library that asked for it opens it like any other file, so its own code decides what comes to
 the GPU and when. The header comes from the hub, if the network may be used, or else is made from the model's config.
-The file lies in the private world of the script and is gone with it.
+The file lies in the private world of the script and is gone with it. So it is with a folder on this machine that has a
+config and no weights.
 
 Weights that PyTorch downloads from an address (`torch.hub`, torchvision) have no header to ask for. They fit whatever
 model they are loaded into.
@@ -34,6 +35,12 @@ _CONFIG = "config.json"
 _FIRST_BYTES = 1 << 17  # of a file: most headers are shorter
 _NO_COMMIT = "0" * 40  # for a repository of which nothing is in the cache
 _FITTING = "ullage: weights that fit"
+_OF_CONFIG = "shapes and types are those of its configuration"
+_MODELS = {  # by module: the class of all models, and what a checkpoint of theirs is called
+    "transformers.modeling_utils": ("PreTrainedModel", _FILES[0]),
+    "diffusers.models.modeling_utils": ("ModelMixin", _FILES[1]),
+}
+_OTHER_WEIGHTS = {"state_dict", "gguf_file", "from_tf", "from_flax"}  # options that say where else they come from
 Tensors = dict[str, torch.Tensor]
 
 
@@ -50,6 +57,8 @@ class Weights:
     def install(self, replacements: Replacements) -> None:
         """Replace how weights are downloaded, also by libraries that are imported later."""
         replacements.when_imported("huggingface_hub.file_download", lambda hub: self._watch_hub(hub, replacements))
+        for module in _MODELS:
+            replacements.when_imported(module, lambda home: self._watch_folders(home, replacements))
         download, load = torch.hub.download_url_to_file, nn.Module.load_state_dict
 
         @functools.wraps(download)
@@ -116,8 +125,30 @@ class Weights:
         if made is None or _has_weights(folder):
             return None
         _dig(folder / file, *_header(made))
-        self._say(repo_id, "shapes and types are those of its configuration")
+        self._say(repo_id, _OF_CONFIG)
         return folder / file
+
+    def _watch_folders(self, home: Any, replacements: Replacements) -> None:
+        name, file = _MODELS[home.__name__]
+        kind = getattr(home, name)
+        load: Any = kind.from_pretrained.__func__
+
+        @functools.wraps(load)
+        def from_pretrained(cls: Any, path: Any = None, *args: Any, **options: Any) -> Any:
+            if isinstance(path, str | os.PathLike) and not any(map(options.get, _OTHER_WEIGHTS)):
+                self._fill(Path(path, options.get("subfolder") or ""), file, cls.__name__)
+            return load(cls, path, *args, **options)
+
+        replacements.put(kind, "from_pretrained", classmethod(from_pretrained))
+
+    def _fill(self, folder: Path, file: str, kind: str) -> None:
+        """Put a checkpoint into a folder that has a config and no weights. Where the config does not say of which class
+        it is, it is of the one that wants it."""
+        config = folder / _CONFIG
+        made = None if not config.is_file() or _has_weights(folder) else _of_config(config, kind)
+        if made is not None:
+            _dig(folder / file, *_header(made))
+            self._note("weights", f"the weights of {folder} are not there: their {_OF_CONFIG}")
 
     def _made_pickled(self, place: Path, filename: str) -> bool:
         """A pickled checkpoint has no header; what it would hold is known from the config, if that is beside it."""
@@ -127,7 +158,7 @@ class Weights:
         if made is None:
             return False
         torch.save({name: torch.zeros((), dtype=part.dtype).expand(part.shape) for name, part in made.items()}, place)
-        self._say(filename, "shapes and types are those of its configuration")
+        self._say(filename, _OF_CONFIG)
         return True
 
 
@@ -148,14 +179,16 @@ def _new_snapshot(hub: Any, repo_id: str, cache_dir: str | None = None, revision
 # What a checkpoint holds, by the configuration of its model: tensors without data.
 
 
-def _of_config(config: Path) -> Tensors | None:
-    """Those of a model of transformers, diffusers or timm; `None` if the config does not tell."""
+def _of_config(config: Path, kind: str | None = None) -> Tensors | None:
+    """Those of a model of transformers, diffusers or timm; `None` if the config does not tell. A class of transformers
+    that it does not name is `kind`."""
     values = json.loads(config.read_text())
     if values.get("quantization_config"):
         return None  # what is saved of quantized weights is known to their library alone
     try:
-        if values.get("architectures"):
-            return _of_transformers(config.parent, values["architectures"][0])
+        saved = values.get("architectures") or ([kind] if kind and values.get("model_type") else None)
+        if saved:
+            return _of_transformers(config.parent, saved[0])
         if values.get("_class_name"):
             diffusers = importlib.import_module("diffusers")
             with torch.device("meta"):
