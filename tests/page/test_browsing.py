@@ -48,7 +48,24 @@ def test_a_card_shows_what_is_promised_and_hostile_names_stay_text(page, work, v
     work.wait(job)
 
 
-def test_jobs_of_an_array_have_the_names_of_the_command_line_on_a_card(page, work, visitor):
+@pytest.mark.slow  # GPUs are listed again after ten seconds
+def test_a_lost_gpu_stands_out_until_it_is_back(page, work, visitor):
+    visitor.goto(page.url + "/")
+    see(visitor, ".card", "GPU 1")
+    card = work.folder / "cards/serve/card-1"
+    card.rename(work.work / "card")
+    try:
+        see(visitor, ".card.lost .badge", "lost: it does not answer")
+        assert visitor.locator(".card.lost h2").inner_text().startswith("GPU 1")
+        edge = "e => getComputedStyle(e).borderColor"
+        lost, well = (visitor.locator(f".card{kind}").first.evaluate(edge) for kind in (".lost", ":not(.lost)"))
+        assert lost != well
+    finally:
+        (work.work / "card").rename(card)
+    visitor.locator(".card.lost").wait_for(state="detached")
+
+
+def test_jobs_of_an_array_have_the_names_of_the_command_line(page, work, visitor):
     first = work.submit(proceed="go", name="sweep", array="3-4")
     until(lambda: all(work.job(f"{first}_{index}")["state"] == "running" for index in (3, 4)), "both to run")
     visitor.goto(page.url + "/")
@@ -57,6 +74,9 @@ def test_jobs_of_an_array_have_the_names_of_the_command_line_on_a_card(page, wor
     work.go("go")
     for index in (3, 4):
         work.wait(f"{first}_{index}")
+    visitor.goto(page.url + "/timeline")
+    for index in (3, 4):
+        see(visitor, ".scroll td", f"{first}_{index}")
 
 
 def test_the_browser_runs_no_handler_that_somebody_slipped_in(page, visitor):
