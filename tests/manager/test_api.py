@@ -433,7 +433,7 @@ def test_tokens_on_the_command_line(api):
     made = json.loads(home.cli("token", "create", "--name", "my\x1b[31m laptop", "--scope", "read", "--json"))
     assert home.cli("token", "create", "--expires", "30d").startswith("ullage_")
     listed = home.cli("token", "list", "--all")
-    assert "my?[31m laptop" in listed and "\x1b" not in listed and made["token"] not in listed
+    assert "my laptop" in listed and "\x1b" not in listed and made["token"] not in listed
     assert home.cli("token", "revoke", str(made["id"])) == f"token {made['id']} of {made['user']} is revoked\n"
     assert "revoked 20" in home.cli("token", "list")
     assert "needed the scope read, submit or operate" in home.cli("token", "create", "--scope", "all", code=2)

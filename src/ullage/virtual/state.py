@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ullage.allocator import AllocatorConfig, CachingAllocator
 from ullage.errors import UnsupportedOperation
 from ullage.hardware import GPU
+from ullage.text import plain
 from ullage.virtual.host import Host
 from ullage.virtual.libraries import CODE, Libraries
 from ullage.virtual.memory import ACTIVATIONS, KINDS, PARAMETERS, WITHOUT_LIMIT, DeviceMemory
@@ -134,6 +135,7 @@ class GPUState:
 
         What a kind of note means for the estimate is in `tracking/uncertainty.py`.
         """
+        text = plain(text)  # it may have words of the script
         self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
 
     def note_name(self, kind: str, text: str, name: str) -> None:

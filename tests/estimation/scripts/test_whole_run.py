@@ -131,7 +131,7 @@ def test_training_that_cannot_be_ended_is_stopped_with_a_note(estimated):
 
 
 def test_a_failure_after_a_loop_was_cut_is_a_note(estimated):
-    source = "n = 0\nfor i in range(10**6):\n    step(); n += 1\nassert n == 10**6, 'too few steps'"
+    source = "n = 0\nfor i in range(10**6):\n    step(); n += 1\nassert n == 10**6, '\\x1b[1mtoo few\\x1b[0m steps'"
     values = estimated(HEAD + source)
     assert any("failed (AssertionError: too few steps" in note for note in values["notes"])
     assert {"what comes after the script failed"} <= {entry["what"] for entry in values["left_out"]}
