@@ -58,6 +58,16 @@ AFTERWARDS = {
     "a sampler": "for t in range(10**9): y = model(x)",
     "a while loop": "while True: y = model(x)",
     "a loader": "for x, in rows(10**6): model(x.cuda())",
+    "a sampler that is a module": """
+class Sampler(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+    def forward(self, x):
+        for t in range(10**9): x = x + self.net(x).sum()
+        return x
+with torch.no_grad(): Sampler(model)(x)
+""",
 }
 
 
@@ -70,6 +80,17 @@ def test_loops_without_training_end_as_soon_as_they_repeat(estimated, what):
 
 
 WHOLE = {
+    "a forward pass that is differentiated": """
+class Again(nn.Module):
+    def forward(self, x):
+        self.rounds = 0
+        for _ in range(40):
+            model(x); self.rounds += 1
+        return x
+again = Again()
+again(torch.randn(8, 64, device="cuda"))
+print("rounds", again.rounds)
+""",
     "layers of a forward pass": """
 class Stages(nn.Module):
     def __init__(self):
@@ -103,7 +124,7 @@ print("kept", len(kept))
 @pytest.mark.parametrize("what", WHOLE)
 def test_loops_whose_iterations_may_differ_are_followed_whole(estimated, what):
     values = estimated(HEAD + "for i in range(5): step()\n" + WHOLE[what])
-    assert any(end in values["printed"] for end in ("[8, 4096]", "merged 6", "kept 40"))
+    assert any(end in values["printed"] for end in ("[8, 4096]", "merged 6", "kept 40", "rounds 40"))
 
 
 def test_what_a_rollout_gathers_before_training_has_settled_is_whole(estimated):

@@ -6,9 +6,9 @@ library compiles (Numba's `@njit`), and generators, because who reads from one c
 
 A loop that trains ends when training has settled and been looked at long enough (`leaving`). Any other loop ends when
 its last iterations called the same modules, asked for the same memory and kept none of it: a validation, or the steps
-of a sampler. Loops inside a module's forward pass are never ended, since its layers may differ further on, nor are
-loops that call no module, such as one that merges weights. Before training has settled, a loop that repeats is only
-ended when it has taken long, because training may need what it gathers.
+of a sampler. Loops that call no module, such as one that merges weights, are never ended, nor are loops inside a forward
+pass that is to be differentiated. Before training has settled, a loop that repeats is only ended when it has taken long,
+because training may need what it gathers.
 
 What a script does every so many steps (`if step % 500 == 0:`) would come long after that. So when training has settled,
 such a condition holds once, if it was asked in several steps and held in one of them at most.
@@ -65,7 +65,7 @@ class LoopWatcher:
         replacements.on_undo(remove)  # code that is compiled already may run once more
 
     def _each(self, iterable: Any) -> Any:
-        if self._is_inside():
+        if self._is_differentiated():
             return iterable
         try:
             return _Each(iter(iterable), Loop(self))
@@ -73,7 +73,7 @@ class LoopWatcher:
             return iterable  # which the script's own line will say
 
     def _again(self) -> Callable[[], bool]:
-        if self._is_inside():
+        if self._is_differentiated():
             return lambda: True
         loop = Loop(self)
         return lambda: not loop.is_over()
@@ -85,7 +85,7 @@ class LoopWatcher:
 
     def _due(self, holds: Any, *place: Any) -> Any:
         """A condition such as `step % 500 == 0`, at a place of the script: what it is, or true to bring it forward."""
-        if not isinstance(holds, bool) or self._is_inside():
+        if not isinstance(holds, bool) or self.card.origins.is_inside_module or in_backward():
             return holds
         period = self._periods.setdefault(place, _Period())
         period.ask(self.steps(), holds)
@@ -95,8 +95,8 @@ class LoopWatcher:
         self.card.note("epochs", "what the script does every so many steps was brought forward")
         return True
 
-    def _is_inside(self) -> bool:
-        return self.card.origins.is_inside_module or in_backward()
+    def _is_differentiated(self) -> bool:
+        return in_backward() or self.card.origins.is_inside_module and torch.is_grad_enabled()
 
 
 def _unless_compiled(
@@ -159,6 +159,7 @@ class Loop:
 
     def __init__(self, watcher: LoopWatcher) -> None:
         self._watcher, self._memory, self._origins = watcher, watcher.card.memory, watcher.card.origins
+        self._around = self._origins.module
         self._marks = [self._mark()]
         self._first_step, self._begin = watcher.steps(), time.monotonic()
 
@@ -180,19 +181,20 @@ class Loop:
         return False
 
     def _mark(self) -> tuple[int, int, int]:
-        """Requests so far, bytes allocated, and calls of modules."""
-        return len(self._memory.requests), self._memory.allocator.allocated, len(self._origins.roots_called)
+        """Requests and frees so far, bytes allocated, and requests."""
+        return len(self._memory.requests), self._memory.allocator.allocated, len(self._memory.spans)
 
     def _repeats(self) -> bool:
         marks = self._marks
         if len(marks) <= SAME_ITERATIONS or len({allocated for _, allocated, _ in marks[1:]}) > 1:
             return False
         pairs = list(zip(marks, marks[1:], strict=False))
-        called = [self._origins.roots_called[begin[2] : end[2]] for begin, end in pairs]
-        if not called[0] or any(modules != called[0] for modules in called):
-            return False
         asked = [[n for n in self._memory.requests[begin[0] : end[0]] if n > 0] for begin, end in pairs]
-        return bool(asked[0]) and all(sizes == asked[0] for sizes in asked)
+        origins = [[span.origin for span in self._memory.spans[begin[2] : end[2]]] for begin, end in pairs]
+        if not asked[0] or any(sizes != asked[0] for sizes in asked) or any(those != origins[0] for those in origins):
+            return False
+        table = self._origins.table()
+        return any(table[number][1] != self._around for number in origins[0])
 
 
 def compiled(source: bytes, path: str) -> CodeType:

@@ -68,7 +68,6 @@ class RequestOrigins:
         self._stack: list[tuple[int, int]] = []  # module number and backward pass (-1: none) in which it was called
         self._sequences: list[int] = []  # of autograd nodes: from here on ...
         self._modules: list[int] = []  # ... this module was running
-        self.roots_called: list[int] = []  # the numbers of modules that no other module called, in order
         self._last_backward = NOWHERE
         self._optimizer: int | None = None
         self.lookups = Lookups(gpu)
@@ -77,6 +76,11 @@ class RequestOrigins:
     def is_inside_module(self) -> bool:
         """Whether a module's forward pass is running."""
         return bool(self._stack)
+
+    @property
+    def module(self) -> int:
+        """The number of the module whose forward pass is running."""
+        return self._stack[-1][0] if self._stack else NOWHERE
 
     def current(self) -> int:
         """The number of the present origin."""
@@ -157,7 +161,6 @@ class RequestOrigins:
             number = self._learn(module)
         if not self._stack:
             calls.begin_forward()
-            self.roots_called.append(number)
             self._entered = self._gpu.memory.clock
         self._stack.append((number, _graph_task()))
         self._mark(number)
@@ -171,7 +174,7 @@ class RequestOrigins:
                 self._calls[number] = self._entered, self._gpu.memory.clock
         if not self._stack:
             self._gpu.calls.part = OUTSIDE
-        self._mark(self._stack[-1][0] if self._stack else NOWHERE)
+        self._mark(self.module)
 
     def _mark(self, number: int) -> None:
         sequence = _sequence()
