@@ -6,9 +6,9 @@ library compiles (Numba's `@njit`), and generators, because who reads from one c
 
 A loop that trains ends when training has settled and been looked at long enough (`leaving`). Any other loop ends when
 its last iterations called the same modules, asked for the same memory and kept none of it: a validation, or the steps
-of a sampler. Loops that call no module, such as one that merges weights, are never ended, nor are loops inside a forward
-pass that is to be differentiated. Before training has settled, a loop that repeats is only ended when it has taken long,
-because training may need what it gathers.
+of a sampler. Loops that call no module, such as one that merges weights, never end, nor do those inside a forward
+pass that is to be differentiated. Before training has settled, a loop must also have taken long, because training may
+need what it gathers.
 
 What a script does every so many steps (`if step % 500 == 0:`) would come long after that. So when training has settled,
 such a condition holds once, if it was asked in several steps and held in one of them at most.
