@@ -15,7 +15,7 @@ from ullage.isolation.guard import Private
 from ullage.isolation.parent import run
 
 LLAMA = {
-    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 1000,
 }  # fmt: skip
 OPTIONS = {"set": LLAMA, "sequence_length": 32, "batch_size": 2, "optimizer": "sgd"}

@@ -290,9 +290,8 @@ for step in range(10):
     optimizer.zero_grad(); model(torch.randn(8, 512, device="cuda")).sum().backward(); optimizer.step()
 """
     )
-    alone = estimate_script(name, gpu="H200", rank=Rank(4, 0))
     found = estimate_script(name, gpu="H200", rank=Rank(4, 3))
-    assert found.peak_reserved == alone.peak_reserved and found.steps > 1
+    assert found.breakdown["parameters"] == 4 * (512 * 512 + 512) and found.steps > 1
 
 
 def needs(module, package):
