@@ -9,13 +9,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ullage.isolation.handover import Line
 
 
-def network(num_classes: int = 10) -> torch.nn.Module:
+def network(num_classes: int = 10) -> Any:
     """A network with a convolution that is in no table."""
+    import torch  # which the process that answers does without
+
     return torch.nn.Sequential(
         torch.nn.Conv2d(5, 11, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(11, num_classes)
     )
