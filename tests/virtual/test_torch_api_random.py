@@ -52,6 +52,22 @@ def test_every_generator_is_a_generator():
     assert same[0] == same[1]
 
 
+def test_weights_of_a_truncated_normal_distribution_are_drawn_when_they_are_read(gpu):
+    weight = nn.Parameter(torch.empty(200, 300))
+    nn.init.trunc_normal_(weight, std=0.5, a=-1.0, b=1.0)
+    bias = nn.init.trunc_normal_(torch.empty(8), std=0.5, a=-1.0, b=1.0)
+    assert gpu.host.is_unfilled(weight) and weight.cuda().is_cuda
+    assert 0.3 < weight.std() < 0.5 and weight.abs().max() <= 1.0
+    assert not gpu.host.is_unfilled(weight) and bias.abs().max() <= 1.0
+
+
+def test_a_copy_keeps_the_values_from_before_a_truncated_normal_distribution(gpu):
+    weight = torch.zeros(200, 300)
+    copy = weight.clone()
+    nn.init.trunc_normal_(weight)
+    assert copy.count_nonzero() == 0 and weight.count_nonzero() > 59_000
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_keeps_the_random_state(reentrant):
     block = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 64)).cuda()

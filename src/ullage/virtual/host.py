@@ -100,12 +100,15 @@ class Host:
             self.fill(tensor._indices())
             self.fill(tensor._values())
             return
-        try:
-            unfilled = self._unfilled.get(_storage_of(tensor)._cdata)
-        except (RuntimeError, NotImplementedError):
-            return  # some kinds of tensors have no storage
+        unfilled = self._unfilled_of(tensor)
         if unfilled is not None:
             self._run(unfilled, tensor)
+
+    def _unfilled_of(self, tensor: torch.Tensor) -> _Unfilled | None:
+        try:
+            return self._unfilled.get(_storage_of(tensor)._cdata)
+        except (RuntimeError, NotImplementedError):
+            return None  # some kinds of tensors have no storage
 
     def read_later(self, tensor: torch.Tensor, read: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Give a new CPU tensor the values that `read` returns; to a large one when they are needed."""
@@ -114,6 +117,14 @@ class Host:
             return tensor.copy_(read())
         unfilled.steps.append(_Step(tensor, lambda target: target.copy_(read())))
         return tensor
+
+    def change_later(self, tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> bool:
+        """Let `change` write to a CPU tensor when its values are needed; false if it must be done now."""
+        unfilled = self._unfilled_of(tensor) if self._unfilled else None
+        if unfilled is None or any(reference() is not None for reference, _ in unfilled.copies):
+            return False  # a copy still has to see the values of before
+        unfilled.steps.append(_Step(tensor, change))
+        return True
 
     def is_unfilled(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor has not been filled yet."""
@@ -196,19 +207,14 @@ class Host:
         """In-place changes of an unfilled tensor by numbers alone (`normal_`, `mul_`, `clamp_` ...) can wait too."""
         if not (args and func._schema.name.endswith("_") and isinstance(args[0], torch.Tensor)):
             return False
-        target = args[0]
-        unfilled = self._unfilled.get(_storage_of(target)._cdata) if target.layout is torch.strided else None
-        if unfilled is None or any(isinstance(value, torch.Tensor | list | tuple) for value in args[1:]):
+        rest = args[1:]
+        if any(isinstance(value, torch.Tensor | list | tuple) for value in rest):
             return False
         if any(isinstance(value, torch.Tensor) for value in kwargs.values()):
             return False
         if func._schema.name in ("aten::resize_", "aten::set_", "aten::as_strided_", "aten::t_", "aten::squeeze_"):
             return False
-        if any(reference() is not None for reference, _ in unfilled.copies):
-            return False  # a copy still has to see the values of before
-        rest = args[1:]
-        unfilled.steps.append(_Step(target, lambda view: func(view, *rest, **kwargs)))
-        return True
+        return self.change_later(args[0], lambda view: func(view, *rest, **kwargs))
 
     def _filled(self, source: torch.Tensor) -> torch.Tensor:
         self.fill(source)

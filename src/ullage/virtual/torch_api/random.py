@@ -6,9 +6,11 @@ generator of PyTorch's own type, so it is a CPU generator that says "cuda".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from ullage.virtual.place import device_count
 from ullage.virtual.replacements import Replacements
@@ -18,6 +20,7 @@ _Generator: Any = torch._C.Generator
 _STATE_BYTES = 16  # aten/src/ATen/cuda/CUDAGeneratorImpl.cpp: 8 for the seed, 8 for the offset
 _DEFAULT_SEED = 67280421310721  # c10/core/GeneratorImpl.h, default_rng_seed_val
 _MASK = (1 << 64) - 1
+_TRUNCATED = "_no_grad_trunc_normal_"  # of torch.nn.init
 
 
 class _Kind(type(_Generator)):  # type: ignore[misc]
@@ -117,6 +120,18 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(torch.cuda, "default_generators", generators)
     replacements.put_existing(torch._C, "_accelerator_getDefaultGenerator", generators.__getitem__)
     replacements.put(torch, "Generator", AnyGenerator)
+    replacements.put(nn.init, _TRUNCATED, _truncated_later(gpu, getattr(nn.init, _TRUNCATED)))
+
+
+def _truncated_later(gpu: GPUState, draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`nn.init.trunc_normal_` draws again until no number is too large (PyTorch 2.13), which would fill the weights."""
+
+    def draw_later(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if gpu.host.change_later(tensor, lambda view: draw(view, *args, **kwargs)):
+            return tensor
+        return draw(tensor, *args, **kwargs)
+
+    return draw_later
 
 
 AnyGenerator.__name__ = AnyGenerator.__qualname__ = "Generator"
