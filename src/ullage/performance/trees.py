@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy.typing as npt
 from ullage.errors import InvalidValue
 
 Floats = npt.NDArray[np.float64]
-_AT_ONCE = 128  # rows
+_AT_ONCE = 64  # rows
+_LEVELS = 3  # after which those that are at a leaf are set aside
 _ARRAYS = ("feature", "threshold", "left", "right", "value", "depth")
 
 
@@ -49,24 +51,34 @@ class Trees:
         """`sum` for each row of features."""
         if not len(rows):
             return np.zeros(0)
-        first = (np.arange(len(self.feature), dtype=np.int32) * self.feature.shape[1])[:, None]
-        feature, threshold, value = self.feature.ravel(), self.threshold.ravel(), self.value.ravel()
-        left, right = (self.left + first).ravel(), (self.right + first).ravel()
-        return np.concatenate([
-            self._walked(rows[begin : begin + _AT_ONCE], first.ravel(), feature, threshold, left, right, value)
-            for begin in range(0, len(rows), _AT_ONCE)
-        ])  # fmt: skip
+        return np.concatenate([self._walked(rows[begin : begin + _AT_ONCE]) for begin in range(0, len(rows), _AT_ONCE)])
 
-    def _walked(
-        self, rows: Floats, first: Any, feature: Any, threshold: Any, left: Any, right: Any, value: Any
-    ) -> Floats:
-        """All rows through all trees; nodes have numbers over all trees."""
-        node = np.tile(first, (len(rows), 1))
-        begin = (np.arange(len(rows), dtype=np.int32) * rows.shape[1])[:, None]
+    @functools.cached_property
+    def _flat(self) -> tuple[Any, Floats, Any, Floats, Any]:
+        """Nodes with numbers over all trees: feature, threshold, both nodes that follow, value, and whether a leaf."""
+        first = (np.arange(len(self.feature)) * self.feature.shape[1])[:, None]
+        left, right = (self.left + first).ravel(), (self.right + first).ravel()
+        ends = (left == right) & (left == np.arange(len(left)))
+        feature = self.feature.ravel().astype(np.intp)  # the type of places: others would be turned into it each time
+        return feature, self.threshold.ravel(), np.column_stack([right, left]).ravel(), self.value.ravel(), ends
+
+    def _walked(self, rows: Floats) -> Floats:
+        """All rows through all trees."""
+        feature, threshold, followers, value, ends = self._flat
+        trees, nodes = self.feature.shape
+        node = np.tile(np.arange(trees) * nodes, len(rows))
+        begin = np.repeat(np.arange(len(rows)) * rows.shape[1], trees)
         numbers = rows.ravel()
-        for _ in range(self.depth):
-            node = np.where(numbers[begin + feature[node]] <= threshold[node], left[node], right[node])
-        return np.asarray(value[node].sum(axis=1))
+        reached, places = node, np.arange(len(node))
+        for level in range(1, self.depth + 1):
+            goes_left = numbers.take(feature.take(node) + begin) <= threshold.take(node)
+            node = followers.take(2 * node + goes_left)
+            if level % _LEVELS == 0:  # most are at a leaf long before the deepest one is
+                reached[places] = node
+                on = np.flatnonzero(~ends.take(node))
+                node, begin, places = node.take(on), begin.take(on), places.take(on)
+        reached[places] = node
+        return np.asarray(value.take(reached).reshape(len(rows), trees).sum(axis=1))
 
     @classmethod
     def from_lightgbm(cls, booster: Any) -> Trees:
