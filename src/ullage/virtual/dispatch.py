@@ -7,13 +7,13 @@ This plan is worked out once and remembered, so a repeated call costs microsecon
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ullage.virtual.inference import argument_at, infer
 from ullage.virtual.kernels.cudnn import asked
 from ullage.virtual.kernels.plan import (
     FREE,
@@ -28,7 +28,6 @@ from ullage.virtual.kernels.plan import (
     Plan,
     Same,
     kernel_switches,
-    span_of_elements,
 )
 from ullage.virtual.native import view_as_type, view_without_data
 from ullage.virtual.operators import (  # noqa: F401  (they register their handlers)
@@ -48,85 +47,7 @@ from ullage.virtual.operators.foreach import is_list_operator, list_operator
 from ullage.virtual.operators.registry import HANDLERS
 from ullage.virtual.state import GPUState
 from ullage.virtual.tracking.calls import SeenCall, describe, floats_of, mark_of_lists, outputs_of, same_lists
-from ullage.virtual.values import LARGEST_KNOWN, MAKE_MARKS, has_no_fixed_result
-
-# Shapes, strides, types and aliases of outputs come from PyTorch's own shape inference. The call is repeated on "meta"
-# tensors, which have no data. An output that shares an input's storage is a view of it.
-
-_META = torch.device("meta")
-
-
-class ArgumentPlaces:
-    """Meta twins of a call's tensors, and the place of each among the arguments."""
-
-    def __init__(self) -> None:
-        self.by_tensor: dict[int, Any] = {}
-        self.by_storage: dict[int, Any] = {}
-        self.twins: list[tuple[torch.Tensor, torch.Size, Any]] = []
-
-    def twin(self, value: Any, place: Any) -> Any:
-        """The same value with tensors and devices replaced by meta ones."""
-        if isinstance(value, torch.Tensor):
-            twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
-            self.twins.append((twin, value.shape, place))
-            self.by_tensor[id(twin)] = place
-            self.by_storage[twin.untyped_storage()._cdata] = place
-            return twin
-        if isinstance(value, torch.device):
-            return _META
-        if isinstance(value, torch.Generator):
-            return None
-        if isinstance(value, list | tuple):
-            return type(value)(self.twin(item, (place, index)) for index, item in enumerate(value))
-        return value
-
-    def resized(self) -> tuple[tuple[Any, Sequence[int]], ...]:
-        """Arguments that the call has given another size, as it does with `out` tensors."""
-        return tuple((place, tuple(twin.shape)) for twin, before, place in self.twins if twin.shape != before)
-
-    def output(self, value: Any) -> Output:
-        """How an output came to be."""
-        if not isinstance(value, torch.Tensor):
-            return None
-        place = self.by_tensor.get(id(value))
-        if place is not None:
-            return Same(place)
-        size, stride = tuple(value.shape), value.stride()
-        place = self.by_storage.get(value.untyped_storage()._cdata)
-        if place is not None:
-            offset, turned = int(value.storage_offset()), (value.is_conj(), value.is_neg())
-            return Alias(place, size, stride, offset, value.dtype, *turned)
-        return New(size, stride, value.dtype, span_of_elements(size, stride) * value.dtype.itemsize)
-
-
-def infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """The plan of a call as far as shapes tell it: its outputs in order, no temporaries.
-
-    >>> x = torch.empty(2, 3)
-    >>> infer(torch.ops.aten.t.default, (x,), {}).outputs[0].size
-    (3, 2)
-    """
-    places = ArgumentPlaces()
-    meta_args = [places.twin(value, index) for index, value in enumerate(args)]
-    meta_kwargs = {name: places.twin(value, name) for name, value in kwargs.items()}
-    result = func(*meta_args, **meta_kwargs)
-    single = not isinstance(result, list | tuple)
-    results = [result] if single else result
-    return Plan(
-        [places.output(value) for value in results],
-        single=single,
-        as_list=isinstance(result, list),
-        defaults={place: value for place, value in enumerate(results) if isinstance(value, int | float)} or None,
-        resized=places.resized(),
-    )
-
-
-def argument_at(place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The argument at a place that `infer` gave."""
-    if isinstance(place, tuple):
-        return argument_at(place[0], args, kwargs)[place[1]]
-    return kwargs[place] if isinstance(place, str) else args[place]
-
+from ullage.virtual.values import COMPARISONS, LARGEST_KNOWN, MAKE_MARKS, WRITE_KNOWN, has_no_fixed_result, is_unknown
 
 _Tensor = torch.Tensor
 _mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
@@ -222,6 +143,7 @@ class _Operator:
     """One operator overload on one virtual GPU, with the plans it has remembered."""
 
     __slots__ = (
+        "compares",
         "composite",
         "floats_matter",
         "func",
@@ -235,6 +157,7 @@ class _Operator:
         "plans",
         "rule",
         "seen",
+        "writes_known",
         "written",
     )
 
@@ -249,6 +172,7 @@ class _Operator:
         self.makes = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
         self.written, self.outputs = _written_places(func)
         self.seen, self.marks = self.name not in _NO_WORK, func in MAKE_MARKS
+        self.compares, self.writes_known = func in COMPARISONS, func in WRITE_KNOWN
         spec, self.plans = mode.gpu.spec, {}
         if not self.rule or asked.in_use(spec) is None:  # else they are this card's own
             self.plans = _plans.setdefault((func, spec.name if self.rule else ""), {})
@@ -261,36 +185,46 @@ class _Operator:
             if keys is not None:
                 return self._in_other_layout(args, kwargs, keys)
         calls = gpu.calls
-        if self.handler is not None:
+        handler = self.handler
+        if handler is not None:
             before = len(calls.stream)
-            result = self.handler(self.gpu, self.func, args, kwargs)
+            result = handler(gpu, self.func, args, kwargs)
             if result is not NotImplemented:
                 if self.seen and len(calls.stream) == before:  # else it was other operators, which were seen
                     self._handled(args, kwargs, result)
                 return result
         key, on_gpu = self._key(args, kwargs)
-        if not on_gpu:
-            calls.on_host += 1
-            return self.gpu.host.call(self.func, args, kwargs)
-        if self.composite:
-            with self.mode:
-                return self.func.decompose(*args, **kwargs)
-        plan = self.plans.get(key)
+        plan = self.plans.get(key)  # only calls on the GPU have one
         if plan is None:
+            if not on_gpu:
+                calls.on_host += 1
+                return gpu.host.call(self.func, args, kwargs)
+            if self.composite:
+                with self.mode:
+                    return self.func.decompose(*args, **kwargs)
             plan = self.plans[key] = self._make_plan(args, kwargs)
-            plan.quick = _quick(plan)
+            plan.quick = _quick(plan, args)
             plan.small = not has_no_fixed_result(self.func) and any(map(_is_small, plan.outputs))
-        quick = plan.quick
-        result = carry_out(gpu, plan, args, kwargs) if quick is None else gpu.memory.tensor(*quick)
+        quick: Any = plan.quick
+        if quick is None:
+            result = carry_out(gpu, plan, args, kwargs)
+        elif type(quick) is New:
+            result = gpu.memory.tensor(*quick)
+        elif type(quick) is Same:
+            result = args[quick.argument]
+        else:
+            base = args[quick.argument]
+            result = view_without_data(base, quick.size, quick.stride, base.storage_offset() + quick.offset)
         if self.written:
             written = [args[place] for place in self.written if place < len(args) and args[place] is not None]
-            gpu.values.follow_in_place(self.func, args, kwargs, written)
+            if self.writes_known or not gpu.values.forget_marks(written):
+                gpu.values.follow_in_place(self.func, args, kwargs, written)
         elif self.outputs:
             gpu.values.follow_out(self.func, args, kwargs, self.outputs)
         else:
             if self.marks:
                 gpu.values.follow_marks(self.func, args, result)
-            if plan.small:
+            if plan.small and (self.compares or not args or not is_unknown(args[0])):
                 gpu.values.follow(self.func, args, kwargs, result)
         same = 0
         if len(args) > 1:
@@ -377,11 +311,19 @@ def _takes_more(func: Any) -> tuple[str, str] | None:
     return None
 
 
-def _quick(plan: Plan) -> New | None:
-    """The output, if it is all that there is to a plan, which is the common case."""
-    if plan.single and not plan.steps and not plan.library and not plan.note and type(plan.outputs[0]) is New:
-        return plan.outputs[0]
-    return None
+def _quick(plan: Plan, args: tuple[Any, ...]) -> New | Alias | Same | None:
+    """The output, if it is all that there is to a plan, which is the common case; not one of an argument by name."""
+    if not plan.single or plan.steps or plan.library or plan.note or plan.resized or plan.workspaces:
+        return None
+    output = plan.outputs[0]
+    if isinstance(output, New):
+        return output
+    if output is None or type(output.argument) is not int:
+        return None
+    if isinstance(output, Same):
+        return output
+    plain = output.dtype is args[output.argument].dtype and not output.conjugated and not output.negated
+    return output if plain else None
 
 
 def carry_out(gpu: GPUState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -40,8 +40,9 @@ _EITHER = frozenset({
 })  # fmt: skip
 MAKE_MARKS = _ZEROS | _EITHER
 _WRITE_MARKS = frozenset({torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default})
+WRITE_KNOWN = _WRITE_MARKS | _OVERWRITING  # what is written by all others is known only if all that they read is
 
-_COMPARISONS = frozenset(
+COMPARISONS = frozenset(
     getattr(getattr(torch.ops.aten, name), overload)
     for name in ("eq", "ne", "lt", "le", "gt", "ge")
     for overload in ("Scalar", "Tensor")
@@ -59,6 +60,14 @@ def has_no_fixed_result(func: Any) -> bool:
     name = func._schema.name
     refused = ("empty", "_convert_indices", "batch_norm_backward")
     return torch.Tag.nondeterministic_seeded in func.tags or any(part in name for part in refused)
+
+
+def is_unknown(value: Any) -> bool:
+    """Whether a value is a tensor on the GPU without known values."""
+    if not (isinstance(value, _Tensor) and value.is_cuda):
+        return False
+    watch = getattr(_storage_of(value), "ullage", None)
+    return watch is not None and watch.value is None
 
 
 class _Unknown(Exception):
@@ -168,12 +177,10 @@ class KnownValues:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat a call that has small results on known values, if all of its tensors are known."""
         first = args[0] if args else None
-        if func in _COMPARISONS and result.numel() == 1 and not any(map(self._is_negative, args)):
+        if func in COMPARISONS and result.numel() == 1 and not any(map(self._is_negative, args)):
             args = tuple(map(self._supposed, args))
-        elif isinstance(first, _Tensor) and first.is_cuda:
-            watch = getattr(_storage_of(first), "ullage", None)
-            if watch is not None and watch.value is None:
-                return
+        elif is_unknown(first):
+            return
         supposed = self._supposing and any(map(self._is_supposed, args))
         results = result if isinstance(result, list | tuple) else (result,)
         for made, value in zip(results, self.computed(func, args, kwargs) or (), strict=False):
@@ -205,6 +212,16 @@ class KnownValues:
         made = self._memory.tensor(value.shape, value.stride(), value.dtype, value.numel() * value.element_size())
         self.set(made, value)
         return made
+
+    def forget_marks(self, written: Sequence[_Tensor]) -> bool:
+        """Something unknown was written to tensors without known values; false if one of them has known values."""
+        for tensor in written:
+            watch = getattr(_storage_of(tensor), "ullage", None)
+            if watch is not None:
+                if watch.value is not None:
+                    return False
+                watch.marks = None
+        return True
 
     def follow_in_place(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: Sequence[_Tensor]
